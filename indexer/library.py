@@ -1,18 +1,18 @@
-"""Every `index` command as a Python function: the same arguments, progress by callback, the report as an object."""
+"""The `index` commands that need no crawl, as Python functions; `index build` and its like are in builds/commands.py.
+
+Each has the arguments of its command, reports progress by callback, and returns the report as an object.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.commands import Shard, add_model, build_bases, work_shard
-from indexer.builds.commands import publish_records as publish_bases
-from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, RecordArguments, index_change
-from indexer.builds.report import BuildEvent, BuildReport, Progress, Watcher
+from indexer.builds.options import IndexArguments, index_change
+from indexer.builds.report import Progress, Watcher
 from indexer.errors import require
-from indexer.names import RELATIONS
 
 if TYPE_CHECKING:
     from indexer.builds.profiling import ProfileArguments
@@ -20,137 +20,7 @@ if TYPE_CHECKING:
     from indexer.publish.verification import Disagreement
     from indexer.share.merge import MergeReport
     from indexer.share.pull import PullReport
-    from indexer.share.push import PushReport
-
-__all__ = [
-    "BuildEvent", "Progress", "add", "build", "merge", "profile", "publish_records", "pull", "push", "rebuild",
-    "remove", "represent", "status", "verify", "work",
-]  # fmt: skip
-
-
-@overload
-def build(
-    base: str,
-    atlas: str | Path = ...,
-    *,
-    dry_run: bool = ...,
-    progress: Progress | None = ...,
-    **options: Unpack[BuildArguments],
-) -> BuildReport: ...
-@overload
-def build(
-    base: list[str] | tuple[str, ...],
-    atlas: str | Path = ...,
-    *,
-    dry_run: bool = ...,
-    progress: Progress | None = ...,
-    **options: Unpack[BuildArguments],
-) -> list[BuildReport]: ...
-def build(
-    base: str | list[str] | tuple[str, ...],
-    atlas: str | Path = "atlas",
-    *,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    **options: Unpack[BuildArguments],
-) -> BuildReport | list[BuildReport]:
-    """Crawl the fine-tunes of ``base``, read what is new, publish into the folder ``atlas``: what `index build` does.
-
-    Run it again at any time: unchanged models are not read again, failures are.
-
-    ``dry_run``: crawl, then only report how many models and bytes would be read. ``progress`` is called with a
-    :class:`BuildEvent` for everything that happens. ``options``, with their defaults:
-
-    - ``limit`` (None), ``sort`` ("downloads", or created, likes): only the first ``limit`` models in that order
-    - ``relation`` ("finetune,adapter"): of finetune, adapter, merge and quantized, separated by commas
-    - ``discover`` ("tags"): "names" also looks for fine-tunes without a base_model tag
-    - ``descendants`` (False): also fine-tunes of fine-tunes
-    - ``since`` (None): only models created on or after this day, a date or "2024-01-31"
-    - ``author`` (None): only models of this author
-    - ``retry_failed`` (False): try every failure again now
-    - ``rank`` (8): singular triplets kept of each δW; ``spectra`` (False): also keep all its singular values
-    - ``keep_factors`` (True): False keeps only vectors and norms, to save disk space
-    - ``device`` ("cpu"), ``workers`` (one for each processor): where and in how many processes the SVD runs
-    - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
-    - ``index`` (auto), ``index_memory`` (1 GiB), ``recall`` (0.95): the FAISS index, the largest size of a compressed
-      one, and its smallest recall@10
-    - ``vector_length`` (8,208): about how many numbers a vector has
-    - ``executor`` ("local") and ``scheduler`` (None): "dask" and the address of its scheduler
-
-    Returns the report of the one base, or a list of reports; ``report.stopped`` says why a build did not finish.
-    Several workers are started as new processes: in a script, call this under ``if __name__ == "__main__"``. Raises
-    AtlasError where a base is unknown or published at another rank, an argument is wrong, or another process writes to
-    the atlas.
-    """
-    names = [base] if isinstance(base, str) else list(base)
-    reports = build_bases(str(atlas), names, BuildOptions.parse(**options), dry_run, Watcher(progress))
-    return reports[0] if isinstance(base, str) else reports
-
-
-def add(
-    model: str | Path,
-    base: str,
-    atlas: str | Path = "atlas",
-    *,
-    name: str | None = None,
-    progress: Progress | None = None,
-    **options: Unpack[RecordArguments],
-) -> BuildReport:
-    """Add one model, a Hub id, ``owner/name@revision`` or a local checkpoint folder: what `index add` does.
-
-    ``name``: what the atlas calls a folder, by default ``local:NAME`` after the folder; its path is not stored.
-    ``options``: rank, spectra, keep_factors, device and vector_length, as in :func:`build`. ``report.problem`` says why
-    a model was not indexed. Raises AtlasError where it cannot be found or is the base itself, and as ``build`` does.
-    """
-    return add_model(str(atlas), str(model), base, BuildOptions.parse(**options), Watcher(progress), name)
-
-
-def work(
-    base: str,
-    shard: str,
-    atlas: str | Path = "atlas",
-    *,
-    progress: Progress | None = None,
-    **options: Unpack[BuildArguments],
-) -> BuildReport:
-    """Do one share of a build (``shard``: "0/16" to "15/16") and publish nothing: what `index work` does.
-
-    ``options``: those of :func:`build`, the same for all shares. Raises AtlasError as ``build`` does.
-    """
-    return work_shard(str(atlas), base, Shard.parse(shard), BuildOptions.parse(**options), Watcher(progress))
-
-
-def publish_records(
-    bases: str | Sequence[str] = (),
-    atlas: str | Path = "atlas",
-    *,
-    rank: int | None = None,
-    vector_length: int | None = None,
-    progress: Progress | None = None,
-    **index: Unpack[IndexArguments],
-) -> list[BuildReport]:
-    """Publish what :func:`work` has done for ``bases`` (all, if none is named): what `index publish` does.
-
-    It is not named ``publish`` because the package ``indexer.publish`` is. ``rank``: of the records; by default the
-    atlas's, else that of the records. ``index``: index, index_memory and recall, as in :func:`build`. The network is
-    not used. Raises AtlasError where there is nothing to publish, or a base or rank does not fit.
-    """
-    names = [bases] if isinstance(bases, str) else list(bases)
-    options = BuildOptions(relations=RELATIONS, index=index_change(vector_length=vector_length, **index))
-    return publish_bases(str(atlas), names, options, Watcher(progress), rank)
-
-
-def remove(
-    model: str, base: str | None = None, atlas: str | Path = "atlas", *, keep_record: bool = False
-) -> dict[str, Any]:
-    """Take a model out of the atlas: tables, vectors, profiles and records; what `index remove` does.
-
-    ``base``: only as a model of this base. ``keep_record``: adding it again reads nothing. Returns ``model``,
-    ``bases``, ``records_removed`` and ``atlas``. Raises AtlasError where the atlas does not contain it.
-    """
-    from indexer.builds.removal import remove_model
-
-    return remove_model(str(atlas), model, base, keep_record=keep_record)
+    from indexer.share.push import PushOptions, PushReport
 
 
 def profile(
@@ -251,32 +121,24 @@ def push(
     name: str,
     atlas: str | Path = "atlas",
     *,
-    private: bool = False,
-    tag: str | None = None,
-    with_records: bool = False,
-    with_local: bool = False,
-    with_private: bool = False,
-    force: bool = False,
-    dry_run: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[PushOptions],
 ) -> PushReport:
     """Publish the atlas as the dataset ``name`` (OWNER/NAME) on the Hub, in one commit: what `index push` does.
 
-    ``with_local``, ``with_private``: even where models are folders of this machine, or private or gated on the Hub.
-    Raises AtlasError where this account may not, or a newer atlas is there (unless ``force``).
+    ``options``, with their defaults:
+
+    - ``private`` (False): a new repository is private
+    - ``tag`` (g and the number of the generation)
+    - ``with_records`` (False): also the records, from which a build continues
+    - ``with_local``, ``with_private`` (False): even where models are folders of this machine, or private or gated
+    - ``force`` (False): even if a newer atlas, or something else, is there
+    - ``dry_run`` (False): only report what would be sent
+
+    Raises AtlasError where this account may not, or a newer atlas is there.
     """
-    from indexer.share.push import PushOptions
     from indexer.share.push import push as push_atlas
 
-    options = PushOptions(
-        private=private,
-        tag=tag,
-        with_records=with_records,
-        with_local=with_local,
-        with_private=with_private,
-        force=force,
-        dry_run=dry_run,
-    )
     return push_atlas(AtlasFolder(atlas), name, options, Watcher(progress).say)
 
 

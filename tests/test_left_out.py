@@ -8,8 +8,6 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.commands import publish_records
-from indexer.builds.options import BuildOptions
-from indexer.builds.report import Watcher
 from indexer.database.reading import Reading
 from indexer.publish.maintenance import rebuild, represent
 from indexer.publish.verification import verify
@@ -19,16 +17,6 @@ from query import Atlas
 from tests.world import BASE
 
 BARE = "ann/glue-0"
-
-
-class Listener(Watcher):
-    """Collects remarks."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
 
 
 def without_factors(record: Record) -> Record:
@@ -56,11 +44,11 @@ def test_a_model_without_factors_is_left_out_of_what_needs_them_by_every_command
     (row,) = represent(atlas, "output", say=said.append)["published"]
     assert row["vectors"] == len(whole) - 1
     assert any("hold no factors: 1" in sentence for sentence in said)
-    listener = Listener()
+    remarks: list[str] = []
     commands = (
         lambda: None,
-        lambda: publish_records(str(atlas.root), (), BuildOptions(), listener),
-        lambda: rebuild(atlas, say=listener.say),
+        lambda: publish_records((), atlas.root, progress=lambda event: remarks.append(event.message)),
+        lambda: rebuild(atlas, say=remarks.append),
         lambda: represent(atlas, "spectrum"),
     )
     for command in commands:
@@ -68,7 +56,7 @@ def test_a_model_without_factors_is_left_out_of_what_needs_them_by_every_command
         assert models(atlas, "output") == whole - {BARE}
         assert models(atlas, "input") == whole
         assert verify(atlas) == []
-    assert any("hold no factors: 1" in sentence for sentence in listener.said)
+    assert any("hold no factors: 1" in sentence for sentence in remarks)
     assert models(atlas, "spectrum") == whole
     with Atlas(atlas.root) as opened:
         assert opened.purity(BASE, representation="output", draws=20).models == len(whole) - 1
@@ -93,7 +81,7 @@ def test_when_a_crawl_last_listed_a_model_is_told_though_nothing_else_is_new(atl
     listing = Listing(atlas.listing(BASE))
     one = next(one for one in listing.models() if one.id == BARE)
     listing.add(one.row, one.relation, BASE, one.claimed_by)
-    publish_records(str(atlas.root), (), BuildOptions(), Watcher())
+    publish_records((), atlas.root)
     after = seen()
     assert {model for model in before if before[model][0] != after[model][0]} == {BARE}
     last_seen = next(one for one in Listing(atlas.listing(BASE)).models() if one.id == BARE).last_seen

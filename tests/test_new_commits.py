@@ -12,7 +12,7 @@ from indexer.builds.build import Build
 from indexer.builds.commands import publish_records
 from indexer.builds.options import BuildOptions
 from indexer.builds.plan import Planned
-from indexer.builds.report import Result, Watcher
+from indexer.builds.report import Result
 from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
 from indexer.errors import Skipped
@@ -63,7 +63,7 @@ def test_a_model_at_a_new_commit_keeps_its_record(atlas):
     before = published(atlas)
     give_new_commits(atlas)
     for _ in range(2):
-        (report,) = publish_records(str(atlas.root), (), BuildOptions(), Watcher())
+        (report,) = publish_records((), atlas.root)
         assert (report.unchanged, published(atlas)) == (9, before)
         assert verify(atlas) == []
         rebuild(atlas)
@@ -95,7 +95,7 @@ def test_it_is_read_again_when_it_is_selected_and_published_as_it_goes(atlas, mo
     after = published(atlas)
     for name in before:
         assert (after[name] != before[name]) == (name in due)
-    publish_records(str(atlas.root), (), BuildOptions(), Watcher())
+    publish_records((), atlas.root)
     assert published(atlas) == after
     assert verify(atlas) == []
 
@@ -108,19 +108,25 @@ def test_a_new_commit_that_cannot_be_read_counts_as_such_and_takes_nothing_away(
     build.store.write_failure(due.unit.identity, Skipped("corrupt_file", "torn"))
     assert not [one for one in build.plan() if one.unit is not None]
     assert (build.report.unchanged, build.report.skipped, build.report.failed) == (8, 1, 0)
-    publish_records(str(atlas.root), (), BuildOptions(), Watcher())
+    publish_records((), atlas.root)
     assert published(atlas) == before
 
 
-def test_records_of_an_interrupted_build_are_found_with_their_commit(atlas):
+def test_records_of_an_interrupted_build_are_found_with_their_commit(atlas, monkeypatch):
     give_new_commits(atlas, CHANGED[:1])
     build = build_of(atlas)
     planned = build.plan()
     (due,) = [one for one in planned if one.unit is not None]
-    change(build, due)
-    settled = {one.entry.listed.id: one.entry for one in planned}
-    build._find_what_was_done(planned, settled)
-    assert settled[CHANGED[0]].commit == due.unit.commit
+
+    def work(*_: Any) -> Any:
+        change(build, due)  # by a worker whose result does not arrive any more
+        yield from ()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "work", work)
+    with pytest.raises(KeyboardInterrupt):
+        build.run(planned, build.stored_base())
+    assert published(atlas)[CHANGED[0]][0] == due.unit.commit
 
 
 def test_of_the_present_commit_spectra_come_first_and_of_earlier_ones_the_newest():

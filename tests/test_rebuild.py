@@ -114,8 +114,8 @@ def test_what_the_database_knows_takes_the_place_of_a_listing(atlas, shell, gone
     shutil.rmtree(shell.folder / "hf", ignore_errors=True)
     assert shell("index", "build", "--base", SECOND, "--json").json["unchanged"] == 2
     listed = {one.id: one for one in Listing(atlas.listing(SECOND)).models()}
-    assert {one.asked for one in listed.values()} == {listed["eve/wnli-0"].asked}
-    assert "restored" not in listed["eve/wnli-0"].asked
+    assert {tuple(one.claims) for one in listed.values()} == {tuple(listed["eve/wnli-0"].claims)}
+    assert "restored" not in listed["eve/wnli-0"].claims
     assert not any(one.deleted_at_hub for one in listed.values())
     assert rows(atlas, TOLD) == told
 

@@ -11,10 +11,7 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.commands import publish_records
-from indexer.builds.options import BuildOptions
-from indexer.builds.report import Watcher
 from indexer.errors import AtlasError
-from indexer.names import RELATIONS
 from indexer.publish.maintenance import represent
 from indexer.publish.verification import verify
 from indexer.vectors import files
@@ -128,7 +125,7 @@ def test_a_record_that_nobody_published_is_brought_in_by_what_is_advised(atlas, 
 
 
 def publish(atlas: AtlasFolder) -> None:
-    publish_records(str(atlas.root), (), BuildOptions(relations=RELATIONS), Watcher())
+    publish_records((), atlas.root)
 
 
 @pytest.mark.parametrize("kind", ["Flat", "nothing of FAISS"])

@@ -17,16 +17,16 @@ from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.options import BuildOptions
-from indexer.builds.plan import Planned, existing_record, plan
-from indexer.builds.renames import follow_renames, move_records
+from indexer.builds.plan import Estimate, Planned, existing_record, item_bytes, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
-from indexer.builds.resources import Resources, share_out, workers_for
+from indexer.builds.resources import share_out, workers_for
+from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.parents import Parents, ask_hub
-from indexer.names import ModelRef
-from indexer.network.hub import BaseFacts
+from indexer.names import ModelRef, is_hub_id
+from indexer.network.hub import BaseFacts, model_row
 from indexer.network.rate_limit import limit_bandwidth
 from indexer.publish.previous_atlas import published_rank
 from indexer.publish.publication import Publication
@@ -45,6 +45,9 @@ PUBLISHING_SHARE = 0.05
 STOP_AFTER_TRIES = 20
 STOP_ABOVE_SHARE = 0.5
 
+# At most this many requests for the new names of models, even where thousands have left the listing at once.
+MOST_ASKED = 200
+
 
 class Build:
     """One base's build. The caller holds the writer's lock."""
@@ -61,6 +64,8 @@ class Build:
         self.folder = folder
         self.facts = facts
         self.options = options
+        spectra = SPECTRA_FORM if options.spectra else False
+        self.spec = Spec(rank=options.rank, spectra=spectra, svd=SVD_METHOD)
         self.watcher = watcher or Watcher()
         self.store = RecordStore(folder)
         self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # to find the bases of adapters
@@ -72,25 +77,15 @@ class Build:
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC)
 
-    @property
-    def spec(self) -> Spec:
-        """What this build computes."""
-        spectra = SPECTRA_FORM if self.options.spectra else False
-        return Spec(rank=self.options.rank, spectra=spectra, svd=SVD_METHOD)
-
     def base_size(self) -> tuple[int, int]:
         """Bytes of the base's block matrices and of one of their numbers, from the header alone if need be."""
-        path = self.folder.base(self.facts.id, self.facts.commit)
-        if path.is_file() and self._is_whole(stored := StoredBase(path)):
+        if stored := self._undamaged_base(self.facts.commit):
             return stored.block_bytes, stored.item_bytes
         from indexer.deltas.base import open_base, size_of_base
 
-        limit_bandwidth(str(self.folder.root), self.options.bandwidth)
-        checkpoint = open_base(self.facts)
-        try:
+        limit_bandwidth(str(self.folder.root), self.options.bandwidth)  # before the first byte: headers count too
+        with closing(open_base(self.facts)) as checkpoint:
             return size_of_base(checkpoint)
-        finally:
-            checkpoint.close()
 
     def check_base(self) -> None:
         """Raises AtlasError where the base cannot be used, before the Hub is asked about its fine-tunes."""
@@ -103,50 +98,43 @@ class Build:
         A new commit that does not change the weight files (an edited card) is not a new base: the atlas keeps the
         commit it knows, and with it every record.
         """
-        path = self.folder.base(self.facts.id, self.facts.commit)
-        if path.is_file() and self._is_whole(stored := StoredBase(path)):
+        if stored := self._undamaged_base(self.facts.commit):
             return stored
         from indexer.deltas.base import open_base, store_base
 
-        limit_bandwidth(str(self.folder.root), self.options.bandwidth)  # before the first byte: headers count too
-        checkpoint = open_base(self.facts)
-        try:
+        limit_bandwidth(str(self.folder.root), self.options.bandwidth)
+        with closing(open_base(self.facts)) as checkpoint:
             hashes = tuple(facts.sha256 for facts in checkpoint.files)
-            for stored in stored_bases(self.folder, self.facts.id):
-                if None not in hashes and stored.file_hashes == hashes:
-                    self.facts = replace(self.facts, commit=stored.commit)
-                    self.report.base_commit = stored.commit
-                    if self._is_whole(stored):
+            for known in stored_bases(self.folder, self.facts.id):
+                if None not in hashes and known.file_hashes == hashes:
+                    self.facts = replace(self.facts, commit=known.commit)
+                    self.report.base_commit = known.commit
+                    if stored := self._undamaged_base(known.commit):
                         return stored
-                    path = stored.path
                     break
             self.watcher.say(f"fetching the block matrices of {self.facts.id}")
+            path = self.folder.base(self.facts.id, self.facts.commit)
             return store_base(checkpoint, self.facts.id, self.facts.commit, path)
-        finally:
-            checkpoint.close()
 
-    def _is_whole(self, stored: StoredBase) -> bool:
-        """Whether its file is as it was written; one that is not is fetched again. Raises AtlasError offline."""
+    def _undamaged_base(self, commit: str) -> StoredBase | None:
+        """The base's file, if it is there as it was written. Raises AtlasError for a damaged one offline."""
+        path = self.folder.base(self.facts.id, commit)
+        if not path.is_file():
+            return None
+        stored = StoredBase(path)
         try:
             stored.check()
         except AtlasError as error:
             if constants.HF_HUB_OFFLINE:
                 raise
             self.watcher.say(error.message)
-            return False
-        return True
+            return None
+        return stored
 
     def selected(self) -> list[ListedModel]:
         """The listed models that the options select."""
-        options = self.options
-        return select(
-            self.listing.models(),
-            limit=options.limit,
-            sort=options.sort,
-            since=options.since,
-            author=options.author,
-            relations=options.relations,
-        )
+        one = self.options
+        return select(self.listing.models(), one.limit, one.sort, one.since, one.author, one.relations)
 
     def plan(
         self, selected: Sequence[ListedModel] | None = None, folders: Mapping[str, Path] | None = None
@@ -195,6 +183,22 @@ class Build:
             self.watcher.say(f"records without spectra, to be read again: {again}")
         return planned
 
+    def estimate(self, planned: Sequence[Planned]) -> Estimate:
+        """What is to be read, and how long that takes at the rate of the atlas's builds so far.
+
+        Bytes are those of the full models' block matrices; a model whose row names no dtypes is assumed to be stored
+        like the base.
+        """
+        statement = "SELECT bytes_read, seconds FROM builds WHERE bytes_read > 0 AND seconds > 0"
+        (rows,) = earlier_rows(self.folder.database, ["builds"], [statement]) or ([],)
+        seconds = sum(row["seconds"] for row in rows)
+        rate = sum(row["bytes_read"] for row in rows) / seconds if seconds else None
+        block_bytes, base_item = self.base_size()
+        units = [one for one in planned if one.unit is not None]
+        full = [one.entry.listed.row for one in units if one.entry.listed.relation != "adapter"]
+        size = sum(block_bytes * item_bytes(row, base_item) // base_item for row in full)
+        return Estimate(len(units), len(units) - len(full), size, rate)
+
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
         settled = {one.entry.listed.id: one.entry for one in planned}
@@ -203,11 +207,21 @@ class Build:
         try:
             for result in chain(self.work(planned, base, settled), self._work_on_renamed(planned, base, settled)):
                 waiting[result.unit.model.id] = settled[result.unit.model.id]
-                if time.monotonic() > due:
-                    due = self._publish_meanwhile(waiting, base)
+                began = time.monotonic()
+                if began > due:
+                    self.publish(waiting.values(), base, None)
+                    waiting.clear()
+                    ended = time.monotonic()
+                    due = ended + max(PUBLISH_EVERY_SECONDS, (ended - began) / PUBLISHING_SHARE)
         except BaseException as stop:
             self.report.stopped = "interrupted"
-            self._find_what_was_done(planned, settled)
+            # Find records that workers wrote after the build had stopped listening.
+            for one in planned:
+                if one.unit is not None and settled[one.entry.listed.id] is one.entry:
+                    found = existing_record(one.unit.identity, self.store)
+                    if found is not None:
+                        done = replace(one.entry, commit=one.unit.commit, record_key=found.digest, outcome=None)
+                        settled[one.entry.listed.id] = done
             try:
                 self.publish(settled.values(), base, "stopped")
             except Exception:
@@ -223,8 +237,22 @@ class Build:
         return self.report
 
     def follow(self, names: Sequence[str]) -> dict[str, str]:
-        """List renamed models among ``names`` under their new names; returns old name → new name."""
-        renamed = follow_renames(self.listing, self.facts.ids, names)
+        """List renamed models among ``names`` under their new names; returns old name → new name.
+
+        The Hub redirects from the old name to the new one. An old name is noticed when the model is read (its files are
+        served from another repository), or when a crawl no longer lists it. A name that the Hub does not know, or
+        cannot look up now, stays as it is. One that leads to the base is unlisted.
+        """
+        renamed: dict[str, str] = {}
+        for old in [] if constants.HF_HUB_OFFLINE else [name for name in names if is_hub_id(name)][:MOST_ASKED]:
+            try:
+                row = model_row(old)
+            except ModelError:
+                continue
+            new = str(row["id"])
+            if new != old:
+                self.listing.rename(old, None if new in self.facts.ids else row, new)
+                renamed[old] = new
         moved = {old: new for old, new in renamed.items() if new not in self.facts.ids}
         self.superseded += move_records(self.store, self.facts.id, moved)
         for old, new in renamed.items():
@@ -255,23 +283,6 @@ class Build:
         settled.update({one.entry.listed.id: one.entry for one in again})
         yield from self.work(again, base, settled)
 
-    def _publish_meanwhile(self, waiting: dict[str, Entry], base: StoredBase) -> float:
-        """Publish what is waiting; returns when to publish next."""
-        began = time.monotonic()
-        self.publish(waiting.values(), base, None)
-        waiting.clear()
-        ended = time.monotonic()
-        return ended + max(PUBLISH_EVERY_SECONDS, (ended - began) / PUBLISHING_SHARE)
-
-    def _find_what_was_done(self, planned: Sequence[Planned], settled: dict[str, Entry]) -> None:
-        """Find records that workers wrote after the build had stopped listening."""
-        for one in planned:
-            if one.unit is not None and settled[one.entry.listed.id] is one.entry:
-                found = existing_record(one.unit.identity, self.store)
-                if found is not None:
-                    done = replace(one.entry, commit=one.unit.commit, record_key=found.digest, outcome=None)
-                    settled[one.entry.listed.id] = done
-
     def finished(self) -> BuildReport:
         """The report so far, with the time elapsed."""
         self.report.seconds = round(time.monotonic() - self.started, 3)
@@ -286,12 +297,18 @@ class Build:
         from indexer.builds.executor import run_units
         from indexer.builds.worker import RecordWorker  # imports torch
 
-        resources = self._resources(base, len(units))
+        options = self.options
+        wanted = workers_for(options.workers, len(units))
+        largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
+        resources = share_out(wanted, base.block_bytes, largest, options.memory, options.bandwidth)
+        if resources.workers < wanted:
+            self.watcher.say(f"memory for {resources.workers} of {wanted} workers")
+        self.database_bytes = resources.database_bytes
         worker = RecordWorker(self.folder.root, base.path, resources)
-        if self.options.scheduler is not None:
+        if options.scheduler is not None:
             from indexer.builds.dask_executor import DaskExecutor
 
-            running = DaskExecutor(self.options.scheduler).run(units, worker)
+            running = DaskExecutor(options.scheduler).run(units, worker)
         else:
             running = run_units(units, worker, resources.workers)
         with closing(running) as results:
@@ -303,16 +320,6 @@ class Build:
                 if tried >= STOP_AFTER_TRIES and self.report.failed > STOP_ABOVE_SHARE * tried:
                     self.report.stopped = f"{self.report.failed} of {tried} models failed"
                     return
-
-    def _resources(self, base: StoredBase, units: int) -> Resources:
-        options = self.options
-        workers = workers_for(options.workers, units)
-        largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
-        found = share_out(workers, base.block_bytes, largest, options.memory, options.bandwidth)
-        if found.workers < workers:
-            self.watcher.say(f"memory for {found.workers} of {workers} workers")
-        self.database_bytes = found.database_bytes
-        return found
 
     def _settle(self, entry: Entry, result: Result[Unit]) -> Entry:
         report, digest = self.report, result.unit.identity.digest
@@ -356,33 +363,21 @@ class Build:
             self.store.discard(self.superseded.pop())
 
     def _build_row(self, outcome: str) -> dict[str, Any]:
-        report = self.report
+        """The row of the table builds."""
+        counts = ("discovered", "indexed", "unchanged", "skipped", "failed", "bytes_read", "bytes_total", "seconds")
+        versions = {"python": platform.python_version()}
+        for name in ("vectors-in-the-wild", "torch", "transformers", "huggingface_hub", "faiss-cpu", "duckdb", "numpy"):
+            try:
+                versions[name] = version(name)
+            except Exception:  # not installed, or its metadata is damaged
+                versions[name] = "unknown"
         return {
-            "base_commit": report.base_commit,
+            "base_commit": self.report.base_commit,
             "started": self.started_at,
             "finished": datetime.now(UTC),
             "outcome": outcome,
-            "discovered": report.discovered,
-            "indexed": report.indexed,
-            "unchanged": report.unchanged,
-            "skipped": report.skipped,
-            "failed": report.failed,
-            "bytes_read": report.bytes_read,
-            "bytes_total": report.bytes_total,
-            "seconds": report.seconds,
+            **{name: getattr(self.report, name) for name in counts},
             "spec": canonical_json(asdict(self.spec) | self.asked),
             "thresholds": canonical_json(asdict(self.options.thresholds)),
-            "versions": canonical_json(_library_versions()),
+            "versions": canonical_json(versions),
         }
-
-
-def _library_versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that a record depends on; "unknown" where one is not installed."""
-    names = ("vectors-in-the-wild", "torch", "transformers", "huggingface_hub", "faiss-cpu", "duckdb", "numpy")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except Exception:
-            found[name] = "unknown"
-    return found

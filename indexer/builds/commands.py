@@ -1,4 +1,4 @@
-"""What `index build`, `add`, `work` and `publish` do: find the base, crawl, plan, build, publish."""
+"""What `index build`, `add`, `work` and `publish` do, as functions: find the base, crawl, plan, build, publish."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Unpack, overload
 
 from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.options import BuildOptions
-from indexer.builds.plan import Estimate, Planned, estimate
-from indexer.builds.renames import move_records
-from indexer.builds.report import BuildReport, Watcher
+from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, RecordArguments, index_change
+from indexer.builds.plan import move_records
+from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.cards.local import local_name, local_row, place_of
-from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument, ModelError, UnknownRevision, require, unreadable, without_user
 from indexer.listing.claims import BY_FOLDER, untyped_relation
@@ -25,84 +24,158 @@ from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
 from indexer.machine import check_device
-from indexer.names import ModelRef, is_hub_id, is_local_id, without_address
+from indexer.names import RELATIONS, ModelRef, is_hub_id, is_local_id, without_address
 from indexer.network.hub import BaseFacts, model_row, resolve_base, unknown_model
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
 from indexer.storage.atomic_files import remove_leftovers
 
 
-def build_bases(
-    atlas: str, names: Sequence[str], options: BuildOptions, dry_run: bool, watcher: Watcher
-) -> list[BuildReport]:
-    """Build one base after another; each is published before the next begins.
+@overload
+def build(
+    base: str,
+    atlas: str | Path = ...,
+    *,
+    dry_run: bool = ...,
+    progress: Progress | None = ...,
+    confirm: Confirm | None = ...,
+    **options: Unpack[BuildArguments],
+) -> BuildReport: ...
+@overload
+def build(
+    base: list[str] | tuple[str, ...],
+    atlas: str | Path = ...,
+    *,
+    dry_run: bool = ...,
+    progress: Progress | None = ...,
+    confirm: Confirm | None = ...,
+    **options: Unpack[BuildArguments],
+) -> list[BuildReport]: ...
+def build(
+    base: str | list[str] | tuple[str, ...],
+    atlas: str | Path = "atlas",
+    *,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+    **options: Unpack[BuildArguments],
+) -> BuildReport | list[BuildReport]:
+    """Crawl the fine-tunes of ``base``, read what is new, publish into the folder ``atlas``: what `index build` does.
 
-    Raises AtlasError where a base is unknown or published at another rank, or no scheduler answers, all before anything
-    is built; where the network is away, or another process writes to the atlas.
+    Run it again at any time: unchanged models are not read again, failures are.
+
+    ``dry_run``: crawl, then only report how many models and bytes would be read. ``progress`` is called with a
+    :class:`BuildEvent` for everything that happens. ``confirm`` is called with an :class:`Estimate` before anything is
+    read; where it returns False, nothing is. ``options``, with their defaults:
+
+    - ``limit`` (None), ``sort`` ("downloads", or created, likes): only the first ``limit`` models in that order
+    - ``relation`` ("finetune,adapter"): of finetune, adapter, merge and quantized, separated by commas
+    - ``discover`` ("tags"): "names" also looks for fine-tunes without a base_model tag
+    - ``descendants`` (False): also fine-tunes of fine-tunes
+    - ``since`` (None): only models created on or after this day, a date or "2024-01-31"
+    - ``author`` (None): only models of this author
+    - ``retry_failed`` (False): try every failure again now
+    - ``rank`` (8): singular triplets kept of each δW; ``spectra`` (False): also keep all its singular values
+    - ``keep_factors`` (True): False keeps only vectors and norms, to save disk space
+    - ``device`` ("cpu"), ``workers`` (one for each processor): where and in how many processes the SVD runs
+    - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
+    - ``index`` (auto), ``index_memory`` (1 GiB), ``recall`` (0.95): the FAISS index, the largest size of a compressed
+      one, and its smallest recall@10
+    - ``vector_length`` (8,208): about how many numbers a vector has
+    - ``executor`` ("local") and ``scheduler`` (None): "dask" and the address of its scheduler
+
+    Returns the report of the one base, or a list of reports; ``report.stopped`` says why a build did not finish. Each
+    base is published before the next begins. Several workers are started as new processes: in a script, call this
+    under ``if __name__ == "__main__"``. Raises AtlasError where a base is unknown or published at another rank, an
+    argument is wrong, or another process writes to the atlas.
     """
-    folder = AtlasFolder(atlas)
-    _prepare(options, watcher)
-    if options.scheduler is not None and not dry_run:
+    chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress, confirm), AtlasFolder(atlas)
+    names = [base] if isinstance(base, str) else list(base)
+    _prepare(chosen, watcher)
+    if chosen.scheduler is not None and not dry_run:
         from indexer.builds.dask_executor import DaskExecutor
 
-        DaskExecutor(options.scheduler).check()
+        DaskExecutor(chosen.scheduler).check()
     reports = []
     with folder.locked(f"index build --base {' --base '.join(names)}"):
         remove_leftovers(folder)
         found = [find_base(folder, name) for name in dict.fromkeys(names)]
         for facts in found:
-            check_rank(folder, facts.id, options.rank)
+            check_rank(folder, facts.id, chosen.rank)
         for facts in found:
-            build = Build(folder, facts, options, watcher)
-            build.asked = {"endpoint": without_user(constants.ENDPOINT), "options": options.as_words()}
-            build.check_base()
-            was_listed = build.listing.path.exists()
-            update_listing(build)
+            one = Build(folder, facts, chosen, watcher)
+            one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
+            one.check_base()
+            was_listed = one.listing.path.exists()
+            update_listing(one)
             # A base without listed models is not fetched, and nothing is published for it.
-            if not build.listing.models():
-                reports.append(build.finished())
+            if not one.listing.models():
+                reports.append(one.finished())
             elif dry_run:
-                expected = _estimate(build, build.plan())
-                build.report.dry_run = expected.as_row()
+                expected = one.estimate(one.plan())
+                one.report.dry_run = expected.as_row()
                 watcher.say(expected.sentence)
-                reports.append(build.report)
+                reports.append(one.report)
             else:
-                reports.append(_run(build, was_listed))
-    return reports
+                reports.append(_run(one, was_listed))
+    return reports[0] if isinstance(base, str) else reports
 
 
-def add_model(
-    atlas: str, model: str, base: str, options: BuildOptions, watcher: Watcher, name: str | None = None
+def add(
+    model: str | Path,
+    base: str,
+    atlas: str | Path = "atlas",
+    *,
+    name: str | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[RecordArguments],
 ) -> BuildReport:
-    """Add one model, a Hub id or a local folder, to the listing, and build it alone; brings back a removed model.
+    """Add one model, a Hub id, ``owner/name@revision`` or a local checkpoint folder: what `index add` does.
 
-    ``name``: what the atlas calls a folder, OWNER/NAME; by default ``local:NAME`` after the folder. Its path is not
-    stored. Raises AtlasError where it cannot be found or is the base itself, and as ``build_bases`` does.
+    The model is listed and built alone; one that was removed comes back. ``name``: what the atlas calls a folder, by
+    default ``local:NAME`` after the folder; its path is not stored. ``options``: rank, spectra, keep_factors, device
+    and vector_length, as in :func:`build`. ``report.problem`` says why a model was not indexed. Raises AtlasError where
+    it cannot be found or is the base itself, and as ``build`` does.
     """
-    folder = AtlasFolder(atlas)
-    _prepare(options, watcher)
-    reference = ModelRef.parse(model)
+    chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress), AtlasFolder(atlas)
+    _prepare(chosen, watcher)
+    reference = ModelRef.parse(str(model))
     if name is not None and (reference.folder is None or not is_hub_id(name) or "/" not in name):
         why = f"{name!r} is not OWNER/NAME" if reference.folder is not None else f"{model} has a name on the Hub"
         raise AtlasError(f"{why}.", "`name='OWNER/NAME'` is what the atlas calls a folder.")
     with folder.locked("index add"):
         facts = find_base(folder, base)
-        build = Build(folder, facts, replace(options, workers=1, retry_failed=True), watcher)
-        check_rank(folder, facts.id, options.rank)
+        one = Build(folder, facts, replace(chosen, workers=1, retry_failed=True), watcher)
+        check_rank(folder, facts.id, chosen.rank)
         if reference.folder is not None:
-            row = local_row(reference, _name_of_folder(reference, name, build.listing))
+            row, claimed_by = local_row(reference, _name_of_folder(reference.folder, name, one.listing)), BY_FOLDER
         else:
-            row = _hub_row(reference)
+            try:
+                row, claimed_by = model_row(reference.id, reference.revision), "user"
+            except ModelError as error:
+                if error.reason == "not_found" and not isinstance(error, UnknownRevision):
+                    raise unknown_model(reference.id) from error
+                raise unreadable(reference.id, error) from error
         if row["id"] in facts.ids:
             message = f"{facts.id} is the base itself, not a model tuned from it."
             raise AtlasError(message, "Name one of its fine-tunes.")
-        stored = build.stored_base()  # first: nothing is listed for a base that cannot be used
-        build.listing.note_base(facts.ids)
-        claimed_by = "user" if reference.folder is None else BY_FOLDER
-        build.listing.add(row, untyped_relation(row), facts.id, claimed_by)
-        chosen = [listed for listed in build.listing.models() if listed.id == row["id"]]
+        stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
+        one.listing.note_base(facts.ids)
+        one.listing.add(row, untyped_relation(row), facts.id, claimed_by)
+        selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
         folders = {} if reference.folder is None else {str(row["id"]): reference.folder}
-        return build.run(build.plan(chosen, folders), stored)
+        return one.run(one.plan(selected, folders), stored)
+
+
+def _name_of_folder(folder: Path, name: str | None, listing: Listing) -> str:
+    """What the atlas calls a folder. Raises AtlasError where another model has the name that was asked for."""
+    places = {one.id: str(one.row.get("folder", "")) for one in listing.models() if one.claimed_by == BY_FOLDER}
+    if name is None:
+        return local_name(folder, {one: place for one, place in places.items() if is_local_id(one)})
+    same = {one for one, place in places.items() if place == place_of(folder)}
+    if name in {one.id for one in listing.models()} - same:
+        raise AtlasError(f"{name} is another model of this atlas.", "Choose another `name`.")
+    return name
 
 
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
@@ -122,17 +195,10 @@ def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
 
 def update_listing(build: Build) -> None:
     """Crawl the Hub into the listing; an interrupted crawl is resumed. Does nothing offline."""
+    options, watcher, listing = build.options, build.watcher, build.listing
     if constants.HF_HUB_OFFLINE:
-        build.watcher.say("offline: using the listing as it is")
+        watcher.say("offline: using the listing as it is")
         return
-    try:
-        _crawl_into(build.listing, build)
-    finally:
-        build.listing.remove_if_empty()
-
-
-def _crawl_into(listing: Listing, build: Build) -> None:
-    options, watcher = build.options, build.watcher
     request = CrawlRequest(
         ids=build.facts.ids,
         relations=options.relations,
@@ -141,22 +207,24 @@ def _crawl_into(listing: Listing, build: Build) -> None:
         since=options.since,
         author=options.author,
     )
-    progress, resumed = listing.begin(request)
-    if resumed:
-        watcher.say("resuming the crawl where it was interrupted")
-    gone_before = {model.id for model in listing.models() if model.deleted_at_hub}
-    found = 0
-    is_complete = not request.is_narrowed
-    for page in crawl(request, progress):
-        found += listing.append_page(page)
-        is_complete = is_complete and not page.is_cut
-        watcher.say_progress(f"listing {page.question.what}: {found} new")
-    gone = listing.finish(is_complete=is_complete)
-    if gone:
-        left = [model.id for model in listing.models() if model.deleted_at_hub and model.id not in gone_before]
-        gone -= len(build.follow(left))
-    if gone:
-        watcher.say(f"{gone} models have left the Hub; what the atlas has of them stays")
+    try:
+        progress, resumed = listing.begin(request)
+        if resumed:
+            watcher.say("resuming the crawl where it was interrupted")
+        gone_before = {model.id for model in listing.models() if model.deleted_at_hub}
+        found, is_complete = 0, not request.is_narrowed
+        for page in crawl(request, progress):
+            found += listing.append_page(page)
+            is_complete = is_complete and not page.is_cut
+            watcher.listed(f"listing {page.question.what}: {found} new")
+        gone = listing.finish(is_complete=is_complete)
+        if gone:
+            left = [model.id for model in listing.models() if model.deleted_at_hub and model.id not in gone_before]
+            gone -= len(build.follow(left))
+        if gone:
+            watcher.say(f"{gone} models have left the Hub; what the atlas has of them stays")
+    finally:
+        listing.remove_if_empty()
 
 
 def _run(build: Build, was_listed: bool) -> BuildReport:
@@ -166,43 +234,13 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
     planned = build.plan()
     is_wanted = False
     try:
-        is_wanted = build.watcher.confirmed(_estimate(build, planned))
+        is_wanted = build.watcher.confirm(build.estimate(planned))
     finally:
         if not is_wanted and not was_listed:
             build.listing.path.unlink(missing_ok=True)
     if not is_wanted:
         raise AtlasError("Nothing was read.", "Take fewer with `limit`.")
     return build.run(planned, base or build.stored_base())
-
-
-def _estimate(build: Build, planned: Sequence[Planned]) -> Estimate:
-    """What is to be read, and how long that takes at the rate of the atlas's builds so far."""
-    statement = "SELECT bytes_read, seconds FROM builds WHERE bytes_read > 0 AND seconds > 0"
-    (rows,) = earlier_rows(build.folder.database, ["builds"], [statement]) or ([],)
-    seconds = sum(row["seconds"] for row in rows)
-    rate = sum(row["bytes_read"] for row in rows) / seconds if seconds else None
-    return estimate(planned, *build.base_size(), rate)
-
-
-def _name_of_folder(reference: ModelRef, name: str | None, listing: Listing) -> str:
-    """What the atlas calls a folder. Raises AtlasError where another model has the name that was asked for."""
-    assert reference.folder is not None
-    places = {one.id: str(one.row.get("folder", "")) for one in listing.models() if one.claimed_by == BY_FOLDER}
-    if name is None:
-        return local_name(reference.folder, {one: place for one, place in places.items() if is_local_id(one)})
-    same = {one for one, place in places.items() if place == place_of(reference.folder)}
-    if name in {one.id for one in listing.models()} - same:
-        raise AtlasError(f"{name} is another model of this atlas.", "Choose another `name`.")
-    return name
-
-
-def _hub_row(reference: ModelRef) -> dict[str, Any]:
-    try:
-        return model_row(reference.id, reference.revision)
-    except ModelError as error:
-        if error.reason == "not_found" and not isinstance(error, UnknownRevision):
-            raise unknown_model(reference.id) from error
-        raise unreadable(reference.id, error) from error
 
 
 def _prepare(options: BuildOptions, watcher: Watcher) -> None:
@@ -241,46 +279,63 @@ class Shard:
         return f"{self.number}/{self.count}"
 
 
-def work_shard(atlas: str, base: str, shard: Shard, options: BuildOptions, watcher: Watcher) -> BuildReport:
-    """Vectorise one shard of a base's listing and publish nothing.
+def work(
+    base: str,
+    shard: str,
+    atlas: str | Path = "atlas",
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[BuildArguments],
+) -> BuildReport:
+    """Do one share of a build (``shard``: "0/16" to "15/16") and publish nothing: what `index work` does.
 
     The first shard crawls the Hub and fetches the base while the others wait; a complete listing that is already there
-    is used as it is. Raises AtlasError as ``build_bases`` does.
+    is used as it is. ``options``: those of :func:`build`, the same for all shares. Raises AtlasError as ``build`` does.
     """
-    folder = AtlasFolder(atlas)
-    _prepare(options, watcher)
+    share, chosen = Shard.parse(shard), BuildOptions.parse(**options)
+    watcher, folder = Watcher(progress), AtlasFolder(atlas)
+    _prepare(chosen, watcher)
     facts = find_base(folder, base)
-    check_rank(folder, facts.id, options.rank)
-    build = Build(folder, facts, options, watcher)
-    with folder.locked(f"index work --base {base} --shard {shard}", wait=True):
-        if not build.listing.is_crawled:
-            build.check_base()
-            update_listing(build)
-        stored = build.stored_base()
-    planned = build.plan([model for model in build.selected() if shard.holds(model.id)])
-    settled = {one.entry.listed.id: one.entry for one in planned}
-    for _ in build.work(planned, stored, settled):
+    check_rank(folder, facts.id, chosen.rank)
+    one = Build(folder, facts, chosen, watcher)
+    with folder.locked(f"index work --base {base} --shard {share}", wait=True):
+        if not one.listing.is_crawled:
+            one.check_base()
+            update_listing(one)
+        stored = one.stored_base()
+    planned = one.plan([model for model in one.selected() if share.holds(model.id)])
+    settled = {each.entry.listed.id: each.entry for each in planned}
+    for _ in one.work(planned, stored, settled):
         pass
-    return build.finished()
+    return one.finished()
 
 
 def publish_records(
-    atlas: str, bases: Sequence[str], options: BuildOptions, watcher: Watcher, rank: int | None = None
+    bases: str | Sequence[str] = (),
+    atlas: str | Path = "atlas",
+    *,
+    rank: int | None = None,
+    vector_length: int | None = None,
+    progress: Progress | None = None,
+    **index: Unpack[IndexArguments],
 ) -> list[BuildReport]:
-    """Publish the records and listings of ``bases`` (all, if none is named), without using the network.
+    """Publish what :func:`work` has done for ``bases`` (all, if none is named): what `index publish` does.
 
-    ``rank`` is that of the records; None takes the atlas's, or that of the records where nothing is published yet
-    (``options.rank`` is not used). Raises AtlasError where a base is not in the folder, where ranks do not fit,
+    It is not named ``publish`` because the package ``indexer.publish`` is. ``rank``: of the records; by default the
+    atlas's, else that of the records where nothing is published yet. ``index``: index, index_memory and recall, as in
+    :func:`build`. The network is not used. Raises AtlasError where a base is not in the folder, where ranks do not fit,
     and where no published model would be left.
     """
-    folder = AtlasFolder(atlas)
+    folder, watcher = AtlasFolder(atlas), Watcher(progress)
+    options = BuildOptions(relations=RELATIONS, index=index_change(vector_length=vector_length, **index))
+    names = [bases] if isinstance(bases, str) else list(bases)
     stored: dict[str, StoredBase] = {}
     for one in stored_bases(folder):  # the newest commit first
         stored.setdefault(one.base, one)
     listings = {base: Listing(folder.listing(base)) for base in stored}
     known = {name.lower(): base for base in stored for name in (base, *listings[base].aliases())}
-    wanted = [known.get(name.lower()) for name in bases]
-    for name, found in zip(bases, wanted, strict=True):
+    wanted = [known.get(name.lower()) for name in names]
+    for name, found in zip(names, wanted, strict=True):
         if found is None:
             raise AtlasError(
                 f"{name} is not in {folder.root}: no shard of it was worked on.",

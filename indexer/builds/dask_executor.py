@@ -56,15 +56,6 @@ class Requirements:
     token: Path
 
 
-@dataclass(frozen=True)
-class _WorkerError:
-    """An exception on a worker, as text: Dask's client stalls on tracebacks that it cannot unpickle."""
-
-    text: str
-    hint: str = ""
-    errno: int | None = None
-
-
 class DaskExecutor:
     """Runs units on the cluster whose scheduler listens at ``address`` (tcp://… or tls://…)."""
 
@@ -86,9 +77,22 @@ class DaskExecutor:
 
         client = self.connect()
         try:
-            self._wait_for_workers(client)
+            deadline = time.monotonic() + WITHOUT_WORKERS_SECONDS
+            while not _threads(client):
+                if time.monotonic() > deadline:
+                    raise AtlasError(
+                        f"The Dask cluster at {self.address} has no workers.",
+                        f"Start some: dask worker {self.address} --nthreads 1",
+                    )
+                time.sleep(0.2)
             with _requirements(worker.atlas) as required:
-                _check_workers(client, required)
+                for name, answer in client.run(_introduce, required.token, on_error="return").items():
+                    if not isinstance(answer, dict):
+                        raise AtlasError(
+                            f"The Dask worker {name} cannot work: {_in_a_line(answer)}.",
+                            "Install vectors-in-the-wild on every worker.",
+                        )
+                    _check(required, answer, name)
                 waiting = list(reversed(units))
                 while waiting:
                     suspects = yield from self._results(client, waiting, worker, required)
@@ -119,16 +123,6 @@ class DaskExecutor:
                 "Check `scheduler`, and Dask's TLS configuration (docs/clusters.md).",
             ) from error
         return client
-
-    def _wait_for_workers(self, client: Client) -> None:
-        deadline = time.monotonic() + WITHOUT_WORKERS_SECONDS
-        while not _threads(client):
-            if time.monotonic() > deadline:
-                raise AtlasError(
-                    f"The Dask cluster at {self.address} has no workers.",
-                    f"Start some: dask worker {self.address} --nthreads 1",
-                )
-            time.sleep(0.2)
 
     def _results(
         self, client: Client, waiting: list[Unit], worker: RecordWorker, required: Requirements, is_alone: bool = False
@@ -191,12 +185,10 @@ class DaskExecutor:
                 return None
             sentence = f"the worker could not do it ({type(error).__name__}: {_in_a_line(error)})"
             return worker.give_up(unit, Failed("worker_error", sentence))
-        found: Result[Unit] | _WorkerError = future.result()
-        if isinstance(found, Result):
-            return visible_result(found, worker)
-        if found.errno is not None:
-            raise OSError(found.errno, found.text)
-        raise AtlasError(found.text, found.hint)
+        found: Result[Unit] | Exception = future.result()
+        if isinstance(found, Exception):
+            raise found
+        return visible_result(found, worker)
 
     def _lost(self) -> AtlasError:
         return AtlasError(
@@ -205,15 +197,18 @@ class DaskExecutor:
         )
 
 
-def _attempt(unit: Unit, worker: RecordWorker, required: Requirements) -> Result[Unit] | _WorkerError:
-    """Run one unit, on a worker."""
+def _attempt(unit: Unit, worker: RecordWorker, required: Requirements) -> Result[Unit] | Exception:
+    """Run one unit, on a worker. An error that ends the build is returned as a new one with a plain message.
+
+    Dask's client stalls on tracebacks that it cannot unpickle.
+    """
     try:
         check_here(required)
         return worker(unit)
     except AtlasError as error:
-        return _WorkerError(error.message, error.hint)
+        return AtlasError(error.message, error.hint)
     except OSError as error:
-        return _WorkerError(_in_a_line(error), errno=error.errno)
+        return AtlasError(_in_a_line(error)) if error.errno is None else OSError(error.errno, _in_a_line(error))
     except Exception as error:
         return worker.give_up(unit, classify_error(error))
 
@@ -248,17 +243,6 @@ def _requirements(atlas: Path) -> Iterator[Requirements]:
         yield Requirements(__version__, without_user(constants.ENDPOINT), token)
     finally:
         token.unlink(missing_ok=True)
-
-
-def _check_workers(client: Client, required: Requirements) -> None:
-    """Ask all workers that are there now. Raises AtlasError that names one that does not fit."""
-    for name, answer in client.run(_introduce, required.token, on_error="return").items():
-        if not isinstance(answer, dict):
-            raise AtlasError(
-                f"The Dask worker {name} cannot work: {_in_a_line(answer)}.",
-                "Install vectors-in-the-wild on every worker.",
-            )
-        _check(required, answer, name)
 
 
 @lru_cache(maxsize=8)

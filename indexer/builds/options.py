@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from typing import Any, TypedDict, Unpack
 
+from indexer.console.advice import option_of
 from indexer.errors import BadArgument
 from indexer.machine import processors
 from indexer.names import DISCOVERIES, EXECUTORS, RELATIONS, SORTS
@@ -92,8 +93,18 @@ class BuildOptions:
         if limit is not None and limit < 1:
             raise BadArgument(f"`limit` is {limit}; it must be at least 1.", "")
         if "relation" in given:
-            given["relations"] = _relations(given.pop("relation"))
-        given["since"] = _day(given.get("since"))
+            relations = tuple(dict.fromkeys(part.strip() for part in given.pop("relation").split(",")))
+            if unknown := [relation for relation in relations if relation not in RELATIONS]:
+                raise BadArgument(f"`relation` {unknown[0]!r} is not one of {', '.join(RELATIONS)}.", "")
+            given["relations"] = relations
+        since = given.get("since")
+        if since is not None:
+            try:
+                found = datetime.fromisoformat(since) if isinstance(since, str) else since
+            except ValueError:
+                raise BadArgument(f"`since` {since!r} is not a date like 2024-01-31.", "") from None
+            moment = found if isinstance(found, datetime) else datetime.combine(found, time())
+            given["since"] = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         given["workers"] = given.get("workers") or processors()
         for name in ("memory", "bandwidth"):
             given[name] = bytes_of(name, given.get(name))
@@ -106,31 +117,23 @@ class BuildOptions:
         How it was built (workers, memory, bandwidth, a scheduler, a device) is left out.
         """
         words = []
-        for name, flag in _DECIDING.items():
+        for name in _DECIDING:
             value = getattr(self, name)
             if value == getattr(_DEFAULTS, name):
                 continue
             if name == "relations":
-                value = ",".join(self.relations)
+                name, value = "relation", ",".join(self.relations)
             elif name == "since":
                 value = value.date().isoformat()
-            words += [flag] if isinstance(value, bool) else [flag, str(value)]
+            words.append(option_of(name, value))
+            if not isinstance(value, bool):
+                words.append(str(value))
         return words
 
 
-# Options that decide what an atlas holds, by field.
-_DECIDING = {
-    "limit": "--limit",
-    "sort": "--sort",
-    "rank": "--rank",
-    "relations": "--relation",
-    "discover": "--discover",
-    "descendants": "--descendants",
-    "since": "--since",
-    "author": "--author",
-    "spectra": "--spectra",
-    "keep_factors": "--no-keep-factors",
-}
+_DECIDING = (
+    "limit", "sort", "rank", "relations", "discover", "descendants", "since", "author", "spectra", "keep_factors",
+)  # fmt: skip
 _DEFAULTS = BuildOptions(workers=1)
 
 
@@ -147,25 +150,6 @@ def index_change(
     if index is not None and index not in INDEXES:
         raise BadArgument(f"Unknown `index` {index[:60]!r}.", KNOWN_INDEXES)
     return IndexChange(index, bytes_of("index_memory", index_memory), recall, vector_length)
-
-
-def _relations(text: str) -> tuple[str, ...]:
-    relations = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    unknown = [relation for relation in relations if relation not in RELATIONS]
-    if unknown:
-        raise BadArgument(f"`relation` {unknown[0]!r} is not one of {', '.join(RELATIONS)}.", "")
-    return relations
-
-
-def _day(since: str | date | None) -> datetime | None:
-    if since is None:
-        return None
-    try:
-        found = datetime.fromisoformat(since) if isinstance(since, str) else since
-    except ValueError:
-        raise BadArgument(f"`since` {since!r} is not a date like 2024-01-31.", "") from None
-    moment = found if isinstance(found, datetime) else datetime.combine(found, time())
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def bytes_of(name: str, size: Size) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,20 +68,15 @@ def plan(
     present = {one.entry.record_key for one in planned if one.entry.record_key is not None}
     if len(present) == len(planned):
         return planned
-    earlier = _earlier_records(store, template, present)
-    return [_with_earlier(one, earlier.get(one.entry.listed.id, ())) for one in planned]
-
-
-def _earlier_records(store: RecordStore, template: Unit, present: Collection[str]) -> dict[str, list[RecordHeader]]:
-    """By model the records that could be published besides ``present``, from their headers alone."""
-    found: dict[str, list[RecordHeader]] = {}
+    # By model the other records that could be published, from their headers alone.
+    earlier: dict[str, list[RecordHeader]] = {}
     wanted = (template.base, template.base_commit, template.spec.rank)
     for kept in store.headers(excluded=present):
         identity = kept.identity
         is_readable = identity.spec.format <= FORMAT_VERSION
         if is_readable and (identity.base, identity.base_commit, identity.spec.rank) == wanted:
-            found.setdefault(identity.model, []).append(kept)
-    return found
+            earlier.setdefault(identity.model, []).append(kept)
+    return [_with_earlier(one, earlier.get(one.entry.listed.id, ())) for one in planned]
 
 
 def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
@@ -92,14 +87,10 @@ def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
         return planned
     earlier = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
     unit = planned.unit
-    if unit is not None and unit.parent is None and not unit.is_on_base and _is_enough(kept.identity, unit):
-        unit = None  # its base was known as well or better when the record was made
+    if unit is not None and unit.parent is None and not unit.is_on_base and kept.identity.commit == unit.commit:
+        if not unit.spec.spectra or kept.identity.spec.spectra == unit.spec.spectra:
+            unit = None  # its base was known as well or better when the record was made
     return replace(planned, entry=earlier, missed=entry.outcome, unit=unit)
-
-
-def _is_enough(found: Identity, unit: Unit) -> bool:
-    """Whether a record is of the unit's commit, and has the spectra that are wanted."""
-    return found.commit == unit.commit and (not unit.spec.spectra or found.spec.spectra == unit.spec.spectra)
 
 
 def _planned(
@@ -132,18 +123,16 @@ def _planned(
     found = None if is_open else existing_record(unit.identity, store)
     if found is not None and (found.spec.spectra == unit.spec.spectra or not unit.spec.spectra):
         return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
-    outcome = last_outcome(unit.identity, store)
+    # The last failure, with spectra or without: a model that cannot be read cannot be read for either.
+    failures = [failure for one in _that_serve(unit.identity) if (failure := store.failure(one.digest)) is not None]
+    outcome = max(failures, key=lambda one: one.when, default=None)
+    is_due = outcome is None or outcome.reason in RECHECKED
+    if outcome is not None and outcome.status == "failed":
+        is_due = is_due or retry_failed or outcome.is_due
     is_here = listed.claimed_by != BY_FOLDER or listed.id in folders
-    is_wanted = is_selected and is_here and not listed.deleted_at_hub and is_due(outcome, retry_failed)
+    is_wanted = is_selected and is_here and not listed.deleted_at_hub and is_due
     entry = Entry(listed, template.base, commit, found.digest if found else None, None if found else outcome)
     return Planned(entry, unit if is_wanted else None, lacks_spectra=found is not None)
-
-
-def is_due(outcome: FailureRecord | None, retry_failed: bool) -> bool:
-    """Whether this build should try a model without a record."""
-    if outcome is None or outcome.reason in RECHECKED:
-        return True
-    return outcome.status == "failed" and (retry_failed or outcome.is_due)
 
 
 def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
@@ -154,10 +143,21 @@ def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
     return next((one for one in _that_serve(identity) if store.has(one.digest)), None)
 
 
-def last_outcome(identity: Identity, store: RecordStore) -> FailureRecord | None:
-    """The last failure, with spectra or without: a model that cannot be read cannot be read for either."""
-    found = [store.failure(one.digest) for one in _that_serve(identity)]
-    return max((one for one in found if one is not None), key=lambda one: one.when, default=None)
+def move_records(store: RecordStore, base: str, renamed: dict[str, str]) -> list[str]:
+    """Copy the records of renamed models to their new names, so that no weights are read again.
+
+    Returns the digests of the records under the old names, to be deleted once nothing published names them.
+    """
+    superseded = []
+    for kept in list(store.headers()) if renamed else ():
+        new = renamed.get(kept.identity.model)
+        if new is None or kept.identity.base != base:
+            continue
+        identity = replace(kept.identity, model=new)
+        if not store.has(identity.digest):
+            store.write(replace(store.read(kept.digest), identity=identity))
+        superseded.append(kept.digest)
+    return superseded
 
 
 def _that_serve(identity: Identity) -> Iterator[Identity]:
@@ -199,25 +199,8 @@ class Estimate:
         return asdict(self) | {"seconds": self.seconds}
 
 
-def estimate(
-    planned: Sequence[Planned], block_bytes: int, item_bytes: int, bytes_per_second: float | None = None
-) -> Estimate:
-    """What a build would read: how many models, and the bytes of the full models' block matrices.
-
-    ``block_bytes`` and ``item_bytes`` are the base's. A row may name its dtypes (``safetensors.parameters``); models
-    whose rows do not are assumed to be stored like the base.
-    """
-    units = [one for one in planned if one.unit is not None]
-    full = [one for one in units if one.unit is not None and one.unit.relation != "adapter"]
-    return Estimate(
-        models=len(units),
-        adapters=len(units) - len(full),
-        bytes=sum(block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full),
-        bytes_per_second=bytes_per_second,
-    )
-
-
-def _item_bytes(row: dict[str, Any], otherwise: int) -> int:
+def item_bytes(row: dict[str, Any], otherwise: int) -> int:
+    """The bytes of one number in a model's files, by the dtypes that its row names (``safetensors.parameters``)."""
     stored = row.get("safetensors")
     parameters = stored.get("parameters") if isinstance(stored, dict) else None
     sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

@@ -79,11 +79,6 @@ class ProfileWorker:
             **rest,
         )
 
-    @property
-    def probe(self) -> Probe:
-        """The probe as tensors."""
-        return Probe(self.probe_name, torch.from_numpy(self.inputs))
-
     def __call__(self, unit: ProfileUnit) -> Result[ProfileUnit]:
         """Profile one model and write each layer when it is measured. Never raises for a bad model."""
         # One thread for each model: two thread counts give different last bits, and models are what runs in parallel.
@@ -92,12 +87,12 @@ class ProfileWorker:
         try:
             subject = read_subject(
                 unit.source,
-                lambda: _base_weights(self.base),
+                lambda: base_weights(self.base),
                 device=self.device,
                 tokenizer=self.tokenizer,
                 memory=available_memory() if self.memory is None else self.memory,
             )
-            shared = self.probe
+            shared = Probe(self.probe_name, torch.from_numpy(self.inputs))
             probe = matching_probe(self.choice, subject, shared, self.tokenizer)
             states: States | None = None
             # Not by hash: two vocabularies of one size draw the same ids for other words.
@@ -145,21 +140,12 @@ def store_profile(
 
 
 @lru_cache(maxsize=1)
-def _weights(base: Source) -> FullWeights:
-    return read_weights(base)
-
-
-def _base_weights(base: Source) -> FullWeights:
+def base_weights(base: Source) -> FullWeights:
     """All tensors of the base, which adapters are merged into; read once in a process.
 
     Raises Failed where they cannot be read: another try may work.
     """
     try:
-        return _weights(base)
+        return read_weights(base)
     except Skipped as error:
         raise Failed("base_unreadable", f"its base cannot be read: {error.detail}") from error
-
-
-def forget_base() -> None:
-    """Free the base's weights."""
-    _weights.cache_clear()

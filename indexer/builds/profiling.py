@@ -14,8 +14,8 @@ import torch
 from indexer.atlas import AtlasFolder
 from indexer.builds.executor import run_units
 from indexer.builds.options import Size, bytes_of
-from indexer.builds.profile_worker import ProfileUnit, ProfileWorker, forget_base, store_profile
-from indexer.builds.report import ProfileReport, Result
+from indexer.builds.profile_worker import OnProgress, ProfileUnit, ProfileWorker, base_weights, store_profile
+from indexer.builds.report import ProfileReport
 from indexer.builds.resources import PROCESS_BYTES, workers_for
 from indexer.builds.worker import classify_error
 from indexer.console.messages import Progress, say, say_more
@@ -31,7 +31,7 @@ from indexer.profiles.layers import chosen_layers
 from indexer.profiles.measurement import ProfileRequest, parse_layers
 from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
-from indexer.profiles.subject import WORKING_BYTES, Source, Subject, download_base, read_subject
+from indexer.profiles.subject import WORKING_BYTES, Source, download_base, read_subject
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.quantities import duration_in_words, size_in_words
@@ -149,23 +149,20 @@ def profile_base(folder: AtlasFolder, base: str, models: Sequence[str], options:
 def profile_plan(folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> dict[str, Any]:
     """What `--dry-run` prints: models, bytes to read, layers, and an estimate of the seconds."""
     work = _Profiling(folder, base, models, options)
-    due = work.due()
-    layers = work.layer_count()
     # From the tokens that pass through the blocks: candidates, the regression, gradients.
-    tokens = 48 * 32 * 16 + max(2560, 4 * work.width) + 2 * 8 * 128 * (layers + 1) / 2
+    tokens = 48 * 32 * 16 + max(2560, 4 * work.width) + 2 * 8 * 128 * (work.layer_count + 1) / 2
     if options.request.recover:
-        tokens += 30 * 3 * 256 * layers / 2
+        tokens += 30 * 3 * 256 * work.layer_count / 2
     numbers = work.stored.block_bytes / work.stored.item_bytes
-    each = OVERHEAD_SECONDS + 2 * numbers * tokens / FLOPS
-    seconds = (len(due) + len(work.due_baselines())) * each
+    seconds = (len(work.due) + len(work.baselines)) * (OVERHEAD_SECONDS + 2 * numbers * tokens / FLOPS)
     return {
         "base": base,
-        "models": len(work.units),
-        "due": len(due),
-        "unchanged": len(work.units) - len(due),
-        "layers": layers,
-        "bytes": sum(unit.weight_bytes for unit in due),
-        "steps": layers * (30 if options.request.recover else 0),
+        "models": work.report.discovered,
+        "due": len(work.due),
+        "unchanged": work.report.unchanged,
+        "layers": work.layer_count,
+        "bytes": sum(unit.weight_bytes for unit in work.due),
+        "steps": work.layer_count * (30 if options.request.recover else 0),
         "seconds": round(seconds),
         "time": duration_in_words(seconds),
         "atlas": str(folder.root),
@@ -173,11 +170,13 @@ def profile_plan(folder: AtlasFolder, base: str, models: Sequence[str], options:
 
 
 class _Profiling:
-    """The models of one base, and what is done with them."""
+    """The models of one base that are to be profiled: ``due``, and ``baselines``, which they are compared with.
+
+    ``baselines``: the base, and if asked for the same with fresh weights, where they have no complete profile yet.
+    """
 
     def __init__(self, folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> None:
         self.folder, self.base, self.options = folder, base, options
-        self.store = ProfileStore(folder)
         with Reading(folder.database) as connection:
             (row,) = published_bases(connection, base)
             found = connection.rows(
@@ -190,12 +189,14 @@ class _Profiling:
         self.commit, self.rank = str(row["commit"]), int(row["rank"])
         self.takes_images = row["model_type"] in IMAGE_TYPES
         self.stored = StoredBase(folder.base(base, self.commit))
-        self.depth = self.stored.layout.depth.get("encoder", self.stored.layout.depth.get("", 1))
+        depth = self.stored.layout.depth.get("encoder", self.stored.layout.depth.get("", 1))
+        self.layer_count = len(options.request.layers or chosen_layers(depth))
         self.width = next(iter(self.stored.layout.matrices)).shape[1]
+        self.budget = options.memory or available_memory()
         listed = {one.id: one.row for one in Listing(folder.listing(base)).models()}
-        self.units = [
+        units = [
             ProfileUnit(
-                self.identity("fine_tune", row["model"], str(row["commit"] or "main")),
+                self._identity("fine_tune", row["model"], str(row["commit"] or "main")),
                 row["relation"],
                 listed_filenames(listed[row["model"]]) if row["model"] in listed else None,
                 int(row["weight_bytes"] or 0),
@@ -203,10 +204,15 @@ class _Profiling:
             for row in found
             if not models or row["model"] in models
         ][: options.limit]
-        self.report = ProfileReport(base, self.commit, str(folder.root), discovered=len(self.units))
+        kinds = ("base", "untrained") if options.with_untrained else ("base",)
+        self.due = [unit for unit in units if not self._is_done(unit.identity)]
+        identities = [self._identity(kind, base, self.commit) for kind in kinds]
+        self.baselines = [identity for identity in identities if not self._is_done(identity)]
+        self.report = ProfileReport(base, self.commit, str(folder.root), discovered=len(units))
+        self.report.unchanged = len(units) - len(self.due)
         self.is_new = False  # whether there may be something to publish
 
-    def identity(self, subject: str, model: str, commit: str) -> ProfileIdentity:
+    def _identity(self, subject: str, model: str, commit: str) -> ProfileIdentity:
         """The identity of a profile with these options."""
         request, chosen = self.options.request, self.options.probe
         return ProfileIdentity(
@@ -223,80 +229,71 @@ class _Profiling:
             layers=request.layers or (),
         )
 
-    def layer_count(self) -> int:
-        """How many layers of each model are measured."""
-        return len(self.options.request.layers or chosen_layers(self.depth))
-
     def _is_done(self, identity: ProfileIdentity) -> bool:
-        found = self.store.find(identity)
+        found = ProfileStore(self.folder).find(identity)
         return found is not None and found.is_complete
-
-    def due(self) -> list[ProfileUnit]:
-        """The models without a complete profile."""
-        return [unit for unit in self.units if not self._is_done(unit.identity)]
-
-    def due_baselines(self) -> list[ProfileIdentity]:
-        """What models are compared with, where it has no profile: the base, and the same with fresh weights."""
-        kinds = ("base", "untrained") if self.options.with_untrained else ("base",)
-        found = [self.identity(kind, self.base, self.commit) for kind in kinds]
-        return [identity for identity in found if not self._is_done(identity)]
 
     def run(self) -> None:
         """Profile everything that is due."""
         check_device(self.options.device)
-        due, baselines = self.due(), self.due_baselines()
-        self.report.unchanged = len(self.units) - len(due)
-        if not due and not baselines:
+        if not self.due and not self.baselines:
             return
-        workers, layers = self._workers(len(due)), self.layer_count()
-        with Progress((len(due) + len(baselines)) * layers, "layers") as progress:
+        workers, layers, report = self._workers(), self.layer_count, self.report
+        with Progress((len(self.due) + len(self.baselines)) * layers, "layers") as progress:
 
             def on_progress(model: str, what: str, layer: int) -> None:
                 if what == "layer":
                     progress.update(1, model)
                 say_more(f"{model}: {what}" + (f" {layer}" if layer else ""))
 
-            worker = self._worker(baselines, on_progress, self._budget() // workers if workers > 1 else None)
+            worker = self._worker(on_progress, self.budget // workers if workers > 1 else self.options.memory)
             if workers == 1:  # in this process, so progress is shown by layer
                 worker = replace(worker, on_progress=on_progress)
             try:
-                with closing(run_units(due, worker, workers)) as results:
+                with closing(run_units(self.due, worker, workers)) as results:
                     for result in results:
+                        error, model = result.error, result.unit.identity.model
                         if workers > 1:
-                            progress.update(layers, result.unit.identity.model)
-                        self._settle(result)
+                            progress.update(layers, model)
+                        report.count(error)
+                        if error is not None:
+                            report.refused.append({"model": model, "reason": error.reason, "detail": error.detail})
+                            say(f"{model} has no profile ({error.reason}): {error.detail}")
             finally:
-                forget_base()
+                base_weights.cache_clear()
 
-    def _workers(self, models: int) -> int:
+    def _workers(self) -> int:
         """As many workers as there is memory for. Raises AtlasError where ``memory`` cannot hold even one."""
-        wanted = workers_for(self.options.workers, models)
-        stored = self.stored
+        wanted, stored = workers_for(self.options.workers, len(self.due)), self.stored
         one = PROCESS_BYTES + WORKING_BYTES + stored.block_bytes + 4 * (stored.block_bytes // stored.item_bytes)
-        budget = self._budget()
-        if self.options.memory is not None and one > budget:
+        if self.options.memory is not None and one > self.budget:
             raise AtlasError(
-                f"`memory` {size_in_words(budget)} is too little for this base: a model takes about "
+                f"`memory` {size_in_words(self.budget)} is too little for this base: a model takes about "
                 f"{size_in_words(one)}.",
                 "Allow more, or leave `memory` out.",
             )
-        fitting = max(1, min(wanted, budget // one - 1))  # one less, because this process also needs room
+        fitting = max(1, min(wanted, self.budget // one - 1))  # one less, because this process also needs room
         if fitting < wanted:
             say(f"memory for {fitting} of {wanted} workers")
         return fitting
 
-    def _budget(self) -> int:
-        return self.options.memory or available_memory()
-
-    def _worker(self, baselines: Sequence[ProfileIdentity], on_progress: Any, memory: int | None) -> ProfileWorker:
+    def _worker(self, on_progress: OnProgress, memory: int | None) -> ProfileWorker:
         """Profile the baselines and make the worker for all models. The base is freed when this returns."""
         torch.set_num_threads(1)
         options, request = self.options, self.options.request
-        source, base = self._read_base()
+        try:
+            source = Source(ModelRef.of_atlas(self.base), self.commit)
+            download_base(source)
+            base = read_subject(source, device=options.device, memory=self.budget)
+        except AtlasError:
+            raise
+        except Exception as error:
+            known = classify_error(error)
+            raise AtlasError(f"{self.base} cannot be profiled: {known.detail}.", "Choose another base.") from error
         probe = options.probe.probe(base)
         chosen = base.layers.choose(request.layers)
         self.is_new = True  # from here on there are complete layers to publish, even after an interruption
-        for identity in baselines:
+        for identity in self.baselines:
             subject = base if identity.subject == "base" else base.twin(request.seed, options.device)
             store_profile(self.folder.root, identity, subject, probe, request, None, on_progress)
         with torch.no_grad():
@@ -310,23 +307,5 @@ class _Profiling:
             tokenizer=base.tokenizer,
             choice=options.probe,
             device=options.device,
-            memory=memory if memory is not None else options.memory,
+            memory=memory,
         )
-
-    def _read_base(self) -> tuple[Source, Subject]:
-        try:
-            source = Source(ModelRef.of_atlas(self.base), self.commit)
-            download_base(source)
-            return source, read_subject(source, device=self.options.device, memory=self._budget())
-        except AtlasError:
-            raise
-        except Exception as error:
-            known = classify_error(error)
-            raise AtlasError(f"{self.base} cannot be profiled: {known.detail}.", "Choose another base.") from error
-
-    def _settle(self, result: Result[ProfileUnit]) -> None:
-        error, model = result.error, result.unit.identity.model
-        self.report.count(error)
-        if error is not None:
-            self.report.refused.append({"model": model, "reason": error.reason, "detail": error.detail})
-            say(f"{model} has no profile ({error.reason}): {error.detail}")

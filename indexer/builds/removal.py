@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from indexer.atlas import AtlasFolder
@@ -19,22 +21,32 @@ from indexer.publish.stored_answers import forget_answers
 from indexer.records.store import RecordStore
 
 
-def remove_model(atlas: str, model: str, base: str | None = None, *, keep_record: bool = False) -> dict[str, Any]:
-    """Take a model out of every base that has it, or out of ``base``: tables, vectors, profiles, records.
+def remove(
+    model: str, base: str | None = None, atlas: str | Path = "atlas", *, keep_record: bool = False
+) -> dict[str, Any]:
+    """Take a model out of every base that has it, or out of ``base``: what `index remove` does.
 
-    The listing notes the removal, so that builds ignore the model until `index add` names it. ``keep_record``: its
-    records stay on disk, so that adding it again reads nothing. Raises AtlasError where the atlas does not contain it.
+    Its rows, vectors, profiles and records go, and the listing notes the removal, so that builds ignore the model until
+    `index add` names it. ``keep_record``: its records stay on disk, so that adding it again reads nothing. Returns
+    ``model``, ``bases``, ``records_removed`` and ``atlas``. Raises AtlasError where the atlas does not contain it.
     """
     folder = AtlasFolder(atlas).require()
     with folder.locked("index remove"):
         found = _bases_of(folder, model, base)
         name = next(iter(found.values()))
-        records = 0
+        profiles, records = ProfileStore(folder), 0
         for canonical in found:
             Listing(folder.listing(canonical)).remove(name)
             forget_answers(folder, canonical, name)
-            _remove_profiles(folder, canonical, name)
-            _publish_without(folder, canonical, name)
+            for digest in list(profiles.digests()):
+                with suppress(AtlasError):
+                    identity = profiles.read(digest).identity
+                    if (identity.subject, identity.model, identity.base) == ("fine_tune", name, canonical):
+                        folder.profile(digest).unlink(missing_ok=True)
+            with Reading(folder.database) as connection:
+                (row,) = published_bases(connection, canonical)
+            stored = StoredBase(folder.base(canonical, row["commit"]))
+            publish(folder, [Publication(stored, (), (), row["rank"], withdrawn=(name,), purged=True)])
             if not keep_record:
                 records += _remove_records(folder, canonical, name)
     return {"model": name, "bases": list(found), "records_removed": records, "atlas": str(folder.root)}
@@ -60,24 +72,6 @@ def _bases_of(folder: AtlasFolder, model: str, base: str | None) -> Mapping[str,
         hint = f"Did you mean {' or '.join(near)}?" if near else 'List its models: query sql "SELECT model FROM models"'
         raise AtlasError(f"{model} is not in this atlas{'' if wanted is None else f' as a model of {wanted}'}.", hint)
     return found
-
-
-def _publish_without(folder: AtlasFolder, base: str, model: str) -> None:
-    with Reading(folder.database) as connection:
-        (row,) = published_bases(connection, base)
-    stored = StoredBase(folder.base(base, row["commit"]))
-    publish(folder, [Publication(stored, (), (), row["rank"], withdrawn=(model,), purged=True)])
-
-
-def _remove_profiles(folder: AtlasFolder, base: str, model: str) -> None:
-    store = ProfileStore(folder)
-    for digest in list(store.digests()):
-        try:
-            identity = store.read(digest).identity
-        except AtlasError:
-            continue
-        if (identity.subject, identity.model, identity.base) == ("fine_tune", model, base):
-            folder.profile(digest).unlink(missing_ok=True)
 
 
 def _remove_records(folder: AtlasFolder, base: str, model: str) -> int:

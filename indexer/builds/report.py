@@ -143,8 +143,8 @@ class BuildEvent:
     """Something that happened in a build.
 
     ``kind``: ``listing``, a page of the Hub's listing was read; ``started``, ``total`` models will be read; ``model``,
-    one more is finished, ``done`` so far; ``note``, a remark. ``message`` says the same in words. Events of a model
-    also have its id, its ``outcome``, and the bytes read.
+    one more is finished, ``done`` so far; ``note``, a remark. ``message`` says the same in words. ``started`` also has
+    the ``base``; events of a model have its id, its ``outcome``, and the bytes read.
     """
 
     kind: Literal["listing", "started", "model", "note"]
@@ -154,22 +154,27 @@ class BuildEvent:
     model: str | None = None
     outcome: Literal["indexed", "skipped", "failed"] | None = None
     bytes_read: int = 0
+    base: str | None = None
 
 
+# Called with every event.
 Progress = Callable[[BuildEvent], None]
+# Called with what will be read; returns whether to go on.
+Confirm = Callable[["Estimate"], bool]
 
 
 class Watcher:
-    """Follows a build, and passes it on to ``progress``; the command line has a watcher of its own."""
+    """Turns what happens in a build into events for ``progress``; ``confirm`` is asked before models are read."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
-        self.progress = progress or (lambda _event: None)
+    def __init__(self, progress: Progress | None = None, confirm: Confirm | None = None) -> None:
+        self.progress: Progress = progress or (lambda _event: None)
+        self.confirm: Confirm = confirm or (lambda _estimate: True)
         self.done = self.total = 0
 
     def started(self, base: str, units: int) -> None:
         """Work on ``units`` models begins."""
         self.done, self.total = 0, units
-        self.progress(BuildEvent("started", f"reading {units} fine-tunes of {base}", total=units))
+        self.progress(BuildEvent("started", f"reading {units} fine-tunes of {base}", total=units, base=base))
 
     def finished(self, result: Result[Unit]) -> None:
         """One model is finished."""
@@ -191,10 +196,6 @@ class Watcher:
         """A remark that a person should see."""
         self.progress(BuildEvent("note", sentence))
 
-    def say_progress(self, sentence: str) -> None:
-        """How far the crawl has come; replaces the sentence before."""
+    def listed(self, sentence: str) -> None:
+        """A page of the listing was read; replaces the sentence before."""
         self.progress(BuildEvent("listing", sentence))
-
-    def confirmed(self, estimate: Estimate) -> bool:
-        """Whether to go on and read that much."""
-        return True

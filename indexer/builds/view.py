@@ -9,11 +9,9 @@ from typing import Any
 import click
 
 from indexer.builds.plan import Estimate
-from indexer.builds.report import Result, Watcher
+from indexer.builds.report import BuildEvent
 from indexer.console.messages import Progress, say, say_more
-from indexer.errors import Failed
 from indexer.quantities import duration_in_words, size_in_words
-from indexer.records.identity import Unit
 
 # Bytes to be read above which the user is asked first.
 ASK_ABOVE = 2_000_000_000
@@ -22,64 +20,52 @@ NARROWEST_BAR = 5  # columns; a shorter bar shows less than the count next to it
 _PERCENT_AND_EDGES = 7  # " 45%|" and "| "
 
 
-class BuildView(Watcher):
-    """The watcher of the command line."""
+class BuildView:
+    """Shows the events of a build: the ``progress`` and ``confirm`` of the command line. ``yes``: never ask."""
 
     def __init__(self, yes: bool = False) -> None:
-        super().__init__()
         self.yes = yes
-        self._models: ModelsProgress | None = None
-        self._pages: Progress | None = None
+        self._shown: Progress | None = None  # the pages of the listing, then the models of a base
 
     def __enter__(self) -> BuildView:
         return self
 
     def __exit__(self, *ending: object) -> None:
-        self._finish_models()
-        self._finish_pages()
+        self._close()
 
-    def started(self, base: str, units: int) -> None:
-        """Work on ``units`` models begins."""
-        self._finish_pages()
-        self._finish_models()  # of the base before
-        if units:
-            self._models = ModelsProgress(units, base)
+    def __call__(self, event: BuildEvent) -> None:
+        """Show one event."""
+        if event.kind == "started":
+            self._close()
+            if event.total:
+                self._shown = ModelsProgress(event.total, event.base or "")
+        elif event.kind == "model":
+            if event.outcome != "indexed":
+                say_more(event.message)
+            if isinstance(self._shown, ModelsProgress):
+                self._shown.finished(event)
+        elif event.kind == "listing":
+            if self._shown is None or isinstance(self._shown, ModelsProgress):
+                self._close()
+                self._shown = Progress(None, "pages of the listing")
+            self._shown.update(1, event.message)
+        else:
+            if not isinstance(self._shown, ModelsProgress):
+                self._close()
+            say(event.message)
 
-    def finished(self, result: Result[Unit]) -> None:
-        """One model is finished."""
-        if result.error is not None:
-            say_more(f"{result.unit.model.id}: {result.error.reason}: {result.error.detail}")
-        if self._models is not None:
-            self._models.finished(result)
-
-    def say(self, sentence: str) -> None:
-        """Print a remark."""
-        self._finish_pages()
-        say(sentence)
-
-    def confirmed(self, estimate: Estimate) -> bool:
+    def confirm(self, estimate: Estimate) -> bool:
         """Print what will be read; at a terminal, ask first where that is much. Ctrl-C is not caught."""
         if not estimate.models:
             return True
-        self.say(estimate.sentence)
+        self(BuildEvent("note", estimate.sentence))
         is_asked = not self.yes and estimate.bytes > ASK_ABOVE and sys.stdin.isatty() and sys.stderr.isatty()
         return not is_asked or click.confirm("Go on?", default=True, err=True)
 
-    def say_progress(self, sentence: str) -> None:
-        """A page of the listing was read."""
-        if self._pages is None:
-            self._pages = Progress(None, "pages of the listing")
-        self._pages.update(1, sentence)
-
-    def _finish_pages(self) -> None:
-        if self._pages is not None:
-            self._pages.close()
-            self._pages = None
-
-    def _finish_models(self) -> None:
-        if self._models is not None:
-            self._models.close()
-            self._models = None
+    def _close(self) -> None:
+        if self._shown is not None:
+            self._shown.close()
+            self._shown = None
 
 
 class ModelsProgress(Progress):
@@ -89,25 +75,25 @@ class ModelsProgress(Progress):
         self.failed = self.skipped = self.bytes_read = 0
         super().__init__(total, f"reading fine-tunes of {base}")
 
-    def finished(self, result: Result[Any]) -> None:
+    def finished(self, event: BuildEvent) -> None:
         """One model is finished."""
-        if isinstance(result.error, Failed):
-            self.failed += 1
-        elif result.error is not None:
-            self.skipped += 1
-        self.bytes_read += result.bytes_read
-        self.update(1, size=result.bytes_read)
+        self.failed += event.outcome == "failed"
+        self.skipped += event.outcome == "skipped"
+        self.bytes_read += event.bytes_read
+        self.update(1, size=event.bytes_read)
 
     def words(self) -> list[str]:
         """What is shown after the count."""
         is_over = self.done == self.total
-        models, size, left = self.rate.units_per_second, self.rate.size_per_second, self.seconds_left
+        models, size, left = self.rate, self.size_rate, self.seconds_left
         if is_over and self.seconds > 0:
             models, size = self.done / self.seconds, self.bytes_read / self.seconds
         words = [f"{self.failed} failed", f"{self.skipped} skipped", size_in_words(self.bytes_read)]
         if models is not None and size is not None:
             is_slow = models * 60 < 1
-            words.append(f"{_short(1 / models)} s each" if is_slow else f"{_short(models * 60)}/min")
+            rate = 1 / models if is_slow else models * 60
+            short = f"{rate:.{1 if rate < 9.95 else 0}f}"
+            words.append(f"{short} s each" if is_slow else f"{short}/min")
             words.append(f"{size_in_words(size)}/s")
         if is_over:
             words.append(f"in {duration_in_words(self.seconds)}")
@@ -142,7 +128,3 @@ class ModelsProgress(Progress):
                 return found | {"counts": text}
 
         return Bar(total=self.total, file=sys.stderr, dynamic_ncols=True)
-
-
-def _short(number: float) -> str:
-    return f"{number:.1f}" if number < 9.95 else f"{number:.0f}"

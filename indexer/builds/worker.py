@@ -48,6 +48,16 @@ class RecordWorker:
         limit_bandwidth(str(self.atlas), self.resources.bandwidth)
         store = RecordStore(AtlasFolder(self.atlas))
         started, traffic, problem = time.perf_counter(), Traffic(), None
+
+        def record_of(parent: Parent) -> Record | None:
+            """The stored record of an adapter's base at that commit."""
+            wanted = (parent.model, parent.commit, unit.base, unit.base_commit)
+            for kept in store.headers():
+                one = kept.identity
+                if (one.model, one.commit, one.base, one.base_commit) == wanted:
+                    return store.read(kept.digest)
+            return None
+
         try:
             record = vectorise(
                 unit,
@@ -55,7 +65,7 @@ class RecordWorker:
                 lambda: conversion_revision(unit.model.id),
                 ahead_bytes=self.resources.ahead_bytes,
                 traffic=traffic,
-                parent_record=lambda parent: _record_of(parent, unit, store),
+                parent_record=record_of,
             )
             store.write(record)
         except AtlasError:
@@ -83,19 +93,15 @@ def _base_matrices(path: Path, resident: bool) -> BaseMatrices:
     return matrices
 
 
-def _record_of(parent: Parent, unit: Unit, store: RecordStore) -> Record | None:
-    """The stored record of an adapter's base at that commit, or None."""
-    wanted = (parent.model, parent.commit, unit.base, unit.base_commit)
-    for kept in store.headers():
-        identity = kept.identity
-        if (identity.model, identity.commit, identity.base, identity.base_commit) == wanted:
-            return store.read(kept.digest)
-    return None
-
-
 def classify_error(error: Exception) -> ModelError:
     """What ``error`` means for the model that was being read. An unknown error counts as worth another try."""
-    if _is_lack_of_memory(error):
+    # By type where possible; PyTorch reports a lack of CPU memory only in words.
+    if isinstance(error, OSError):
+        is_lack_of_memory = error.errno == errno.ENOMEM
+    else:
+        says_so = isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+        is_lack_of_memory = says_so or isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if is_lack_of_memory:
         return Failed("out_of_memory", "reading it needed more memory than there is")
     try:
         return as_model_error(error)
@@ -104,12 +110,3 @@ def classify_error(error: Exception) -> ModelError:
         at = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in last)
         text = tidy(str(error), 200)
         return Failed("worker_error", f"the worker could not do it ({type(error).__name__}{at}: {text})")
-
-
-def _is_lack_of_memory(error: Exception) -> bool:
-    """By type where possible; PyTorch reports a lack of CPU memory only in words."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from indexer.cli.building import BUILDING
-from indexer.cli.share import SHARING
 from indexer.cli.upkeep import UPKEEP
 from indexer.console.terminal import AtlasGroup, handle_sigterm
 
@@ -35,5 +34,5 @@ def main() -> None:
     handle_sigterm()
 
 
-for command in (*BUILDING, *UPKEEP, *SHARING):
+for command in (*BUILDING, *UPKEEP):
     main.add_command(command)

@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from indexer.cli.options import (
-    base_option,
-    build_options,
-    index_options,
-    record_options,
-    resource_options,
-    selection_options,
-)
+from indexer.atlas import AtlasFolder
+from indexer.cli.options import base_option, index_options, record_options, resource_options, selection_options
 from indexer.console.completion import complete_model
 from indexer.console.messages import say
 from indexer.console.terminal import FiniteRange, atlas_option, emit, output_options
 from indexer.errors import AtlasError, require
 from indexer.names import EXECUTORS
+from indexer.quantities import duration_in_words, size_in_words
 
 if TYPE_CHECKING:
     from indexer.builds.report import BuildReport
@@ -27,12 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--base",
-    "bases",
-    multiple=True,
-    required=True,
-    metavar="ID",
-    help="Base model. May be given several times.",
+    "--base", "bases", multiple=True, required=True, metavar="ID", help="Base model. May be given several times."
 )
 @selection_options
 @record_options
@@ -41,11 +31,7 @@ if TYPE_CHECKING:
 @click.option("--executor", type=click.Choice(EXECUTORS), default="local", show_default=True,
               help="Run on processes of this machine, or on a Dask cluster.")  # fmt: skip
 @click.option("--scheduler", metavar="ADDR", help="Address of the Dask scheduler, e.g. tcp://10.0.0.1:8786.")
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Crawl, then only print the models, the bytes and the time to read them.",
-)
+@click.option("--dry-run", is_flag=True, help="Crawl, then only print the models, the bytes and the time to read them.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
 @click.option("--adopt", is_flag=True, help="Make a pulled atlas your own, and build on it.")
 @atlas_option
@@ -57,8 +43,7 @@ def build(
 
     Run it again at any time: unchanged models are not read again, failures are.
     """
-    from indexer.atlas import AtlasFolder
-    from indexer.builds.commands import build_bases
+    from indexer.builds.commands import build as build_bases
     from indexer.builds.view import BuildView
     from indexer.publish.origin import adopt as adopt_atlas
 
@@ -71,12 +56,12 @@ def build(
             "Also look for models without a base_model tag: --discover names." if chosen["discover"] == "tags" else ""
         )
         none_listed = AtlasError(f"The Hub lists no {chosen['relation']} of {', '.join(bases)}.", advice)
-    options = build_options(chosen)
     origin = adopt_atlas(AtlasFolder(atlas)) if adopt else None
     if origin is not None:
         say(f"this atlas of {origin.repository} is now your own")
+    chosen["keep_factors"] = not chosen.pop("no_keep_factors")
     with BuildView(yes) as view:
-        reports = build_bases(atlas, bases, options, dry_run, view)
+        reports = build_bases(list(bases), atlas, dry_run=dry_run, progress=view, confirm=view.confirm, **chosen)
     _print_reports(reports, output, "What was done is published; run it again to go on.", none_listed)
 
 
@@ -93,25 +78,20 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
     Give all shards the same options, then run `index publish` once.
     """
-    from indexer.builds.commands import Shard, work_shard
+    from indexer.builds.commands import Shard
+    from indexer.builds.commands import work as work_shard
     from indexer.builds.view import BuildView
 
-    share = Shard.parse(shard)
+    chosen["keep_factors"] = not chosen.pop("no_keep_factors")
     with BuildView() as view:
-        report = work_shard(atlas, base, share, build_options(chosen), view)
-    emit(report.to_dict() | {"shard": str(share)}, output)
+        report = work_shard(base, shard, atlas, progress=view, **chosen)
+    emit(report.to_dict() | {"shard": str(Shard.parse(shard))}, output)
     if report.stopped:
         raise AtlasError(f"Stopped: {report.stopped}.", "What was done stays; run it again to go on.")
 
 
 @click.command()
-@click.option(
-    "--base",
-    "bases",
-    multiple=True,
-    metavar="ID",
-    help="Only this base. May be given several times.",
-)
+@click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base. May be given several times.")
 @click.option("--rank", type=click.IntRange(1, 256), help="Rank of the records. Default: the atlas's, else theirs.")
 @index_options
 @atlas_option
@@ -119,13 +99,10 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:
     """Publish what `index work` has done, without using the network or reading a checkpoint."""
     from indexer.builds.commands import publish_records
-    from indexer.builds.options import BuildOptions, index_change
     from indexer.builds.view import BuildView
-    from indexer.names import RELATIONS
 
     with BuildView() as view:
-        options = BuildOptions(relations=RELATIONS, index=index_change(**chosen))
-        reports = publish_records(atlas, bases, options, view, rank)
+        reports = publish_records(bases, atlas, rank=rank, progress=view, **chosen)
     none_listed = AtlasError("No model is listed.", "Run `index build` or `index work`.")
     _print_reports(reports, output, "Run it again.", none_listed)
 
@@ -147,8 +124,6 @@ def _print_reports(reports: list[BuildReport], output: str, what_next: str, none
 
 def _with_units(row: dict[str, Any]) -> dict[str, Any]:
     """The same with units for sizes and times."""
-    from indexer.quantities import duration_in_words, size_in_words
-
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -173,11 +148,12 @@ def add(model: str, base: str, name: str | None, atlas: str, output: str, **chos
 
     The path of a folder is not stored. Add a folder again when it has changed; it keeps its name.
     """
-    from indexer.builds.commands import add_model
+    from indexer.builds.commands import add as add_model
     from indexer.builds.view import BuildView
 
+    chosen["keep_factors"] = not chosen.pop("no_keep_factors")
     with BuildView() as view:
-        report = add_model(atlas, model, base, build_options(chosen), view, name)
+        report = add_model(model, base, atlas, name=name, progress=view, **chosen)
     emit(report.to_dict(), output)
     if not report.is_success:
         raise AtlasError(
@@ -187,11 +163,7 @@ def add(model: str, base: str, name: str | None, atlas: str, output: str, **chos
 
 @click.command()
 @click.argument("model", shell_complete=complete_model)
-@click.option(
-    "--base",
-    metavar="ID",
-    help="Only as a model of this base. Default: of every base that contains it.",
-)
+@click.option("--base", metavar="ID", help="Only as a model of this base. Default: of every base that contains it.")
 @click.option("--keep-record", is_flag=True, help="Leave its records on disk, so that adding it again reads nothing.")
 @atlas_option
 @output_options
@@ -200,18 +172,14 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 
     Later builds ignore it; `index add` brings it back.
     """
-    from indexer.builds.removal import remove_model
+    from indexer.builds.removal import remove as remove_model
 
-    emit(remove_model(atlas, model, base, keep_record=keep_record), output)
+    emit(remove_model(model, base, atlas, keep_record=keep_record), output)
 
 
 @click.command()
 @click.argument("models", nargs=-1, shell_complete=complete_model)
-@click.option(
-    "--base",
-    metavar="ID",
-    help="Profile the fine-tunes of this base. Default: the only base of the atlas.",
-)
+@click.option("--base", metavar="ID", help="Profile the fine-tunes of this base. Default: the only base of the atlas.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
 @click.option("--with-untrained", is_flag=True, help="Also the base's architecture with fresh weights, as a baseline.")
 @click.option(
@@ -240,11 +208,7 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31), help="Random seed.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 256),
-    help="Number of processes, of one thread each. Default: 1.",
-)
+@click.option("--workers", type=click.IntRange(1, 256), help="Number of processes, of one thread each. Default: 1.")
 @click.option("--memory", metavar="SIZE", help="Memory limit for all workers together, e.g. 4G. Default: free memory.")
 @click.option("--dry-run", is_flag=True, help="Only print how many models, bytes and seconds there are.")
 @atlas_option
@@ -255,18 +219,17 @@ def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, 
     How much noise it tolerates, what can be read off linearly, how broadly it looks, and how far it has moved from the
     base. Results on small models may not carry over to large ones.
     """
-    require("Profiling", "torch", "transformers")
-    from indexer.atlas import AtlasFolder
-    from indexer.builds.profiling import ProfileOptions, base_and_models, profile_base, profile_plan
+    from indexer import library
 
-    folder = AtlasFolder(atlas).require()
-    options = ProfileOptions.parse(**chosen)
-    canonical, named = base_and_models(folder, base, models)
+    require("Profiling", "torch", "transformers")
     if dry_run:
+        from indexer.builds.profiling import ProfileOptions, base_and_models, profile_plan
+
+        folder, options = AtlasFolder(atlas).require(), ProfileOptions.parse(**chosen)
+        canonical, named = base_and_models(folder, base, models)
         emit(profile_plan(folder, canonical, named, options), output)
         return
-    with folder.locked("index profile"):
-        report = profile_base(folder, canonical, named, options)
+    report = library.profile(models, base, atlas, **chosen)
     emit(report.to_dict(), output)
     if not report.is_success:
         raise AtlasError(

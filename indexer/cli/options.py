@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from indexer.console.completion import complete_base
+from indexer.console.messages import say
 from indexer.console.terminal import FiniteRange
 from indexer.names import DISCOVERIES, SORTS
 
 if TYPE_CHECKING:
-    from indexer.builds.options import BuildOptions
+    from indexer.builds.report import BuildEvent
+
+
+def print_note(event: BuildEvent) -> None:
+    """Print what a command that only makes remarks says: its ``progress``."""
+    say(event.message)
 
 
 def base_option(text: str, *name: str, **options: Any) -> Any:
@@ -82,10 +88,3 @@ index_options = together(
                  help="Size limit of a compressed index, e.g. 4G. Default: 1 GiB."),
     click.option("--recall", type=FiniteRange(0, 1), help="Minimum recall@10 of a compressed index. Default: 0.95."),
 )  # fmt: skip
-
-
-def build_options(chosen: dict[str, Any]) -> BuildOptions:
-    """The options of a build, from those of a command."""
-    from indexer.builds.options import BuildOptions
-
-    return BuildOptions.parse(keep_factors=not chosen.pop("no_keep_factors"), **chosen)

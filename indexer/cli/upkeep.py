@@ -1,12 +1,13 @@
-"""The commands that look after an atlas: status, verify, rebuild, represent."""
+"""The commands that look after an atlas and share it: status, verify, rebuild, represent, push, pull, merge."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from indexer.cli.options import index_options, length_option
+from indexer.cli.options import index_options, length_option, print_note
 from indexer.console.advice import for_command_line
 from indexer.console.terminal import atlas_option, emit, output_options, say
 from indexer.quantities import size_in_words
@@ -26,10 +27,9 @@ def _representations(_context: click.Context, _parameter: click.Parameter, typed
 @output_options
 def status(details: bool, atlas: str, output: str) -> None:
     """What is in the atlas."""
-    from indexer.atlas import AtlasFolder
-    from indexer.publish.maintenance import status as status_of
+    from indexer import library
 
-    found = status_of(AtlasFolder(atlas))
+    found = library.status(atlas)
     if output == "table" and not details:
         found = _in_short(found)
     emit(found["bases"] if output in ROWS else found, output)
@@ -66,11 +66,9 @@ def _in_short(found: dict[str, Any]) -> dict[str, Any]:
 @click.pass_context
 def verify(context: click.Context, strict: bool, atlas: str, output: str) -> None:
     """Check every file against its checksum and the database against the files; exit 1 if anything disagrees."""
-    from indexer.atlas import AtlasFolder
-    from indexer.publish.deep_verification import verify_deeply
-    from indexer.publish.verification import verify as verify_atlas
+    from indexer import library
 
-    found = verify_deeply(AtlasFolder(atlas)) if strict else verify_atlas(AtlasFolder(atlas))
+    found = library.verify(atlas, strict=strict)
     rows = [one.as_row() | {"problem": for_command_line(one.problem)} for one in found]
     emit(
         rows if output in ROWS else {"ok": not found, "disagreements": rows},
@@ -92,13 +90,9 @@ def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
     The vectors' centre is computed again from all models. Models that a listing lacks are taken from the old database
     and the records. Nothing is changed if models would be lost.
     """
-    from indexer.atlas import AtlasFolder
-    from indexer.builds.options import index_change
-    from indexer.publish.maintenance import rebuild as rebuild_atlas
+    from indexer import library
 
-    folder = AtlasFolder(atlas)
-    with folder.locked("index rebuild"):
-        emit(rebuild_atlas(folder, say=say, force=force, index=index_change(**chosen)), output)
+    emit(library.rebuild(atlas, force=force, progress=print_note, **chosen), output)
 
 
 @click.command()
@@ -113,14 +107,82 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
     --index applies to all representations from then on. --vector-length makes the vectors of input again, the only
     ones whose length can be chosen.
     """
-    from indexer.atlas import AtlasFolder
-    from indexer.builds.options import index_change
-    from indexer.publish.maintenance import represent as represent_atlas
+    from indexer import library
 
-    choice = index_change(**chosen)
-    folder = AtlasFolder(atlas).require()
-    with folder.locked(f"index represent {name}"):
-        emit(represent_atlas(folder, name, choice, say), output)
+    emit(library.represent(name, atlas, progress=print_note, **chosen), output)
 
 
-UPKEEP = (status, verify, rebuild, represent)
+@click.command()
+@click.argument("name", metavar="OWNER/NAME")
+@click.option("--private", is_flag=True, help="If the repository is new, make it private.")
+@click.option("--tag", metavar="T", help="Tag of this state. Default: g and the number of the generation.")
+@click.option("--with-records", is_flag=True, help="Also the records, which a build continues from: many gigabytes.")
+@click.option("--with-private", is_flag=True, help="Even if models are private or gated on the Hub.")
+@click.option("--with-local", is_flag=True, help="Even if models are folders of this machine.")
+@click.option("--force", is_flag=True, help="Even if this replaces a newer atlas, or the repository has other files.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be sent.")
+@atlas_option
+@output_options
+def push(name: str, atlas: str, output: str, **chosen: Any) -> None:
+    """Publish the atlas as the dataset OWNER/NAME on the Hub: all of it at once, then a tag.
+
+    Unchanged files are not sent again. Log in first: `hf auth login`, or set HF_TOKEN.
+    """
+    from indexer import library
+
+    report = library.push(name, atlas, progress=print_note, **chosen)
+    row = asdict(report)
+    changes = row.pop("changes")
+    if not chosen["dry_run"]:
+        emit(row, output)
+    elif output == "table":
+        emit(changes, output)
+        sizes = f"{size_in_words(report.sent_bytes)} of {size_in_words(report.bytes)}"
+        say(f"{report.sent_files} of {report.files} files would be sent, {sizes}")
+    else:
+        emit(row | {"changes": changes}, output)
+
+
+@click.command()
+@click.argument("name", metavar="OWNER/NAME[@TAG]", required=False)
+@click.option("--list", "listing", is_flag=True, help="List the atlases on the Hub instead.")
+@click.option("--base", metavar="ID", help="With --list: only those of this base.")
+@click.option("--with-records", is_flag=True, help="Also the records, which a build continues from: many gigabytes.")
+@atlas_option
+@output_options
+def pull(name: str | None, listing: bool, base: str | None, with_records: bool, atlas: str, output: str) -> None:
+    """Fetch an atlas from the Hub into a folder of your own, and check it.
+
+    Run it again to resume, or to fetch what was published since. The atlas is read-only until `index build --adopt`.
+    """
+    if (name is None) != listing:
+        raise click.UsageError("Name an atlas (OWNER/NAME), or use --list without a name.")
+    if name is None:
+        from indexer.share.repository import atlases_on_hub
+
+        rows = atlases_on_hub(base)
+        emit(rows, output, columns=["atlas", "bases", "models", "generation", "modified", "private", "downloads"])
+        if not rows:
+            say("the Hub lists no atlas" + (f" of {base}" if base else ""))
+        return
+    if base is not None:
+        raise click.UsageError("--base goes with --list.")
+    from indexer import library
+
+    emit(asdict(library.pull(name, atlas, with_records=with_records, progress=print_note)), output)
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="A B …")
+@atlas_option
+@output_options
+def merge(sources: tuple[str, ...], atlas: str, output: str) -> None:
+    """Make one new atlas (--atlas) from the records of several, which have different bases or shards of one."""
+    from indexer import library
+
+    if len(sources) < 2:
+        raise click.UsageError("Name two atlases or more.")
+    emit(asdict(library.merge(sources, atlas, progress=print_note)), output)
+
+
+UPKEEP = (status, verify, rebuild, represent, push, pull, merge)

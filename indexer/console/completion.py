@@ -5,8 +5,6 @@ Completion must be fast and silent: nothing heavy is imported, and errors comple
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from indexer.atlas import AtlasFolder
@@ -43,14 +41,10 @@ def _names(context: click.Context, statement: str, typed: str) -> list[str]:
     from indexer.database.reading import Reading
 
     try:
-        with Reading(_folder(context).require().database) as connection:
+        folder = AtlasFolder(context.params.get("atlas") or "atlas").require()
+        with Reading(folder.database) as connection:
             names = [str(row["name"]) for row in connection.rows(f"{statement} LIMIT {_MOST}", [typed])]
     except (AtlasError, OSError):
         return []
     # A shell inserts them unquoted: in an atlas from somebody else, a name could contain a command.
     return [name for name in names if is_hub_id(name) or is_local_id(name)]
-
-
-def _folder(context: click.Context) -> AtlasFolder:
-    named: Any = context.params.get("atlas")
-    return AtlasFolder(named or "atlas")

@@ -89,42 +89,19 @@ def say_more(sentence: str) -> None:
         say(sentence)
 
 
-class Rate:
-    """Units and sizes per second, as moving averages: a slow start is soon forgotten."""
-
-    def __init__(self) -> None:
-        from tqdm.std import EMA
-
-        self._seconds, self._units, self._size = (EMA(_SMOOTHING) for _ in range(3))
-        self._last = time.monotonic()
-
-    def note(self, units: int, size: float = 0.0) -> None:
-        """``units`` more are done, ``size`` in all."""
-        now = time.monotonic()
-        self._seconds(now - self._last)
-        self._units(units)
-        self._size(size)
-        self._last = now
-
-    @property
-    def units_per_second(self) -> float | None:
-        """None before anything is done."""
-        return self._units() / self._seconds() if self._seconds() > 0 else None
-
-    @property
-    def size_per_second(self) -> float | None:
-        """None before anything is done."""
-        return self._size() / self._seconds() if self._seconds() > 0 else None
-
-
 class Progress:
-    """A bar if stderr is a terminal, else a plain line now and then."""
+    """A bar if stderr is a terminal, else a plain line now and then.
+
+    Rates are moving averages, so a slow start is soon forgotten.
+    """
 
     is_drawn = False  # whether a bar is on the terminal now
 
     def __init__(self, total: int | None, what: str) -> None:
         self.what, self.total, self.done, self.note = what, total, 0, ""
-        self.rate = Rate()
+        from tqdm.std import EMA
+
+        self._mean_seconds, self._mean_units, self._mean_size = (EMA(_SMOOTHING) for _ in range(3))
         self._started = self._last = self._printed = time.monotonic()
         self._bar: Any = None
         if self.may_draw():
@@ -148,17 +125,30 @@ class Progress:
         return self._last - self._started
 
     @property
+    def rate(self) -> float | None:
+        """Units per second; None before anything is done."""
+        return self._mean_units() / self._mean_seconds() if self._mean_seconds() > 0 else None
+
+    @property
+    def size_rate(self) -> float | None:
+        """Bytes per second; None before anything is done."""
+        return self._mean_size() / self._mean_seconds() if self._mean_seconds() > 0 else None
+
+    @property
     def seconds_left(self) -> float | None:
         """By the recent rate; None if that or the total is not known."""
-        rate = self.rate.units_per_second
+        rate = self.rate
         return None if not rate or self.total is None else max(0, self.total - self.done) / rate
 
     def update(self, count: int = 1, note: str = "", size: float = 0.0) -> None:
         """``count`` more units are done, of ``size`` bytes in all; ``note`` is printed after the numbers."""
         self.done += count
         self.note = note
-        self.rate.note(count, size)
-        self._last = time.monotonic()
+        now = time.monotonic()
+        self._mean_seconds(now - self._last)
+        self._mean_units(count)
+        self._mean_size(size)
+        self._last = now
         if self._bar is not None:
             self._bar.set_postfix_str(clean(note), refresh=False)
             self._bar.update(count)

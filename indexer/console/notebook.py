@@ -22,7 +22,18 @@ def shown(sentence: str, table: Any, notes: Iterable[str] = (), picture: bytes |
         alternative = html.escape(clean(sentence))
         parts.append(f'<img alt="{alternative}" style="max-width:100%" src="data:image/png;base64,{image}">')
     else:
-        parts.append(_object(table) if isinstance(table, Mapping) else rows_of(table))
+        # An object: its facts as a table of two columns, then the tables in it, each below its name.
+        tables = [("", table)]
+        if isinstance(table, Mapping):
+            tables, lines = [], []
+            for name, value in table.items():
+                if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+                    tables.append((name, value))
+                else:
+                    lines.append(f'<tr><th style="text-align:left">{text(name)}</th>{_data(value)}</tr>')
+            parts += [f'<table style="{_TABLE_STYLE}"><tbody>{"".join(lines)}</tbody></table>'] if lines else []
+        for name, rows in tables:
+            parts.append((f"<p><b>{text(name)}</b></p>" if name else "") + rows_of(rows))
     parts += [f"<p><small>{text(note)}</small></p>" for note in notes]
     return f"<div>{''.join(parts)}</div>"
 
@@ -50,16 +61,3 @@ def rows_of(rows: Sequence[Mapping[str, Any]]) -> str:
 def _data(value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return f'<td style="text-align:{"right" if is_number else "left"}">{html.escape(cell_text(value))}</td>'
-
-
-def _object(one: Mapping[str, Any]) -> str:
-    """Facts as a table of two columns, then the tables in it, each below its name."""
-    tables = {name: value for name, value in one.items() if _is_rows(value)}
-    facts = {name: value for name, value in one.items() if name not in tables}
-    lines = "".join(f'<tr><th style="text-align:left">{text(name)}</th>{_data(v)}</tr>' for name, v in facts.items())
-    parts = [f'<table style="{_TABLE_STYLE}"><tbody>{lines}</tbody></table>'] if facts else []
-    return "".join([*parts, *(f"<p><b>{text(name)}</b></p>{rows_of(rows)}" for name, rows in tables.items())])
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)

@@ -157,98 +157,71 @@ def _names(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None) -> 
     return list(dict.fromkeys([*(columns or ()), *(name for row in rows for name in row)]))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Column:
-    """One column of a table, as text.
-
-    ``width``: of the longest text. ``preferred``: the width for which optional columns are dropped. ``narrowest``: the
-    width below which the table becomes a line for each value.
-    """
-
-    name: str
-    head: str
-    cells: Sequence[str]
-    is_number: bool
-    width: int
-    preferred: int
-    narrowest: int
-
-
-def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[_Column]:
-    """Numbers, ids and the first text column, which names the row, are never cut; names of number columns may be."""
-    columns: list[_Column] = []
-    for name in names:
-        values = [row.get(name) for row in rows]
-        cells = [cell_text(value) for value in values]
-        head = clean(name)
-        of_head, of_cells = _width(head), max(map(_width, cells), default=0)
-        width = preferred = narrowest = max(of_head, of_cells)
-        is_number = all(map(_is_number, values))
-        if is_number:
-            narrowest = max(NARROWEST_TEXT, of_cells)
-        elif any(not one.is_number for one in columns) and not _are_ids(values):
-            preferred, narrowest = max(of_head, min(of_cells, ROOM_FOR_TEXT)), NARROWEST_TEXT
-        columns.append(_Column(name, head, cells, is_number, width, preferred, narrowest))
-    return columns
-
-
 def _table(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None, optional_columns: Sequence[str] = ()
 ) -> list[str]:
     """Print a line for each row, or a line for each value on a terminal too narrow for that.
 
-    Returns the dropped columns. On a terminal optional columns are dropped while text has less than ROOM_FOR_TEXT; then
-    text is cut, then the names of number columns, in their middle.
+    Numbers, ids and the first text column, which names the row, are never cut. On a terminal optional columns are
+    dropped while text has less than ROOM_FOR_TEXT; then text is cut, then the names of number columns, in their middle.
+    Returns the dropped columns.
     """
-    columns = _columns(rows, _names(rows, names))
-    kept = list(columns)
-    widths = [one.width for one in columns]
+    names = _names(rows, names)
+    heads = {name: clean(name) for name in names}
+    cells = {name: [cell_text(row.get(name)) for row in rows] for name in names}
+    numbers: set[str] = set()
+    widths, preferred, narrowest = {}, {}, {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        of_head, of_cells = _width(heads[name]), max(map(_width, cells[name]), default=0)
+        widths[name] = preferred[name] = narrowest[name] = max(of_head, of_cells)
+        is_text_before = len(widths) - 1 > len(numbers)
+        if all(value is None or type(value) in (int, float) for value in values):
+            numbers.add(name)
+            narrowest[name] = max(NARROWEST_TEXT, of_cells)
+        elif is_text_before and not _are_ids(values):
+            preferred[name], narrowest[name] = max(of_head, min(of_cells, ROOM_FOR_TEXT)), NARROWEST_TEXT
+    kept = names
     if sys.stdout.isatty():
-        room = shutil.get_terminal_size().columns
+        columns = shutil.get_terminal_size().columns
         for name in optional_columns:
-            if sum(one.preferred + 2 for one in kept) - 2 <= room:
+            if sum(preferred[one] + 2 for one in kept) - 2 <= columns:
                 break
-            kept = [one for one in kept if one.name != name]
-        kept = kept or columns
-        fitted = _fitted(kept, room)
-        if fitted is None:
+            kept = [one for one in kept if one != name] or kept
+        room = columns - 2 * (len(kept) - 1)
+        # The widest text is cut first.
+        most = max((widths[name] for name in kept), default=0)
+        while most > NARROWEST_TEXT and sum(min(widths[name], max(most, narrowest[name])) for name in kept) > room:
+            most -= 1
+        widths = {name: min(widths[name], max(most, narrowest[name])) for name in kept}
+        if sum(widths.values()) > room:
             for at in range(len(rows)):
-                lines = [f"{one.head}: {one.cells[at]}" for one in columns if one.cells[at]]
+                lines = [f"{heads[name]}: {cells[name][at]}" for name in names if cells[name][at]]
                 _write("\n".join(lines) + "\n\n")
             return []
-        widths = fitted
-    heads = [_shortened(one.head, width) for one, width in zip(kept, widths, strict=True)]
-    for number, line in enumerate([heads, *zip(*(one.cells for one in kept), strict=True)]):
-        text = "  ".join(map(_padded, line, widths, [one.is_number for one in kept])).rstrip()
+    for number, line in enumerate([heads, *({name: cells[name][at] for name in kept} for at in range(len(rows)))]):
+        texts = []
+        for name in kept:
+            text, width = line[name], widths[name]
+            if number == 0 and _width(text) > width and text.isascii():
+                # Cut in its middle: similar names often differ at their end.
+                end = (width - 1) // 2
+                text = f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+            texts.append(_padded(text, width, name in numbers))
+        text = "  ".join(texts).rstrip()
         _write((click.style(text, bold=True) if number == 0 and is_coloured(sys.stdout) else text) + "\n")
-    return [one.head for one in columns if one not in kept]
-
-
-def _fitted(columns: Sequence[_Column], room: int) -> list[int] | None:
-    """Widths that fit ``room``: the widest text is cut first, none below its narrowest. None if that is impossible."""
-    widths, narrowest = [one.width for one in columns], [one.narrowest for one in columns]
-    room -= 2 * (len(columns) - 1)
-    if sum(widths) <= room:
-        return widths
-    for most in range(max(widths), NARROWEST_TEXT - 1, -1):
-        fitted = [min(width, max(most, least)) for width, least in zip(widths, narrowest, strict=True)]
-        if sum(fitted) <= room:
-            return fitted
-    return None
-
-
-def _shortened(head: str, width: int) -> str:
-    """The name of a column, cut in its middle if it is too long: similar names often differ at their end."""
-    if _width(head) <= width or not head.isascii():
-        return head
-    end = (width - 1) // 2
-    return f"{head[: width - 1 - end]}…{head[len(head) - end :]}"
+    return [heads[name] for name in names if name not in kept]
 
 
 def _sheet(row: Mapping[str, Any], optional_columns: Sequence[str], title: str = "") -> list[str]:
     """Print one object: a line for each value, then the objects and the tables in it, each below its name."""
     left_out: list[str] = []
-    nested = {name: value for name, value in row.items() if isinstance(value, dict) or _is_table(value)}
+    nested = {
+        name: value
+        for name, value in row.items()
+        if isinstance(value, dict)
+        or (isinstance(value, list) and value and all(isinstance(one, dict) for one in value))
+    }
     # A name without a value would look as if something were missing.
     values = {
         clean(name): cell_text(value) if value != [] else "none" for name, value in row.items() if name not in nested
@@ -267,18 +240,10 @@ def _sheet(row: Mapping[str, Any], optional_columns: Sequence[str], title: str =
     return left_out
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-
-
 def _are_ids(values: Sequence[Any]) -> bool:
     """Whether a column holds Hub ids, which people copy; plain words have no owner before a slash."""
     texts = [value for value in values if value is not None]
     return all(isinstance(text, str) and is_hub_id(text) for text in texts) and any("/" in text for text in texts)
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?", re.ASCII)

@@ -148,9 +148,11 @@ class AtlasGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Every command with the first sentence of its help, wrapped; click would cut it."""
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [
-            (name, _first_sentence(command.help or "")) for name, command in found if command and not command.hidden
-        ]
+        rows = []
+        for name, command in found:
+            if command and not command.hidden:
+                paragraph = " ".join((command.help or "").split("\n\n")[0].split())
+                rows.append((name, re.split(r"(?<=[.:]) |[:;] ", paragraph)[0].rstrip(".:") + "."))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -177,11 +179,6 @@ class AtlasGroup(click.Group):
         _silence(sys.stdout)
         _silence(sys.stderr)
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def _first_sentence(text: str) -> str:
-    paragraph = " ".join(text.split("\n\n")[0].split())
-    return re.split(r"(?<=[.:]) |[:;] ", paragraph)[0].rstrip(".:") + "."
 
 
 def replace_closed_streams() -> None:

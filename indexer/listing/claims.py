@@ -43,8 +43,11 @@ class Claim:
         return (trust, RELATION_ORDER.index(self.relation) if self.relation in RELATION_ORDER else 9)
 
 
-def tagged_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
-    """The bases that the tags name, in lower case, with the relations to each; None for a tag without a relation."""
+def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
+    """The bases that a row names, in lower case, with the relations to each; None for one without a relation.
+
+    Bases of the card count where the Hub has made no tag for them.
+    """
     tags = row.get("tags")
     found: dict[str, set[str | None]] = {}
     for tag in tags[:_MOST_TAGS] if isinstance(tags, list) else []:
@@ -55,12 +58,6 @@ def tagged_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
             found.setdefault(first.lower(), set()).add(None)
         elif first in RELATIONS and rest:
             found.setdefault(rest.lower(), set()).add(first)
-    return found
-
-
-def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
-    """As ``tagged_bases``, with the bases of the card for which the Hub has made no tag."""
-    found = tagged_bases(row)
     card = row.get("cardData")
     if isinstance(card, Mapping):
         named = card.get("base_model")
@@ -84,12 +81,6 @@ def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection
     if relations and not typed:
         typed = {untyped_relation(row)}
     return next((relation for relation in RELATION_ORDER if relation in typed and relation in wanted), None)
-
-
-def names_any(row: Mapping[str, Any], ids: Collection[str]) -> bool:
-    """Whether the row states any relation to any of ``ids``."""
-    names = {name.lower() for name in ids}
-    return any(base in names for base in stated_bases(row))
 
 
 def untyped_relation(row: Mapping[str, Any]) -> str:

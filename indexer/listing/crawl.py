@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
 from indexer.errors import AtlasError, Failed
-from indexer.listing.claims import Claim, names_any, relation_to, stated_bases
+from indexer.listing.claims import Claim, relation_to, stated_bases
 from indexer.listing.listing_state import in_utc
 from indexer.listing.questions import (
     BadRow,
@@ -29,9 +29,8 @@ from indexer.listing.questions import (
     Question,
     RawRow,
     Rejected,
-    static_questions,
 )
-from indexer.listing.untagged import weigh
+from indexer.listing.untagged import find_claim
 from indexer.names import is_hub_id
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import HubAnswer, ask, is_own, with_parameter
@@ -65,13 +64,9 @@ class ClaimFilter:
     def __init__(self, request: CrawlRequest, known: Mapping[str, tuple[str, Claim | None]]) -> None:
         self.request = request
         self._known = known
-        self._ids = {name.lower() for name in request.ids}
+        self.ids = {name.lower() for name in request.ids}
         self._candidates = 0
         self.is_cut = False  # whether untagged models were left out by a bound
-
-    def is_base(self, identifier: str) -> bool:
-        """Whether this is the base itself."""
-        return identifier.lower() in self._ids
 
     def __call__(self, question: Question, row: Any) -> ClaimedRow | BadRow | Rejected | None:
         """What a row is that answers ``question``; None for one that makes no claim.
@@ -87,26 +82,23 @@ class ClaimFilter:
         identifier = row.get("id", row.get("modelId"))
         if not isinstance(identifier, str) or not is_hub_id(identifier):
             return BadRow.of(row, "the row has no valid model id")
-        if self.is_base(identifier):
+        if identifier.lower() in self.ids:
             return None
         if len(json.dumps(row)) > LARGEST_ROW:
             return BadRow.of({"id": identifier}, f"the row is longer than {LARGEST_ROW:,} characters")
         row = {**row, "id": identifier}
-        if question.kind == "names" and not stated_bases(row):
+        stated = stated_bases(row)
+        if question.kind == "names" and not stated:
             return self._untagged(row)
-        if not isinstance(row.get("tags"), list) and not names_any(row, self.request.ids):
+        if not isinstance(row.get("tags"), list) and not stated.keys() & self.ids:
             return BadRow.of(row, "the row has no tags, so nothing says that it comes from this base")
-        claim = self._claim(question, row)
-        return ClaimedRow(row, claim) if claim else None
-
-    def _claim(self, question: Question, row: RawRow) -> Claim | None:
         direct = relation_to(row, self.request.ids, self.request.relations)
         if direct:
-            return Claim(direct, "tag", self.request.base)
+            return ClaimedRow(row, Claim(direct, "tag", self.request.base))
         if question.kind == "alias" and relation_to(row, (question.asked,), ("adapter",)):
-            return Claim("adapter", f"alias:{question.asked}", question.asked)
+            return ClaimedRow(row, Claim("adapter", f"alias:{question.asked}", question.asked))
         if question.kind == "descendants" and relation_to(row, (question.asked,), ("finetune",)):
-            return Claim("finetune", "tag", question.asked)
+            return ClaimedRow(row, Claim("finetune", "tag", question.asked))
         return None
 
     def _untagged(self, row: RawRow) -> ClaimedRow | BadRow | Rejected | None:
@@ -120,13 +112,12 @@ class ClaimFilter:
                 return None
             self._candidates += 1
             try:
-                evidence = weigh(row, self.request.ids)
+                claim, why = find_claim(row, self.request.ids)
             except Failed as error:
                 if error.reason in ("network", "rate_limited"):
                     raise as_user_error(error, f"the files of {identifier}") from error
                 why = f"its files could not be read to find its base: {error.detail}"
                 return BadRow.of({"id": identifier}, why)
-            claim, why = evidence.claim, evidence.why
         if claim is None:
             return Rejected(identifier, commit, why)
         return ClaimedRow(row, claim) if claim.relation in self.request.relations else None
@@ -140,8 +131,12 @@ class _Crawl:
         self.filter = ClaimFilter(request, self.progress.known)
 
     def run(self) -> Iterator[Page]:
-        for question in static_questions(self.request):
-            yield from self._pages(question)
+        # Every id of the base, by relation and without one.
+        for identifier in self.request.ids:
+            for relation in self.request.relations:
+                yield from self._pages(Question("tag", identifier, relation))
+        for identifier in self.request.ids:
+            yield from self._pages(Question("tag", identifier))
         if "adapter" in self.request.relations:
             for alias in self._aliases():
                 yield from self._pages(Question("alias", alias, "adapter"))
@@ -186,7 +181,7 @@ class _Crawl:
             for row in self._rows_of(answer):
                 if isinstance(row, dict) and relation_to(row, self.request.ids, ("quantized",)):
                     name = row.get("id")
-                    if isinstance(name, str) and is_hub_id(name) and not self.filter.is_base(name):
+                    if isinstance(name, str) and is_hub_id(name) and name.lower() not in self.filter.ids:
                         found[name] = None
         return list(found)[: self.request.max_aliases]
 
@@ -210,11 +205,23 @@ class _Crawl:
             before = len(ids)
             ids.update(str(row.get("id")) for row in rows if isinstance(row, dict))
             without_news = 0 if len(ids) > before else without_news + 1
-            if answer.next_link is None or self._is_past(rows):
+            # Newest first: all later pages are of models created before ``since``.
+            since, is_past = in_utc(self.request.since), False
+            if since is not None:
+                moments = [Reader().moment(row.get("createdAt"), "createdAt") for row in rows if isinstance(row, dict)]
+                known = [moment for moment in moments if moment is not None]
+                is_past = bool(known) and known == sorted(known, reverse=True) and known[-1] < since
+            if answer.next_link is None or is_past:
                 self.progress.finished.add(question.key)
                 yield replace(page, is_last=True)
                 return
-            problem = _problem_with(answer.next_link, links, without_news)
+            endpoint, problem = constants.ENDPOINT.rstrip("/"), ""
+            if not is_own(answer.next_link, endpoint):
+                problem = f"its next page is at another host ({printable(answer.next_link, 100)})"
+            elif urlsplit(answer.next_link).path != f"{urlsplit(endpoint).path}/api/models":
+                problem = f"its next page is not a listing ({printable(answer.next_link, 100)})"
+            elif answer.next_link in links or without_news >= MOST_PAGES_WITHOUT_NEWS:
+                problem = "its pages repeat themselves"
             if problem:
                 yield page
                 raise _stopped(question, problem)
@@ -246,15 +253,6 @@ class _Crawl:
             )
         return answer.value
 
-    def _is_past(self, rows: list[Any]) -> bool:
-        """Whether all later pages, newest first, are of models created before ``since``."""
-        since = in_utc(self.request.since)
-        if since is None or not rows:
-            return False
-        moments = [Reader().moment(row.get("createdAt"), "createdAt") for row in rows if isinstance(row, dict)]
-        known = [moment for moment in moments if moment is not None]
-        return bool(known) and known == sorted(known, reverse=True) and known[-1] < since
-
     def _page(self, question: Question, number: int, rows: list[Any]) -> Page:
         claimed: list[ClaimedRow] = []
         bad: list[BadRow] = []
@@ -280,18 +278,6 @@ def _status(error: Exception) -> int | None:
 
 def _first_page(parameters: list[tuple[str, str]]) -> str:
     return f"{constants.ENDPOINT.rstrip('/')}/api/models?{urlencode(parameters)}"
-
-
-def _problem_with(link: str, seen: set[str], without_news: int) -> str | None:
-    """Why a next page must not be asked for, or None."""
-    endpoint = constants.ENDPOINT.rstrip("/")
-    if not is_own(link, endpoint):
-        return f"its next page is at another host ({printable(link, 100)})"
-    if urlsplit(link).path != f"{urlsplit(endpoint).path}/api/models":
-        return f"its next page is not a listing ({printable(link, 100)})"
-    if link in seen or without_news >= MOST_PAGES_WITHOUT_NEWS:
-        return "its pages repeat themselves"
-    return None
 
 
 def _stopped(question: Question, problem: str) -> AtlasError:

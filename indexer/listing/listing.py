@@ -33,7 +33,6 @@ from indexer.listing.claims import BY_FOLDER, Claim
 from indexer.listing.listing_state import (
     RESTORED,
     CrawlState,
-    KnownModel,
     Line,
     ListedModel,
     State,
@@ -80,7 +79,7 @@ class Listing:
 
     def models(self) -> list[ListedModel]:
         """Every model that was ever listed, gone or not, in the order of their first appearance."""
-        return [model.as_listed() for model in self._read().models.values()]
+        return list(self._read().models.values())
 
     @property
     def is_crawled(self) -> bool:
@@ -133,7 +132,8 @@ class Listing:
         known = self._read().models.get(old)
         lines: list[Line] = []
         if row is not None and known is not None and new not in self._read().models:
-            claims = {key: claim for key, (claim, _) in known.claims.items()} or {"renamed": known.claim}
+            claims = {key: claim for key, (claim, _) in known.claims.items()}
+            claims = claims or {"renamed": Claim(known.relation, known.claimed_by, known.parent)}
             crawl = self._read().crawl
             lines.append(model_line(new, claims, row, crawl.id if crawl else "", datetime.now(UTC)))
         self._append([*lines, {"kind": "renamed", "id": old, "to": new}])
@@ -260,11 +260,7 @@ class Listing:
         for one in models:
             claim = Claim(one.relation, one.claimed_by, one.parent)
             key = RESTORED if is_hub_id(one.id) and one.claimed_by != BY_FOLDER else "user"
-            known = KnownModel(
-                one.id, one.row, one.first_seen, one.last_seen, {} if one.deleted_at_hub else {key: (claim, "")}
-            )
-            known.last_claim = claim
-            lines.append(known.as_line())
+            lines.append(replace(one, claims={} if one.deleted_at_hub else {key: (claim, "")}).as_line())
         if self._problems:
             kept = self.path.with_name(f"{self.path.name}.damaged")
             kept.unlink(missing_ok=True)

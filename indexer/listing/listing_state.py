@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class ListedModel:
-    """One model of a base's listing, as it was last seen.
+    """One model of a base's listing: its merged row, and the most trusted claim (the last one, if it has gone).
 
-    ``asked``: the questions that show it, by their keys; ``deleted_at_hub``: none of them shows it any more.
+    ``claims``: for each question that shows it, by the question's key, the claim made there and the crawl;
+    ``deleted_at_hub``: no question shows it any more.
     """
 
     id: str
@@ -40,7 +41,7 @@ class ListedModel:
     first_seen: datetime
     last_seen: datetime
     deleted_at_hub: bool = False
-    asked: tuple[str, ...] = ()
+    claims: Mapping[str, tuple[Claim, str]] = field(default_factory=dict)
 
     @property
     def author(self) -> str:
@@ -55,6 +56,31 @@ class ListedModel:
     def count(self, name: str) -> int:
         """A number of the row (downloads, likes); 0 where there is none."""
         return Reader().count(self.row.get(name), name) or 0
+
+    def with_claims(self, claims: Mapping[str, tuple[Claim, str]], last: Claim | None = None) -> ListedModel:
+        """The same model with these claims; ``last`` is its claim if there are none (by default the one it has)."""
+        claim = min((one for one, _ in claims.values()), key=lambda one: one.rank, default=last)
+        claim = claim or Claim(self.relation, self.claimed_by, self.parent)
+        return replace(
+            self,
+            relation=claim.relation,
+            claimed_by=claim.claimed_by,
+            parent=claim.parent,
+            deleted_at_hub=not claims,
+            claims=claims,
+        )
+
+    def as_line(self) -> Line:
+        """One line of a listing file with all of it."""
+        return {
+            "kind": "model",
+            "id": self.id,
+            "first_seen": self.first_seen.isoformat(),
+            "seen": self.last_seen.isoformat(),
+            "claims": {key: _claim_line(claim, crawl) for key, (claim, crawl) in self.claims.items()},
+            "was": _claim_line(Claim(self.relation, self.claimed_by, self.parent), ""),
+            "row": self.row,
+        }
 
 
 def select(
@@ -83,55 +109,17 @@ def select(
         and (author is None or model.author.lower() == author.lower())
         and (start is None or (model.created or _EARLIEST) >= start)
     ]
-    largest_first: Callable[[ListedModel], Any] = (
-        (lambda model: model.created or _EARLIEST) if sort == "created" else lambda model: model.count(sort)
-    )
     chosen.sort(key=lambda model: model.id)
-    chosen.sort(key=largest_first, reverse=True)  # stable: ties stay in the order of ids
+    if sort == "created":  # stable: ties stay in the order of ids
+        chosen.sort(key=lambda model: model.created or _EARLIEST, reverse=True)
+    else:
+        chosen.sort(key=lambda model: model.count(sort), reverse=True)
     return chosen[:limit]
 
 
 def in_utc(moment: datetime | None) -> datetime | None:
     """The moment, in UTC where a person typed it without a time zone."""
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
-
-
-@dataclass
-class KnownModel:
-    """One model: the merged row, and for each question that showed it the claim and the crawl."""
-
-    id: str
-    row: RawRow
-    first_seen: datetime
-    last_seen: datetime
-    claims: dict[str, tuple[Claim, str]] = field(default_factory=dict)
-    last_claim: Claim | None = None
-
-    @property
-    def claim(self) -> Claim:
-        """The most trusted claim; the last one of a model that has gone."""
-        if not self.claims:
-            assert self.last_claim is not None  # every model is made with a claim
-            return self.last_claim
-        return min((claim for claim, _ in self.claims.values()), key=lambda claim: claim.rank)
-
-    def as_listed(self) -> ListedModel:
-        """The model with its most trusted claim. It has gone where no question shows it any more."""
-        claim, asked = self.claim, tuple(self.claims)
-        described = (claim.relation, claim.claimed_by, claim.parent, self.first_seen, self.last_seen)
-        return ListedModel(self.id, self.row, *described, deleted_at_hub=not asked, asked=asked)
-
-    def as_line(self) -> Line:
-        """One line with all of it."""
-        return {
-            "kind": "model",
-            "id": self.id,
-            "first_seen": self.first_seen.isoformat(),
-            "seen": self.last_seen.isoformat(),
-            "claims": {key: _claim_line(claim, crawl) for key, (claim, crawl) in self.claims.items()},
-            "was": _claim_line(self.claim, ""),
-            "row": self.row,
-        }
 
 
 @dataclass
@@ -152,7 +140,7 @@ class State:
     """What the lines so far add up to; ``apply`` adds one."""
 
     def __init__(self) -> None:
-        self.models: dict[str, KnownModel] = {}
+        self.models: dict[str, ListedModel] = {}
         self.bad: dict[str, tuple[BadRow, str]] = {}
         self.rejected: dict[str, tuple[str, str]] = {}
         self.renamed: dict[str, str] = {}
@@ -175,10 +163,9 @@ class State:
             case "model":
                 self._model(line)
             case "gone":
-                model, questions = self.models[line["id"]], [str(key) for key in line["questions"]]
-                model.last_claim = model.claim
-                for key in questions:
-                    model.claims.pop(key, None)
+                model, questions = self.models[line["id"]], {str(key) for key in line["questions"]}
+                left = {key: claim for key, claim in model.claims.items() if key not in questions}
+                self.models[model.id] = model.with_claims(left)
             case "bad":
                 bad = BadRow(str(line["why"]), str(line["raw"]), str(line["key"]), _moment(line["seen"]))
                 self.bad[bad.key] = (bad, str(line.get("crawl", "")))
@@ -192,7 +179,7 @@ class State:
                 self.renamed[old] = new
                 before, after = self.models.pop(old, None), self.models.get(new)
                 if before is not None and after is not None:
-                    after.first_seen = min(after.first_seen, before.first_seen)
+                    self.models[new] = replace(after, first_seen=min(after.first_seen, before.first_seen))
             case "removed":
                 identifier, seen = line["id"], line["seen"]
                 if not isinstance(identifier, str) or not isinstance(seen, str):
@@ -242,11 +229,10 @@ class State:
             identifier: (commit, None) for identifier, (commit, _) in self.rejected.items()
         }
         for model in self.models.values():
-            claim = model.claim
-            if claim.relation == "finetune" and any(one == crawl.id for _, one in model.claims.values()):
-                downloads = Reader().count(model.row.get("downloads"), "downloads") or 0
-                fine_tunes[model.id] = (claim.parent, downloads)
-            if claim.claimed_by in _EXAMINED:
+            if model.relation == "finetune" and any(one == crawl.id for _, one in model.claims.values()):
+                fine_tunes[model.id] = (model.parent, model.count("downloads"))
+            if model.claimed_by in _EXAMINED:
+                claim = Claim(model.relation, model.claimed_by, model.parent)
                 known[model.id] = (str(model.row.get("sha") or ""), claim)
         return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, fine_tunes, known)
 
@@ -306,13 +292,10 @@ class State:
         if is_too_deep(row):
             raise ValueError(f"the row of {identifier} is nested too deeply")
         if known is None:
-            first = _moment(line.get("first_seen", line["seen"]))
-            known = self.models[identifier] = KnownModel(identifier, {}, first, seen)
-        if row is not None:
-            known.row = self.merged(identifier, row)
-        known.last_seen = max(known.last_seen, seen)
-        known.claims.update(claims)
-        known.last_claim = was or known.claim
+            known = ListedModel(identifier, {}, "", "", "", _moment(line.get("first_seen", line["seen"])), seen)
+        merged = known.row if row is None else self.merged(identifier, row)
+        known = replace(known, row=merged, last_seen=max(known.last_seen, seen))
+        self.models[identifier] = known.with_claims({**known.claims, **claims}, was)
         self.rejected.pop(identifier, None)
         self.renamed.pop(identifier, None)
         self.removed.pop(identifier, None)

@@ -69,7 +69,13 @@ class Parents:
 
     def _parent(self, name: str, above: tuple[str, ...]) -> Parent | bool | None:
         """The model of that name; True if it is the base after all, None if unknown."""
-        row = self._row(name)
+        key = name.lower()
+        if key not in self._rows:
+            if self._ask is None or not self._left:
+                return None
+            self._left -= 1
+            self._rows[key] = self._ask(name)
+        row = self._rows[key]
         identifier = str(row.get("id")) if row else ""
         if row is None or not is_hub_id(identifier) or identifier.lower() in above or len(above) > DEEPEST:
             return None
@@ -85,15 +91,6 @@ class Parents:
             if len(self.unknown) > before:
                 return None
         return Parent(identifier, commit, relation, below, listed_filenames(row))
-
-    def _row(self, name: str) -> Row | None:
-        key = name.lower()
-        if key not in self._rows:
-            if self._ask is None or not self._left:
-                return None
-            self._left -= 1
-            self._rows[key] = self._ask(name)
-        return self._rows[key]
 
 
 def named_base(row: Row) -> str | None:

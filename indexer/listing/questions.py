@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -174,12 +174,3 @@ class CrawlProgress:
     link: str | None = None
     fine_tunes: dict[str, tuple[str, int]] = field(default_factory=dict)
     known: Mapping[str, tuple[str, Claim | None]] = field(default_factory=dict)
-
-
-def static_questions(request: CrawlRequest) -> Iterator[Question]:
-    """The questions that do not depend on answers: every id of the base, by relation and without one."""
-    for identifier in request.ids:
-        for relation in request.relations:
-            yield Question("tag", identifier, relation)
-    for identifier in request.ids:
-        yield Question("tag", identifier)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from indexer.cards.readme import trainer_sentence
@@ -50,18 +49,11 @@ _NAMED_IN = (
 YES, NO, UNSURE = "yes", "no", "unsure"
 
 
-@dataclass(frozen=True)
-class ClaimFound:
-    """What was found. ``claim`` is None for a model of another base; ``why`` names the evidence."""
-
-    claim: Claim | None
-    why: str
-
-
-def weigh(row: Mapping[str, Any], ids: Collection[str]) -> ClaimFound:
+def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str]:
     """Whether the model of ``row`` comes from the base that ``ids`` name, the canonical id first.
 
-    Reads up to three small files. Raises Failed where one of them could not be read, but may be readable later.
+    Returns its claim, None for a model of another base, and the evidence in words. Reads up to three small files.
+    Raises Failed where one of them could not be read, but may be readable later.
     """
     identifier, revision = str(row["id"]), str(row.get("sha") or "main")
     base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
@@ -69,23 +61,38 @@ def weigh(row: Mapping[str, Any], ids: Collection[str]) -> ClaimFound:
     for filename, key, claimed_by in _NAMED_IN:
         if names and filename not in names:
             continue
-        verdict = path_verdict(_value(identifier, filename, revision, key), identifier, ids)
+        try:
+            config = fetch_json(identifier, filename, revision)
+        except ModelError as error:
+            if isinstance(error, Failed) and error.reason not in ("not_found", "malformed_row", "refused"):
+                raise
+            config = None
+        path = config.get(key) if isinstance(config, dict) else None
+        is_text = isinstance(path, str) and len(path) <= _LONGEST_NAME
+        verdict = path_verdict(path if is_text else None, identifier, ids)
         if verdict == YES:
             found = "adapter" if claimed_by == "adapter_config" else relation
-            return ClaimFound(Claim(found, claimed_by, base), f"{filename} names it")
+            return Claim(found, claimed_by, base), f"{filename} names it"
         if verdict == NO:
-            return ClaimFound(None, f"{filename} names another model")
+            return None, f"{filename} names another model"
         is_unclear = is_unclear or verdict == UNSURE
-    sentence = _sentence(identifier, revision) if not names or "README.md" in names else None
-    if sentence is not None:
-        is_ours = sentence.lower() in {name.lower() for name in ids}
-        said = "names it" if is_ours else "names another model"
-        return ClaimFound(Claim(relation, "card", base) if is_ours else None, f"its card {said}")
+    if not names or "README.md" in names:
+        try:
+            card = fetch_small(identifier, "README.md", revision, LARGEST_README)
+        except ModelError as error:
+            if isinstance(error, Failed) and error.reason not in ("not_found", "refused"):
+                raise
+            card = b""
+        sentence = trainer_sentence(card.decode("utf-8", errors="replace"))
+        if sentence is not None:
+            is_ours = sentence[0].lower() in {name.lower() for name in ids}
+            said = "names it" if is_ours else "names another model"
+            return Claim(relation, "card", base) if is_ours else None, f"its card {said}"
     if is_unclear:
-        return ClaimFound(None, "its configuration names something else, or a folder")
+        return None, "its configuration names something else, or a folder"
     if is_named_after(identifier, ids):
-        return ClaimFound(Claim(relation, "name", base), "its name")
-    return ClaimFound(None, "nothing names the base")
+        return Claim(relation, "name", base), "its name"
+    return None, "nothing names the base"
 
 
 def path_verdict(path: str | None, identifier: str, ids: Collection[str]) -> str | None:
@@ -116,27 +123,3 @@ def is_named_after(identifier: str, ids: Collection[str]) -> bool:
                 around = words[max(start - 1, 0) : start] + words[start + len(wanted) :][:1]
                 return not _OTHER_BASES.intersection(around)
     return False
-
-
-def _value(identifier: str, filename: str, revision: str, key: str) -> str | None:
-    """A string from a JSON file; None where file or string are missing, or may not be read."""
-    try:
-        found = fetch_json(identifier, filename, revision)
-    except ModelError as error:
-        if isinstance(error, Failed) and error.reason not in ("not_found", "malformed_row", "refused"):
-            raise
-        return None
-    value = found.get(key) if isinstance(found, dict) else None
-    return value if isinstance(value, str) and len(value) <= _LONGEST_NAME else None
-
-
-def _sentence(identifier: str, revision: str) -> str | None:
-    """The model named by the sentence that the Trainer writes into cards."""
-    try:
-        body = fetch_small(identifier, "README.md", revision, LARGEST_README)
-    except ModelError as error:
-        if isinstance(error, Failed) and error.reason not in ("not_found", "refused"):
-            raise
-        return None
-    found = trainer_sentence(body.decode("utf-8", errors="replace"))
-    return found[0] if found else None

@@ -57,7 +57,7 @@ def _head(manifest: Manifest, paths: Collection[str]) -> dict[str, Any]:
 
 def _configs(paths: Collection[str]) -> list[tuple[str, str]]:
     """One configuration per table, and one per base and representation for vectors, whose lengths differ."""
-    found = [(one.name, f"data/{one.name}.parquet") for one in EXPORTS if f"data/{one.name}.parquet" in paths]
+    found = [(name, f"data/{name}.parquet") for name in EXPORTS if f"data/{name}.parquet" in paths]
     if any(path.startswith("data/deltas/") for path in paths):
         found.append(("deltas", "data/deltas/*.parquet"))
     folders = sorted({path.split("/")[1] for path in paths if path.startswith("vectors/")})
@@ -122,7 +122,7 @@ Tables:
 
 {tables}
 
-Vectors (`vectors/`, and as FAISS files beside `atlas.duckdb`):
+Vectors (`vectors/`, and as FAISS files next to `atlas.duckdb`):
 
 | base | representation | version | rank | vectors | numbers each |
 |---|---|---|---|---|---|

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from indexer.atlas import AtlasFolder
@@ -27,22 +26,17 @@ PACKED = ("records", "profiles")
 _DIGEST_FILE = re.compile(r"(?:records|profiles)/([0-9a-f]{2})/\1[0-9a-f]{62}(?:\.safetensors|(?:\.run)?\.json)")
 
 
-@dataclass(frozen=True)
-class Named:
-    """A file that the database names, below the atlas's folder."""
+def named_files(connection: Connection) -> dict[str, str]:
+    """The sha256 of every file that a table of the database names, by path below the atlas's folder.
 
-    path: str
-    sha256: str
-
-
-def named_files(connection: Connection) -> list[Named]:
-    """Every file that a table of the database names. Raises AtlasError if a name leads out of the folder."""
+    Raises AtlasError if a name leads out of the folder.
+    """
     columns = connection.rows(
         "SELECT columns.schema_name, columns.table_name, column_name FROM system.main.duckdb_columns() AS columns "
         "JOIN system.main.duckdb_tables() AS tables USING (database_name, schema_name, table_name) "
         "WHERE database_name = current_database() AND ends_with(column_name, '_file') ORDER BY ALL"
     )
-    found: dict[str, Named] = {}
+    found: dict[str, str] = {}
     for row in columns:
         schema, table, column = row["schema_name"], row["table_name"], row["column_name"]
         checksum = f"{column.removesuffix('_file')}_sha256"
@@ -50,11 +44,11 @@ def named_files(connection: Connection) -> list[Named]:
             f'SELECT DISTINCT "{column}" AS path, "{checksum}" AS sha256 FROM "{schema}"."{table}" '
             f'WHERE "{column}" IS NOT NULL'
         )
-        found |= {one["path"]: Named(one["path"], one["sha256"]) for one in rows}
+        found |= {one["path"]: one["sha256"] for one in rows}
     for path in found:
         if not is_plain(path):
             raise AtlasError(f"The database names {printable(path, 100)!r} as a file of the atlas.", "Do not use it.")
-    return [found[path] for path in sorted(found)]
+    return dict(sorted(found.items()))
 
 
 def files_in(folder: AtlasFolder, names: tuple[str, ...]) -> Iterator[tuple[str, Path]]:

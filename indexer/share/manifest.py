@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -82,15 +82,25 @@ def parse(content: bytes, where: str) -> Manifest:
                 f"{where} is of format {printable(str(found['format']), 20)}; this version reads {FORMAT}.",
                 "Upgrade vectors-in-the-wild.",
             )
+        files = tuple(_file_entry(one) for one in found["files"])
+        if len(files) > MOST_FILES or len({one.path.lower() for one in files}) != len(files):
+            raise ValueError("too many files, or one twice")
         return Manifest(
             generation=_count(found["generation"]),
             schema=_count(found["schema"]),
             tool=printable(str(found["tool"]), 100),
             published=printable(str(found["published"]), 40),
-            bases=tuple(_base(one) for one in found["bases"]),
+            bases=tuple(
+                {
+                    "base": printable(str(one["base"]), 200),
+                    "commit": printable(str(one["commit"]), 80),
+                    "models": _count(one["models"]),
+                }
+                for one in found["bases"]
+            ),
             representations=tuple(dict(one) for one in found["representations"]),
             counts={printable(str(name), 60): _count(number) for name, number in found["counts"].items()},
-            files=_files(found["files"]),
+            files=files,
             source=printable(str(found.get("source", "")), 64),
         )
     except WRONG_KINDS as error:
@@ -100,15 +110,7 @@ def parse(content: bytes, where: str) -> Manifest:
         ) from error
 
 
-def _files(found: Iterable[Any]) -> tuple[FileEntry, ...]:
-    files = tuple(_file(one) for one in found)
-    paths = {one.path.lower() for one in files}
-    if len(files) > MOST_FILES or len(paths) != len(files):
-        raise ValueError("too many files, or one twice")
-    return files
-
-
-def _file(found: Any) -> FileEntry:
+def _file_entry(found: Any) -> FileEntry:
     path, size, sha256, part = found["path"], _count(found["bytes"]), found["sha256"], found["part"]
     if not (isinstance(path, str) and is_plain(path)):
         raise ValueError(f"a file named {printable(str(path), 60)!r}")
@@ -120,14 +122,6 @@ def _file(found: Any) -> FileEntry:
 def is_plain(path: str) -> bool:
     """Whether a pushed atlas may hold a file of this path: relative, inside the folder, not hidden."""
     return _PATH.fullmatch(path) is not None
-
-
-def _base(found: Any) -> dict[str, Any]:
-    return {
-        "base": printable(str(found["base"]), 200),
-        "commit": printable(str(found["commit"]), 80),
-        "models": _count(found["models"]),
-    }
 
 
 def _count(value: Any) -> int:

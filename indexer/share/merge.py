@@ -56,9 +56,22 @@ def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> Merg
     with target.locked("index merge"):
         try:
             in_several = _gather(sources, bases, target, say)
-            rebuilt = rebuild(target, say=say, before=_joined_before(sources))
+            # What is published now: all representations of all of them, and how each base is searched.
+            found = [PreviousAtlas.read(one) for one in sources]
+            aliases: dict[str, tuple[str, ...]] = {}
+            for one in found:
+                for base, names in one.aliases.items():
+                    aliases[base] = tuple(dict.fromkeys((*aliases.get(base, ()), *names)))
+            representations = dict.fromkeys(name for one in found for name in one.representations)
+            choices = {base: choice for one in reversed(found) for base, choice in one.choices.items()}
+            before = PreviousAtlas(list(representations), choices, aliases, {})
+            rebuilt = rebuild(target, say=say, before=before)
         except BaseException:
-            _remove_all(target)
+            for path in list(target.root.iterdir()):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != "lock":
+                    path.unlink(missing_ok=True)
             raise
     return MergeReport(
         atlas=str(target.root),
@@ -132,55 +145,23 @@ def _gather(
                 link_or_copy(file, there)
             elif _is_record(path) and file_sha256(there) != file_sha256(file):
                 differing += 1
-                if not _is_readable(store, there.stem):
+                try:
+                    is_readable = store.read(there.stem).identity.digest == there.stem
+                except AtlasError:
+                    is_readable = False
+                if not is_readable:
                     link_or_copy(file, there)
     if differing:
         say(f"{differing} records of the same models differ; the first readable one is kept")
-    _join_lines(sources, bases, target, say)
-    return in_several
-
-
-def _is_readable(store: RecordStore, digest: str) -> bool:
-    try:
-        return store.read(digest).identity.digest == digest
-    except AtlasError:
-        return False
-
-
-def _join_lines(
-    sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]], target: AtlasFolder, say: Say
-) -> None:
-    """Join the lines of stored lineage and predictions."""
+    # The lines of stored lineage and predictions.
     for name in sorted({name for one in bases for name in one}):
         for path_of in (kind.path for kind in ANSWERS):
-            joined: list[Line] = []
+            answers: list[Line] = []
             for source in sources:
                 lines, problems = read_lines(path_of(source, name))
-                joined += lines
+                answers += lines
                 for problem in problems[:1]:
                     say(f"{path_of(source, name)}: {problem}; the other lines are used")
-            if joined:
-                write_lines(path_of(target, name), joined)
-
-
-def _joined_before(sources: Sequence[AtlasFolder]) -> PreviousAtlas:
-    """What is published now: all representations of all of them, and how each base is searched."""
-    found = [PreviousAtlas.read(one) for one in sources]
-    aliases: dict[str, tuple[str, ...]] = {}
-    for one in found:
-        for base, names in one.aliases.items():
-            aliases[base] = tuple(dict.fromkeys((*aliases.get(base, ()), *names)))
-    representations = dict.fromkeys(name for one in found for name in one.representations)
-    choices = {base: choice for one in reversed(found) for base, choice in one.choices.items()}
-    return PreviousAtlas(list(representations), choices, aliases, {})
-
-
-def _remove_all(target: AtlasFolder) -> None:
-    """Remove everything after a failed merge."""
-    for path in list(target.root.iterdir()):
-        if path.name == "lock":
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+            if answers:
+                write_lines(path_of(target, name), answers)
+    return in_several

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.regular_files import open_regular, regular_status
@@ -169,17 +169,13 @@ def unpack(pack: Pack, source: Path, root: Path) -> None:
                 raise AtlasError(f"{pack.path} is not a readable tar file ({error}).", _ASK) from error
             if member.type != tarfile.REGTYPE or missing.pop(member.name, None) != member.size:
                 raise AtlasError(f"{pack.path} holds {printable(member.name, 80)!r}, which it should not.", _ASK)
-            _extract(file, member.size, root / member.name, pack.path)
+            with replacing(root / member.name, sync=False) as out:
+                left = member.size
+                while left and (part := file.read(min(left, _COPIED))):
+                    out.write(part)
+                    left -= len(part)
+                if left:
+                    raise AtlasError(f"{pack.path} ends within {Path(member.name).name}.", _ASK)
             file.seek(-member.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
     if missing:
         raise AtlasError(f"{pack.path} lacks {min(missing)}.", _ASK)
-
-
-def _extract(file: BinaryIO, left: int, target: Path, pack: str) -> None:
-    """Write the next ``left`` bytes of a pack to a file."""
-    with replacing(target, sync=False) as out:
-        while left and (part := file.read(min(left, _COPIED))):
-            out.write(part)
-            left -= len(part)
-        if left:
-            raise AtlasError(f"{pack} ends within {target.name}.", _ASK)

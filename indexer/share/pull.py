@@ -11,15 +11,14 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
-from indexer.database.connection import Connection
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.names import is_hub_id, is_local_id
@@ -31,7 +30,7 @@ from indexer.regular_files import regular_status
 from indexer.share.contents import CARRIED, PACKED, files_in, named_files
 from indexer.share.manifest import ATLAS, NAME, RECORDS, FileEntry, Manifest
 from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, unpack
-from indexer.share.repository import Address, RemoteCommit, hub_errors_as_ours, read_atlas, resolve
+from indexer.share.repository import Address, RemoteCommit, hub_errors_as_ours, read_commit, resolve
 from indexer.share.staging import DATABASE
 from indexer.storage.atomic_files import link_or_copy, sync_folder
 from indexer.storage.checksums import file_sha256
@@ -85,26 +84,37 @@ def fetch(
 ) -> PullReport:
     """The same for one commit; ``how`` fetches a file. Raises AtlasError, and OSError for a full disk."""
     started = time.monotonic()
-    remote, manifest = read_atlas(address, sha)
-    _check_manifest(manifest, str(address))
-    wanted = manifest.of(ATLAS, RECORDS) if with_records else manifest.of(ATLAS)
-    if with_records and manifest.file(INDEX) is None:
-        raise AtlasError(f"{address} was pushed without records.", "Pull it without --with-records, to query it.")
-    _check_offered(remote, wanted, str(address))
+    remote = read_commit(address, sha)
+    manifest = _checked_manifest(remote, with_records)
+    wanted = {one.path: one for one in (manifest.of(ATLAS, RECORDS) if with_records else manifest.of(ATLAS))}
+    for one in wanted.values():
+        there = remote.files.get(one.path)
+        if there is None:
+            raise AtlasError(f"{address} is incomplete: it lacks {one.path}.", _ASK)
+        if there.size != one.bytes or there.sha256 not in (None, one.sha256):
+            raise AtlasError(f"{address} is incomplete: {one.path} is not the file that its {NAME} names.", _ASK)
     with folder.locked(f"index pull {address}", wait=True, pulled=True):
-        _require_own_folder(folder, address)
-        origin = read_origin(folder)
+        origin = _own_origin(folder, address)
         # Records that were pulled before stay if they belong to the same commit.
         has_records = with_records or (origin is not None and origin.has_records and origin.commit == sha)
-        work = _Pull(folder, remote, manifest, how, say)
+        staging = folder.root / STAGING
+        work = _Pull(folder, staging, remote, how, say)
         try:
-            arrived, files = work.run(wanted, has_records)
+            packs = work.packs(wanted)
+            arrived, files = work.run(manifest, wanted, packs)
+            paths = {*(one.path for one in files), *(path for pack in packs.values() for path in pack.members)}
+            new = Origin(address.name, address.revision, sha, arrived.generation, arrived.models, has_records)
+            _put_in_place(folder, staging, paths, new, with_records=INDEX in wanted)
+            shutil.rmtree(staging, ignore_errors=True)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             raise AtlasError(
                 f"{error.filename2 or error.filename} is in the way.", "Remove it, and run it again."
             ) from error
         finally:
-            work.remove_if_empty()
+            # What a later pull can use stays.
+            if staging.is_dir() and not any(path.is_file() for path in staging.rglob("*")):
+                shutil.rmtree(staging, ignore_errors=True)
+    files += [wanted[path] for path in packs]
     return PullReport(
         atlas=str(folder.root),
         repository=address.name,
@@ -127,8 +137,13 @@ def download(name: str, path: str, sha: str, target: Path) -> Path:
         return Path(hf_hub_download(name, path, repo_type="dataset", revision=sha, local_dir=target))
 
 
-def _check_manifest(manifest: Manifest, where: str) -> None:
-    """Raise AtlasError, before anything is fetched, if it is not an atlas or of another schema."""
+def _checked_manifest(remote: RemoteCommit, with_records: bool) -> Manifest:
+    """Raise AtlasError, before anything is fetched, if this is not an atlas, or not one that can be pulled."""
+    where, manifest = str(remote.address), remote.manifest
+    if manifest is None:
+        raise AtlasError(
+            f"The dataset {where} is not an atlas: it has no {NAME}.", "List the atlases: index pull --list"
+        )
     if manifest.schema != SCHEMA_VERSION:
         is_newer = manifest.schema > SCHEMA_VERSION
         raise AtlasError(
@@ -141,85 +156,44 @@ def _check_manifest(manifest: Manifest, where: str) -> None:
     entry = manifest.file(DATABASE)
     if entry is None or entry.part != ATLAS:
         raise AtlasError(f"{where} is incomplete: it lacks {DATABASE}.", _ASK)
+    if with_records and manifest.file(INDEX) is None:
+        raise AtlasError(f"{where} was pushed without records.", "Pull it without --with-records, to query it.")
+    return manifest
 
 
-def _check_offered(remote: RemoteCommit, wanted: Iterable[FileEntry], where: str) -> None:
-    """Raise AtlasError, before anything is fetched, if the Hub would not serve what the manifest names."""
-    for one in wanted:
-        there = remote.files.get(one.path)
-        if there is None:
-            raise AtlasError(f"{where} is incomplete: it lacks {one.path}.", _ASK)
-        if there.size != one.bytes or there.sha256 not in (None, one.sha256):
-            raise AtlasError(f"{where} is incomplete: {one.path} is not the file that its {NAME} names.", _ASK)
+def _own_origin(folder: AtlasFolder, address: Address) -> Origin | None:
+    """The origin of the atlas that is there, None for an empty folder.
 
-
-def _require_own_folder(folder: AtlasFolder, address: Address) -> None:
-    """Raise AtlasError if the folder holds an atlas of this machine, another pulled one, or something else."""
+    Raises AtlasError if the folder holds an atlas of this machine, another pulled one, or something else.
+    """
     origin = read_origin(folder)
     if folder.origin.exists():
         if origin is None or origin.repository != address.name:
             there = origin.repository if origin else "another repository"
             raise AtlasError(f"{folder.root} was pulled from {there}.", "Choose another --atlas.")
-        return
+        return origin
     if folder.database.exists() or (folder.listings.is_dir() and any(folder.listings.iterdir())):
         raise AtlasError(f"{folder.root} is an atlas of your own: a pull would replace it.", "Choose another --atlas.")
     if others := sorted(path.name for path in folder.root.iterdir() if path.name not in ("lock", STAGING)):
         raise AtlasError(f"{folder.root} is not empty ({others[0]}).", "Choose another --atlas.")
+    return None
 
 
 class _Pull:
-    """One pull into ``folder``, whose lock is held."""
+    """Fetches into ``staging`` the files of one commit, for ``folder``, whose lock is held."""
 
-    def __init__(self, folder: AtlasFolder, remote: RemoteCommit, manifest: Manifest, how: Fetch, say: Say) -> None:
+    def __init__(self, folder: AtlasFolder, staging: Path, remote: RemoteCommit, how: Fetch, say: Say) -> None:
         self.folder = folder
+        self.staging = staging
         self.remote = remote
-        self.manifest = manifest
         self.how = how
         self.say = say
         self.where = str(remote.address)
-        self.staging = folder.root / STAGING
         self.fetched_files = self.fetched_bytes = 0
 
-    def run(self, wanted: Iterable[FileEntry], has_records: bool) -> tuple[_Arrived, list[FileEntry]]:
-        """Fetch, check and put in place; returns what the database says and the files that belong to it."""
-        entries = {one.path: one for one in wanted}
-        packs = self._packs(entries)
-        new = {path: pack for path, pack in packs.items() if not self._is_unpacked(pack, entries[path])}
-        missing = {path for path, one in entries.items() if path not in packs and not self._is_here(one)}
-        sizes = [pack.bytes for pack in new.values()]
-        self._require_room(sum(entries[path].bytes for path in missing) + sum(sizes) + max(sizes, default=0))
-        if DATABASE in missing:
-            self._fetch(entries[DATABASE])
-        arrived = self._check_database()
-        files = [one for one in entries.values() if arrived.has(one.path)]
-        for one in files:
-            if one.path in missing - {DATABASE}:
-                self._fetch(one)
-        with self._refusing(), Reading(self.staging / DATABASE) as connection:
-            for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
-                published = read_published(connection, row["base"], row["representation"])
-                for file in published.files if published is not None else ():
-                    check_file(self.staging, file)
-        for path, pack in new.items():
-            source = self._fetch(entries[path])
-            unpack(pack, source, self.staging)
-            source.unlink()
-        paths = {*(one.path for one in files), *(path for pack in packs.values() for path in pack.members)}
-        address = self.remote.address
-        origin = Origin(
-            address.name, address.revision, self.remote.sha, arrived.generation, arrived.models, has_records
-        )
-        _put_in_place(self.folder, self.staging, paths, origin, with_records=INDEX in entries)
-        shutil.rmtree(self.staging, ignore_errors=True)
-        return arrived, [*files, *(entries[path] for path in packs)]
-
-    def remove_if_empty(self) -> None:
-        """Remove the staging folder unless it holds files that a later pull can use."""
-        if self.staging.is_dir() and not any(path.is_file() for path in self.staging.rglob("*")):
-            shutil.rmtree(self.staging, ignore_errors=True)
-
-    def _packs(self, entries: Mapping[str, FileEntry]) -> dict[str, Pack]:
-        index = entries.get(INDEX)
+    def packs(self, wanted: Mapping[str, FileEntry]) -> dict[str, Pack]:
+        """The packs of records by path, from their index; none if records are not wanted."""
+        index = wanted.get(INDEX)
         if index is None:
             return {}
         if index.bytes > LARGEST_INDEX:
@@ -227,7 +201,7 @@ class _Pull:
         source = self.staging / INDEX if self._is_here(index) else self._fetch(index)
         packs = decode_index(source.read_bytes(), self.where)
         for path, pack in packs.items():
-            entry = entries.get(path)
+            entry = wanted.get(path)
             if entry is None:
                 raise AtlasError(f"{self.where} is incomplete: it lacks {path}.", _ASK)
             if pack.bytes > entry.bytes:
@@ -237,15 +211,54 @@ class _Pull:
                 )
         return packs
 
-    def _is_unpacked(self, pack: Pack, entry: FileEntry) -> bool:
-        """Whether its members lie in the atlas or, after a pull that was killed, in the staging folder."""
-        roots = (self.folder.root, self.staging)
-        if not pack.is_at(roots, entry.bytes, entry.sha256):
-            return False
-        for path, size in pack.members.items():
-            if first_of(roots, path, size) == self.folder.root / path:
-                (self.staging / path).unlink(missing_ok=True)
-        return True
+    def run(
+        self, manifest: Manifest, wanted: Mapping[str, FileEntry], packs: Mapping[str, Pack]
+    ) -> tuple[_Arrived, list[FileEntry]]:
+        """Fetch and check; returns what the database says and the files, but for packs, that belong to it."""
+        # Members of a pack may lie in the atlas or, after a pull that was killed, in the staging folder.
+        roots, new = (self.folder.root, self.staging), dict(packs)
+        for path, pack in packs.items():
+            if pack.is_at(roots, wanted[path].bytes, wanted[path].sha256):
+                del new[path]
+                for member, size in pack.members.items():
+                    if first_of(roots, member, size) == self.folder.root / member:
+                        (self.staging / member).unlink(missing_ok=True)
+        missing = {path for path, one in wanted.items() if path not in packs and not self._is_here(one)}
+
+        sizes = [pack.bytes for pack in new.values()]
+        needed = sum(wanted[path].bytes for path in missing) + sum(sizes) + max(sizes, default=0)
+        self.staging.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.staging).free
+        if needed > free:
+            raise AtlasError(
+                f"The disk is too small: {self.where} needs {size_in_words(needed)} more at {self.folder.root}, "
+                f"and {size_in_words(free)} are free.",
+                "Free space, or choose another --atlas; what was fetched stays.",
+            )
+
+        if DATABASE in missing:
+            self._fetch(wanted[DATABASE])
+        try:
+            arrived = _check_database(self.staging / DATABASE, manifest)
+        except AtlasError as error:
+            raise AtlasError(f"{self.where} is refused: {error.message}", _ASK) from error
+        files = [one for one in wanted.values() if arrived.has(one.path)]
+        for one in files:
+            if one.path in missing - {DATABASE}:
+                self._fetch(one)
+        try:
+            with Reading(self.staging / DATABASE) as connection:
+                for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
+                    published = read_published(connection, row["base"], row["representation"])
+                    for file in published.files if published is not None else ():
+                        check_file(self.staging, file)
+        except AtlasError as error:
+            raise AtlasError(f"{self.where} is refused: {error.message}", _ASK) from error
+        for path, pack in new.items():
+            source = self._fetch(wanted[path])
+            unpack(pack, source, self.staging)
+            source.unlink()
+        return arrived, files
 
     def _is_here(self, one: FileEntry) -> bool:
         """Whether a correct file lies in the staging folder, or in the atlas, from where it is linked."""
@@ -279,43 +292,6 @@ class _Pull:
             "It was changed on the way or on the Hub: try again later, or ask its publisher.",
         )
 
-    def _require_room(self, needed: int) -> None:
-        self.staging.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self.staging).free
-        if needed > free:
-            raise AtlasError(
-                f"The disk is too small: {self.where} needs {size_in_words(needed)} more at {self.folder.root}, "
-                f"and {size_in_words(free)} are free.",
-                "Free space, or choose another --atlas; what was fetched stays.",
-            )
-
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """Give AtlasErrors of the block advice that fits a pull."""
-        try:
-            yield
-        except AtlasError as error:
-            raise AtlasError(f"{self.where} is refused: {error.message}", _ASK) from error
-
-    def _check_database(self) -> _Arrived:
-        """Check the database without running anything of it.
-
-        It must be what schema.sql makes, name only files of the manifest, and hold ids that a listing could hold.
-        """
-        with self._refusing(), Reading(self.staging / DATABASE) as connection:
-            named = named_files(connection)
-            for one in named:
-                entry = self.manifest.file(one.path)
-                if entry is None or entry.sha256 != one.sha256 or not one.path.endswith(".faiss"):
-                    raise AtlasError(f"its database names {printable(one.path, 100)}, which it does not hold.")
-            _check_ids(connection)
-            return _Arrived(
-                generation=connection.rows("SELECT max(generation) AS last FROM atlas_info")[0]["last"] or 0,
-                models=connection.rows("SELECT count(*) AS models FROM models")[0]["models"],
-                bases=[row["base"] for row in connection.rows("SELECT DISTINCT base FROM bases ORDER BY base")],
-                files=frozenset(one.path for one in named),
-            )
-
 
 @dataclass(frozen=True)
 class _Arrived:
@@ -337,15 +313,31 @@ class _Arrived:
         return folder in (*CARRIED, "listing") and name.endswith(".jsonl") and name.removesuffix(".jsonl") in names
 
 
-def _check_ids(connection: Connection) -> None:
-    """Raise AtlasError for ids that could not be on the Hub: people and agents read them, so sentences could harm."""
-    rows = connection.rows(
-        "SELECT base AS id FROM bases UNION SELECT unnest(aliases) FROM bases UNION SELECT base FROM fine_tunes "
-        "UNION SELECT model FROM fine_tunes"
-    )
-    for row in rows:
-        if row["id"] is None or not (is_hub_id(row["id"]) or is_local_id(row["id"])):
-            raise AtlasError(f"it holds {printable(str(row['id']), 60)!r}, which is not a valid id on the Hub.")
+def _check_database(database: Path, manifest: Manifest) -> _Arrived:
+    """Check a database without running anything of it. Raises AtlasError.
+
+    It must be what schema.sql makes, name only files of the manifest, and hold ids that a listing could hold: people
+    and agents read them, so sentences could harm.
+    """
+    with Reading(database) as connection:
+        named = named_files(connection)
+        for path, sha256 in named.items():
+            entry = manifest.file(path)
+            if entry is None or entry.sha256 != sha256 or not path.endswith(".faiss"):
+                raise AtlasError(f"its database names {printable(path, 100)}, which it does not hold.")
+        rows = connection.rows(
+            "SELECT base AS id FROM bases UNION SELECT unnest(aliases) FROM bases UNION SELECT base FROM fine_tunes "
+            "UNION SELECT model FROM fine_tunes"
+        )
+        for row in rows:
+            if row["id"] is None or not (is_hub_id(row["id"]) or is_local_id(row["id"])):
+                raise AtlasError(f"it holds {printable(str(row['id']), 60)!r}, which is not a valid id on the Hub.")
+        return _Arrived(
+            generation=connection.rows("SELECT max(generation) AS last FROM atlas_info")[0]["last"] or 0,
+            models=connection.rows("SELECT count(*) AS models FROM models")[0]["models"],
+            bases=[row["base"] for row in connection.rows("SELECT DISTINCT base FROM bases ORDER BY base")],
+            files=frozenset(named),
+        )
 
 
 def _matches(path: Path, one: FileEntry) -> bool:
@@ -368,7 +360,7 @@ def _put_in_place(
     before: set[str] = set()
     if folder.database.is_file():
         with suppress(AtlasError, OSError), Reading(folder.database) as connection:
-            before = {one.path for one in named_files(connection)}
+            before = set(named_files(connection))
     write_origin(folder, replace(origin, has_records=False))
     for path in paths:
         source, target = staging / path, folder.root / path

@@ -189,16 +189,6 @@ def read_commit(address: Address, sha: str) -> RemoteCommit:
         return RemoteCommit(address, sha, files, parse(content, f"{NAME} of {address}"))
 
 
-def read_atlas(address: Address, sha: str) -> tuple[RemoteCommit, Manifest]:
-    """The same of a commit that must be an atlas. Raises AtlasError if it is not one."""
-    remote = read_commit(address, sha)
-    if remote.manifest is None:
-        raise AtlasError(
-            f"The dataset {address} is not an atlas: it has no {NAME}.", "List the atlases: index pull --list"
-        )
-    return remote, remote.manifest
-
-
 def _files(name: str, sha: str) -> dict[str, ListedFile]:
     found: dict[str, ListedFile] = {}
     link = f"/api/datasets/{name}/tree/{sha}?recursive=true&expand=false"
@@ -249,14 +239,13 @@ def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
 
 def _atlas_row(row: dict[str, Any]) -> dict[str, Any]:
     """What a row of the Hub says of an atlas; malformed fields are left out."""
-    found_tags = [str(one) for one in row.get("tags") or () if isinstance(one, str)]
-    atlas: Any = (row.get("cardData") or {}).get("atlas") if isinstance(row.get("cardData"), dict) else None
+    found_tags = [one for one in row.get("tags") or () if isinstance(one, str)]
     bases = [printable(one.removeprefix(_BASE), 120) for one in found_tags if one.startswith(_BASE)]
-    models: int | str | None = next(
-        (printable(one.removeprefix(_SIZE), 20) for one in found_tags if one.startswith(_SIZE)), None
-    )
+    sizes = (printable(one.removeprefix(_SIZE), 20) for one in found_tags if one.startswith(_SIZE))
+    models: int | str | None = next(sizes, None)
     generation = None
     try:
+        atlas: Any = row["cardData"]["atlas"]
         models = int(atlas["models"])
         generation = int(atlas["generation"])
         bases = [printable(str(one["base"]), 120) for one in atlas["bases"]]

@@ -85,15 +85,6 @@ def staged(atlas: AtlasFolder, *, with_records: bool) -> Iterator[Staged]:
     Raises AtlasError if there is no atlas, another push of it is running, or a file is missing or damaged.
     """
     folder = atlas.require().root / ".push"
-    with _locked(atlas, folder):
-        try:
-            yield _stage(atlas, folder / "files", with_records)
-        finally:
-            shutil.rmtree(folder / "files", ignore_errors=True)
-
-
-@contextmanager
-def _locked(atlas: AtlasFolder, folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(exist_ok=True)
         handle = descriptor_of(folder / "lock", os.O_RDWR | os.O_CREAT)
@@ -103,28 +94,34 @@ def _locked(atlas: AtlasFolder, folder: Path) -> Iterator[None]:
             "A push prepares its files there: copy the atlas to a writable folder.",
         ) from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.fstat(handle).st_nlink:  # another push has just removed it
-            raise BlockingIOError
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(handle).st_nlink:  # another push has just removed it
+                raise BlockingIOError
+        except BlockingIOError as error:
+            raise AtlasError(f"Another push of {atlas.root} is running.", "Wait for it to finish.") from error
         shutil.rmtree(folder / "files", ignore_errors=True)  # left by a killed push
         try:
-            yield
+            yield _stage(atlas, folder / "files", with_records)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError as error:
-        raise AtlasError(f"Another push of {atlas.root} is running.", "Wait for it to finish.") from error
     finally:
         os.close(handle)
 
 
 def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
+    # Copy the database and link the files it names, which a newer generation may remove meanwhile.
     for left in reversed(range(TRIES)):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:
-            copied = _copied(atlas, folder)
+            copy_file(atlas.database, folder / _COPY, through_links=True)
+            with Reading(folder / _COPY) as connection:
+                named = named_files(connection)
+            for path in named:
+                link_or_copy(atlas.root / path, folder / path)
             break
-        except FileNotFoundError as error:  # removed meanwhile by a newer generation
+        except FileNotFoundError as error:
             if not left:
                 name = Path(str(error.filename)).name
                 raise AtlasError(f"The file {name} of the atlas is missing.", "Run: index verify") from error
@@ -132,15 +129,20 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
     with translated_errors(folder / DATABASE):
         _rewrite(folder / _COPY, folder / DATABASE)
     (folder / _COPY).unlink()
+
     with Reading(folder / DATABASE) as connection:
         made = Staged(folder, replace(_manifest(connection), source=checksum))
-        for path in copied:
-            made.add(path, folder / path, ATLAS)
-        _check_named(connection, made)
+        made.add(DATABASE, folder / DATABASE, ATLAS)
+        for path, sha256 in named.items():
+            if made.add(path, folder / path, ATLAS).sha256 != sha256:
+                raise AtlasError(
+                    f"The file {path} is damaged: its checksum does not match.",
+                    "Run `index rebuild` before a push.",
+                )
         for path, source in write_tables(connection, folder):
             made.add(path, source, DATA)
-        for one in made.manifest.representations:
-            published = read_published(connection, one["base"], one["representation"])
+        for row in made.manifest.representations:
+            published = read_published(connection, row["base"], row["representation"])
             if published is not None and published.segments:
                 for path, source in write_vectors(connection, published, folder, folder):
                     made.add(path, source, DATA)
@@ -154,23 +156,18 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
             made.digests = known_digests(atlas, connection)
     for path, source in files_in(atlas, CARRIED):
         made.add(path, source, ATLAS)
-    if with_records:
-        for base in made.manifest.commits:
-            _add_inputs(atlas, base, made)
+    for base in made.manifest.commits if with_records else ():
+        # The listing of a base and its block matrices, which a build needs.
+        matrices = atlas.base(base, made.manifest.commits[base])
+        if matrices.is_file():
+            regular_status(matrices)
+            made.add(matrices.relative_to(atlas.root).as_posix(), matrices, RECORDS)
+        listing = Listing(atlas.listing(base))
+        if listing.path.is_file():
+            target = made.folder / listing.path.relative_to(atlas.root)
+            Listing(target).write(_listing_lines(listing))
+            made.add(target.relative_to(made.folder).as_posix(), target, RECORDS)
     return made
-
-
-def _add_inputs(atlas: AtlasFolder, base: str, made: Staged) -> None:
-    """Add the listing of a base and its block matrices, which a build needs."""
-    matrices = atlas.base(base, made.manifest.commits[base])
-    if matrices.is_file():
-        regular_status(matrices)
-        made.add(matrices.relative_to(atlas.root).as_posix(), matrices, RECORDS)
-    listing = Listing(atlas.listing(base))
-    if listing.path.is_file():
-        target = made.folder / listing.path.relative_to(atlas.root)
-        Listing(target).write(_listing_lines(listing))
-        made.add(target.relative_to(made.folder).as_posix(), target, RECORDS)
 
 
 def _listing_lines(listing: Listing) -> Iterator[Line]:
@@ -206,26 +203,6 @@ def _rewrite(copy: Path, target: Path) -> None:
             part = _PARTS.get(table, "FROM {}").replace("{}", f"published.{name}")
             connection.execute(f"INSERT INTO {NAME}.{name} BY NAME {part}")
         connection.execute("CHECKPOINT")
-
-
-def _copied(atlas: AtlasFolder, folder: Path) -> list[str]:
-    """Copy the database and link the files it names; returns their paths in the repository."""
-    copy_file(atlas.database, folder / _COPY, through_links=True)
-    with Reading(folder / _COPY) as connection:
-        named = named_files(connection)
-    for one in named:
-        link_or_copy(atlas.root / one.path, folder / one.path)
-    return [DATABASE, *(one.path for one in named)]
-
-
-def _check_named(connection: Connection, made: Staged) -> None:
-    """Raise AtlasError if a file does not match its checksum in the database."""
-    for one in named_files(connection):
-        entry = made.manifest.file(one.path)
-        if entry is None or entry.sha256 != one.sha256:
-            raise AtlasError(
-                f"The file {one.path} is damaged: its checksum does not match.", "Run `index rebuild` before a push."
-            )
 
 
 def _manifest(connection: Connection) -> Manifest:

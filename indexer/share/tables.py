@@ -6,7 +6,6 @@ Row groups have a fixed size and rows are sorted, so that unchanged rows give th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,63 +22,33 @@ ROWS = 10_000  # of a row group
 VECTOR_ROWS = 1_000
 
 
-@dataclass(frozen=True)
-class Export:
-    """A table; ``name`` is its file and the card's ``config_name``. ``always``: written even if it is empty."""
-
-    name: str
-    says: str
-    select: str
-    always: bool = False
-
-
-EXPORTS = (
-    Export("models", "indexed models with their datasets, flags and norms", "FROM models ORDER BY model_id", True),
-    Export(
-        "datasets",
-        "datasets that models name, as written and under one canonical name",
-        "SELECT model_id, base, model, dataset, named.parent, raw, source FROM model_datasets AS named "
-        "JOIN fine_tunes USING (model_id) ORDER BY model_id, dataset, raw, source",
-        True,
-    ),
-    Export(
-        "neighbours",
-        "the 50 models nearest to each, by cosine",
-        "SELECT near.representation, asked.base, near.model_id, asked.model, near.rank, near.neighbour_id, "
-        "found.model AS neighbour, near.similarity FROM neighbours AS near "
-        "JOIN fine_tunes AS asked ON asked.model_id = near.model_id "
-        "JOIN fine_tunes AS found ON found.model_id = near.neighbour_id ORDER BY 1, 3, 5",
-        True,
-    ),
-    Export(
-        "failures",
-        "models that were listed and not indexed, and why",
-        "SELECT model_id, base, model, author, status, reason, detail, downloads, created FROM fine_tunes "
-        "WHERE status <> 'indexed' ORDER BY model_id",
-    ),
-    Export("evaluations", "results that the cards report", "FROM evaluations ORDER BY ALL"),
-    Export(
-        "lineage",
-        "which model each was made from, by its weights",
-        "SELECT base, child.model, parents.model AS parent, lineage.* EXCLUDE (record_key, answered_at) FROM lineage "
-        "JOIN fine_tunes AS child USING (model_id) "
-        "LEFT JOIN (SELECT model_id AS parent_id, model FROM fine_tunes) AS parents USING (parent_id) ORDER BY ALL",
-    ),
-    Export("depth", "what each layer of profiled models keeps of its input", "FROM depth_of_models ORDER BY ALL"),
-    Export(
-        "bases",
-        "the base models",
-        "SELECT * EXCLUDE (config), config::VARCHAR AS config FROM bases ORDER BY base",
-        True,
-    ),
-)
+# The SELECT of each table, by the name of its file and of the card's configuration.
+EXPORTS = {
+    "models": "FROM models ORDER BY model_id",
+    "datasets": "SELECT model_id, base, model, dataset, named.parent, raw, source FROM model_datasets AS named "
+    "JOIN fine_tunes USING (model_id) ORDER BY model_id, dataset, raw, source",
+    "neighbours": "SELECT near.representation, asked.base, near.model_id, asked.model, near.rank, near.neighbour_id, "
+    "found.model AS neighbour, near.similarity FROM neighbours AS near "
+    "JOIN fine_tunes AS asked ON asked.model_id = near.model_id "
+    "JOIN fine_tunes AS found ON found.model_id = near.neighbour_id ORDER BY 1, 3, 5",
+    "failures": "SELECT model_id, base, model, author, status, reason, detail, downloads, created FROM fine_tunes "
+    "WHERE status <> 'indexed' ORDER BY model_id",
+    "evaluations": "FROM evaluations ORDER BY ALL",
+    "lineage": "SELECT base, child.model, parents.model AS parent, lineage.* EXCLUDE (record_key, answered_at) "
+    "FROM lineage JOIN fine_tunes AS child USING (model_id) "
+    "LEFT JOIN (SELECT model_id AS parent_id, model FROM fine_tunes) AS parents USING (parent_id) ORDER BY ALL",
+    "depth": "FROM depth_of_models ORDER BY ALL",
+    "bases": "SELECT * EXCLUDE (config), config::VARCHAR AS config FROM bases ORDER BY base",
+}
+# These are written even if they are empty.
+_ALWAYS = ("models", "datasets", "neighbours", "bases")
 
 
 def write_tables(connection: Connection, folder: Path) -> Iterator[tuple[str, Path]]:
     """Write every table that is not empty below ``folder``; yields paths in the repository and files."""
-    for one in EXPORTS:
-        path = f"data/{one.name}.parquet"
-        if _write(connection, one.select, folder / path, is_needed=one.always):
+    for name, select in EXPORTS.items():
+        path = f"data/{name}.parquet"
+        if _write(connection, select, folder / path, is_needed=name in _ALWAYS):
             yield path, folder / path
     for row in connection.rows("SELECT base FROM bases ORDER BY base"):
         path = f"data/deltas/{file_name(row['base'])}.parquet"

@@ -33,30 +33,27 @@ def test_only_a_person_is_asked_and_only_before_much(monkeypatch, capsys, estima
     monkeypatch.setattr(view.click, "confirm", lambda *words, **more: bool(asked.append(words)))
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: at_terminal, raising=False)
-    assert BuildView(yes).confirmed(estimate) is not is_asked
+    assert BuildView(yes).confirm(estimate) is not is_asked
     assert bool(asked) is is_asked
     assert (estimate.sentence in capsys.readouterr().err) is bool(estimate.models)
 
 
 @pytest.mark.parametrize("answer", ["no", "ctrl-c"])
 def test_no_leaves_nothing_behind(tmp_path, monkeypatch, answer):
-    from indexer.builds.commands import build_bases
-    from indexer.builds.options import BuildOptions
-    from indexer.builds.report import Watcher
+    from indexer.builds.commands import build
     from indexer.errors import AtlasError
     from tests.hub_ground import served
     from tests.world import BASE, make_world
 
-    class Asked(Watcher):
-        def confirmed(self, estimate):
-            assert estimate.models == 3
-            if answer == "ctrl-c":
-                raise click.Abort
-            return False
+    def confirm(estimate):
+        assert estimate.models == 3
+        if answer == "ctrl-c":
+            raise click.Abort
+        return False
 
     store = make_world(tmp_path / "store", per_dataset=1)
     with served(store, monkeypatch), pytest.raises(AtlasError if answer == "no" else click.Abort):
-        build_bases(str(tmp_path / "new" / "atlas"), [BASE], BuildOptions(workers=1), False, Asked())
+        build(BASE, tmp_path / "new" / "atlas", workers=1, confirm=confirm)
     assert not (tmp_path / "new").exists()
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.builds.commands import add_model
-from indexer.builds.options import BuildOptions
-from indexer.builds.report import Watcher
+from indexer.builds.commands import add
 from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
@@ -89,9 +87,9 @@ def test_a_folder_is_known_by_its_name_and_its_path_is_nowhere(atlas, made, tmp_
     for folder in folders:
         shutil.copytree(source, folder)
     for folder in [*folders, folders[0]]:
-        report = add_model(str(atlas.root), str(folder), BASE, BuildOptions(workers=1), Watcher())
+        report = add(folder, BASE, atlas.root)
         assert report.indexed + report.unchanged == 1
-    add_model(str(atlas.root), str(folders[0]), BASE, BuildOptions(workers=1), Watcher(), "me/mine")
+    add(folders[0], BASE, atlas.root, name="me/mine")
     with Atlas(atlas.root) as opened:
         rows = opened.rows("SELECT model, author FROM models WHERE claimed_by = 'folder' ORDER BY model_id")
         assert rows == [

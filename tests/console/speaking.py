@@ -25,7 +25,7 @@ def printed(capsys, result, output, **options):
 
 
 def at_terminal(code, columns=80, environment=None, stderr_too=True):
-    """What ``code`` writes to a real (pseudo) terminal of so many columns."""
+    """What ``code`` writes to a real (pseudo) terminal with this many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR", "TERM")}

@@ -87,5 +87,5 @@ def test_records_leave_nothing_out():
     """A line for each value has room for the columns that a narrow table would leave out."""
     row = {"rank": 1, "model": "some-author/a-model-with-a-long-name-of-sixty-columns-or-so", "similarity": 0.5,
            "author": "some-author", "datasets": ["glue"]}  # fmt: skip
-    told = plain_lines(at_terminal(f"emit([{row!r}], 'table', optional_columns=('author', 'rank', 'datasets'))", 60))
-    assert [line.partition(":")[0] for line in told if line] == list(row)
+    lines = plain_lines(at_terminal(f"emit([{row!r}], 'table', optional_columns=('author', 'rank', 'datasets'))", 60))
+    assert [line.partition(":")[0] for line in lines if line] == list(row)

@@ -7,15 +7,13 @@ import time
 
 import pytest
 
-from indexer.builds.report import Result
+from indexer.builds.report import BuildEvent
 from indexer.builds.view import BuildView, ModelsProgress
 from indexer.console import terminal
-from indexer.console.messages import Rate
 from indexer.console.terminal import (
     Progress,
     say,
 )
-from indexer.errors import Failed, Skipped
 from tests.console.speaking import at_terminal, run
 
 
@@ -72,17 +70,18 @@ def test_a_bar_only_on_a_terminal():
 
 def test_a_slow_start_is_forgotten(monkeypatch):
     """Half a minute until the first unit, then one a second: soon the rate is one a second, and not before."""
+    monkeypatch.setattr(terminal.verbosity, "quiet", True)
     clock = Clock(monkeypatch)
-    rate = Rate()
-    assert rate.units_per_second is None
-    assert rate.size_per_second is None
+    progress = Progress(None, "models")
+    assert progress.rate is None
+    assert progress.size_rate is None
     clock.now += 30
     rates = []
     for _ in range(100):
         clock.now += 1
-        rate.note(1, 5.0)
-        rates.append(rate.units_per_second)
-        assert rate.size_per_second == pytest.approx(5 * rates[-1])
+        progress.update(1, size=5.0)
+        rates.append(progress.rate)
+        assert progress.size_rate == pytest.approx(5 * rates[-1])
     assert rates[0] == pytest.approx(1 / 31)
     assert rates[10] < 0.4
     assert rates == sorted(rates)
@@ -90,17 +89,18 @@ def test_a_slow_start_is_forgotten(monkeypatch):
 
 
 def test_a_rate_of_before_is_forgotten(monkeypatch):
+    monkeypatch.setattr(terminal.verbosity, "quiet", True)
     clock = Clock(monkeypatch)
-    rate = Rate()
+    progress = Progress(None, "models")
     for seconds, count in ((0.1, 500), (1, 61)):
         for _ in range(count):
             clock.now += seconds
-            rate.note(1)
-    assert rate.units_per_second == pytest.approx(1.0, rel=0.1)
+            progress.update(1)
+    assert progress.rate == pytest.approx(1.0, rel=0.1)
     for _ in range(100):  # minutes for each
         clock.now += 300
-        rate.note(1)
-    assert rate.units_per_second == pytest.approx(1 / 300, rel=0.02)
+        progress.update(1)
+    assert progress.rate == pytest.approx(1 / 300, rel=0.02)
 
 
 @pytest.mark.parametrize("done", [0, 1, 399, 400])
@@ -110,8 +110,8 @@ def test_the_text_next_to_the_bar_is_complete_at_any_width(monkeypatch, done):
     progress = ModelsProgress(400, "org/base")
     for number in range(done):
         clock.now += 5
-        error = {0: Failed("network", "gone"), 1: Skipped("gated", "no")}.get(number % 40)
-        progress.finished(result(error, 0 if error else 7_150_000))
+        outcome = {0: "failed", 1: "skipped"}.get(number % 40, "indexed")
+        progress.finished(event(outcome, 7_150_000 if outcome == "indexed" else 0))
     for columns in range(59, 160):
         text, has_bar = progress.text_and_bar(columns)
         assert len(text) + (12 if has_bar else 0) <= columns
@@ -130,7 +130,7 @@ def test_a_large_build_on_a_narrow_terminal(monkeypatch):
     progress = ModelsProgress(10_000, "org/base")
     for number in range(8_000):
         clock.now += 1.25
-        progress.finished(result(Skipped("gated", "no") if number % 6 == 0 else None, 76_500_000))
+        progress.finished(event("indexed" if number % 6 else "skipped", 76_500_000))
     assert progress.text_and_bar(59) == ("8000/10000 0 failed 1334 skipped 612GB 48/min 61MB/s 42min", False)
 
 
@@ -139,7 +139,7 @@ def test_slow_models_have_a_rate_in_seconds_each(monkeypatch, capsys):
     with ModelsProgress(10, "org/base") as progress:
         for _ in range(3):
             clock.now += 120
-            progress.finished(result(None, 10**9))
+            progress.finished(event("indexed", 10**9))
     lines = capsys.readouterr().err.splitlines()
     assert lines[1] == (
         "reading fine-tunes of org/base: 2 of 10, 0 failed, 0 skipped, 2.0 GB, 120 s each, 8.3 MB/s, 16 min left"
@@ -149,9 +149,9 @@ def test_slow_models_have_a_rate_in_seconds_each(monkeypatch, capsys):
 def test_each_of_several_bases_has_its_last_line(capsys):
     with BuildView() as view:
         for base, units in (("org/first", 1), ("org/nothing-new", 0), ("org/second", 2)):
-            view.started(base, units)
+            view(BuildEvent("started", "", total=units, base=base))
             for _ in range(units):
-                view.finished(result(None, 0))
+                view(event("indexed", 0))
             if base == "org/nothing-new":
                 lines = capsys.readouterr().err.splitlines()
                 assert [line.split(",")[0] for line in lines] == ["reading fine-tunes of org/first: 1 of 1"]
@@ -163,12 +163,12 @@ def test_a_real_terminal_shows_one_line_that_grows(columns):
     code = """
     import time
     from indexer.builds.view import ModelsProgress
-    from indexer.builds.report import Result
-    from indexer.errors import Failed
+    from indexer.builds.report import BuildEvent
     with ModelsProgress(400, "some-organisation/a-base-of-a-rather-long-name") as progress:
         for number in range(400):
             time.sleep(0.004)
-            progress.finished(Result(None, Failed("network", "x") if number % 40 == 0 else None, 7_150_000))
+            outcome = "failed" if number % 40 == 0 else "indexed"
+            progress.finished(BuildEvent("model", "", outcome=outcome, bytes_read=7_150_000))
             if number == 200:
                 say("a remark")
     """
@@ -191,5 +191,5 @@ class Clock:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
 
-def result(error, bytes_read):
-    return Result(None, error, bytes_read)
+def event(outcome, bytes_read):
+    return BuildEvent("model", "", outcome=outcome, bytes_read=bytes_read)

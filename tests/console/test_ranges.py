@@ -22,10 +22,10 @@ import query.cli
 def test_what_lies_in_no_range_is_a_usage_error(capsys, tmp_path, main, words, number):
     with pytest.raises(SystemExit) as caught:
         main([*words, number, "--atlas", str(tmp_path / "none")], prog_name="tool")
-    told = capsys.readouterr().err.splitlines()
+    lines = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2
-    assert told[0].startswith(f"Error: Invalid value for '{words[-1]}': ")
-    assert len(told) == 2
+    assert lines[0].startswith(f"Error: Invalid value for '{words[-1]}': ")
+    assert len(lines) == 2
 
 
 def test_a_number_in_the_range_is_taken(capsys, tmp_path):

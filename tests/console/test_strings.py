@@ -1,4 +1,4 @@
-"""Strings as a stranger sends them: shown, and never obeyed."""
+"""Untrusted strings are shown and never obeyed."""
 
 from __future__ import annotations
 

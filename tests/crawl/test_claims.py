@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.listing.claims import Claim, relation_to, tagged_bases
+from indexer.listing.claims import Claim, relation_to, stated_bases
 from indexer.listing.crawl import ClaimFilter, crawl
 from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Question
 from indexer.untrusted import DEEPEST, is_too_deep
@@ -82,7 +82,7 @@ def test_what_a_row_claims(row, expected):
 
 def test_tags_are_read_once_for_each_base():
     row = {"tags": [*tags("a/b"), *tags("C/D", "merge")]}
-    assert tagged_bases(row) == {"a/b": {None, "finetune"}, "c/d": {None, "merge"}}
+    assert stated_bases(row) == {"a/b": {None, "finetune"}, "c/d": {None, "merge"}}
 
 
 def test_a_filter_may_answer_with_rows_that_carry_no_tag(monkeypatch):

@@ -36,7 +36,7 @@ def test_what_the_hub_said_comes_back(store, monkeypatch, path):
     assert model.row["cardData"] == {"license": "mit"}
     assert len(model.row["sha"]) == 40
     assert before <= model.first_seen <= model.last_seen <= datetime.now(UTC)
-    assert model.asked == (f"tag:finetune:{BASE}", f"tag:*:{BASE}")
+    assert tuple(model.claims) == (f"tag:finetune:{BASE}", f"tag:*:{BASE}")
     assert found["a/lora"].row["siblings"] == [{"rfilename": "adapter_config.json"}]
     assert listing.aliases() == (SHORT,)
     assert listing.problems() == []
@@ -103,7 +103,7 @@ def test_the_most_trusted_claim_counts(store, monkeypatch, path):
         update_listing(listing, ONE)
     model = by_id(Listing(path))["a/model0"]
     assert (model.claimed_by, model.parent) == ("tag", BASE)
-    assert model.asked[0] == "user"
+    assert next(iter(model.claims)) == "user"
 
 
 def test_a_local_folder_can_be_listed_by_its_user(path):
@@ -157,7 +157,7 @@ def test_one_question_less_is_not_gone(store, monkeypatch, path):
         update_listing(Listing(path), REQUEST)
         add_repo(store, "a/b", tags=[f"base_model:finetune:{SHORT}"])
         assert update_listing(Listing(path), REQUEST).gone == 0
-    assert by_id(Listing(path))["a/b"].asked == (f"tag:finetune:{SHORT}",)
+    assert by_id(Listing(path))["a/b"].claims.keys() == {f"tag:finetune:{SHORT}"}
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 from indexer.builds.commands import publish_records
-from indexer.builds.options import BuildOptions
-from indexer.builds.report import Watcher
-from indexer.names import RELATIONS
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, Vectors, write_segment
 from query import Atlas
@@ -40,7 +37,7 @@ def made(tmp_path_factory):
 
 
 def _publish(root: Path) -> None:
-    publish_records(str(root), [], BuildOptions(relations=RELATIONS), Watcher())
+    publish_records((), root)
 
 
 def _expected(maker: Maker, root: Path, models: range, drawn_as: range) -> np.ndarray:

@@ -121,7 +121,7 @@ def is_whole(hub: LoopbackHub, name: str = NAME) -> bool:
 
 
 def rows_of(database: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row of every table, by table; of builds not what was asked of which Hub."""
+    """Every row of every table, by table; without the spec of builds, which names the Hub."""
     with duckdb.connect(str(database), read_only=True) as connection:
         tables = connection.execute(
             "SELECT schema_name || '.' || table_name FROM duckdb_tables() ORDER BY 1"

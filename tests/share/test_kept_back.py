@@ -11,10 +11,8 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.commands import add_model
-from indexer.builds.options import BuildOptions
-from indexer.builds.removal import remove_model
-from indexer.builds.report import Watcher
+from indexer.builds.commands import add
+from indexer.builds.removal import remove
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.questions import BadRow
@@ -99,8 +97,8 @@ def test_it_is_known_after_a_rebuild_without_the_listing(owner, own):
 
 
 def test_models_of_which_only_the_record_is_left_are_not_taken_for_public(owner, own):
-    remove_model(str(own.root), SECRET)
-    remove_model(str(own.root), "ann/imdb-0")
+    remove(SECRET, atlas=own.root)
+    remove("ann/imdb-0", atlas=own.root)
     own.listing(BASE).unlink()
     own.database.unlink()
     with own.locked("test"):
@@ -109,8 +107,8 @@ def test_models_of_which_only_the_record_is_left_are_not_taken_for_public(owner,
         owner.push(own)
 
 
-def test_a_gated_model_that_nobody_could_read_is_no_secret(owner, own):
-    remove_model(str(own.root), SECRET)
+def test_a_gated_model_without_a_record_may_be_pushed(owner, own):
+    remove(SECRET, atlas=own.root)
     with duckdb.connect(str(own.database)) as connection:
         connection.execute("UPDATE fine_tunes SET status = 'skipped' WHERE model = 'ann/imdb-0'")
     assert owner.push(own).commit
@@ -118,7 +116,7 @@ def test_a_gated_model_that_nobody_could_read_is_no_secret(owner, own):
 
 def test_a_base_that_not_everybody_may_read_is_no_secret_without_its_matrices(owner, own, guarded):
     for name in (SECRET, "ann/imdb-0"):
-        remove_model(str(own.root), name)
+        remove(name, atlas=own.root)
     settings = guarded / "store" / f"{BASE}.repo.json"
     before = settings.read_text()
     try:
@@ -131,7 +129,7 @@ def test_a_base_that_not_everybody_may_read_is_no_secret_without_its_matrices(ow
 
 
 def test_a_folder_with_a_name_of_the_hub_is_a_folder_all_the_same(owner, own, guarded):
-    add_model(str(own.root), str(guarded / "store/ann/squad-0"), BASE, BuildOptions(workers=1), Watcher(), "ann/mine")
+    add(guarded / "store/ann/squad-0", BASE, own.root, name="ann/mine")
     with pytest.raises(AtlasError, match=r"folders of this machine: ann/mine\.") as caught:
         owner.push(own, with_private=True)
     assert "--with-local" in caught.value.hint
@@ -141,7 +139,7 @@ def test_a_folder_with_a_name_of_the_hub_is_a_folder_all_the_same(owner, own, gu
 def test_no_password_no_mirror_and_no_path_travels(owner, own, guarded, tmp_path):
     add_adapter(tmp_path / "hidden-place", "run", f"{tmp_path}/hidden-place/bases/tiny-base")
     (tmp_path / "hidden-place/run/README.md").write_text(f"---\ndatasets:\n- {tmp_path}/hidden-place/data\n---\n")
-    add_model(str(own.root), str(tmp_path / "hidden-place/run"), BASE, BuildOptions(workers=1), Watcher())
+    add(tmp_path / "hidden-place/run", BASE, own.root)
     with duckdb.connect(str(own.database), read_only=True) as connection:
         assert connection.execute("SELECT named, verdict FROM adapter_bases").fetchall() == [("./tiny-base", "base")]
         assert connection.execute("SELECT raw FROM model_datasets WHERE raw LIKE '%data'").fetchall() == [("./data",)]
@@ -162,7 +160,7 @@ def test_no_password_no_mirror_and_no_path_travels(owner, own, guarded, tmp_path
 
 def test_a_path_that_an_earlier_version_kept_is_refused(owner, own, tmp_path):
     add_adapter(tmp_path / "hidden-place", "run", BASE)
-    add_model(str(own.root), str(tmp_path / "hidden-place/run"), BASE, BuildOptions(workers=1), Watcher())
+    add(tmp_path / "hidden-place/run", BASE, own.root)
     with duckdb.connect(str(own.database)) as connection:
         connection.execute("UPDATE adapter_bases SET named = '/home/ann/base'")
     with pytest.raises(AtlasError, match="kept paths of this machine") as caught:
@@ -172,8 +170,8 @@ def test_a_path_that_an_earlier_version_kept_is_refused(owner, own, tmp_path):
 
 @pytest.mark.parametrize("keep_record", [False, True])
 def test_nothing_of_a_removed_model_travels(owner, own, keep_record):
-    remove_model(str(own.root), SECRET, keep_record=keep_record)
-    remove_model(str(own.root), "ann/imdb-0", keep_record=keep_record)
+    remove(SECRET, atlas=own.root, keep_record=keep_record)
+    remove("ann/imdb-0", atlas=own.root, keep_record=keep_record)
     assert SECRET.encode() in own.database.read_bytes() + own.listing(BASE).read_bytes()
     owner.push(own, with_records=True)
     text = pushed_text(owner.hub)
@@ -183,8 +181,8 @@ def test_nothing_of_a_removed_model_travels(owner, own, keep_record):
 
 
 def test_what_a_crawl_noted_of_private_models_does_not_travel(owner, own):
-    remove_model(str(own.root), SECRET)
-    remove_model(str(own.root), "ann/imdb-0")
+    remove(SECRET, atlas=own.root)
+    remove("ann/imdb-0", atlas=own.root)
     listing = Listing(own.listing(BASE))
     bad = BadRow.of({"tags": "x" * 3000, "private": True, "id": "ann/unreleased"}, "no tags")
     open_ = BadRow.of({"tags": None, "private": False, "id": "bob/odd"}, "no tags")
@@ -200,7 +198,7 @@ def test_what_a_crawl_noted_of_private_models_does_not_travel(owner, own):
     assert b"ann/tiny-base-secret" not in text
 
 
-def test_the_same_atlas_is_not_sent_again_though_it_is_written_anew(owner, own):
+def test_the_same_atlas_is_not_sent_again_although_its_file_is_written_again(owner, own):
     first = owner.push(own, with_private=True)
     assert owner.push(own, with_private=True).sent_files == 0
     assert first.sent_files == first.files + 1

@@ -92,7 +92,7 @@ def test_a_byte_that_flips_on_the_way_costs_a_second_try_and_then_the_pull(ann, 
     get(ann, tmp_path, folder="other")
 
 
-def test_a_strangers_database_is_refused_before_it_is_in_place(ann, atlas, tmp_path):
+def test_an_untrusted_database_is_refused_before_it_is_in_place(ann, atlas, tmp_path):
     with duckdb.connect(str(atlas.database)) as connection:
         connection.execute("CREATE MACRO current_setting(name) AS true")
     files = {path.name: path.read_bytes() for path in (atlas.database, *atlas.root.glob("*.faiss"))}

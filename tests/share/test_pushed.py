@@ -191,7 +191,7 @@ def test_a_damaged_atlas_is_not_pushed(ann, atlas):
         {"sha256": "0" * 63}, {"bytes": -1}, {"bytes": True}, {"part": "elsewhere"}, {"bytes": 1 << 70},
     ],
 )  # fmt: skip
-def test_a_strangers_manifest_is_read_with_care(change):
+def test_an_untrusted_manifest_is_read_with_care(change):
     file = {"path": "atlas.duckdb", "bytes": 1, "sha256": "0" * 64, "part": "atlas"}
     good = {
         "format": 1, "generation": 1, "schema": 1, "tool": "t", "published": "", "bases": [], "representations": [],

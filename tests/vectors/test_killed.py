@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 
 from indexer.builds.commands import publish_records
-from indexer.builds.options import BuildOptions
-from indexer.builds.report import Watcher
-from indexer.names import RELATIONS
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from query import Atlas
@@ -47,12 +44,12 @@ elif point == "commit":
     staging._put_in_place = die
 elif point == "renamed":
     staging._put_in_place = after(staging._put_in_place)
-publish_records(sys.argv[1], [], BuildOptions(relations=RELATIONS), Watcher())
+publish_records((), sys.argv[1])
 """
 
 
 def _publish(root):
-    publish_records(str(root), [], BuildOptions(relations=RELATIONS), Watcher())
+    publish_records((), root)
 
 
 def _state(root):
