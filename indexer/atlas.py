@@ -31,7 +31,13 @@ STORAGE_VERSION = "v1.4.0"
 
 
 class AtlasFolder:
-    """The paths of one atlas. Nothing is created."""
+    """The paths of one atlas. Nothing is created.
+
+    - ``database``: metadata, and the names of the FAISS files that belong to it; ``checksums``: its possible checksums
+    - ``origin``: the source of a pulled atlas; while this file exists, the atlas is read-only
+    - folders: ``listings``, ``bases`` (block matrices of bases), ``records`` (and stored failures), ``profiles`` (by
+      depth), ``lineages`` and ``predicted`` (stored answers)
+    """
 
     def __init__(self, root: str | Path) -> None:
         if is_on_hub(root):
@@ -40,51 +46,15 @@ class AtlasFolder:
                 f"Fetch it first: index pull {str(root).removeprefix(ON_HUB)} --atlas DIR",
             )
         self.root = Path(root).expanduser().absolute()
-
-    @property
-    def database(self) -> Path:
-        """The database: metadata, and the names of the FAISS files that belong to it."""
-        return self.root / "atlas.duckdb"
-
-    @property
-    def checksums(self) -> Path:
-        """The possible checksums of the database."""
-        return self.root / "checksums.json"
-
-    @property
-    def origin(self) -> Path:
-        """The source of a pulled atlas; while this file exists, the atlas is read-only."""
-        return self.root / "pulled.json"
-
-    @property
-    def listings(self) -> Path:
-        """Folder of the listings."""
-        return self.root / "listing"
-
-    @property
-    def bases(self) -> Path:
-        """Folder of the bases' block matrices."""
-        return self.root / "bases"
-
-    @property
-    def records(self) -> Path:
-        """Folder of records and stored failures."""
-        return self.root / "records"
-
-    @property
-    def profiles(self) -> Path:
-        """Folder of depth profiles."""
-        return self.root / "profiles"
-
-    @property
-    def lineages(self) -> Path:
-        """Folder of stored lineages."""
-        return self.root / "lineage"
-
-    @property
-    def predicted(self) -> Path:
-        """Folder of stored predictions."""
-        return self.root / "predictions"
+        self.database = self.root / "atlas.duckdb"
+        self.checksums = self.root / "checksums.json"
+        self.origin = self.root / "pulled.json"
+        self.listings = self.root / "listing"
+        self.bases = self.root / "bases"
+        self.records = self.root / "records"
+        self.profiles = self.root / "profiles"
+        self.lineages = self.root / "lineage"
+        self.predicted = self.root / "predictions"
 
     def listing(self, base: str) -> Path:
         """The listing of one base."""
@@ -136,19 +106,30 @@ class AtlasFolder:
         lock (with ``wait`` it waits instead), where the file system has no such locks, and where the atlas was pulled
         (unless ``pulled``, for pulling and adopting).
         """
-        if not pulled:
-            self._require_own()
+        if not pulled and self.origin.exists():
+            raise AtlasError(
+                f"{self.root} was pulled from the Hub and is read-only.",
+                "To make it your own: index build --adopt",
+            )
         made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         handle = self._opened_lock()
         try:
             while True:
                 self._take_lock(handle, wait)
-                if _is_at(handle, self.root / "lock"):
-                    break
+                with suppress(FileNotFoundError):
+                    found, opened = (self.root / "lock").stat(), os.fstat(handle)
+                    if (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino):
+                        break
                 os.close(handle)  # the process before us removed the file at its end
                 handle = self._opened_lock()
+            claim = {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "command": command,
+                "since": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
             os.ftruncate(handle, 0)
-            os.pwrite(handle, _claim(command).encode(), 0)
+            os.pwrite(handle, json.dumps(claim).encode(), 0)
             try:
                 yield
             finally:
@@ -156,13 +137,6 @@ class AtlasFolder:
                 self._remove_if_empty(made)
         finally:
             os.close(handle)
-
-    def _require_own(self) -> None:
-        if self.origin.exists():
-            raise AtlasError(
-                f"{self.root} was pulled from the Hub and is read-only.",
-                "To make it your own: index build --adopt",
-            )
 
     def _opened_lock(self) -> int:
         for _ in range(100):
@@ -181,9 +155,12 @@ class AtlasFolder:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
+            holder = "another process"
+            with suppress(ValueError, KeyError, TypeError):
+                claim = json.loads(os.pread(handle, 4096, 0))
+                holder = f"`{claim['command']}` (process {claim['pid']} on {claim['host']}, since {claim['since']})"
             raise AtlasError(
-                f"{self.root} is being written to by {_holder(handle)}.",
-                "Wait for it to finish; queries go on meanwhile.",
+                f"{self.root} is being written to by {holder}.", "Wait for it to finish; queries go on meanwhile."
             ) from error
         except OSError as error:
             raise AtlasError(
@@ -202,15 +179,6 @@ class AtlasFolder:
                 own["lock"].unlink()
                 for folder in made:
                     folder.rmdir()
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    """Whether the open file is still the one at ``path``."""
-    try:
-        found, opened = path.stat(), os.fstat(handle)
-    except FileNotFoundError:
-        return False
-    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def mending(root: Path, own: str) -> str:
@@ -237,21 +205,3 @@ def schema_sql() -> str:
         if candidate.is_file():
             return candidate.read_text(encoding="utf-8")
     raise AtlasError("schema.sql is missing from this installation.", "Install vectors-in-the-wild again.")
-
-
-def _claim(command: str) -> str:
-    claim = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "command": command,
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    return json.dumps(claim)
-
-
-def _holder(handle: int) -> str:
-    try:
-        claim = json.loads(os.pread(handle, 4096, 0))
-        return f"`{claim['command']}` (process {claim['pid']} on {claim['host']}, since {claim['since']})"
-    except (ValueError, KeyError, TypeError):
-        return "another process"

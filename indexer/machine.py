@@ -41,18 +41,6 @@ def available_memory() -> int:
 
 def _free_in_groups() -> Iterator[int]:
     """What is free in this process's control group and in each group above it, where they have a limit."""
-    for group, (limit_file, used_file, idle) in _own_groups():
-        try:
-            limit = int((group / limit_file).read_text(encoding="ascii"))
-            used = int((group / used_file).read_text(encoding="ascii"))
-        except (OSError, ValueError):  # the group is not visible here, or its limit is "max"
-            continue
-        used -= _value_in(group / "memory.stat", idle) or 0
-        yield max(0, limit - max(0, used))
-
-
-def _own_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Folders that may be this process's groups: in a container the path is often the host's and does not exist."""
     try:
         lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -60,14 +48,23 @@ def _own_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if "memory" in controllers.split(","):
-            root, files = GROUPS / "memory", _VERSION_1
+            root, (limit_file, used_file, idle) = GROUPS / "memory", _VERSION_1
         elif not controllers:
-            root, files = GROUPS, _VERSION_2
+            root, (limit_file, used_file, idle) = GROUPS, _VERSION_2
         else:
             continue
         inside = PurePosixPath(path.lstrip("/"))
-        if ".." not in inside.parts:
-            yield from ((root / group, files) for group in (inside, *inside.parents))
+        if ".." in inside.parts:
+            continue
+        # In a container the path is often the host's and does not exist here.
+        for group in (root / inside, *(root / above for above in inside.parents)):
+            try:
+                limit = int((group / limit_file).read_text(encoding="ascii"))
+                used = int((group / used_file).read_text(encoding="ascii"))
+            except (OSError, ValueError):  # the group is not visible here, or its limit is "max"
+                continue
+            used -= _value_in(group / "memory.stat", idle) or 0
+            yield max(0, limit - max(0, used))
 
 
 def _value_in(path: Path, name: str) -> int | None:

@@ -96,18 +96,14 @@ class DeltaKey:
     def __str__(self) -> str:
         return f"{self.stack}.{self.layer}.{self.family}" if self.stack else f"{self.layer}.{self.family}"
 
-    @classmethod
-    def parse(cls, text: str) -> DeltaKey:
+    @staticmethod
+    @lru_cache(maxsize=4096)  # every record has the same few hundred names
+    def parse(text: str) -> DeltaKey:
         """The inverse of ``str``. Raises ValueError on anything else."""
-        return _parsed(text)
-
-
-@lru_cache(maxsize=4096)  # every record has the same few hundred names
-def _parsed(text: str) -> DeltaKey:
-    *stack, layer, family = text.split(".")
-    if len(stack) > 1 or family not in FAMILIES:
-        raise ValueError(f"{text!r} is not the name of a delta")
-    return DeltaKey(stack[0] if stack else "", int(layer), family)
+        *stack, layer, family = text.split(".")
+        if len(stack) > 1 or family not in FAMILIES:
+            raise ValueError(f"{text!r} is not the name of a delta")
+        return DeltaKey(stack[0] if stack else "", int(layer), family)
 
 
 def read_folders_in(root: Path | None) -> None:
@@ -219,16 +215,20 @@ def _path_on_site(text: str) -> str | None:
     return None
 
 
-def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Those of ``names`` that are spelled like ``name``, with or without their owners, nearest first."""
-    found = [(-_likeness(name.lower(), other.lower()), other) for other in names if other != name]
-    return [other for unlike, other in sorted(found) if -unlike >= _LEAST_LIKENESS][:count]
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three of ``names`` that are spelled like ``name``, nearest first.
 
-
-def _likeness(name: str, other: str) -> float:
-    """The larger similarity, of the two ids or of their parts after the owner: people mistype either."""
-    tails = (name.rpartition("/")[2], other.rpartition("/")[2])
-    return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, other), tails))
+    The larger similarity counts, of the two ids or of their parts after the owner: people mistype either.
+    """
+    found = []
+    for other in names:
+        if other != name:
+            one, two = name.lower(), other.lower()
+            pairs = ((one, two), (one.rpartition("/")[2], two.rpartition("/")[2]))
+            likeness = max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+            if likeness >= _LEAST_LIKENESS:
+                found.append((-likeness, other))
+    return [other for _, other in sorted(found)[:3]]
 
 
 def author_of(model_id: str) -> str:

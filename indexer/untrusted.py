@@ -126,11 +126,6 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def element_count(shape: tuple[int, ...]) -> int:
-    """The number of elements of a shape, without overflow."""
-    return math.prod(shape)
-
-
 def shown(value: object, limit: int = 120) -> str:
     """An untrusted value as it may appear in a message: text is quoted, escaped, and cut to ``limit``."""
     # Turning a huge int into digits is quadratic, and Python refuses more than 4,300 of them.

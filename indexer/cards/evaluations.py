@@ -39,7 +39,9 @@ def read_evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, 
     """
     evaluations: list[ReportedResult] = []
     datasets: dict[Evaluated, None] = {}
-    for result in _results(index, reader):
+    entries = (reader.mapping(entry, "model-index") for entry in reader.items(index, "model-index", MAX_ENTRIES))
+    found = (one for entry in entries for one in reader.items(entry.get("results"), "model-index", MAX_RESULTS))
+    for result in (reader.mapping(one, "model-index") for one in found):
         dataset = _first_object(result.get("dataset"))
         config = _config_of(dataset, reader)
         evaluated = _dataset_of(dataset, config, reader)
@@ -50,13 +52,6 @@ def read_evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, 
             break
         evaluations.extend(_evaluations_of(result, dataset, config, evaluated, reader))
     return tuple(dict.fromkeys(evaluations[:MAX_EVALUATIONS])), tuple(datasets)
-
-
-def _results(index: Any, reader: Reader) -> Iterator[Mapping[str, Any]]:
-    for entry in reader.items(index, "model-index", MAX_ENTRIES):
-        results = reader.mapping(entry, "model-index").get("results")
-        for result in reader.items(results, "model-index", MAX_RESULTS):
-            yield reader.mapping(result, "model-index")
 
 
 def _first_object(value: Any) -> Mapping[str, Any]:

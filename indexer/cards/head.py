@@ -75,13 +75,11 @@ def _index(value: Any) -> int | None:
 def _label_names(labels: Mapping[int, Any], reader: Reader) -> tuple[str, ...] | None:
     if not labels or len(labels) > MAX_LABELS:
         return None
-    written = [labels[index] for index in sorted(labels)]
-    named = [label if isinstance(label, str) else str(label) for label in written if _is_label(label)]
-    names = [reader.text(name, "id2label", MAX_LABEL) or "" for name in named]
-    if len(named) < len(labels) or all(not name or _PLACEHOLDER_LABEL.fullmatch(name) for name in names):
-        return None
-    return tuple(names)
-
-
-def _is_label(value: Any) -> bool:
-    return isinstance(value, str | bool | float) or (isinstance(value, int) and abs(value) < 2**63)
+    names = []
+    for index in sorted(labels):
+        label = labels[index]
+        if not isinstance(label, str | bool | float) and not (isinstance(label, int) and abs(label) < 2**63):
+            return None
+        names.append(reader.text(label if isinstance(label, str) else str(label), "id2label", MAX_LABEL) or "")
+    is_placeholder = all(not name or _PLACEHOLDER_LABEL.fullmatch(name) for name in names)
+    return None if is_placeholder else tuple(names)

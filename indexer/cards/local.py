@@ -39,16 +39,21 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
             "Give the folder that save_pretrained wrote.",
         )
     card = card_facts(_text(folder / "README.md"))
-    modified = max(path.stat().st_mtime for path in files)
+    # The part of config.json and adapter_config.json that a row on the Hub has.
+    found_config, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))
+    config: dict[str, Any] = {key: found_config[key] for key in ("architectures", "model_type") if key in found_config}
+    if adapter.get("base_model_name_or_path"):
+        config["peft"] = {"base_model_name_or_path": adapter["base_model_name_or_path"]}
+    modified = datetime.fromtimestamp(max(path.stat().st_mtime for path in files), UTC).isoformat()
     return {
         "id": name or reference.id,
         "folder": place_of(folder),
         "sha": _content_hash(folder, files),
-        "lastModified": datetime.fromtimestamp(modified, UTC).isoformat(),
-        "createdAt": datetime.fromtimestamp(modified, UTC).isoformat(),
+        "lastModified": modified,
+        "createdAt": modified,
         "tags": [],
         "cardData": without_paths(card),
-        "config": without_paths(_config(folder)),
+        "config": without_paths(config),
         "siblings": [{"rfilename": name} for name in names],
     }
 
@@ -68,14 +73,6 @@ def _content_hash(folder: Path, files: list[Path]) -> str:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
     return digest.hexdigest()
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """The part of config.json and adapter_config.json that a row on the Hub has."""
-    found, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))
-    config = {key: found[key] for key in ("architectures", "model_type") if key in found}
-    named = adapter.get("base_model_name_or_path")
-    return config | ({"peft": {"base_model_name_or_path": named}} if named else {})
 
 
 def _object(path: Path) -> dict[str, Any]:

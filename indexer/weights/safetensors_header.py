@@ -6,6 +6,7 @@ import torch, which takes longer to load than most questions about a file take t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
-from indexer.untrusted import element_count, is_count, load_json, shown
+from indexer.untrusted import is_count, load_json, shown
 
 # The header of a model of 12 layers is about 20 KiB, so the first request usually includes it.
 FIRST_GUESS = 32 << 10
@@ -123,11 +124,11 @@ def _entry(source: ByteSource, name: str, found: Any, data_start: int) -> Header
     if begin > end:
         raise _corrupt(source, f"says that {shown(name)} ends before it begins ({begin}, {end})")
     item_bytes = ITEM_BYTES.get(dtype_name)
-    if item_bytes is not None and element_count(tuple(shape)) * item_bytes != end - begin:
+    if item_bytes is not None and math.prod(shape) * item_bytes != end - begin:
         raise _corrupt(
             source,
             f"gives {shown(name)} {end - begin} bytes, but {dtype_name} of shape {tuple(shape)} takes "
-            f"{shown(element_count(tuple(shape)) * item_bytes)}",
+            f"{shown(math.prod(shape) * item_bytes)}",
         )
     return HeaderEntry(name, dtype_name, tuple(shape), data_start + begin, data_start + end)
 

@@ -11,13 +11,14 @@ of the keys, each an int64 count of elements and the elements.
 from __future__ import annotations
 
 import io
+import math
 import struct
 import zipfile
 from functools import partial
 
 from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
-from indexer.untrusted import element_count, shown
+from indexer.untrusted import shown
 from indexer.weights.pickled import MOST_BYTES, PickledStorage, PickledTensor, read_pickle, state_dict_of
 from indexer.weights.stored_tensor import DTYPE_NAMES, Span, Storage, TensorIndex, TensorInfo
 
@@ -55,7 +56,7 @@ def _span(source: ByteSource, name: str, tensor: PickledTensor, storage_bytes: i
     Raises Skipped("corrupt_file") unless they lie inside the storage and suffice for its elements: a shape must not
     expand a storage.
     """
-    itemsize, count = tensor.dtype.itemsize, element_count(tensor.shape)
+    itemsize, count = tensor.dtype.itemsize, math.prod(tensor.shape)
     reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride, strict=True))
     first = (tensor.storage.first + tensor.offset) * itemsize if count else 0
     last = first + reach * itemsize if count else 0
