@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
 
 import httpx2
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import HfFileMetadata, constants, get_hf_file_metadata, hf_hub_url
 
 from indexer.errors import Failed
 from indexer.network.byterange import Run, check_range
@@ -30,15 +29,6 @@ from indexer.untrusted import COMMIT, SHA256, shown
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _REFUSALS = frozenset({401, 403, 404, 410})
-
-
-@dataclass(frozen=True)
-class _Location:
-    """The size of the file, its (linked) ETag, and the address of its bytes."""
-
-    size: int
-    etag: str | None
-    address: str
 
 
 class RemoteFile:
@@ -69,6 +59,7 @@ class RemoteFile:
         self._location = self._retries.call(self._resolve)
         self._served_etag: str | None = None
         self._kept: list[tuple[int, bytes]] = []
+        assert self._location.size is not None
         self.size = self._location.size
         etag = self._location.etag or ""
         self.sha256 = etag if SHA256.fullmatch(etag) else None
@@ -117,7 +108,8 @@ class RemoteFile:
         """Drop the kept bytes; connections belong to the session."""
         self._kept.clear()
 
-    def _resolve(self) -> _Location:
+    def _resolve(self) -> HfFileMetadata:
+        """Size, ETag and address of the file."""
         try:
             found = get_hf_file_metadata(self._url, timeout=None, endpoint=self._endpoint)
         except Exception as error:
@@ -126,12 +118,12 @@ class RemoteFile:
             raise self._transient("server_error", "is served without a size")
         if found.commit_hash and COMMIT.fullmatch(self._commit) and found.commit_hash != self._commit:
             raise self._transient("file_changed", f"is served from another commit ({shown(found.commit_hash)})")
-        return _Location(found.size, found.etag, found.location)
+        return found
 
     def _body(self, start: int, stop: int) -> Generator[bytes]:
         """The checked body of the response to one request; raises TransientError if it breaks off."""
         span = {"Range": f"bytes={start}-{stop - 1}"}
-        with get(self._location.address, self._endpoint, span, self.name) as response:
+        with get(self._location.location, self._endpoint, span, self.name) as response:
             self._check(response, start, stop)
             received = 0
             try:
@@ -151,7 +143,7 @@ class RemoteFile:
     def _check(self, response: httpx2.Response, start: int, stop: int) -> None:
         """Raise TransientError unless the response is exactly the requested range of the resolved file."""
         status = response.status_code
-        if status in _REFUSALS and not is_own(self._location.address, self._endpoint):
+        if status in _REFUSALS and not is_own(self._location.location, self._endpoint):
             # Get a new signed address for the same bytes.
             found = self._retries.call(self._resolve)
             if (found.size, found.etag) != (self._location.size, self._location.etag):

@@ -127,9 +127,20 @@ def _pairs(checkpoint: Checkpoint) -> tuple[_Pair, ...]:
 def _checked_pairs(checkpoint: Checkpoint) -> list[_Pair]:
     config = checkpoint.adapter_config or {}
     _refuse_unsupported(config)
-    rule = _ScaleRule(config)
+    scales = _Scales(config)
+    # By module, the names of its factors: {"A": name, "B": name}.
+    factors: dict[str, dict[str, str]] = {}
+    for name in checkpoint.tensors:
+        match = _FACTOR.fullmatch(name)
+        if match is not None:
+            if factors.setdefault(match["module"], {}).setdefault(match["side"], name) != name:
+                raise Skipped("malformed", f"the module {shown(match['module'])} has the same factor twice")
+        elif ".lora_magnitude_vector" in name:
+            raise Skipped("adapter_unsupported", "it holds the magnitudes of DoRA (use_dora)")
+        elif _OTHER_FACTOR.search(name) and not _EMBEDDING.search(name) and not _BIAS.search(name):
+            raise Skipped("adapter_unsupported", f"it holds an unknown kind of factor: {shown(name)}")
     pairs = []
-    for path, names in _factor_names(checkpoint).items():
+    for path, names in factors.items():
         if set(names) != {"A", "B"}:
             raise Skipped("malformed", f"the module {shown(path)} has only its factor lora_{'/'.join(names)}")
         a, b = checkpoint.tensors[names["A"]].shape, checkpoint.tensors[names["B"]].shape
@@ -138,27 +149,10 @@ def _checked_pairs(checkpoint: Checkpoint) -> list[_Pair]:
                 "malformed",
                 f"the factors of {shown(path)} are not a pair of matrices: A is {a[:9]}, B is {b[:9]}",
             )
-        pairs.append(_Pair(path, names["A"], names["B"], rule.scale(path, a[0])))
+        pairs.append(_Pair(path, names["A"], names["B"], scales.of(path, a[0])))
     if not pairs:
         raise Skipped("malformed", "the adapter holds no LoRA factors")
     return pairs
-
-
-def _factor_names(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
-    """By module, the names of its factors: {"A": name, "B": name}."""
-    found: dict[str, dict[str, str]] = {}
-    for name in checkpoint.tensors:
-        match = _FACTOR.fullmatch(name)
-        if match is not None:
-            sides = found.setdefault(match["module"], {})
-            if match["side"] in sides:
-                raise Skipped("malformed", f"the module {shown(match['module'])} has the same factor twice")
-            sides[match["side"]] = name
-        elif ".lora_magnitude_vector" in name:
-            raise Skipped("adapter_unsupported", "it holds the magnitudes of DoRA (use_dora)")
-        elif _OTHER_FACTOR.search(name) and not _EMBEDDING.search(name) and not _BIAS.search(name):
-            raise Skipped("adapter_unsupported", f"it holds an unknown kind of factor: {shown(name)}")
-    return found
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
@@ -179,35 +173,29 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         )
 
 
-class _ScaleRule:
+class _Scales:
     """The scale of each module, from adapter_config.json as PEFT reads it."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._rank = _checked_rank(config.get("r", _PEFT_DEFAULT_RANK), "r")
         self._alpha = _checked_alpha(config.get("lora_alpha", _PEFT_DEFAULT_ALPHA), "lora_alpha")
-        self._ranks = NamePatterns(_mapping(config, "rank_pattern"), "rank_pattern")
-        self._alphas = NamePatterns(_mapping(config, "alpha_pattern"), "alpha_pattern")
-        stabilised = config.get("use_rslora", False)
-        if not isinstance(stabilised, bool | None):
+        for name in ("rank_pattern", "alpha_pattern"):
+            if not isinstance(config.get(name) or {}, dict):
+                raise Skipped("malformed", f"{name} in adapter_config.json is not an object")
+        self._ranks = NamePatterns(config.get("rank_pattern") or {}, "rank_pattern")
+        self._alphas = NamePatterns(config.get("alpha_pattern") or {}, "alpha_pattern")
+        self._is_stabilised = config.get("use_rslora", False)
+        if not isinstance(self._is_stabilised, bool | None):
             raise Skipped("malformed", "use_rslora is neither true nor false")
-        self._stabilised = bool(stabilised)
 
-    def scale(self, module: str, rank: int) -> float:
+    def of(self, module: str, rank: int) -> float:
         """The scale s of a module whose A has ``rank`` rows, which must agree with the config."""
-        said = self._ranks.find(module)
-        said = self._rank if said is None else _checked_rank(said, "a value of rank_pattern")
-        if said != rank:
-            raise Skipped("malformed", f"the factors of {shown(module)} have rank {rank}, the config says {said}")
-        alpha = self._alphas.find(module)
+        stated, alpha = self._ranks.find(module), self._alphas.find(module)
+        stated = self._rank if stated is None else _checked_rank(stated, "a value of rank_pattern")
+        if stated != rank:
+            raise Skipped("malformed", f"the factors of {shown(module)} have rank {rank}, the config says {stated}")
         alpha = self._alpha if alpha is None else _checked_alpha(alpha, "a value of alpha_pattern")
-        return alpha / (math.sqrt(rank) if self._stabilised else rank)
-
-
-def _mapping(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = config.get(name) or {}
-    if not isinstance(found, dict):
-        raise Skipped("malformed", f"{name} in adapter_config.json is not an object")
-    return found
+        return alpha / (math.sqrt(rank) if self._is_stabilised else rank)
 
 
 def _checked_rank(value: object, what: str) -> int:

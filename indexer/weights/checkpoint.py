@@ -7,7 +7,7 @@ with as few requests as make sense and holds one at a time. ``indexer.weights.ch
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -50,13 +50,6 @@ MOST_SHARDS = 1000
 GAP_SHARE = 0.01
 
 
-@dataclass(frozen=True)
-class _WeightFile:
-    name: str
-    source: ByteSource
-    index: TensorIndex
-
-
 class Checkpoint:
     """The weights of one model at one commit.
 
@@ -68,7 +61,7 @@ class Checkpoint:
         self,
         repository: Repository,
         choice: Choice,
-        files: Sequence[_WeightFile],
+        files: Mapping[str, TensorIndex],
         config: dict[str, Any],
         adapter_config: dict[str, Any] | None,
         shards: Mapping[str, Collection[str]] | None,
@@ -79,14 +72,14 @@ class Checkpoint:
         self.config = config
         self.adapter_config = adapter_config
         self._repository = repository
-        self._files = tuple(files)
-        self._file_of: dict[str, _WeightFile] = {}
+        self._files = files
+        self._index_of: dict[str, TensorIndex] = {}
         tensors: dict[str, TensorInfo] = {}
-        for file in files:
-            for name in file.index.tensors if shards is None else shards[file.name]:
-                if name in file.index.tensors:
-                    tensors[name] = file.index.tensors[name]
-                    self._file_of[name] = file
+        for path, index in files.items():
+            for name in index.tensors if shards is None else shards[path]:
+                if name in index.tensors:
+                    tensors[name] = index.tensors[name]
+                    self._index_of[name] = index
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
 
     @property
@@ -94,19 +87,19 @@ class Checkpoint:
         """The weight files; the format of an adapter's begins with "adapter"."""
         prefix = "adapter-" if self.kind == "adapter" else ""
         return tuple(
-            StoredFile(file.name, file.source.size, file.source.sha256, prefix + file.index.format)
-            for file in self._files
+            StoredFile(path, index.source.size, index.source.sha256, prefix + index.format)
+            for path, index in self._files.items()
         )
 
     @property
     def bytes_read(self) -> int:
         """Bytes read so far, from disk or in response bodies, including configs and indexes."""
-        return self._repository.small_bytes + sum(file.source.bytes_read for file in self._files)
+        return self._repository.small_bytes + sum(index.source.bytes_read for index in self._files.values())
 
     @property
     def is_remote(self) -> bool:
         """Whether its weights come over the network."""
-        return any(isinstance(file.source, RemoteFile) for file in self._files)
+        return any(isinstance(index.source, RemoteFile) for index in self._files.values())
 
     def stream(self, names: Collection[str], ahead_bytes: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors ``names``, file by file in the order they are stored in.
@@ -139,11 +132,11 @@ class Checkpoint:
 
     def _read(self, wanted: Mapping[str, range | None], buffers: Buffers) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors, or the given rows of them, run by run."""
-        for file in self._files:
-            located = [file.index.locate(name, rows) for name, rows in wanted.items() if self._file_of[name] is file]
+        for index in self._files.values():
+            located = [index.locate(name, rows) for name, rows in wanted.items() if self._index_of[name] is index]
             for tensors in plan_runs(located):
                 stop = tensors[-1].stop
-                run = file.source.run(tensors[0].start, stop)
+                run = index.source.run(tensors[0].start, stop)
                 try:
                     for tensor in tensors:
                         run.skip_to(tensor.start)
@@ -151,7 +144,7 @@ class Checkpoint:
                     run.skip_to(stop)
                 finally:
                     run.close()
-            file.source.close()
+            index.source.close()
 
     def read_small(self, name: str, limit: int) -> bytes | None:
         """A small file of the repository (tokenizer.json), preferably from the weights' folder; None if there is none.
@@ -165,8 +158,8 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close files and connections."""
-        for file in self._files:
-            file.source.close()
+        for index in self._files.values():
+            index.source.close()
 
 
 def plan_runs(located: Collection[StoredTensor]) -> list[list[StoredTensor]]:
@@ -242,17 +235,16 @@ def _open(
     repository: Repository, choice: Choice, config: dict[str, Any], adapter_config: dict[str, Any] | None
 ) -> Checkpoint:
     shards = _shards(repository, choice) if choice.is_index else None
-    files: list[_WeightFile] = []
+    files: dict[str, TensorIndex] = {}
     sources: list[ByteSource] = []
     try:
         for path in shards or [choice.folder + choice.name]:
             source = repository.open(path)
             sources.append(source)
             if path.endswith(".safetensors"):
-                index = read_safetensors(source, repository.most_small)
+                files[path] = read_safetensors(source, repository.most_small)
             else:
-                index = read_torch_index(source)
-            files.append(_WeightFile(path, source, index))
+                files[path] = read_torch_index(source)
             if shards:
                 source.close()
         checkpoint = Checkpoint(repository, choice, files, config, adapter_config, shards)

@@ -124,7 +124,7 @@ class StoredTensor:
 
 
 class TensorIndex:
-    """The tensors of one weight file, known without reading the weights.
+    """The tensors of one weight file, ``source``, known without reading the weights.
 
     ``format`` is the name of the file format, ``tensors`` the tensors in the order of the file, ``metadata`` that of a
     safetensors file.
@@ -141,7 +141,7 @@ class TensorIndex:
         self.format = form
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType({name: span.info for name, span in spans.items()})
         self.metadata: Mapping[str, str] = MappingProxyType(dict(metadata or {}))
-        self._source = source
+        self.source = source
         self._spans = spans
         self._storages = dict(storages)
 
@@ -160,7 +160,7 @@ class TensorIndex:
                 return StoredTensor(span, storage.start, storage.stop, storage)
         if storage.data is None:
             assert storage.read_header is not None
-            header = self._source.read(storage.start, storage.start + storage.header_bytes)
+            header = self.source.read(storage.start, storage.start + storage.header_bytes)
             storage = self._storages[span.key] = replace(storage, data=storage.read_header(bytes(header)))
         assert storage.data is not None
         return StoredTensor(span, storage.data + span.first, storage.data + span.last)
@@ -169,7 +169,7 @@ class TensorIndex:
         """Read one tensor. Raises KeyError, Failed, Skipped("unreadable_dtype")."""
         check_readable(self.tensors[name])
         stored = self.locate(name)
-        run = self._source.run(stored.start, stored.stop)
+        run = self.source.run(stored.start, stored.stop)
         try:
             return stored.load(run, Buffers())
         finally:

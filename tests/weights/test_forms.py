@@ -45,7 +45,7 @@ def test_tensors_come_in_file_order_whatever_order_is_asked_for(tmp_path: Path) 
     write_config(tmp_path)
     save_file(a_state(count=12), tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(folder_reference(tmp_path))
-    stored = sorted(checkpoint.tensors, key=lambda name: checkpoint._file_of[name].index.locate(name).start)
+    stored = sorted(checkpoint.tensors, key=lambda name: checkpoint._index_of[name].locate(name).start)
     names = list(checkpoint.tensors)
     random.Random(3).shuffle(names)
     assert [name for name, _ in checkpoint.stream(names)] == stored
