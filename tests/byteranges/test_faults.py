@@ -156,7 +156,7 @@ def test_bodies_of_a_wrong_length(hub: LoopbackHub, head: str, body: bytes, reas
     span = f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-99/{len(CONTENT)}\r\n{head}\r\n\r\n"
     address, thread = answering(span.encode() + body)
     file = remote(hub, retries=RetryPolicy(retries=1 if reason == "network" else 0, first_wait=0.01))
-    file._location = dataclasses.replace(file._location, address=address)
+    file._location = dataclasses.replace(file._location, location=address)
     with pytest.raises(Failed) as failure:
         file.read(0, 100)
     assert failure.value.reason == reason
