@@ -73,7 +73,15 @@ def print_table(atlas: Atlas, base: str) -> None:
         vectors, blocks = vectors_of(family, name)
         population = replace(family.population, vectors=vectors, blocks=blocks)
         of_all = purity(population, draws=PERMUTATIONS)
-        of_full = purity(_subset(population, np.array(family.groups) == FULL), draws=PERMUTATIONS)
+        rows = np.flatnonzero(np.array(family.groups) == FULL)
+        columns = ("models", "authors", "datasets", "relations", "group")
+        only_full = replace(
+            population,
+            **{column: [getattr(population, column)[row] for row in rows] for column in columns},
+            **{column: getattr(population, column)[rows] for column in ("vectors", "ids", "is_copy", "is_unrelated")},
+            representative=population.representative[rows],
+        )
+        of_full = purity(only_full, draws=PERMUTATIONS)
         cells = [
             with_interval(of_all),
             with_interval(of_all.cross_author),
@@ -149,47 +157,36 @@ def vectors_of(family: Family, name: str, without: Collection[int] = ()) -> tupl
 def adapter_to_full(family: Family, vectors: Floats, blocks: int) -> float | None:
     """Mean over adapters of the share of matches among the m nearest full fine-tunes, where m match."""
     labels, groups = family.population.datasets, family.groups
-    adapters = [row for row, names in enumerate(labels) if names and groups[row] == ADAPTER]
-    full = [row for row, names in enumerate(labels) if names and groups[row] == FULL]
-    scores = _purities(family, vectors, blocks, adapters, full)
-    return float(np.mean(scores)) if scores else None
+    adapters, full = (
+        [row for row, names in enumerate(labels) if names and groups[row] == group] for group in (ADAPTER, FULL)
+    )
+    shares = [share for share, _ in matches_of_nearest(vectors, blocks, labels, adapters, full)]
+    return float(np.mean(shares)) if shares else None
 
 
 def without_own_data(family: Family, name: str) -> float:
     """Purity of all models, where the models on a model's own data sets have no vote in its centre."""
     labels = family.population.datasets
     labelled = [row for row, found in enumerate(labels) if found]
-    scores: list[float] = []
-    for names in sorted({tuple(sorted(found)) for found in labels if found}):
-        rows = [row for row, found in enumerate(labels) if found == frozenset(names)]
-        without = {row for row, found in enumerate(labels) if found & frozenset(names)}
-        vectors, blocks = vectors_of(family, name, without)
-        scores += _purities(family, vectors, blocks, rows, labelled)
-    return float(np.mean(scores))
+    shares: list[float] = []
+    for names in {frozenset(found) for found in labels if found}:
+        rows = [row for row in labelled if labels[row] == names]
+        vectors, blocks = vectors_of(family, name, [row for row in labelled if labels[row] & names])
+        shares += [share for share, _ in matches_of_nearest(vectors, blocks, labels, rows, labelled)]
+    return float(np.mean(shares))
 
 
-def _subset(population: Population, chosen: NDArray[np.bool_]) -> Population:
-    rows = np.flatnonzero(chosen)
-    columns = ("models", "authors", "datasets", "relations", "group")
-    return replace(
-        population,
-        **{name: [getattr(population, name)[row] for row in rows] for name in columns},
-        **{name: getattr(population, name)[rows] for name in ("vectors", "ids", "is_copy", "is_unrelated")},
-        representative=population.representative[rows],
-    )
-
-
-def _purities(family: Family, vectors: Floats, blocks: int, rows: list[int], candidates: list[int]) -> list[float]:
-    """Of each row the share of matches among its m nearest candidates, where m candidates match; others are left out."""
-    labels = family.population.datasets
+def matches_of_nearest(
+    vectors: Floats, blocks: int, labels: Sequence[Collection[str]], rows: Sequence[int], candidates: Sequence[int]
+) -> list[tuple[float, float]]:
+    """For each row of which m other candidates share a label: the share of matches among its m nearest, and among all."""
     table = similarities(vectors[rows].astype(np.float64), vectors[candidates].astype(np.float64), blocks)
     found = []
     for place, row in enumerate(rows):
-        others = [column for column, other in enumerate(candidates) if other != row]
-        near = sorted(others, key=lambda column: (-table[place, column], column))
-        matches = [bool(labels[row] & labels[candidates[column]]) for column in near]
+        near = [candidates[column] for column in np.argsort(-table[place], kind="stable") if candidates[column] != row]
+        matches = [not set(labels[row]).isdisjoint(labels[other]) for other in near]
         if any(matches):
-            found.append(float(np.mean(matches[: sum(matches)])))
+            found.append((float(np.mean(matches[: sum(matches)])), float(np.mean(matches))))
     return found
 
 

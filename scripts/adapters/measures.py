@@ -5,194 +5,202 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors.centre import ADAPTER, FULL
+from indexer.vectors.centre import (
+    ADAPTER,
+    FULL,
+    GROUPS,
+    Centre,
+    GroupCentre,
+    centre_of,
+    data_vote,
+    fewest_votes,
+    initialisation_group,
+)
 from query import Atlas
 from query.clusters.study import clusters
-from query.population import Population
+from query.population import Population, distinct, read_population
 from query.predict.evaluation import evaluate_models
 from query.predict.heads import Head
 from query.predict.training_set import LabelledModels
-from query.purity.result import PurityScore
 from query.purity.study import purity
 from query.statistics.likeness import similarities
-from scripts.adapters.plan import Row, Study
-from scripts.adapters.vectors import Floats, Started
+from scripts.adapters.plan import Study
 from scripts.family.plan import Run
+from scripts.vectors import matches_of_nearest
 
-DRAWS = 8  # of dealt labels
-_FEW = 1  # p values are not shown
-_NO_HEAD = Head()
-
-
-@dataclass(frozen=True)
-class Triples:
-    """Mean similarities of the adapters of one row, and how often data count for more than the seed."""
-
-    same_data: float
-    same_seed: float
-    neither: float
-    right: float
-    right_of_learnt: float
+DRAWS = 8  # of random labels
+MEASURES = ("all", "across", "adapters", "to_full", "prediction", "clusters")
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Whole:
-    """What the models of a base make of each other. ``prediction``: accuracy by vectors alone."""
+class Started:
+    """The distinct models of a base, and what the atlas knows of their starts; entry i is the same model.
 
-    all: float
-    across: float
-    adapters: float
-    to_full: float
-    prediction: float
-    clusters: float
+    ``uncentred``: (n, d) vectors before anything was subtracted. ``groups``: adapter or full. ``norms``: of the whole
+    change.
+    """
+
+    population: Population
+    groups: NDArray[np.str_]
+    initialisations: list[int | None]
+    norms: list[float]
+    uncentred: Floats
+
+    @property
+    def labels(self) -> list[str]:
+        """The data set of every model."""
+        return [min(names) for names in self.population.datasets]
+
+    @property
+    def adapters(self) -> list[int]:
+        """Places of the adapters."""
+        return np.flatnonzero(self.groups == ADAPTER).tolist()
+
+    def centred(self, labels: Sequence[str], rows: Sequence[int] | None = None, *, by_start: bool = True) -> Floats:
+        """(n, d) vectors of the models at ``rows`` (default: all), as an atlas of these would publish them.
+
+        ``labels``: for each of ``rows``, the data set that its vote counts for. ``by_start``: with centres of
+        initialisations; without, as before they were introduced.
+        """
+        chosen = list(range(len(self.groups))) if rows is None else list(rows)
+        mine, blocks = self.uncentred[chosen], self.population.blocks
+        groups = self.groups[chosen]
+        starts = [self.initialisations[row] for row in chosen]
+        authors = [self.population.authors[row] for row in chosen]
+        centres = {name: GroupCentre.nothing(blocks, mine.shape[1] // blocks) for name in GROUPS}
+        for name in set(groups.tolist()):
+            members = np.flatnonzero(groups == name)
+            centres[name] = centre_of(mine[members], [authors[place] for place in members], blocks)
+        for start in {one for one in starts if one is not None} if by_start else ():
+            members = np.array([place for place, one in enumerate(starts) if one == start])
+            votes = [data_vote([labels[place]]) for place in members]
+            if len(set(votes)) >= fewest_votes(votes):
+                norms = [self.norms[chosen[place]] for place in members]
+                made = centre_of(mine[members], votes, blocks, centres[ADAPTER], norms)
+                centres[initialisation_group(start)] = made
+        centre = Centre(centres)
+        found = np.zeros_like(mine)
+        for place, (group, start) in enumerate(zip(groups.tolist(), starts, strict=True)):
+            found[place] = centre.centred(mine[place : place + 1], centre.group_of(group, start))[0]
+        return found
 
 
-def triples(vectors: Floats, blocks: int, runs: Sequence[Run], has_learnt: Sequence[bool]) -> Triples:
-    """``runs``: by vector; all start from shared seeds, and each seed was used on each data set once.
+def read_started(atlas: Atlas, base: str) -> Started:
+    """Raises AtlasError if the base has no vectors."""
+    population = distinct(read_population(atlas, base))
+    centre = atlas.centre(base)
+    assert centre is not None
+    rows = atlas.rows("SELECT model_id, vector_group, initialisation, delta_norm FROM models WHERE base = ?", [base])
+    known = {row["model_id"]: row for row in rows}
+    found = [known[model_id] for model_id in population.ids.tolist()]
+    uncentred = np.zeros_like(population.vectors)
+    for place, row in enumerate(found):
+        group = centre.group_of(row["vector_group"], row["initialisation"])
+        uncentred[place] = centre.uncentred(population.vectors[place : place + 1], group)[0]
+    groups, starts, norms = ([row[name] for row in found] for name in ("vector_group", "initialisation", "delta_norm"))
+    return Started(population, np.array(groups), starts, norms, uncentred)
 
-    Right: an adapter on the same data with another seed is more similar than one on other data with the same seed.
-    ``right_of_learnt``: where all three have learnt something.
+
+def triples(vectors: Floats, blocks: int, runs: Sequence[Run], has_learnt: Sequence[bool]) -> list[float]:
+    """How adapters of one row of the table compare: data against seeds.
+
+    ``runs``: of the vectors; all have shared seeds, and each seed was used on each data set once.
+
+    Returns the mean similarities of adapters with the same data (and another seed), with the same seed (and other
+    data), and with neither; the share of triples that are right: an adapter on the same data with another seed is more
+    similar than one on other data with the same seed; and that share among triples of adapters that all learnt
+    something.
     """
     table = similarities(vectors.astype(np.float64), vectors.astype(np.float64), blocks)
     kinds: dict[tuple[bool, bool], list[float]] = {}
     wins: list[bool] = []
-    counts: list[bool] = []
+    of_learnt: list[bool] = []
     for asked, other in itertools.permutations(range(len(runs)), 2):
         is_data = runs[asked].dataset == runs[other].dataset
         is_seed = runs[asked].seed == runs[other].seed
         kinds.setdefault((is_data, is_seed), []).append(table[asked, other])
         if is_data:
-            rivals = [
-                row
-                for row, run in enumerate(runs)
-                if run.seed == runs[asked].seed and run.dataset != runs[asked].dataset
-            ]
-            wins += [table[asked, other] > table[asked, rival] for rival in rivals]
-            counts += [has_learnt[asked] and has_learnt[other] and has_learnt[rival] for rival in rivals]
-    mean = {kind: float(np.mean(found)) for kind, found in kinds.items()}
-    of_learnt = np.array(wins)[counts]
-    return Triples(
-        mean[True, False],
-        mean[False, True],
-        mean[False, False],
+            for rival, run in enumerate(runs):
+                if run.seed == runs[asked].seed and run.dataset != runs[asked].dataset:
+                    wins.append(table[asked, other] > table[asked, rival])
+                    if has_learnt[asked] and has_learnt[other] and has_learnt[rival]:
+                        of_learnt.append(wins[-1])
+    return [
+        *(float(np.mean(kinds[kind])) for kind in ((True, False), (False, True), (False, False))),
         float(np.mean(wins)),
-        float(of_learnt.mean()) if len(of_learnt) else math.nan,
-    )
+        float(np.mean(of_learnt)) if of_learnt else math.nan,
+    ]
 
 
-def rows_of(started: Started, study: Study) -> dict[Row, list[int]]:
-    """Places of the adapters of each row of the table."""
-    found: dict[Row, list[int]] = {}
-    for place, model in enumerate(started.population.models):
-        if model in study.shared:
-            found.setdefault(study.shared[model], []).append(place)
-    return dict(sorted(found.items()))
+def whole(started: Started, vectors: Floats, labels: Sequence[str], *, is_null: bool = False) -> list[float]:
+    """The values of MEASURES.
 
+    Purity of all models, across authors, of adapters among adapters and among full fine-tunes; accuracy of predictions
+    for adapters by vectors alone; adjusted mutual information of clusters with data sets.
 
-def whole(started: Started, vectors: Floats, labels: Sequence[str], *, is_null: bool = False) -> Whole:
-    """Everything but triples; ``is_null``: what is above chance (of predictions: the commonest label), no clusters."""
-    population = replace(started.population, vectors=vectors, datasets=[frozenset([label]) for label in labels])
-    groups = np.array(started.groups)
-    found = purity(population, draws=_FEW)
-    rows = np.flatnonzero(groups == ADAPTER)
+    ``is_null``: what is above chance (for predictions, above the share of the commonest label), and no clusters.
+    """
+    sets = [frozenset([label]) for label in labels]
+    population = replace(started.population, vectors=vectors, datasets=sets)
+    found = purity(population, draws=1)  # p values are not shown
+    scores = []
+    for score in (found, found.cross_author):
+        known = score.purity is not None and score.chance is not None
+        scores.append(score.purity - (score.chance if is_null else 0) if known else math.nan)
+    adapters = started.adapters
+    for candidates in (adapters, np.flatnonzero(started.groups == FULL).tolist()):
+        pairs = matches_of_nearest(vectors, population.blocks, sets, adapters, candidates)
+        shares = [share - (chance if is_null else 0) for share, chance in pairs]
+        scores.append(float(np.mean(shares)) if shares else math.nan)
     labelled = LabelledModels(
         vectors=vectors,
         models=population.models,
         authors=population.authors,
-        datasets=population.datasets,
-        heads=[_NO_HEAD] * len(labels),
+        datasets=sets,
+        heads=[Head()] * len(labels),
         blocks=population.blocks,
     )
-    evaluation = evaluate_models(labelled, k=10)
-    asked = {population.models[row] for row in rows}
-    hits = [one.right > 0 for one in evaluation.outcomes if one.model in asked]
+    asked = {population.models[row] for row in adapters}
+    hits = [one.right > 0 for one in evaluate_models(labelled, k=10).outcomes if one.model in asked]
     commonest = max(Counter(labels).values()) / len(labels) if is_null else 0.0
-    grouped = None if is_null else clusters(population, draws=_FEW).value("datasets", "ami")
-    return Whole(
-        all=score_of(found, is_null),
-        across=score_of(found.cross_author, is_null),
-        adapters=among(population, labels, rows, rows, is_null=is_null),
-        to_full=among(population, labels, rows, np.flatnonzero(groups == FULL), is_null=is_null),
-        prediction=float(np.mean(hits)) - commonest,
-        clusters=math.nan if grouped is None else grouped,
-    )
+    grouped = None if is_null else clusters(population, draws=1).value("datasets", "ami")
+    return [*scores, float(np.mean(hits)) - commonest, math.nan if grouped is None else grouped]
 
 
-def score_of(found: PurityScore, is_null: bool) -> float:
-    """Purity, or what is above chance; nan where no model is scored."""
-    if found.purity is None or found.chance is None:
-        return math.nan
-    return found.purity - (found.chance if is_null else 0)
+def null(started: Started, share: float) -> list[list[float]]:
+    """MEASURES above chance before and after, for labels unrelated to the data: means over DRAWS.
 
-
-def among(
-    population: Population,
-    labels: Sequence[str],
-    asked: NDArray[np.intp],
-    candidates: NDArray[np.intp],
-    *,
-    is_null: bool,
-) -> float:
-    """Mean over ``asked`` of the share of matches among the m nearest ``candidates``, where m match.
-
-    ``is_null``: less the share of matches among all candidates.
+    ``share`` of the adapters have the label of their seed; all others, and full fine-tunes, a random one.
     """
-    mine, theirs = (population.vectors[rows].astype(np.float64) for rows in (asked, candidates))
-    table = similarities(mine, theirs, population.blocks)
-    found = []
-    for place, row in enumerate(asked.tolist()):
-        near = [candidates[column] for column in np.argsort(-table[place], kind="stable") if candidates[column] != row]
-        matches = [labels[one] == labels[row] for one in near]
-        if any(matches):
-            found.append(np.mean(matches[: sum(matches)]) - (np.mean(matches) if is_null else 0))
-    return float(np.mean(found)) if found else math.nan
+    truth = started.labels
+    kinds = sorted(set(truth))
+    found: list[list[list[float]]] = [[], []]
+    for number in range(DRAWS):
+        draw = np.random.default_rng(number)
+        labels = draw.permutation(truth).tolist()
+        numbers = {start: place for place, start in enumerate(dict.fromkeys(started.initialisations))}
+        for row in started.adapters:
+            if draw.random() < share and started.initialisations[row] is not None:
+                labels[row] = kinds[numbers[started.initialisations[row]] % len(kinds)]
+        for rows, by_start in zip(found, (False, True), strict=True):
+            rows.append(whole(started, started.centred(labels, by_start=by_start), labels, is_null=True))
+    return [np.mean(rows, axis=0).tolist() for rows in found]
 
 
 def starts(started: Started, study: Study) -> dict[str, tuple[int, int]]:
     """Pairs of adapters, and how many of them the atlas takes for one start: of one start, and of two."""
     runs, names = study.runs, started.population.models
-    counts = {"one start": [0, 0], "two starts": [0, 0]}
-    for one, other in itertools.combinations(started.adapters.tolist(), 2):
-        mine, theirs = runs[names[one]], runs[names[other]]
-        kind = counts["one start" if mine.adapter == theirs.adapter else "two starts"]
+    counts = {"one start": (0, 0), "two starts": (0, 0)}
+    for one, other in itertools.combinations(started.adapters, 2):
+        kind = "one start" if runs[names[one]].adapter == runs[names[other]].adapter else "two starts"
         given = started.initialisations[one]
-        kind[0] += 1
-        kind[1] += given is not None and given == started.initialisations[other]
-    return {name: (pairs, taken) for name, (pairs, taken) in counts.items()}
-
-
-def evidence(atlas: Atlas, base: str) -> tuple[int, int]:
-    """How many models are taken for duplicates, and for made from another fine-tune; nobody here is either."""
-    repeats = atlas.rows("SELECT count(*) AS n FROM models WHERE base = ? AND duplicate_of IS NOT NULL", [base])
-    steps = [edge for answer in atlas.lineages(base) for edge in answer.edges if edge.parent]
-    return repeats[0]["n"], len(steps)
-
-
-def null(started: Started, share: float) -> Mapping[str, Whole]:
-    """Labels that say nothing of the data, before and after: means over DRAWS of what is above chance.
-
-    ``share`` of the adapters bear the label of their seed; all others, and full fine-tunes, one at random.
-    """
-    truth = [min(names) for names in started.population.datasets]
-    kinds = sorted(set(truth))
-    found: dict[str, list[Whole]] = {"before": [], "after": []}
-    for number in range(DRAWS):
-        draw = np.random.default_rng(number)
-        labels = draw.permutation(truth).tolist()
-        numbers = {start: place for place, start in enumerate(dict.fromkeys(started.initialisations))}
-        for row in started.adapters.tolist():
-            if draw.random() < share and started.initialisations[row] is not None:
-                labels[row] = kinds[numbers[started.initialisations[row]] % len(kinds)]
-        for name, by_start in (("before", False), ("after", True)):
-            vectors = started.centred(labels, by_start=by_start)
-            found[name].append(whole(started, vectors, labels, is_null=True))
-    return {
-        name: Whole(**{key: float(np.mean([vars(one)[key] for one in draws])) for key in vars(draws[0])})
-        for name, draws in found.items()
-    }
+        is_taken = given is not None and given == started.initialisations[other]
+        counts[kind] = counts[kind][0] + 1, counts[kind][1] + is_taken
+    return counts
