@@ -46,23 +46,22 @@ def main(out: Path, shape: str, families: tuple[str, ...], seed: int | None) -> 
 
 def table(found: dict[str, Any]) -> str:
     """The share that is exactly right by kind and way, as Markdown; precision in brackets if it is not 1."""
-    ways = list(found["ways"])
+    ways = found["ways"]
+    first = ways["with dates"]
     lines = [f"| {found['architecture']}, {found['models']} models | models | {' | '.join(ways)} |"]
     lines.append("|---" * (len(ways) + 2) + "|")
-    for kind in found["ways"][ways[0]]:
+    for kind in first:
         cells = []
-        for way in ways:
-            row = found["ways"][way][kind]
-            precision = row["precision"]
-            cells.append(f"{row['right']:.2f}" + (f" (P {precision:.2f})" if precision not in (None, 1.0) else ""))
-        lines.append(f"| {kind} | {found['ways'][ways[0]][kind]['models']} | {' | '.join(cells)} |")
-    first = found["ways"][ways[0]]
-    lines.append("")
+        for scores in ways.values():
+            precision = scores[kind]["precision"]
+            shown = f" (P {precision:.2f})" if precision not in (None, 1.0) else ""
+            cells.append(f"{scores[kind]['right']:.2f}{shown}")
+        lines.append(f"| {kind} | {first[kind]['models']} | {' | '.join(cells)} |")
     lines.append(
-        f"Worst error of a linear or task-arithmetic weight: {first['linear + task arithmetic']['worst_weight']}; "
+        f"\nWorst error of a linear or task-arithmetic weight: {first['linear + task arithmetic']['worst_weight']}; "
         f"most read for one model: {first['all']['megabytes']} MB."
     )
-    lines += ["", "| probability, with dates | steps | mean probability | right |", "|---|---|---|---|"]
+    lines.append("\n| probability, with dates | steps | mean probability | right |\n|---|---|---|---|")
     for row in found["reliability"]["with dates"]:
         lines.append(f"| {row['from']} to {row['to']} | {row['steps']} | {row['mean']:.2f} | {row['right']:.2f} |")
     return "\n".join(lines)

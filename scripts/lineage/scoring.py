@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from scripts.family.plan import Oddity, Plan, Run
 
@@ -35,55 +34,16 @@ NO_PARENT = ("root", "tuned", "sibling", "sweep", "adapter", "orphan")
 CONTINUED = ("child", "grandchild", "swept", "resumed")
 EXACT = ("linear", "task_arithmetic")
 TREE = ("root", "child", "grandchild")
+# Boundaries of the classes of a reliability table.
+CLASSES = (0.0, 0.1, 0.5, 0.8, 0.9, 0.95, 1.0)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The parents named for one model, and their ``weights``."""
+class Answer(NamedTuple):
+    """The parents named for one model, their ``weights``, and the bytes read for it."""
 
     parents: frozenset[str]
     weights: Mapping[str, float]
     bytes: int = 0
-    models: int = 0
-
-
-@dataclass(frozen=True)
-class Score:
-    """The scores of a set of models. ``worst_weight``: the largest error of a weight of a merge with right parents."""
-
-    models: int
-    right: int
-    named: int
-    true: int
-    hit: int
-    worst_weight: float | None
-    megabytes: float
-
-    @property
-    def share(self) -> float:
-        """The share that is exactly right."""
-        return self.right / self.models if self.models else float("nan")
-
-    @property
-    def precision(self) -> float | None:
-        """The share of the named parents that are parents."""
-        return self.hit / self.named if self.named else None
-
-    @property
-    def recall(self) -> float | None:
-        """The share of the parents that were named."""
-        return self.hit / self.true if self.true else None
-
-    def as_row(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "models": self.models,
-            "right": round(self.share, 4),
-            "precision": self.precision,
-            "recall": self.recall,
-            "worst_weight": self.worst_weight,
-            "megabytes": round(self.megabytes, 2),
-        }
 
 
 class Truth:
@@ -144,35 +104,7 @@ def answers_of(answers: Sequence[Mapping[str, Any]], truth: Truth) -> dict[str, 
             row for row in one["rows"] if row["parent"] and row["parent"] != one["base"] and row["direction"] == "known"
         ]
         weights = {truth.one(row["parent"]): row["coefficient"] for row in rows}
-        found[one["model"]] = Answer(frozenset(weights), weights, one["bytes"], one["models"])
-    return found
-
-
-# Boundaries of the classes of a reliability table.
-CLASSES = (0.0, 0.1, 0.5, 0.8, 0.9, 0.95, 1.0)
-
-
-def is_right(model: str, base: str, row: Mapping[str, Any], truth: Truth) -> bool:
-    """Whether a row names a parent of the model or of its original; the base is right if there is no parent."""
-    true = truth.parents(model) | truth.parents(truth.one(model))
-    return not true if row["parent"] in (None, base) else truth.one(row["parent"]) in true
-
-
-def reliability(answers: Sequence[Mapping[str, Any]], truth: Truth) -> list[dict[str, Any]]:
-    """By class of probability: the number of edges, their mean probability, and the share of them that are right."""
-    steps = [
-        (float(row["probability"]), is_right(one["model"], one["base"], row, truth))
-        for one in answers
-        for row in one["rows"]
-        if one["model"] in truth.nodes
-    ]
-    found = []
-    for low, high in pairwise(CLASSES):
-        inside = [(probability, right) for probability, right in steps if low <= probability < high]
-        if inside:
-            probabilities, right = zip(*inside, strict=True)
-            found.append({"from": low, "to": high, "steps": len(inside), "mean": sum(probabilities) / len(inside),
-                          "right": sum(right) / len(inside)})  # fmt: skip
+        found[one["model"]] = Answer(frozenset(weights), weights, one["bytes"])
     return found
 
 
@@ -185,16 +117,49 @@ def rival_answers(parents: Mapping[str, str | None], root: str, truth: Truth) ->
     }
 
 
-def score(answers: Mapping[str, Answer], truth: Truth, names: Sequence[str]) -> Score:
-    """The scores of these models; a model without an answer counts as wrong, with no parent named."""
+def reliability(answers: Sequence[Mapping[str, Any]], truth: Truth) -> list[dict[str, Any]]:
+    """By class of probability: the number of edges, their mean probability, and the share of them that are right.
+
+    An edge is right if it names a parent of the model or of its original, or the base of a model without a parent.
+    """
+    steps = []
+    for one in answers:
+        if one["model"] in truth.nodes:
+            true = truth.parents(one["model"]) | truth.parents(truth.one(one["model"]))
+            for row in one["rows"]:
+                right = not true if row["parent"] in (None, one["base"]) else truth.one(row["parent"]) in true
+                steps.append((float(row["probability"]), right))
+    found = []
+    for low, high in pairwise(CLASSES):
+        inside = [(probability, right) for probability, right in steps if low <= probability < high]
+        if inside:
+            probabilities, right = zip(*inside, strict=True)
+            found.append({"from": low, "to": high, "steps": len(inside), "mean": sum(probabilities) / len(inside),
+                          "right": sum(right) / len(inside)})  # fmt: skip
+    return found
+
+
+def score(answers: Mapping[str, Answer], truth: Truth, names: Sequence[str]) -> dict[str, Any]:
+    """The scores of these models; a model without an answer counts as wrong, with no parent named.
+
+    ``right``: the share that is exactly right. ``precision`` and ``recall`` of parents are None if none was named, or
+    none exists. ``worst_weight``: the largest error of a weight of a merge with right parents. ``megabytes``: the most
+    that was read for one model.
+    """
     right = named = true = hit = 0
     errors = []
     for name in names:
         answer, parents = answers.get(name), truth.parents(name)
         named_parents = (answer.parents if answer else frozenset()) - ({truth.one(name)} - parents)
-        right += answer is not None and named_parents == parents
         named, true, hit = named + len(named_parents), true + len(parents), hit + len(named_parents & parents)
         if answer is not None and named_parents == parents:
+            right += 1
             errors += [abs(answer.weights[one] - weight) for one, weight in truth.weights(name).items()]
-    read = [answers[name].bytes for name in names if name in answers]
-    return Score(len(names), right, named, true, hit, max(errors, default=None), max(read, default=0) / 1e6)
+    return {
+        "models": len(names),
+        "right": round(right / len(names), 4) if names else float("nan"),
+        "precision": hit / named if named else None,
+        "recall": hit / true if true else None,
+        "worst_weight": max(errors, default=None),
+        "megabytes": round(max((answers[name].bytes for name in names if name in answers), default=0) / 1e6, 2),
+    }

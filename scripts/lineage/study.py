@@ -1,7 +1,6 @@
-"""One forest from training to tables: make it, index it, ask for its lineage in four ways, and compare with a rival.
+"""One forest from training to scores: make it, index it, ask for its lineage in four ways, and compare with a rival.
 
-``python -m scripts.lineage.study ATLAS OUT [--no-dates] [--no-embeddings]`` only asks, in a process of its own that
-inherits the address of the Hub.
+``python -m scripts.lineage.study ATLAS OUT [--no-dates] [--no-embeddings]`` only asks, in a process of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from scripts.lineage.scoring import (
     rival_answers,
     score,
 )
+from scripts.loopback_hub import LoopbackHub
 
 # How the atlas is asked: options of this module.
 WAYS: Mapping[str, tuple[str, ...]] = {
@@ -44,31 +44,53 @@ RIVALS = ("MoTHer as published", "MoTHer given root and dates")
 
 
 def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any]:
-    """Scores of one forest below ``root`` by way and by kind; what is there already is not made again."""
+    """Scores of one forest below ``root`` by way and by kind; what exists is not made again."""
     store, atlas = root / f"{shape}-{architecture}", root / f"{shape}-{architecture}-atlas"
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
-                   "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
-    rivals: dict[str, dict[str, Answer]] = {}
     if shape == DEMO:
-        # Without the rival, whose code does not read the forms of some of the family's weights.
         make_family(store, "full", architecture)
         plan = load_plan("full", architecture)
-        known = Truth.of_family(plan)
-        rows = _asked(store, atlas, plan.base, ("--discover", "names"))
+        base, known = plan.base, Truth.of_family(plan)
     else:
         from scripts.lineage.forest import read_truth
 
-        _run(["scripts.lineage.forest", str(store), architecture, shape, str(seed)], environment)
+        offline = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+        _run(["scripts.lineage.forest", str(store), architecture, shape, str(seed)], **offline)
         truth = read_truth(store)
-        known = Truth(truth["nodes"])
-        rows = _asked(store, atlas, truth["base"], ())
-        rivals = _rivals(store, truth["base"], known)
-    answers = {way: answers_of(found, known) for way, found in rows.items()} | rivals
+        base, known = truth["base"], Truth(truth["nodes"])
+    rows = {}
+    with LoopbackHub(store) as hub:
+        online = {
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(atlas.with_suffix(".hf")),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        if not (atlas / "atlas.duckdb").exists():
+            words = ["indexer", "build", "--base", base, "--atlas", str(atlas), "--workers", "1"]
+            _run([*words, *(("--discover", "names") if shape == DEMO else ())], **online)
+        for way, options in WAYS.items():
+            out = atlas.with_suffix(f".{'_'.join(options) or 'dates'}.json")
+            _run(["scripts.lineage.study", str(atlas), str(out), *options], **online)
+            rows[way] = json.loads(out.read_text(encoding="utf-8"))
+    answers = {way: answers_of(found, known) for way, found in rows.items()}
+    if shape != DEMO:  # the rival's code does not read the forms of some of the family's weights
+        answers |= _rivals(store, base, known)
+    every = tuple(group for groups in KINDS.values() for group in groups)
+    kinds = {
+        "all": every,
+        "continued": CONTINUED,
+        "no parent to name": NO_PARENT,
+        "linear + task arithmetic": EXACT,
+        "MoTHer's forest (five trees of 21)": TREE,
+        **KINDS,
+    }
     return {
         "architecture": architecture,
-        "models": len(known.of([group for groups in KINDS.values() for group in groups])),
+        "models": len(known.of(every)),
         "reliability": {way: reliability(found, known) for way, found in rows.items()},
-        "ways": {way: _scores(found, known) for way, found in answers.items()},
+        "ways": {
+            way: {name: score(found, known, known.of(groups)) for name, groups in kinds.items()}
+            for way, found in answers.items()
+        },
     }
 
 
@@ -96,26 +118,10 @@ def ask(atlas: Path, *, dates: bool, embeddings: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _run(words: list[str], environment: Mapping[str, str]) -> None:
-    if subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, env=dict(environment), check=False).returncode:
+def _run(words: list[str], **environment: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    if subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, env=environment, check=False).returncode:
         raise RuntimeError(f"{' '.join(words)} failed; its own message is above.")
-
-
-def _asked(store: Path, atlas: Path, base: str, options: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
-    from scripts.loopback_hub import LoopbackHub
-
-    found = {}
-    with LoopbackHub(store) as hub:
-        environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(atlas.with_suffix(".hf")),
-                       "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
-        if not (atlas / "atlas.duckdb").exists():
-            words = ["indexer", "build", "--base", base, "--atlas", str(atlas), "--workers", "1", *options]
-            _run(words, environment)
-        for way, options in WAYS.items():
-            out = atlas.with_suffix(f".{'_'.join(options) or 'dates'}.json")
-            _run(["scripts.lineage.study", str(atlas), str(out), *options], environment)
-            found[way] = json.loads(out.read_text(encoding="utf-8"))
-    return found
 
 
 def _rivals(store: Path, base: str, known: Truth) -> dict[str, dict[str, Answer]]:
@@ -130,19 +136,8 @@ def _rivals(store: Path, base: str, known: Truth) -> dict[str, dict[str, Answer]
         tried = [
             rival_answers(parents(weights, base, dates, falling=falling), base, known) for falling in (True, False)
         ]
-        found[way] = max(tried, key=lambda answers: score(answers, known, uploaded).right)
+        found[way] = max(tried, key=lambda answers: score(answers, known, uploaded)["right"])
     return found
-
-
-def _scores(answers: Mapping[str, Answer], truth: Truth) -> dict[str, Any]:
-    together = {
-        "all": tuple(group for groups in KINDS.values() for group in groups),
-        "continued": CONTINUED,
-        "no parent to name": NO_PARENT,
-        "linear + task arithmetic": EXACT,
-        "MoTHer's forest (five trees of 21)": TREE,
-    }
-    return {name: score(answers, truth, truth.of(groups)).as_row() for name, groups in {**together, **KINDS}.items()}
 
 
 if __name__ == "__main__":

@@ -129,10 +129,10 @@ def test_scores_count_exactly_right_answers_and_hidden_parents_as_none():
         "m": Answer(frozenset({"r", "c"}), {"r": 0.26, "c": 0.74}, bytes=7_000_000),
     }
     found = score(answers, truth, truth.of(("root", "orphan", "child", "plain", "linear")))
-    assert (found.models, found.right) == (5, 4)
-    assert (found.named, found.true, found.hit) == (5, 4, 4)
-    assert found.worst_weight == pytest.approx(0.01)
-    assert found.megabytes == 7.0
+    assert (found["models"], found["right"]) == (5, 0.8)
+    assert (found["precision"], found["recall"]) == (0.8, 1.0)
+    assert found["worst_weight"] == pytest.approx(0.01)
+    assert found["megabytes"] == 7.0
     answers = rival_answers({"base": None, "r": "base", "c": "r", "k": "c"}, "base", truth)
     assert answers["r"].parents == frozenset()
     assert answers["c"].parents == {"r"}
