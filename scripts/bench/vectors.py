@@ -121,8 +121,8 @@ def _vectors_table(
         f"{REPEATS} interleaved repeats, median (range)",
         ("method", "read + SVD, s", "SVD, s", "read + SVD ÷ ours", "SVD ÷ ours", "worst σ error", "mean"),
     )
-    for method, values in found.items():
-        whole = method != SKLEARN
+    for method in decompose:
+        values, whole = found[method], method != SKLEARN
         if len(values) != (len(exact) if whole else round(share * len(exact))):
             raise NotMeasuredError(f"{method} gave {len(values)} of {len(exact)} deltas")
         errors = torch.stack([(mine / exact[key][:RANK] - 1).abs().max() for key, mine in values.items()])

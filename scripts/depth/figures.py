@@ -1,7 +1,7 @@
-"""`python -m scripts.depth.figures`: who forgets its input, and what tells it; every figure of docs/layers.md on the demo.
+"""`python -m scripts.depth.figures`: which models lose information about their input, and what explains it.
 
-Asks the atlas in SQL and counts with SciPy and NumPy alone: nothing here is shared with `query depth --study`, which
-must come to the same.
+The numbers of docs/layers.md for the demo, from SQL by SciPy and NumPy alone: an independent check of
+`query depth --study`, which must give the same.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 MEASURES = ("drift", "cka", "tolerance", "tolerance_own", "readable", "recovered", "reach")
-BETWEEN = ("drift", "cka")  # of a model and its base: nothing is taken off
+BETWEEN = ("drift", "cka")  # already compare a model with its base: nothing is subtracted
 DRAWS = 1000
-ERRORS = 4.0  # standard errors that make a loss one
+ERRORS = 4.0  # standard errors that count as a loss
 LEAST_LOSS = 0.02
 Floats = NDArray[np.float64]
 
@@ -32,33 +32,21 @@ WHERE subject = 'fine_tune' AND probe_sha256 = ? AND seed = 0 AND NOT is_copy AN
     AND duplicate_of IS NULL
 GROUP BY model, layer ORDER BY model, layer
 """
-# A model may have several profiles of one probe: each says what the others were not asked.
+# A model may have several profiles of one probe, with different measures.
 _BASE = """
 SELECT layer, {columns} FROM depth_of_models WHERE subject = 'base' AND probe_sha256 = ? GROUP BY layer ORDER BY layer
 """
 
 
 @dataclass(frozen=True)
-class Training:
-    """How a model was made: what its plan and its run say."""
-
-    rate: float
-    steps: int
-    dataset: str
-    is_adapter: bool
-
-
-@dataclass(frozen=True)
 class Population:
-    """Models by layers: a table (models, layers) for each column, less the base's own value where it has one."""
+    """Tables (models, layers) and values of the base (layers,) by column; errors have the suffix ``_error``."""
 
     models: tuple[str, ...]
     authors: NDArray[Any]
     layers: tuple[int, ...]
     tables: Mapping[str, Floats]
-    errors: Mapping[str, Floats]
     base: Mapping[str, Floats]
-    base_errors: Mapping[str, Floats]
 
 
 def population(atlas: Path) -> Population:
@@ -83,10 +71,8 @@ def population(atlas: Path) -> Population:
         models=models,
         authors=rows.drop_duplicates("model").set_index("model").loc[list(models)]["author"].to_numpy(dtype=str),
         layers=layers,
-        tables={name: table(name) for name in (*MEASURES, "delta")},
-        errors={name: table(f"{name}_error") for name in MEASURES},
-        base={name: base[name].to_numpy(dtype=float) for name in MEASURES},
-        base_errors={name: base[f"{name}_error"].to_numpy(dtype=float) for name in MEASURES},
+        tables={name: table(name) for name in (*every, "delta")},
+        base={name: base[name].to_numpy(dtype=float) for name in every},
     )
 
 
@@ -129,7 +115,9 @@ def interval(
 def forgetful(found: Population) -> list[dict[str, Any]]:
     """Models of whose last layer descent finds less than of the base's, by more than ERRORS standard errors."""
     mine, theirs = found.tables["recovered"][:, -1], found.base["recovered"][-1]
-    error = np.hypot(np.nan_to_num(found.errors["recovered"][:, -1]), np.nan_to_num(found.base_errors["recovered"][-1]))
+    error = np.hypot(
+        np.nan_to_num(found.tables["recovered_error"][:, -1]), np.nan_to_num(found.base["recovered_error"][-1])
+    )
     lost = np.flatnonzero(theirs - mine > np.maximum(ERRORS * error, LEAST_LOSS))
     return [
         {"model": found.models[one], "recovered": mine[one], "base": theirs,
@@ -138,13 +126,15 @@ def forgetful(found: Population) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def explained(found: Population, training: Mapping[str, Training]) -> dict[str, Any]:
+def explained(found: Population, training: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Over full fine-tunes: ρ of the last layer's measure with rate and length, and the adjusted R² of regressions."""
-    kept = [place for place, model in enumerate(found.models) if model in training and not training[model].is_adapter]
+    kept = [
+        place for place, model in enumerate(found.models) if model in training and not training[model]["is_adapter"]
+    ]
     runs = [training[found.models[place]] for place in kept]
-    rate, steps = (np.log([getattr(one, name) for one in runs])[:, None] for name in ("rate", "steps"))
-    sets = sorted({one.dataset for one in runs})
-    data = np.array([[one.dataset == name for name in sets[1:]] for one in runs], dtype=float)
+    rate, steps = (np.log([one[name] for one in runs])[:, None] for name in ("rate", "steps"))
+    sets = sorted({one["dataset"] for one in runs})
+    data = np.array([[one["dataset"] == name for name in sets[1:]] for one in runs], dtype=float)
     random = np.random.default_rng(0)
     result: dict[str, Any] = {"models": len(kept)}
     for name in ("recovered", "drift"):
@@ -168,15 +158,20 @@ def adjusted(values: Floats, columns: Floats) -> float:
     return float(1 - (left @ left / freedom) / (whole @ whole / (len(values) - 1)))
 
 
-def trainings(family: Path) -> dict[str, Training]:
-    """What the demo's family says of its runs."""
+def trainings(family: Path) -> dict[str, dict[str, Any]]:
+    """How the models of the demo's family were trained."""
     from scripts.family.plan import load_plan
 
     said = json.loads((family / "family.json").read_text(encoding="utf-8"))
     plan = load_plan(said["size"], said["architecture"])
     measured = said["measured"]
     return {
-        run.model: Training(run.learning_rate, measured[run.model]["steps"], run.dataset, run.adapter is not None)
+        run.model: {
+            "rate": run.learning_rate,
+            "steps": measured[run.model]["steps"],
+            "dataset": run.dataset,
+            "is_adapter": run.adapter is not None,
+        }
         for run in plan.runs
         if "steps" in measured.get(run.model, {})
     }

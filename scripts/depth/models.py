@@ -1,4 +1,4 @@
-"""Trains the small models, each once: what is there already is left alone."""
+"""Trains the small models, each once, on scikit-learn's digits and photographs, and on Python's own help texts."""
 
 from __future__ import annotations
 
@@ -10,30 +10,70 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 
-from scripts.depth.data import CLASSES, SIDE, images, token_ids
-
+SIDE = 32
+DIGITS = 10
+CLASSES = DIGITS + 2  # and two photographs
+CROPS = 180  # of each photograph, about the number of images of a digit
 WIDTH, DEPTH, PATCH = 96, 4, 4
 VIT_STEPS, GPT_STEPS, MIXER_STEPS = 320, 160, 240
 HELD_OUT = 300
 
 
 def make_vit(folder: Path) -> dict[str, Any]:
-    """A ViT of four layers on digits and photographs; what is known of it stands in its training.json."""
+    """A ViT of four layers on digits and photographs; its training.json says how it was trained."""
     return _once(folder, _train_vit)
 
 
 def make_gpt2(folder: Path, tokenizer: Path) -> dict[str, Any]:
-    """A GPT-2 of four layers on Python's help texts, with the tokenizer of another model of the demo."""
+    """A GPT-2 of four layers on Python's help texts, with the tokenizer of another model."""
     return _once(folder, lambda into: _train_gpt2(into, tokenizer))
 
 
 def make_mixer(folder: Path) -> dict[str, Any]:
-    """An MLP mixer of the ViT's sizes on the same images."""
+    """An MLP mixer of the same sizes on the same images."""
     return _once(folder, _train_mixer)
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (n, 3, SIDE, SIDE) from 0 to 1 and their classes, shuffled."""
+    from sklearn.datasets import load_digits, load_sample_images
+
+    found = load_digits()
+    small = torch.tensor(found.images / 16, dtype=torch.float32)[:, None]
+    digits = interpolate(small, SIDE, mode="bilinear", align_corners=False).expand(-1, 3, -1, -1)
+    classes = [torch.tensor(found.target, dtype=torch.long)]
+    parts = [digits]
+    random = np.random.default_rng(0)
+    for number, photograph in enumerate(load_sample_images().images):
+        pixels = torch.tensor(np.asarray(photograph), dtype=torch.float32).permute(2, 0, 1) / 255
+        crops = []
+        for _ in range(CROPS):
+            side = int(random.integers(64, 300))
+            top, left = int(random.integers(pixels.shape[1] - side)), int(random.integers(pixels.shape[2] - side))
+            cut = pixels[None, :, top : top + side, left : left + side]
+            crops.append(interpolate(cut, SIDE, mode="bilinear", antialias=True, align_corners=False)[0])
+        parts.append(torch.stack(crops))
+        classes.append(torch.full((CROPS,), DIGITS + number))
+    order = torch.randperm(sum(map(len, parts)), generator=torch.Generator().manual_seed(0))
+    return torch.cat(parts)[order].contiguous(), torch.cat(classes)[order]
+
+
+def token_ids(tokenizer: Path) -> torch.Tensor:
+    """The first 300,000 token ids of Python's help texts (pydoc_data)."""
+    from pydoc_data import topics
+
+    from tokenizers import Tokenizer
+
+    found = Tokenizer.from_file(str(tokenizer))
+    found.no_truncation()
+    texts = [text for _, text in sorted(topics.topics.items())]
+    ids = [one for encoding in found.encode_batch(texts, add_special_tokens=False) for one in encoding.ids]
+    return torch.tensor(ids[:300_000])
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""The figures of the docs, counted by SciPy, against what `query depth --study` says of the same atlas."""
+"""The figures of the docs, computed by SciPy, against `query depth --study` on the same atlas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sklearn.linear_model import LinearRegression
 
 from query import Atlas
 from scripts.depth import figures
-from scripts.depth.figures import Training, adjusted, correlations, explained, forgetful, population
+from scripts.depth.figures import adjusted, correlations, explained, forgetful, population
 from tests.profiles.planted_profiles import profiled_atlas
 
 
@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_both_come_to_the_same(folder, monkeypatch):
+def test_both_give_the_same(folder, monkeypatch):
     monkeypatch.setattr(figures, "DRAWS", 100)
     found = population(folder)
     with Atlas(folder) as atlas:
@@ -34,14 +34,19 @@ def test_both_come_to_the_same(folder, monkeypatch):
     assert [row["model"] for row in forgetful(found)] == [one.model for one in study.forgetful]
 
 
-def test_what_tells_the_loss_is_found(folder, monkeypatch):
+def test_what_explains_the_loss_is_found(folder, monkeypatch):
     """The made-up loss depends on the learning rate alone."""
     monkeypatch.setattr(figures, "DRAWS", 100)
     found = population(folder)
     random = np.random.default_rng(0)
     last = found.tables["recovered"][:, -1]
     training = {
-        model: Training(float(np.exp(-10 * loss)), int(random.integers(10, 100)), f"d{number % 3}", False)
+        model: {
+            "rate": float(np.exp(-10 * loss)),
+            "steps": int(random.integers(10, 100)),
+            "dataset": f"d{number % 3}",
+            "is_adapter": False,
+        }
         for number, (model, loss) in enumerate(zip(found.models, last, strict=True))
     }
     expected = explained(found, training)
