@@ -57,8 +57,8 @@ def measure(work: Path, models: int) -> None:
 def _print(name: str, *words: str) -> None:
     ran = run_module(*words)
     report = ran.output if isinstance(ran.output, dict) else {}
-    told = ", ".join(f"{key} {report[key]:,}" for key in SHOWN if key in report)
-    print(f"{name}: {ran.seconds:.1f} s; {told}", flush=True)
+    shown = ", ".join(f"{key} {report[key]:,}" for key in SHOWN if key in report)
+    print(f"{name}: {ran.seconds:.1f} s; {shown}", flush=True)
 
 
 if __name__ == "__main__":
