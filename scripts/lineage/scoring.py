@@ -133,9 +133,9 @@ def reliability(answers: Sequence[Mapping[str, Any]], truth: Truth) -> list[dict
     for low, high in pairwise(CLASSES):
         inside = [(probability, right) for probability, right in steps if low <= probability < high]
         if inside:
-            probabilities, right = zip(*inside, strict=True)
+            probabilities, rights = zip(*inside, strict=True)
             found.append({"from": low, "to": high, "steps": len(inside), "mean": sum(probabilities) / len(inside),
-                          "right": sum(right) / len(inside)})  # fmt: skip
+                          "right": sum(rights) / len(inside)})  # fmt: skip
     return found
 
 
