@@ -14,15 +14,13 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError, install
-from indexer.storage.atomic_files import replacing
+from indexer.storage.atomic_files import write_atomically
 from indexer.storage.checksums import user_cache
 from indexer.version import __version__
 from query.browse.model import error_in_words, harmless
@@ -48,10 +46,6 @@ class Layout:
     subtitle: str
     axes: tuple[str, str] | None
     notes: tuple[str, ...]
-
-    def rows(self) -> Iterator[tuple[int, float, float, str | None]]:
-        """Id, x, y and cluster of each model."""
-        return zip(self.ids, self.x, self.y, self.clusters, strict=True)
 
     def to_json(self) -> bytes:
         """The form that ``of`` reads."""
@@ -139,24 +133,17 @@ class LayoutJob:
         except WRONG_KINDS:
             self.why = "The models could not be placed."
         if self.found is not None:
-            _keep(self._key, answer)
+            with suppress(OSError, RuntimeError):  # if the cache is not writable, the next command computes it again
+                file = _cache_file(self._key)
+                file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_atomically(file, answer)
+                for old in sorted(file.parent.glob("*.json"), key=lambda file: -file.stat().st_mtime)[KEPT:]:
+                    old.unlink()
         self.state = "ready" if self.found is not None else "failed"
 
 
 def _cache_file(key: str) -> Path:
     return user_cache() / "layouts" / f"{key}.json"
-
-
-def _keep(key: str, payload: bytes) -> None:
-    """Best effort: if the cache is not writable, the next command computes the layout again."""
-    with suppress(OSError, RuntimeError):
-        file = _cache_file(key)
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with replacing(file, sync=False) as opened:
-            opened.write(payload)
-        files: list[Any] = sorted(file.parent.glob("*.json"), key=lambda file: -file.stat().st_mtime)
-        for old in files[KEPT:]:
-            old.unlink()
 
 
 # ---- the process

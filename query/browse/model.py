@@ -18,7 +18,6 @@ from query.show import shown_model
 from query.similar import stored_neighbours
 
 if TYPE_CHECKING:
-    from query.depth.profiled import Profiled
     from query.reader import AtlasReader
 
 LONGEST = 2000  # characters of one string
@@ -38,62 +37,60 @@ _FACTS = (
 
 
 def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
-    """JSON-ready, and safe in a page that sets it as text. Raises AtlasError if there is no such model."""
+    """JSON-ready, and safe in a page that sets it as text. Raises AtlasError if there is no such model.
+
+    Lists have at most ``MOST`` entries; ``left`` counts, by name, the entries that were cut.
+    """
     known = shown_model(atlas, model_id)
     model, base = str(known["model"]), str(known["base"])
+    facts = {name: known[name] for name in _FACTS if name in known and known[name] not in (None, [], False)}
+    layers = stored_layers(atlas, model_id, model, base)
+    neighbours = []
+    if known["status"] == "indexed" and atlas.is_published(base, "input"):
+        rows = atlas.rows(
+            "SELECT model, neighbour_id FROM neighbours JOIN fine_tunes ON fine_tunes.model_id = neighbour_id "
+            "WHERE neighbours.model_id = ? AND representation = 'input'",
+            [model_id],
+        )
+        ids = {row["model"]: row["neighbour_id"] for row in rows}
+        near = stored_neighbours(atlas, indexed_model(atlas, model_id), NEIGHBOURS, "input")
+        neighbours = [one.as_row() | {"id": ids.get(one.model)} for one in near]
+    predictions = atlas.rows(
+        "SELECT dataset, probability, votes, authors, vectors, head, declared, calibrated, models FROM predictions "
+        "WHERE model_id = ? ORDER BY rank",
+        [model_id],
+    )
+    lineage = _lineage(atlas, model_id)
+    depth = None
+    if profiles := read_profiled(atlas, base, subject="fine_tune", model=model):
+        mine = profiles[0]  # the newest
+        of_base = read_profiled(atlas, base, subject="base", probe=mine.probe_sha256)
+        depth = {name: getattr(mine, name) for name in ("probe", "sequences", "tokens", "layers")}
+        depth["base"] = of_base[0].layers if of_base else []
     page = {
         "id": model_id,
         "model": model,
         "base": base,
-        "facts": {name: known[name] for name in _FACTS if name in known and known[name] not in (None, [], False)},
+        "facts": facts,
         "datasets": known["datasets_as_written"],
         "tags": known["tags"],
         "evaluations": known["evaluations"],
-        "layers": _layers(atlas, model_id, model, base),
-        "neighbours": _neighbours(atlas, model_id, model, base) if known["status"] == "indexed" else [],
-        "predictions": atlas.rows(
-            "SELECT dataset, probability, votes, authors, vectors, head, declared, calibrated, models FROM predictions "
-            "WHERE model_id = ? ORDER BY rank",
-            [model_id],
-        ),
-        "lineage": _lineage(atlas, model_id, base),
-        "depth": _depth(atlas, base, model),
+        "layers": layers.to_dict() | {"headline": layers.headline} if layers.deltas else None,
+        "neighbours": neighbours,
+        "predictions": predictions,
+        "lineage": lineage,
+        "depth": depth,
     }
-    return harmless(page | {"left": _shortened(page, page["facts"], page["lineage"])})
-
-
-def _shortened(*parts: dict[str, Any]) -> dict[str, int]:
-    """Cut every list of ``parts`` to ``MOST`` entries, and count what was cut, by name."""
-    left: dict[str, int] = {}
-    for part in parts:
+    left = {}
+    for part in (page, facts, lineage):
         for name, value in part.items():
             if isinstance(value, list) and len(value) > MOST:
                 left[name] = len(value) - MOST
                 part[name] = value[:MOST]
-    return left
+    return harmless(page | {"left": left})
 
 
-def _layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> dict[str, Any] | None:
-    found = stored_layers(atlas, model_id, model, base)
-    return found.to_dict() | {"headline": found.headline} if found.deltas else None
-
-
-def _neighbours(atlas: AtlasReader, model_id: int, model: str, base: str) -> list[dict[str, Any]]:
-    if not atlas.is_published(base, "input"):
-        return []
-    rows = [one.as_row() for one in stored_neighbours(atlas, indexed_model(atlas, model_id), NEIGHBOURS, "input")]
-    ids = {
-        row["model"]: row["model_id"]
-        for row in atlas.rows(
-            "SELECT model, neighbour_id AS model_id FROM neighbours JOIN fine_tunes "
-            "ON fine_tunes.model_id = neighbour_id WHERE neighbours.model_id = ? AND representation = 'input'",
-            [model_id],
-        )
-    }
-    return [row | {"id": ids.get(row["model"])} for row in rows]
-
-
-def _lineage(atlas: AtlasReader, model_id: int, base: str) -> dict[str, Any]:
+def _lineage(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     """Parents and children according to the weights, and parents according to cards and tags."""
     parents = atlas.rows(
         'SELECT parent_id AS id, coalesce(parent.model, child.base) AS model, kind, method, coefficient, "left", card, '
@@ -109,22 +106,6 @@ def _lineage(atlas: AtlasReader, model_id: int, base: str) -> dict[str, Any]:
     )
     declared = atlas.rows("SELECT DISTINCT parent FROM declared_lineage WHERE model_id = ? ORDER BY parent", [model_id])
     return {"parents": parents, "children": children, "declared": [row["parent"] for row in declared]}
-
-
-def _depth(atlas: AtlasReader, base: str, model: str) -> dict[str, Any] | None:
-    """Its newest profile, and the base's with the same probe."""
-    found = read_profiled(atlas, base, subject="fine_tune", model=model)
-    if not found:
-        return None
-    mine = found[0]
-    bases: list[Profiled] = read_profiled(atlas, base, subject="base", probe=mine.probe_sha256)
-    return {
-        "probe": mine.probe,
-        "sequences": mine.sequences,
-        "tokens": mine.tokens,
-        "layers": mine.layers,
-        "base": bases[0].layers if bases else [],
-    }
 
 
 def harmless(value: Any, longest: int | None = LONGEST) -> Any:

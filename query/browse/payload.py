@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from query.browse.layout import Layout
 from query.map.coloring import grouped, scaled
-from query.map.neighbours import read_neighbours, read_parents
-from query.map.payload import coloring_data, facet, facet_of_many, number, parents_data, payload, short_share
+from query.map.neighbours import near_points, read_neighbours, read_parents
+from query.map.page import coloring_data, facet, facet_of_many, number, payload
 from query.population import leading_datasets
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[str, Any]:
-    """See :func:`query.map.payload.payload`; models are in order of id. ``layout``: None before it is known."""
+    """See :func:`query.map.page.payload`; models are in order of id. ``layout``: None before it is known."""
     cursor = atlas.connection.execute(_MODELS, [base])
     names = [column[0] for column in cursor.description]
     rows = cursor.fetchall()
@@ -65,12 +65,14 @@ def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[s
     row_of = {identity: row for row, identity in enumerate(ids)}
     places = np.full((len(ids), 2), np.nan)
     clusters: list[str | None] = [None] * len(ids)
-    for identity, x, y, cluster in layout.rows() if layout else ():
-        if (row := row_of.get(identity)) is not None:
-            places[row], clusters[row] = (x, y), cluster
-    neighbours, backgrounds = _neighbours(atlas, base, row_of)
+    if layout is not None:
+        for identity, x, y, cluster in zip(layout.ids, layout.x, layout.y, layout.clusters, strict=True):
+            if (row := row_of.get(identity)) is not None:
+                places[row], clusters[row] = (x, y), cluster
     return payload(
+        ids=ids,
         names=columns["model"],
+        base=base,
         places=places,
         facets=_facets(columns, clusters),
         numbers=[
@@ -78,9 +80,8 @@ def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[s
             for name, (column, label) in _NUMBERS.items()
         ],
         colorings=_colorings(columns, clusters, places),
-        neighbours=neighbours,
-        backgrounds=backgrounds,
-        parents=parents_data(read_parents(atlas, base), ids, base),
+        near=near_points(read_neighbours(atlas, base, "input"), np.array(ids, dtype=np.int64), NEIGHBOURS),
+        parents=read_parents(atlas, base),
         hub=atlas.crawl_of(base).endpoint,
         axes=layout.axes if layout else None,
         notes=layout.notes if layout else (),
@@ -128,21 +129,3 @@ def _colorings(columns: Columns, clusters: list[str | None], places: NDArray[np.
         if any(value is not None for value in columns[column])
     ]
     return found + numbers
-
-
-def _neighbours(
-    atlas: AtlasReader, base: str, row_of: Mapping[int, int]
-) -> tuple[list[list[float]], list[list[float | None]]]:
-    """The nearest of every model as [row, similarity, …], and their backgrounds."""
-    near = read_neighbours(atlas, base, "input")
-    neighbours: list[list[float]] = [[] for _ in row_of]
-    backgrounds: list[list[float | None]] = [[] for _ in row_of]
-    order = np.arange(len(near.models)) - np.searchsorted(near.models, near.models, side="left")  # 0 for the nearest
-    kept = order < NEIGHBOURS
-    found = (column[kept].tolist() for column in (near.models, near.neighbours, near.similarities, near.coded))
-    for model, neighbour, similarity, share in zip(*found, strict=True):
-        mine, theirs = row_of.get(model), row_of.get(neighbour)
-        if mine is not None and theirs is not None:
-            neighbours[mine] += [theirs, round(similarity, 4)]
-            backgrounds[mine].append(round(share) if share < 0 else short_share(share))
-    return neighbours, backgrounds

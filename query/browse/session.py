@@ -7,14 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from indexer.errors import AtlasError
 from query.browse.layout import LayoutJob, start_process
 from query.browse.model import model_page
 from query.browse.payload import read_payload
-from query.map.payload import shown
+from query.map.page import shown
 from query.reader import AtlasReader
 from query.sql import SqlResult, Started, asked_condition, run_sql
 
@@ -44,7 +43,8 @@ class BrowseSession:
             if self._atlas.is_outdated:
                 self._atlas.refresh()
                 self._payloads.clear()
-                self._stop_layouts()
+                for layout in self._layouts.values():
+                    layout.stop()
                 self._layouts.clear()
 
     def state(self, base: str) -> dict[str, Any]:
@@ -105,7 +105,8 @@ class BrowseSession:
 
     def fulfilling(self, base: str, condition: str, started: Started) -> list[int]:
         """Ids of the models that satisfy an SQL condition, run in the sandbox of ``query sql``. Raises AtlasError."""
-        database, stand_ins = self._sandboxed()
+        with self._open() as atlas:
+            database, stand_ins = atlas.database, atlas.stand_ins
         ids = asked_condition(database, condition, stand_ins=stand_ins, started=started).model_ids()
         with self._open() as atlas:
             mine = atlas.rows("SELECT model_id FROM models WHERE base = ?", [base])
@@ -113,7 +114,8 @@ class BrowseSession:
 
     def sql(self, statement: str, started: Started) -> SqlResult:
         """The result of a SELECT, run in the sandbox of ``query sql``. Raises AtlasError."""
-        database, stand_ins = self._sandboxed()
+        with self._open() as atlas:
+            database, stand_ins = atlas.database, atlas.stand_ins
         return run_sql(database, statement, limit=MOST_ROWS, seconds=MOST_SECONDS, stand_ins=stand_ins, started=started)
 
     def tables(self) -> list[dict[str, Any]]:
@@ -127,22 +129,14 @@ class BrowseSession:
     def stop(self) -> None:
         """Stop everything and close the atlas. No request is answered after that."""
         self._is_over = True
-        self._stop_layouts()
+        for layout in list(self._layouts.values()):
+            layout.stop()
         ends = time.monotonic() + _END_SECONDS
         while time.monotonic() < ends:
             self._atlas.connection.interrupt()
             if self._lock.acquire(timeout=0.05):  # and never released
                 self._atlas.close()
                 break
-
-    def _stop_layouts(self) -> None:
-        for layout in list(self._layouts.values()):
-            layout.stop()
-
-    def _sandboxed(self) -> tuple[Path, list[str]]:
-        """What the sandbox needs to open the database."""
-        with self._open() as atlas:
-            return atlas.database, atlas.stand_ins
 
     @contextmanager
     def _open(self) -> Iterator[AtlasReader]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, ModelError
 from query.browse.model import error_in_words, harmless
 from query.browse.session import BrowseSession
-from query.map.page import SCRIPTS
+from query.map.page import SCRIPTS, page_file
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from query.sql import Started
+
+    Handler = Callable[[Request], Awaitable[Response]]
 
 HOSTS = ("127.0.0.1", "localhost")
 HEADERS = {
@@ -40,10 +40,7 @@ LONGEST_QUERY = 20_000  # characters of an SQL statement or condition
 MOST_STATEMENTS = 2  # running at a time
 MOST_WAITING = 12  # statements and predictions that run or wait
 
-T = TypeVar("T")
-
 # The page's own scripts, in addition to those of the map's page. The loader fetches the data, then the others.
-LOADER = "load.js"
 OWN_SCRIPTS = ("browse_model.js", "browse_depth.js", "browse_asked.js", "browse_watch.js")
 
 
@@ -53,38 +50,94 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     ``ending``: set when no answer should be waited for. ``ticket``: ``/ticket`` redirects to the page once, for a
     browser whose command line every user of the machine can read. ``behind``: the fragment of the redirect's address.
     """
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import Response
     from starlette.routing import Mount, Route, Router
 
-    pages = _Pages(session, ending)
+    answers = _Answers(ending)
+    statements, predictions = asyncio.Semaphore(MOST_STATEMENTS), asyncio.Semaphore(1)
+    html = page_file("browse", "browse.html")
+    scripts = [*(("map", name) for name in SCRIPTS[:-1]), *(("browse", name) for name in OWN_SCRIPTS),
+               ("map", SCRIPTS[-1])]  # fmt: skip
+
+    def base_of(request: Request) -> str | None:
+        """The requested base of the atlas, or the largest one."""
+        bases = [row["base"] for row in session.bases()]
+        asked = request.query_params.get("base", "")
+        return asked if asked in bases else bases[0] if bases else None
+
+    def page(_request: Request) -> Response:
+        session.renew()  # loading the page switches to the latest generation
+        return Response(html, media_type="text/html")
+
+    def data(request: Request) -> Any:
+        if (base := base_of(request)) is None:
+            return {"error": "This atlas has no model of any base."}
+        return Response(session.payload(base), media_type="application/json")
+
+    def state(request: Request) -> dict[str, Any]:
+        base = base_of(request)
+        return session.state(base) if base is not None else {}
+
+    def where(request: Request, started: Started) -> dict[str, Any]:
+        return {"ids": session.fulfilling(str(base_of(request)), _query(request), started)}
+
+    def sql(request: Request, started: Started) -> Any:
+        return harmless(session.sql(_query(request), started).to_dict(), longest=None)
+
+    def predict(request: Request, started: Started) -> dict[str, Any]:
+        return session.predicted(request.path_params["model_id"], started)
+
+    texts = {
+        "/browse.css": ("text/css", page_file("map", "map.css") + page_file("browse", "browse.css")),
+        "/icon.svg": ("image/svg+xml", page_file("browse", "icon.svg")),
+        "/load.js": ("text/javascript", page_file("browse", "load.js")),
+        "/browse.js": ("text/javascript", '"use strict";\n' + "\n".join(page_file(*script) for script in scripts)),
+    }
     routes = [
-        Route("/", pages.page),
-        Route("/browse.css", pages.style),
-        Route("/icon.svg", pages.icon),
-        Route("/load.js", pages.loader),
-        Route("/browse.js", pages.script),
-        Route("/data", pages.data),
-        Route("/state", pages.state),
-        Route("/tables", pages.tables),
-        Route("/model/{model_id:int}", pages.model),
-        Route("/predict/{model_id:int}", pages.predict),
-        Route("/where", pages.where),
-        Route("/sql", pages.sql),
+        *(Route(path, answers.text(content, kind)) for path, (kind, content) in texts.items()),
+        Route("/", answers.quick(page)),
+        Route("/data", answers.quick(data)),
+        Route("/state", answers.quick(state)),
+        Route("/tables", answers.quick(lambda _: {"tables": session.tables()})),
+        Route("/model/{model_id:int}", answers.quick(lambda request: session.model(request.path_params["model_id"]))),
+        Route("/predict/{model_id:int}", answers.slow(predictions, predict)),
+        Route("/where", answers.slow(statements, where)),
+        Route("/sql", answers.slow(statements, sql)),
     ]
     inner = Router([Mount("/{token}", Router(routes, redirect_slashes=False))], redirect_slashes=False)
-    return _WithHeaders(
-        TrustedHostMiddleware(_Guarded(inner, token, ticket, behind), allowed_hosts=list(HOSTS), www_redirect=False)
-    )
+    return _Guard(inner, token, ticket, behind)
 
 
-class _Guarded:
-    """Refuses everything except GET and HEAD requests with the token, and the first request with the ticket."""
+def _query(request: Request) -> str:
+    text = request.query_params.get("q", "")
+    if len(text) > LONGEST_QUERY:
+        raise AtlasError(f"The statement is longer than {LONGEST_QUERY:,} characters.", "Shorten it.")
+    return text
+
+
+class _Guard:
+    """Refuses everything except GET and HEAD requests to this machine with the token, and the first with the ticket.
+
+    Every answer, including refusals, has the same additional headers.
+    """
 
     def __init__(self, inner: ASGIApp, token: str, ticket: str, behind: str) -> None:
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+
         self._inner, self._token = inner, token
         self._ticket, self._behind = ticket, behind
+        self._to_this_machine = TrustedHostMiddleware(self._guarded, allowed_hosts=list(HOSTS), www_redirect=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *extra]}
+            await send(message)
+
+        await self._to_this_machine(scope, receive, with_headers)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         from starlette.responses import PlainTextResponse, RedirectResponse
 
         if scope["type"] != "http":
@@ -99,22 +152,6 @@ class _Guarded:
             await PlainTextResponse("Read-only: use GET or HEAD.", 405, {"Allow": "GET, HEAD"})(scope, receive, send)
         else:
             await self._inner(scope, receive, send)
-
-
-class _WithHeaders:
-    """Adds the same headers to every answer, including refusals."""
-
-    def __init__(self, inner: ASGIApp) -> None:
-        self._inner = inner
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sent(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *extra]}
-            await send(message)
-
-        await self._inner(scope, receive, sent)
 
 
 class _Client:
@@ -140,129 +177,62 @@ class _Client:
                 self._process.kill()  # does nothing if it has ended
 
 
-class _Pages:
-    """The handlers of all addresses."""
+class _Answers:
+    """Turns functions into handlers of requests, which run in threads."""
 
-    def __init__(self, session: BrowseSession, ending: asyncio.Event) -> None:
-        self._session, self._ending = session, ending
-        self._statements = asyncio.Semaphore(MOST_STATEMENTS)
-        self._predictions = asyncio.Semaphore(1)
+    def __init__(self, ending: asyncio.Event) -> None:
+        self._ending = ending
         self._waiting = 0
-        self._texts = {
-            "page": _file("browse", "browse.html"),
-            "style": _file("map", "map.css") + _file("browse", "browse.css"),
-            "icon": _file("browse", "icon.svg"),
-            "loader": _file("browse", LOADER),
-            "script": _joined(),
-        }
 
-    async def page(self, request: Request) -> Response:
-        """The page; loading it switches to the latest generation."""
-
-        def ask() -> Response:
-            self._session.renew()
-            return self._text("page", "text/html")
-
-        return await self._answered(request, ask)
-
-    async def style(self, request: Request) -> Response:
-        """The style sheet."""
-        return self._text("style", "text/css")
-
-    async def icon(self, request: Request) -> Response:
-        """The icon of the browser tab."""
-        return self._text("icon", "image/svg+xml")
-
-    async def loader(self, request: Request) -> Response:
-        """The script that loads the data."""
-        return self._text("loader", "text/javascript")
-
-    async def script(self, request: Request) -> Response:
-        """All other scripts."""
-        return self._text("script", "text/javascript")
-
-    async def data(self, request: Request) -> Response:
-        """The data of all models of a base."""
+    def text(self, content: str, kind: str) -> Handler:
+        """The same text for every request."""
         from starlette.responses import Response
 
-        def ask() -> Any:
-            if (base := self._base(request)) is None:
-                return {"error": "This atlas has no model of any base."}
-            return Response(self._session.payload(base), media_type="application/json")
+        async def handler(_request: Request) -> Response:
+            return Response(content, media_type=kind)
 
-        return await self._answered(request, ask)
+        return handler
 
-    async def state(self, request: Request) -> Response:
-        """Whether there is a newer generation, and whether the layout is ready."""
+    def quick(self, ask: Callable[[Request], Any]) -> Handler:
+        """The answer of ``ask``."""
 
-        def ask() -> dict[str, Any]:
-            base = self._base(request)
-            return self._session.state(base) if base is not None else {}
+        async def handler(request: Request) -> Response:
+            return await self._unless_left(request, _in_thread(lambda: ask(request)))
 
-        return await self._answered(request, ask)
+        return handler
 
-    async def tables(self, request: Request) -> Response:
-        """The tables that a statement can use."""
-        return await self._answered(request, lambda: {"tables": self._session.tables()})
-
-    async def model(self, request: Request) -> Response:
-        """Everything known about one model."""
-        return await self._answered(request, lambda: self._session.model(request.path_params["model_id"]))
-
-    async def predict(self, request: Request) -> Response:
-        """The datasets that a model was probably tuned on."""
-        return await self._worked_out(
-            request,
-            self._predictions,
-            lambda started: self._session.predicted(request.path_params["model_id"], started),
-        )
-
-    async def where(self, request: Request) -> Response:
-        """The models that satisfy a condition."""
-
-        def ask(started: Started) -> dict[str, Any]:
-            return {"ids": self._session.fulfilling(str(self._base(request)), _query(request), started)}
-
-        return await self._worked_out(request, self._statements, ask)
-
-    async def sql(self, request: Request) -> Response:
-        """The result of a SELECT."""
-
-        def ask(started: Started) -> Any:
-            return harmless(self._session.sql(_query(request), started).to_dict(), longest=None)
-
-        return await self._worked_out(request, self._statements, ask)
-
-    async def _worked_out(
-        self, request: Request, turns: asyncio.Semaphore, ask: Callable[[Started], dict[str, Any]]
-    ) -> Response:
-        """The answer of a process that is killed if its client leaves; ``turns`` limits how many run at a time."""
+    def slow(self, turns: asyncio.Semaphore, ask: Callable[[Request, Started], Any]) -> Handler:
+        """The answer of a process, which is killed if its client leaves; ``turns`` limits how many run at a time."""
         from starlette.responses import JSONResponse
 
-        if self._waiting >= MOST_WAITING:
-            return JSONResponse({"error": "Too many requests are waiting. Try again in a few seconds."}, 503)
-        client = _Client()
+        async def handler(request: Request) -> Response:
+            if self._waiting >= MOST_WAITING:
+                return JSONResponse({"error": "Too many requests are waiting. Try again in a few seconds."}, 503)
+            client = _Client()
 
-        async def in_turn() -> Response:
-            async with turns:
-                return await _in_thread(lambda: _response(lambda: ask(client.started)))
+            async def in_turn() -> Response:
+                async with turns:
+                    return await _in_thread(lambda: ask(request, client.started))
 
-        self._waiting += 1
-        try:
-            return await self._unless_left(request, in_turn())
-        finally:
-            self._waiting -= 1
-            client.left()
+            self._waiting += 1
+            try:
+                return await self._unless_left(request, in_turn())
+            finally:
+                self._waiting -= 1
+                client.left()
 
-    async def _answered(self, request: Request, ask: Callable[[], Any]) -> Response:
-        return await self._unless_left(request, _in_thread(lambda: _response(ask)))
+        return handler
 
     async def _unless_left(self, request: Request, work: Coroutine[Any, Any, Response]) -> Response:
         """The result of ``work``, unless the client leaves or the command ends first."""
         from starlette.responses import JSONResponse
 
+        async def has_left() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
         working = asyncio.ensure_future(work)
-        others = [asyncio.ensure_future(_has_left(request)), asyncio.ensure_future(self._ending.wait())]
+        others = [asyncio.ensure_future(has_left()), asyncio.ensure_future(self._ending.wait())]
         try:
             await asyncio.wait([working, *others], return_when=asyncio.FIRST_COMPLETED)
             return working.result() if working.done() else JSONResponse({"error": "The page is no longer served."}, 503)
@@ -270,73 +240,25 @@ class _Pages:
             for one in (working, *others):
                 one.cancel()
 
-    def _base(self, request: Request) -> str | None:
-        """The requested base of the atlas, or the largest one."""
-        bases = [row["base"] for row in self._session.bases()]
-        asked = request.query_params.get("base", "")
-        return asked if asked in bases else bases[0] if bases else None
 
-    def _text(self, name: str, kind: str) -> Response:
-        from starlette.responses import Response
+async def _in_thread(ask: Callable[[], Any]) -> Response:
+    """The answer of ``ask`` as JSON, or its error in one line.
 
-        return Response(self._texts[name], media_type=kind)
-
-
-def _response(ask: Callable[[], Any]) -> Response:
-    """The answer as JSON; an error is one line."""
+    It runs in a thread that neither cancellation nor the end of the command waits for.
+    """
     from starlette.responses import JSONResponse, Response
 
-    try:
-        answer = ask()
-        return answer if isinstance(answer, Response) else JSONResponse(answer)
-    except (AtlasError, ModelError, OSError) as error:
-        return JSONResponse({"error": error_in_words(error)}, 400)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """The result of ``work``, in a thread that neither cancellation nor the end of the command waits for."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def settle(put: Callable[[Any], None], value: Any) -> None:
-        if not answer.done():
-            put(value)
+    answer: Future[Response] = Future()
+    answer.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            outcome: tuple[Callable[[Any], None], Any] = answer.set_result, work()
+            found = ask()
+            answer.set_result(found if isinstance(found, Response) else JSONResponse(found))
+        except (AtlasError, ModelError, OSError) as error:
+            answer.set_result(JSONResponse({"error": error_in_words(error)}, 400))
         except BaseException as error:  # also from an interrupted query
-            outcome = answer.set_exception, error
-        with suppress(RuntimeError):  # the loop was closed
-            loop.call_soon_threadsafe(settle, *outcome)
+            answer.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return await answer
-
-
-async def _has_left(request: Request) -> None:
-    """Returns when the connection is closed."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _query(request: Request) -> str:
-    text = request.query_params.get("q", "")
-    if len(text) > LONGEST_QUERY:
-        raise AtlasError(f"The statement is longer than {LONGEST_QUERY:,} characters.", "Shorten it.")
-    return text
-
-
-def _joined() -> str:
-    """The scripts that run when the data has arrived."""
-    names = [
-        *(("map", name) for name in SCRIPTS[:-1]),
-        *(("browse", name) for name in OWN_SCRIPTS),
-        ("map", SCRIPTS[-1]),
-    ]
-    return '"use strict";\n' + "\n".join(_file(folder, name) for folder, name in names)
-
-
-def _file(folder: str, name: str) -> str:
-    assert re.fullmatch(r"[a-z_]+\.(html|css|js|svg)", name)
-    return (files(f"query.{folder}") / "pages" / name).read_text(encoding="utf-8")
+    return await asyncio.wrap_future(answer)

@@ -7,24 +7,26 @@ represents its duplicates. All of them are counted.
 from __future__ import annotations
 
 import io
-import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
 from query.figures import FORMATS, checked_output, draw, write_output
-from query.map.coloring import ColorGroups, Coloring, coloring
-from query.map.neighbours import NearPoint, Parent, known_near, read_neighbours, read_parents
+from query.map.coloring import ColorGroups, Coloring, coloring, scaled
+from query.map.neighbours import NearPoint, Parent, known_near, near_points, read_neighbours, read_parents
+from query.map.page import coloring_data, facet, facet_of_many, map_page, number, payload
+from query.map.picture import map_figure
 from query.map.projection import METHODS, Projection, most_neighbours, project, usual_method
 from query.population import LeftOut, Population, distinct, read_population
 from query.reader import PUBLIC_HUB
-from query.results import Drawn
+from query.results import Drawn, plain
 from query.statistics.likeness import points
 
 if TYPE_CHECKING:
@@ -115,31 +117,27 @@ class ModelMap(Drawn):
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object. ``groups`` have a colour of their own; ``others`` are all other groups."""
-        facts = {
-            "base": self.base,
-            "representation": self.representation,
-            "method": self.method,
-            "color": self.color,
-            "models": len(self.points),
-        }
         if isinstance(self.coloring, ColorGroups):
             rest = self.coloring.rest
-            facts |= {
-                "groups": [asdict(group) for group in self.coloring.shown],
+            colours = {
+                "groups": plain(self.coloring.shown),
                 "others": {"groups": len(rest), "models": sum(group.models for group in rest)},
                 "unknown": self.coloring.codes.count(-1),
             }
         else:
             scale = self.coloring
-            facts |= {
-                "groups": [],
-                "scale": {"low": scale.low, "high": scale.high, "kind": scale.kind},
-                "unknown": scale.values.count(None),
-            }
-        return facts | {
-            "explained_variance": list(self.explained_variance) if self.explained_variance else None,
+            bounds = {"low": scale.low, "high": scale.high, "kind": scale.kind}
+            colours = {"groups": [], "scale": bounds, "unknown": scale.values.count(None)}
+        return {
+            "base": self.base,
+            "representation": self.representation,
+            "method": self.method,
+            "color": self.color,
+            "models": len(self.points),
+            **colours,
+            "explained_variance": plain(self.explained_variance),
             "seed": self.seed,
-            "left_out": asdict(self.left_out),
+            "left_out": plain(self.left_out),
             "notes": list(self.notes),
         }
 
@@ -148,17 +146,43 @@ class ModelMap(Drawn):
         facts = {name: value for name, value in self.to_dict().items() if name != "notes"}
         return facts | ({"points": self.to_rows()} if details else {})
 
+    @property
+    def places(self) -> NDArray[np.float64]:
+        """The positions (n, 2) of the points."""
+        return np.array([(point.x, point.y) for point in self.points])
+
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The map as a picture for print; ``theme`` is light or dark."""
-        from query.map.picture import map_figure
+        is_adapter = np.array([point.relation == "adapter" for point in self.points])
+        words = (self.title, self.subtitle, self.axes)
+        return map_figure(self.places, is_adapter, self.coloring, *words, theme, ax)
 
-        return map_figure(self, theme, ax)
+    def page_data(self) -> dict[str, Any]:
+        """What the scripts of the page read; see :func:`query.map.page.payload`."""
+        points, places = self.points, self.places
+        return payload(
+            ids=[point.model_id for point in points],
+            names=[point.model for point in points],
+            base=self.base,
+            places=places,
+            facets=[
+                facet_of_many("dataset", [point.datasets for point in points], "no dataset named"),
+                facet("author", [point.author for point in points]),
+                facet("licence", [point.licence or None for point in points], "none named"),
+                facet("relation", [point.relation for point in points]),
+            ],
+            numbers=[number(scaled("downloads", [point.downloads for point in points]))],
+            colorings=[coloring_data(one, places) for one in (self.coloring, *self.other_colorings)],
+            near=self.neighbours or [()] * len(points),
+            parents=self.parents,
+            hub=self.hub,
+            axes=self.axes,
+            notes=self.notes,
+        )
 
     def html(self) -> str:
         """The map as a page to explore: one file without dependencies."""
-        from query.map.page import map_page
-
-        return map_page(self)
+        return map_page(self.title, self.subtitle, self.page_data())
 
     def write(self, path: str | Path, theme: ThemeName = "light") -> None:
         """Write a .png, .svg, .pdf, .html or .parquet. A page has both themes and follows the reader's settings.
@@ -201,18 +225,33 @@ def model_map(
     placed, notes = place_models(atlas, population, method, seed)
     is_quick = len(population.ids) <= MOST_CLUSTERED
     others = [name for name in ALSO_BY if name != color and (is_quick or name != "cluster")]
+    rows = atlas.rows("SELECT model_id, downloads, licence, created FROM models WHERE base = ?", [population.base])
+    facts = {row["model_id"]: row for row in rows}
     return ModelMap(
         base=population.base,
         representation=representation,
         method=placed.method,
         seed=seed,
-        points=_points(atlas, population, placed, chosen),
+        points=tuple(
+            MapPoint(
+                model=population.models[row],
+                author=population.authors[row],
+                relation=population.relations[row],
+                datasets=tuple(sorted(population.datasets[row])),
+                x=float(placed.places[row, 0]),
+                y=float(placed.places[row, 1]),
+                group=chosen.of(row) if isinstance(chosen, ColorGroups) else None,
+                value=None if isinstance(chosen, ColorGroups) else chosen.values[row],
+                **facts[int(identity)],
+            )
+            for row, identity in enumerate(population.ids)
+        ),
         coloring=chosen,
         explained_variance=placed.explained_variance,
         left_out=population.left_out,
         notes=notes,
         other_colorings=tuple(coloring(atlas, population, name, seed) for name in others),
-        neighbours=_neighbours(atlas, population),
+        neighbours=near_points(read_neighbours(atlas, population.base, representation), population.ids, NEIGHBOURS),
         parents=read_parents(atlas, population.base),
         hub=atlas.crawl_of(population.base).endpoint,
     )
@@ -243,55 +282,16 @@ def place_models(
         stored = read_neighbours(atlas, population.base, population.representation)
         near = known_near(stored, population.ids, most_neighbours(len(population.ids)))
     placed = project(points(population.vectors, population.blocks).astype(np.float32), method, seed, near)
-    return placed, tuple(_notes(population, placed, method))
-
-
-def _points(atlas: AtlasReader, population: Population, placed: Projection, chosen: Coloring) -> tuple[MapPoint, ...]:
-    rows = atlas.rows("SELECT model_id, downloads, licence, created FROM models WHERE base = ?", [population.base])
-    facts = {row["model_id"]: row for row in rows}
-    return tuple(
-        MapPoint(
-            model_id=int(identity),
-            model=population.models[row],
-            author=population.authors[row],
-            relation=population.relations[row],
-            datasets=tuple(sorted(population.datasets[row])),
-            downloads=facts[int(identity)]["downloads"],
-            licence=facts[int(identity)]["licence"],
-            created=facts[int(identity)]["created"],
-            x=float(placed.places[row, 0]),
-            y=float(placed.places[row, 1]),
-            group=chosen.of(row) if isinstance(chosen, ColorGroups) else None,
-            value=None if isinstance(chosen, ColorGroups) else chosen.values[row],
-        )
-        for row, identity in enumerate(population.ids)
-    )
-
-
-def _neighbours(atlas: AtlasReader, population: Population) -> tuple[tuple[NearPoint, ...], ...]:
-    place = {int(identity): row for row, identity in enumerate(population.ids)}
-    found: list[list[NearPoint]] = [[] for _ in place]
-    near = read_neighbours(atlas, population.base, population.representation)
-    columns = (near.models, near.neighbours, near.similarities, near.backgrounds, near.coded)
-    for model, neighbour, similarity, background, coded in zip(*(one.tolist() for one in columns), strict=True):
-        row = place.get(model)
-        if row is not None and neighbour in place and len(found[row]) < NEIGHBOURS:
-            share = None if math.isnan(background) else background
-            found[row].append(NearPoint(place[neighbour], similarity, share, round(-coded) if coded < 0 else None))
-    return tuple(map(tuple, found))
-
-
-def _notes(population: Population, placed: Projection, asked: str) -> list[str]:
     notes = []
-    if placed.method != asked:
-        notes.append(f"There are too few distinct vectors for {METHODS[asked]}, so the map is a PCA.")
+    if placed.method != method:
+        notes.append(f"There are too few distinct vectors for {METHODS[method]}, so the map is a PCA.")
     adapters = population.relations.count("adapter")
     if 0 < adapters < len(population.relations) and not population.blocks:
         notes.append(
             f"Adapters ({adapters}) leave some matrices unchanged, so they cannot be as close to full fine-tunes as "
             "these are to each other."
         )
-    return notes
+    return placed, tuple(notes)
 
 
 def how_placed(method: str, representation: str, left_out: LeftOut) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,14 +23,12 @@ _FARTHEST = 2.0  # 1 minus a cosine
 class NearPoint(NamedTuple):
     """A neighbour: its ``place`` in the points, the cosine, and how common such a similarity is, if known.
 
-    ``background``: the share of pairs of unrelated models that are at least as similar; ``none_of``: the number of such
-    pairs, if none of them is.
+    ``background``: the share of pairs of unrelated models that are at least as similar; −n if none of n pairs is.
     """
 
     place: int
     cosine: float
     background: float | None = None
-    none_of: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +45,17 @@ class Neighbours:
     backgrounds: NDArray[np.float64]
     pairs: NDArray[np.int64]
 
-    @property
-    def coded(self) -> NDArray[np.float64]:
-        """``backgrounds`` as pages use them: −n if none of n pairs is as similar (``wording.rarity``)."""
-        return np.where(self.backgrounds * (1 + self.pairs) < NONE, -self.pairs, self.backgrounds)
+    def among(self, ids: NDArray[np.int64], count: int) -> tuple[NDArray[np.intp], ...]:
+        """The pairs whose models are both among ``ids`` (ascending), up to ``count`` for each model, nearest first.
+
+        Three columns: the positions in ``ids`` of the model and of its neighbour, and the place of the pair in the
+        columns of this object.
+        """
+        mine, theirs = (np.minimum(np.searchsorted(ids, of), len(ids) - 1) for of in (self.models, self.neighbours))
+        pairs = np.flatnonzero((ids[mine] == self.models) & (ids[theirs] == self.neighbours))
+        mine, theirs = mine[pairs], theirs[pairs]
+        kept = np.arange(len(mine)) - np.searchsorted(mine, mine, side="left") < count
+        return mine[kept], theirs[kept], pairs[kept]
 
 
 def read_neighbours(atlas: AtlasReader, base: str, representation: str) -> Neighbours:
@@ -83,17 +89,27 @@ def known_near(near: Neighbours, ids: NDArray[np.int64], count: int) -> tuple[ND
 
     The positions in ``ids``, -1 if fewer are known, and 1 − similarity, the largest possible value if not known.
     """
-    mine, theirs = (np.minimum(np.searchsorted(ids, of), len(ids) - 1) for of in (near.models, near.neighbours))
-    both = (ids[mine] == near.models) & (ids[theirs] == near.neighbours)
-    mine, theirs, similarities = mine[both], theirs[both], near.similarities[both]
+    mine, theirs, pairs = near.among(ids, count - 1)
     rank = 1 + np.arange(len(mine)) - np.searchsorted(mine, mine, side="left")
-    kept = rank < count
     places = np.full((len(ids), count), -1, dtype=np.int64)
     distances = np.full((len(ids), count), _FARTHEST, dtype=np.float32)
     places[:, 0], distances[:, 0] = np.arange(len(ids)), 0.0
-    places[mine[kept], rank[kept]] = theirs[kept]
-    distances[mine[kept], rank[kept]] = np.maximum(1 - similarities[kept], 0)
+    places[mine, rank] = theirs
+    distances[mine, rank] = np.maximum(1 - near.similarities[pairs], 0)
     return places, distances
+
+
+def near_points(near: Neighbours, ids: NDArray[np.int64], count: int) -> tuple[tuple[NearPoint, ...], ...]:
+    """The ``count`` nearest of each of the models ``ids`` (ascending) among them, without itself."""
+    mine, theirs, pairs = near.among(ids, count)
+    shares, unrelated = near.backgrounds[pairs], near.pairs[pairs]
+    coded = np.where(shares * (1 + unrelated) < NONE, -unrelated, shares)
+    found: list[list[NearPoint]] = [[] for _ in ids]
+    columns = (mine, theirs, near.similarities[pairs], coded)
+    for row, place, cosine, background in zip(*(column.tolist() for column in columns), strict=True):
+        share = None if math.isnan(background) else background
+        found[row].append(NearPoint(place, cosine, round(background) if background < 0 else share))
+    return tuple(map(tuple, found))
 
 
 def _backgrounds(atlas: AtlasReader, base: str, representation: str) -> dict[tuple[str, str], Background]:

@@ -1,4 +1,4 @@
-"""A map as a page to explore: one file that contains everything and loads nothing.
+"""The map's page: one file that contains everything and loads nothing; and its data, which `query browse` shares.
 
 Strings from the Hub are JSON in a data block, which no markup can end, and the scripts set them as text only. The
 page's policy allows its style and its script by their hashes and forbids everything else, so injected code would not
@@ -12,77 +12,150 @@ import hashlib
 import html
 import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from query.map.coloring import scaled
-from query.map.neighbours import NearPoint
-from query.map.payload import coloring_data, facet, facet_of_many, number, parents_data, payload, short_share, shown
-
-if TYPE_CHECKING:
-    from query.map.model_map import ModelMap
+from indexer.console.messages import clean
+from indexer.names import is_hub_id
+from query.figures import THEMES
+from query.map.coloring import LEGEND, ColorGroups, Coloring, Scale
+from query.map.groups import Places, group_discs
+from query.map.neighbours import NearPoint, Parent
 
 SCRIPTS = (
     "map_data.js", "map_view.js", "map_paint.js", "map_names.js", "map_panel.js", "map_histograms.js",
     "map_filters.js", "map_table.js", "map_controls.js", "map_address.js",
 )  # fmt: skip
+_LONGEST = 300  # characters of one string
 
 
-def map_page(drawn: ModelMap) -> str:
-    """The page as HTML."""
-    style = _file("map.css")
-    script = '"use strict";\n' + "\n".join(map(_file, SCRIPTS))
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+def map_page(title: str, subtitle: str, data: Mapping[str, Any]) -> str:
+    """The page as HTML; ``data``: see ``payload``."""
+    style = page_file("map", "map.css")
+    script = '"use strict";\n' + "\n".join(page_file("map", name) for name in SCRIPTS)
+    style_hash, script_hash = (
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)
     )
+    policy = (
+        f"default-src 'none'; style-src {style_hash}; script-src {script_hash}; base-uri 'none'; form-action 'none'"
+    )
+    # JSON in ASCII without characters that are special in HTML.
+    harmless = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    harmless = harmless.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
     parts = {
         "policy": html.escape(policy),
-        "title": html.escape(shown(drawn.title)),
-        "subtitle": html.escape(shown(drawn.subtitle)),
+        "title": html.escape(shown(title)),
+        "subtitle": html.escape(shown(subtitle)),
         "style": style,
         "script": script,
-        "data": _harmless_json(page_data(drawn)),
+        "data": harmless,
     }
     # One pass: inserted text is not searched again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _file("map.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page_file("map", "map.html"))
 
 
-def page_data(drawn: ModelMap) -> dict[str, Any]:
-    """What the scripts of the page read; see :func:`query.map.payload.payload`."""
-    points = drawn.points
-    near = [[NearPoint(*one) for one in row] for row in drawn.neighbours or [()] * len(points)]
-    places = np.array([(point.x, point.y) for point in points])
-    return payload(
-        names=[point.model for point in points],
-        places=places,
-        facets=[
-            facet_of_many("dataset", [point.datasets for point in points], "no dataset named"),
-            facet("author", [point.author for point in points]),
-            facet("licence", [point.licence or None for point in points], "none named"),
-            facet("relation", [point.relation for point in points]),
-        ],
-        numbers=[number(scaled("downloads", [point.downloads for point in points]))],
-        colorings=[coloring_data(one, places) for one in (drawn.coloring, *drawn.other_colorings)],
-        neighbours=[[number for one in row for number in (one.place, round(one.cosine, 4))] for row in near],
-        backgrounds=[[-one.none_of if one.none_of else short_share(one.background) for one in row] for row in near],
-        parents=parents_data(drawn.parents, [point.model_id for point in points], drawn.base),
-        hub=drawn.hub,
-        axes=drawn.axes,
-        notes=drawn.notes,
-    )
+def page_file(folder: str, name: str) -> str:
+    """A file of the pages of ``query.map`` or ``query.browse``."""
+    return (files(f"query.{folder}") / "pages" / name).read_text(encoding="utf-8")
 
 
-def _harmless_json(value: Any) -> str:
-    """JSON in ASCII without characters that are special in HTML."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+# ---- the data
 
 
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def payload(
+    *,
+    ids: Sequence[int],
+    names: Sequence[str],
+    base: str,
+    places: Places,
+    facets: list[dict[str, Any]],
+    numbers: list[dict[str, Any]],
+    colorings: list[dict[str, Any]],
+    near: Sequence[Sequence[NearPoint]],
+    parents: Mapping[int, Sequence[Parent]],
+    hub: str,
+    axes: Sequence[str] | None,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """JSON-ready; every list has an entry for each model. ``places`` (n, 2) are NaN for a model that is on no map.
+
+    ``neighbours``: for each model [row, cosine, row, cosine, …], the nearest first; ``backgrounds``: for each of them
+    the share of pairs of unrelated models that are at least as similar, −n if none of n pairs is, or None.
+    ``parents``: [row, or -1 if it is not in ``ids``, name, how] for each parent, or None without any lineage.
+    """
+    # A share has three digits, a count all of them.
+    backgrounds = [
+        [one.background if (one.background or 0) < 0 else _rounded(one.background, 3) for one in row] for row in near
+    ]
+    steps: list[list[list[Any]]] | None = None
+    if parents:
+        row_of: dict[int | None, int] = {identity: row for row, identity in enumerate(ids)}
+        steps = [
+            [[row_of.get(one.model_id, -1), shown(one.model or base), one.words] for one in parents.get(identity, ())]
+            for identity in ids
+        ]
+    x, y = ([_rounded(place, 5) for place in axis] for axis in places.T.tolist())
+    return {
+        "models": [shown(name) for name in names],
+        "onHub": [is_hub_id(name) for name in names],
+        "x": x,
+        "y": y,
+        "facets": facets,
+        "numbers": numbers,
+        "neighbours": [[number for one in row for number in (one.place, round(one.cosine, 4))] for row in near],
+        "backgrounds": backgrounds if any(one is not None for row in backgrounds for one in row) else None,
+        "parents": steps,
+        "hub": hub,
+        "colorings": colorings,
+        "legend": LEGEND,
+        "themes": {name: asdict(theme) for name, theme in THEMES.items()},
+        "axes": list(axes) if axes else None,
+        "notes": list(notes),
+    }
 
 
-def _file(name: str) -> str:
-    return (files("query.map") / "pages" / name).read_text(encoding="utf-8")
+def facet(name: str, values: Sequence[str | None], none: str = "") -> dict[str, Any]:
+    """A property to filter by: for each model the index of its value in ``names``, -1 for None."""
+    names: dict[str, int] = {}
+    codes = [-1 if value is None else names.setdefault(value, len(names)) for value in values]
+    return {"name": name, "names": [shown(value) for value in names], "codes": codes, "none": none, "many": False}
+
+
+def facet_of_many(name: str, values: Sequence[Sequence[str]], none: str) -> dict[str, Any]:
+    """The same for a property with several values per model."""
+    names: dict[str, int] = {}
+    codes = [[names.setdefault(value, len(names)) for value in row] for row in values]
+    return {"name": name, "names": [shown(value) for value in names], "codes": codes, "none": none, "many": True}
+
+
+def number(scale: Scale) -> dict[str, Any]:
+    """Numbers to filter by, None where not known."""
+    bounds = {"kind": scale.kind, "low": scale.low, "high": scale.high}
+    return {"name": scale.column, **bounds, "values": list(scale.values)}
+
+
+def coloring_data(coloring: Coloring, places: Places) -> dict[str, Any]:
+    """A colouring; ``places`` (n, 2) give the discs next to which the names of groups are written."""
+    named = {"column": coloring.column, "none": coloring.none}
+    if not isinstance(coloring, ColorGroups):
+        bounds = {"low": coloring.low, "high": coloring.high}
+        return {"kind": coloring.kind, "values": list(coloring.values), **bounds, **named}
+    placed = np.isfinite(places).all(axis=1)
+    groups = [[shown(group.group), group.models] for group in coloring.groups]
+    discs = group_discs(places[placed], np.asarray(coloring.codes)[placed].tolist(), len(coloring.shown))
+    rounded = [one and [_rounded(number, 5) for number in (one.x, one.y, one.radius)] for one in discs]
+    return {"kind": "groups", "groups": groups, "codes": list(coloring.codes), "discs": rounded, **named}
+
+
+def shown(text: str) -> str:
+    """A string from the Hub as a page may show it."""
+    return clean(text)[:_LONGEST]
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    """A number with so many significant digits; None for NaN."""
+    return None if value is None or np.isnan(value) else float(f"{value:.{digits}g}")

@@ -6,7 +6,8 @@ import json
 import re
 
 from query.map.coloring import scaled
-from query.map.page import SCRIPTS, page_data
+from query.map.neighbours import NearPoint
+from query.map.page import SCRIPTS
 from tests.map_page.planted import IMAGE, ROWS, planted_map
 
 
@@ -21,7 +22,7 @@ def test_the_page_holds_everything_and_asks_for_nothing():
     assert page.count("<!--") == 0
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert not re.search(r"[<>&\u2028\u2029]", data)
-    assert json.loads(data) == json.loads(json.dumps(page_data(planted_map())))
+    assert json.loads(data) == json.loads(json.dumps(planted_map().page_data()))
 
 
 def test_strings_are_only_ever_set_as_text():
@@ -37,12 +38,12 @@ def test_strings_are_only_ever_set_as_text():
 
 
 def test_what_the_page_is_told():
-    data = page_data(planted_map(coloring=scaled("downloads", [row[4] for row in ROWS])))
+    data = planted_map(coloring=scaled("downloads", [row[4] for row in ROWS])).page_data()
     assert data["onHub"] == [False, True, True, True, True, False, False]
     assert data["models"][6] == "eve/\\u202egnp\\u2028"
     assert data["neighbours"][0] == [1, 0.91, 2, 0.5]
     assert data["backgrounds"][:3] == [[0.0025, 0.4], [-399], [None]]
-    assert page_data(planted_map(neighbours=[[(1, 0.5)]] * 7))["backgrounds"] is None
+    assert planted_map(neighbours=[[NearPoint(1, 0.5)]] * 7).page_data()["backgrounds"] is None
     datasets, authors, licences, _ = data["facets"]
     assert [licences["names"][code] if code >= 0 else None for code in licences["codes"]][:4] == [
         "apache-2.0",
@@ -56,10 +57,10 @@ def test_what_the_page_is_told():
     assert [authors["names"][code] for code in authors["codes"]] == [row[1] for row in ROWS]
     assert data["parents"] == [[[1, "ann/bert-mrpc", "merge, weight 0.40; card: confirmed"], [-1, "far/away", "merge, weight 0.60; card: not declared"]],
                                [[-1, f"org/{IMAGE}", "tuned from the base; card: confirmed"]], *[[]] * 5]  # fmt: skip
-    assert page_data(planted_map(parents={}))["parents"] is None
+    assert planted_map(parents={}).page_data()["parents"] is None
     assert data["colorings"][0]["values"] == [4, 1200, 7, 50, None, None, 0]
     assert data["axes"] is None
-    shares = [*page_data(planted_map(method="pca", explained_variance=(0.5, 0.25)))["axes"]]
+    shares = [*planted_map(method="pca", explained_variance=(0.5, 0.25)).page_data()["axes"]]
     assert shares == [
         "principal component 1 (50.0 % of the variance)",
         "principal component 2 (25.0 % of the variance)",
