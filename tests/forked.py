@@ -36,7 +36,7 @@ LOADED = (
     "scipy.linalg", "scipy.special", "sklearn.cluster", "httpx2", "httpcore2", "h11", "filelock",
     # What a command begins with. None of these asks the environment while it is loaded.
     "indexer.builds.report", "indexer.cli", "indexer.deltas.stored_base", "indexer.listing.listing",
-    "indexer.publish.publish", "query.atlas", "query.cli.questions", "query.cli.studies",
+    "indexer.publish.publish", "query.atlas", "query.cli",
 )  # fmt: skip
 # What Python itself asks of its environment, when it starts.
 _ASKED_AT_START = ("PYTHON", "LC_", "LANG", "OMP_")

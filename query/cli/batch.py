@@ -19,13 +19,14 @@ from query.batches import Answered
 if TYPE_CHECKING:
     from query.atlas import Atlas
     from query.predict.predict import Prediction
+    from query.results import Result
 
 STDIN = "-"
 MOST_STDIN = 64 << 20
 LONGEST_LINE = 4096  # characters, the longest path that Linux takes
 MOST_NOTES = 20  # about all models of a batch together
 SILENCE_SECONDS = 600.0
-T = TypeVar("T")
+R = TypeVar("R", bound="Result")
 
 
 def read_stdin(most: int, seconds: float = SILENCE_SECONDS) -> bytes:
@@ -63,21 +64,23 @@ def names_on_stdin() -> list[str]:
 
 
 def print_batch(
-    found: Iterable[Answered[T]], count: int, output: str, rows_of: Callable[[Answered[T]], list[dict[str, Any]]]
+    found: Iterable[Answered[R]], count: int, output: str, rows_of: Callable[[str, R], list[dict[str, Any]]]
 ) -> None:
     """Print the rows of each answer at once, or a row with its error. Raises AtlasError if a model has no answer."""
-    failed = []
+    failed = 0
     notes: list[str] = []
 
     def rows() -> Iterator[dict[str, Any]]:
+        nonlocal failed
         with Progress(count, "models") as progress:
             for one in found:
-                if one.error is None:
-                    yield from rows_of(one)
-                    notes.extend(_named_note(one.asked, note) for note in getattr(one.answer, "notes", ()))
+                if one.answer is not None:
+                    yield from ({"asked": one.asked} | row for row in rows_of(one.asked, one.answer))
+                    named = (note if one.asked in note else f"{one.asked}: {note}" for note in one.answer.notes)
+                    notes.extend(named)
                 else:
-                    failed.append(one.asked)
-                    yield {"asked": one.asked, "error": for_command_line(one.error)}
+                    failed += 1
+                    yield {"asked": one.asked, "error": for_command_line(one.error or "")}
                 progress.update(1)
 
     emit(rows(), output)
@@ -86,12 +89,7 @@ def print_batch(
     if len(notes) > MOST_NOTES:
         say(f"… and {len(notes) - MOST_NOTES:,} more notes")
     if failed:
-        raise AtlasError(f"No answer for {len(failed)} of {count} models.", "The column error of their rows says why.")
-
-
-def _named_note(asked: str, note: str) -> str:
-    """The note with the name of its model."""
-    return note if asked in note else f"{asked}: {note}"
+        raise AtlasError(f"No answer for {failed} of {count} models.", "The column error of their rows says why.")
 
 
 def predict_batch(
@@ -108,9 +106,20 @@ def predict_batch(
         emit([], output)
         return
     kept: list[Prediction] = []
-    found = _collected(predict_many(opened, asked, base=base, are_indexed=names is None, **options), kept)
+
+    def rows(name: str, prediction: Prediction) -> list[dict[str, Any]]:
+        kept.append(prediction)
+        model = {"model": prediction.model}
+        if output != "table":
+            return [model | row for row in prediction.to_rows()]
+        best = prediction.answers[0]
+        answer = {"dataset": best.dataset, "probability": best.probability}
+        counts = {"agreement": prediction.agreement(best), "authors": best.authors}
+        return [(model if name != prediction.model else {}) | answer | counts]
+
     try:
-        print_batch(found, len(asked), output, lambda one: _prediction_rows(one, output))
+        many = predict_many(opened, asked, base=base, are_indexed=names is None, **options)
+        print_batch(many, len(asked), output, rows)
         if output == "table":
             say("the first answer for each model; every answer: --format jsonl")
     finally:
@@ -128,28 +137,3 @@ def store_predictions(opened: Atlas, predictions: Sequence[Prediction]) -> None:
     say(f"the atlas keeps the predictions for {stored} models")
     if skipped:
         say(f"{skipped} predictions were skipped because the atlas does not contain their models")
-
-
-def _collected(found: Iterable[Answered[Prediction]], kept: list[Prediction]) -> Iterator[Answered[Prediction]]:
-    for one in found:
-        if one.answer is not None:
-            kept.append(one.answer)
-        yield one
-
-
-def _prediction_rows(one: Answered[Prediction], output: str) -> list[dict[str, Any]]:
-    prediction = one.answer
-    assert prediction is not None
-    named = {"asked": one.asked} if one.asked == prediction.model else {"asked": one.asked, "model": prediction.model}
-    if output != "table":
-        return [{"asked": one.asked, "model": prediction.model} | row for row in prediction.to_rows()]
-    best = prediction.answers[0]
-    return [
-        named
-        | {
-            "dataset": best.dataset,
-            "probability": best.probability,
-            "agreement": prediction.agreement(best),
-            "authors": best.authors,
-        }
-    ]

@@ -7,8 +7,8 @@ import click
 from indexer.cli import EXAMPLES as BUILDING
 from indexer.cli import main as index
 from indexer.console.terminal import AtlasGroup, handle_sigterm
-from query.cli.examples import EXAMPLES as ASKING
-from query.cli.questions import main as query
+from query.cli import EXAMPLES as ASKING
+from query.cli import main as query
 
 _EXAMPLES = {name: f"model-atlas {text.partition(' ')[2]}" for name, text in (BUILDING | ASKING).items()}
 

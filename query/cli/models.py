@@ -1,44 +1,106 @@
-"""The commands that list models and datasets, and those about one model or two."""
+"""The commands about one model or two."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from indexer.console.completion import complete_model
-from indexer.console.terminal import atlas_option, emit, output_options, say
+from indexer.console.terminal import FiniteRange, say
+from query.cli.batch import STDIN, names_on_stdin, predict_batch, print_batch, store_predictions
 from query.cli.options import (
-    ROWS_ON_A_TERMINAL,
-    Question,
     base_option,
-    limit_option,
+    details_option,
+    model_argument,
+    neighbours_option,
     opened_atlas,
+    optional_model,
     out_option,
     picture_file,
     print_result,
+    question,
     representation_option,
+    seed_option,
     theme_option,
 )
 from query.wording import MEASURES
 
 if TYPE_CHECKING:
-    from query.atlas import Atlas
     from query.results import ThemeName
-    from query.summary import Inventory
+    from query.similar import SimilarModels
 
-
-@click.command(cls=Question)
-@click.argument("model", shell_complete=complete_model)
-@base_option()
-@click.option(
-    "--of", type=click.Choice(tuple(MEASURES)), default="relative_norm", show_default=True, help="Measure to show."
+layers_option = click.option("--layers", metavar="1,4", help="Only these layers. Default: all, or 12 evenly spaced.")
+device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
+stem_option = click.option(
+    "--stem",
+    metavar="image|VIT",
+    help="Patch embedding for a language model: a random one, or that of this ViT.",
 )
-@out_option()
-@theme_option
-@atlas_option
-@output_options
+
+
+@question(
+    model_argument,
+    neighbours_option("Number of nearest models to show.", 10, "--limit"),
+    click.option("--where", metavar="SQL", help='Only models that satisfy this condition, e.g. "downloads > 100".'),
+    click.option("--other-authors", is_flag=True, help="Leave out the model's own author."),
+    representation_option,
+    base_option,
+    click.option("--explain", is_flag=True, help="Show how much each layer and family contributes."),
+)
+def similar(model: str, atlas: str, output: str, **options: Any) -> None:
+    """Find the models most similar to MODEL: an indexed id, any other Hub id, or a local checkpoint folder.
+
+    If MODEL is "-", models are read from stdin, one per line.
+    """
+    if options["where"] is not None:
+        from query.sql import prepare
+
+        prepare()
+
+    def rows(_name: str, found: SimilarModels) -> list[dict[str, Any]]:
+        return found.table() if output == "table" else found.to_rows()
+
+    names = names_on_stdin() if model == STDIN else None
+    with opened_atlas(atlas) as opened:
+        if names is None:
+            print_result(opened.similar(model, options.pop("k"), **options), output)
+        else:
+            print_batch(opened.similar_many(names, options.pop("k"), **options), len(names), output, rows)
+
+
+@question(model_argument, base_option, details_option)
+def show(model: str, base: str | None, details: bool, atlas: str, output: str) -> None:
+    """Show what is known of MODEL: the usual facts, or everything (--details, or any other format)."""
+    with opened_atlas(atlas) as opened:
+        shown = opened.show(model, base)
+        print_result(shown, output, details=details, rows=[shown.to_dict()] if output == "jsonl" else None)
+
+
+@question(
+    click.argument("a", metavar="A", shell_complete=complete_model),
+    click.argument("b", metavar="B", shell_complete=complete_model),
+    base_option,
+    representation_option,
+)
+def compare(a: str, b: str, base: str | None, representation: str, atlas: str, output: str) -> None:
+    """Compare models A and B: how similar their changes are, and what cards and weights say.
+
+    Each is an indexed id, any other Hub id, or a local folder; both must have the same base.
+    """
+    with opened_atlas(atlas) as opened:
+        print_result(opened.compare(a, b, base=base, representation=representation), output)
+
+
+@question(
+    model_argument,
+    base_option,
+    click.option(
+        "--of", type=click.Choice(tuple(MEASURES)), default="relative_norm", show_default=True, help="Measure to show."
+    ),
+    out_option(),
+    theme_option,
+)
 def layers(model: str, base: str | None, of: str, out: str | None, theme: ThemeName, atlas: str, output: str) -> None:
     """Show where MODEL changed, by layer and family: an indexed id, any other Hub id, or a local folder."""
     file = picture_file(out)
@@ -49,59 +111,237 @@ def layers(model: str, base: str | None, of: str, out: str | None, theme: ThemeN
         print_result(found, output, file=file, table=found.table(of=of))
 
 
-@click.command(cls=Question)
-@click.argument("a", metavar="A", shell_complete=complete_model)
-@click.argument("b", metavar="B", shell_complete=complete_model)
-@base_option()
-@representation_option
-@atlas_option
-@output_options
-def compare(a: str, b: str, base: str | None, representation: str, atlas: str, output: str) -> None:
-    """Compare models A and B: how similar their changes are, and what cards and weights say.
+@question(
+    optional_model,
+    neighbours_option("Number of nearest models used for the vote."),
+    base_option,
+    click.option("--undocumented", is_flag=True, help="Predict for every indexed model that names no dataset."),
+    click.option("--store", is_flag=True, help="Store the answers in the atlas: query sql 'FROM likely_datasets'."),
+    click.option(
+        "--evaluate", is_flag=True,
+        help="Measure how often predictions are right on this atlas, compared with a baseline.",
+    ),
+    out_option("With --evaluate: also draw the reliability: .png, .svg or .pdf."),
+    representation_option,
+    theme_option,
+    details_option,
+)  # fmt: skip
+def predict(
+    model: str | None,
+    base: str | None,
+    undocumented: bool,
+    store: bool,
+    evaluate: bool,
+    out: str | None,
+    theme: ThemeName,
+    details: bool,
+    atlas: str,
+    output: str,
+    **options: Any,
+) -> None:
+    """Predict the datasets MODEL was tuned on: an indexed id, any other Hub id, or a local folder.
 
-    Each is an indexed id, any other Hub id, or a local folder; both must have the same base.
+    If MODEL is "-", models are read from stdin, one per line.
     """
+    if (model is not None) + evaluate + undocumented != 1:
+        raise click.UsageError("Name a MODEL, or use --undocumented or --evaluate without one.")
+    if out and not evaluate:
+        raise click.UsageError("--out can only be used with --evaluate.")
+    if store and evaluate:
+        raise click.UsageError("--store can only be used with a MODEL or --undocumented.")
+    names = names_on_stdin() if model == STDIN else None
+    file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        print_result(opened.compare(a, b, base=base, representation=representation), output)
+        if undocumented or names is not None:
+            predict_batch(opened, names, base, store, output, options)
+        elif model is not None:
+            prediction = opened.predict(model, base=base, **options)
+            print_result(prediction, output, details=details)
+            if store:
+                store_predictions(opened, [prediction])
+        else:
+            evaluation = opened.evaluate_prediction(base, **options)
+            print_result(evaluation, output, details=details, file=file, theme=theme)
 
 
-@click.command()
-@click.argument("search", required=False, default="")
-@click.option("--dataset", metavar="NAME", help="Only models tuned on this dataset.")
-@base_option()
-@limit_option
-@atlas_option
-@output_options
-def models(search: str, dataset: str | None, base: str | None, limit: int | None, atlas: str, output: str) -> None:
-    """List the indexed models, most downloads first: all, or those whose id contains SEARCH.
+@question(
+    optional_model,
+    click.option(
+        "--all", "every", is_flag=True, help="For every indexed model of the base; the edges are stored in the atlas."
+    ),
+    base_option,
+    click.option("--fresh", is_flag=True, help="Read the weights even if there is a stored answer; --all always does."),
+    click.option("--no-dates", is_flag=True, help="Do not use creation dates; the edges are not stored."),
+    out_option("Also draw the family tree: .svg, .png or .pdf."),
+    theme_option,
+)
+def lineage(
+    model: str | None,
+    every: bool,
+    base: str | None,
+    fresh: bool,
+    no_dates: bool,
+    out: str | None,
+    theme: ThemeName,
+    atlas: str,
+    output: str,
+) -> None:
+    """Find the model that MODEL was made from, by its weights, and whether its card agrees.
 
-    For any other condition: query sql "SELECT … FROM models WHERE …".
+    MODEL is an indexed id, any other Hub id, or a local checkpoint folder. For an indexed model the stored answer is
+    printed with its date, if there is one; otherwise at most 30 MB of weights are read.
     """
+    from query.lineage.stored import store, stored_edges
+
+    if (model is None) != every:
+        raise click.UsageError("Name a MODEL, or use --all without one.")
+    file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        _list(opened, opened.models(search, dataset=dataset, base=base), output, limit)
+        if model is None:
+            base = opened.base_named(base)
+            answers = opened.lineages(base, dates=not no_dates)
+            print_result(answers, output)
+            # After printing: if another process is writing, the answers are not lost.
+            if not no_dates:
+                store(opened, base, tuple(answers))
+        else:
+            answer = opened.lineage(model, base, dates=not no_dates, fresh=fresh)
+            print_result(answer, output)
+            base = answer.base
+            if output == "table" and answer.answered_at is None:
+                say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {answer.models_read} models")
+        if file is not None:
+            from query.lineage.tree import around, write_tree
+
+            if model is None:
+                edges = list(answers.edges) if no_dates else stored_edges(opened, base)
+                write_tree(file, edges, base, theme)
+            else:
+                edges = [edge for edge in stored_edges(opened, base) if edge.child != answer.model]
+                write_tree(file, around([*edges, *answer.edges], answer.model), base, theme, marked=answer.model)
+            say(f"the tree is in {file}")
+    if model is None and answers.unanswered:
+        click.get_current_context().exit(1)
 
 
-@click.command()
-@click.argument("search", required=False, default="")
-@base_option()
-@limit_option
-@atlas_option
-@output_options
-def datasets(search: str, base: str | None, limit: int | None, atlas: str, output: str) -> None:
-    """List the datasets that indexed models name, most models first: all, or those whose name contains SEARCH."""
+@question(
+    optional_model,
+    click.option(
+        "--against", default="base", show_default=True, metavar="MODEL|base|untrained", help="Model to compare with."
+    ),
+    click.option("--study", is_flag=True, help="Compare all profiles of a base with the changes of the weights."),
+    base_option,
+    out_option(),
+    theme_option,
+    details_option,
+)
+def depth(
+    model: str | None,
+    against: str,
+    study: bool,
+    base: str | None,
+    out: str | None,
+    theme: ThemeName,
+    details: bool,
+    atlas: str,
+    output: str,
+) -> None:
+    """Show what each layer of MODEL keeps of its input, next to how much its weights changed.
+
+    MODEL may be a base. `index profile` stores profiles; a model without one is measured now and not stored.
+    """
+    if (model is None) != study:
+        raise click.UsageError("Name a MODEL, or use --study without one.")
+    file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        _list(opened, opened.datasets(search, base=base), output, limit)
+        found = opened.depth_study(base) if model is None else opened.depth(model, against=against, base=base)
+        print_result(found, output, details=details, file=file, theme=theme)
 
 
-def _list(atlas: Atlas, found: Inventory, output: str, limit: int | None) -> None:
-    """Print the models or datasets; on a terminal, the first of them."""
-    if limit is None and output == "table" and sys.stdout.isatty():
-        limit = ROWS_ON_A_TERMINAL
-    columns = [one for one in found.columns if one != "base" or output != "table" or len(atlas.bases()) > 1]
-    shown = [{name: row[name] for name in columns} for row in found[:limit]]
-    emit(shown, output, columns=columns, optional_columns=found.OPTIONAL_COLUMNS)
-    if len(shown) < len(found):
-        say(f"the first {len(shown)} of {len(found):,} are shown; for all: --limit N, --format csv, or a pipe")
+def _layers(text: str | None) -> tuple[int, ...] | None:
+    from indexer.profiles.single import parse_layers
+
+    return parse_layers(text)
 
 
-MODELS = (layers, compare, models, datasets)
+@question(
+    model_argument,
+    click.argument("text", required=False),
+    click.option(
+        "--image", "images", multiple=True, metavar="FILE",
+        help="An image instead of a text. May be given several times.",
+    ),
+    layers_option,
+    click.option(
+        "--recipe", type=click.Choice(["default", "blank", "original", "seed"]), default="default", show_default=True,
+        help="blank: start from a blank; original: the method of the original papers (printed as seed).",
+    ),
+    click.option(
+        "--top", default=1, show_default=True, type=click.IntRange(1, 50),
+        help="Number of nearest words for each position.",
+    ),
+    click.option("--keep", metavar="1:", help="Use only these output positions."),
+    click.option("--restrict", is_flag=True, help="Search among the text's own words only."),
+    click.option("--shift", type=FiniteRange(0, 1e6), help="σ of the criterion. Default: .35 of the embeddings' own."),
+    click.option("--steps", type=click.IntRange(1, 1_000_000), help="Number of steps of gradient descent."),
+    click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the original method."),
+    stem_option,
+    base_option,
+    out_option(),
+    seed_option,
+    device_option,
+    theme_option,
+)  # fmt: skip
+def invert(
+    model: str,
+    text: str | None,
+    layers: str | None,
+    out: str | None,
+    theme: ThemeName,
+    atlas: str,
+    output: str,
+    **options: Any,
+) -> None:
+    """Recover TEXT, or an image, from the output of each layer of MODEL.
+
+    Without TEXT, images are recovered, from a ViT or with an image stem (--stem); by default those of scikit-learn.
+    """
+    file = picture_file(out)
+    with opened_atlas(atlas) as opened:
+        found = opened.invert(model, text, layers=_layers(layers), **options)
+        print_result(found, output, file=file, theme=theme)
+
+
+@question(
+    model_argument,
+    out_option("The picture: .png, .svg or .pdf.", required=True),
+    layers_option,
+    click.option(
+        "--neurons", default="0-7", show_default=True, metavar="0-15",
+        help="Neurons to draw, or all (with --patch), which are drawn together.",
+    ),
+    click.option(
+        "--patch", type=click.IntRange(min=0), help="Only at this patch, counted from 0; without blur and jitter."
+    ),
+    click.option("--plain", is_flag=True, help="Without octaves, blur and jitter."),
+    click.option(
+        "--recipe", type=click.Choice(["default", "original", "seed"]), default="default", show_default=True,
+        help="original: the method of the original papers (printed as seed).",
+    ),
+    stem_option,
+    base_option,
+    seed_option,
+    device_option,
+    theme_option,
+)  # fmt: skip
+def features(
+    model: str, out: str, layers: str | None, theme: ThemeName, atlas: str, output: str, **options: Any
+) -> None:
+    """Draw what single neurons of MODEL respond to: images found by gradient ascent on their activation."""
+    file = picture_file(out)
+    with opened_atlas(atlas) as opened:
+        found = opened.features(model, layers=_layers(layers), **options)
+        print_result(found, output, file=file, theme=theme)
+
+
+MODELS = (similar, show, compare, layers, predict, lineage, depth, invert, features)

@@ -5,23 +5,30 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from indexer.console.advice import for_command_line
-from indexer.console.completion import complete_base, complete_representation
-from indexer.console.terminal import clean, emit, say
+from indexer.console.completion import complete_base, complete_model, complete_representation
+from indexer.console.terminal import atlas_option, clean, emit, output_options, say
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
     from query.results import Drawn, Result, ThemeName
 
 LONGEST_LINE = 100  # columns; longer sentences are broken on a wide terminal
-details_option = click.option("--details", is_flag=True, help="Show everything in the table.")
-
 ROWS_ON_A_TERMINAL = 40
+
+model_argument = click.argument("model", shell_complete=complete_model)
+optional_model = click.argument("model", required=False, shell_complete=complete_model)
+base_option = click.option(
+    "--base", metavar="ID", shell_complete=complete_base,
+    help="Base model, by old or new id. Needed if the atlas holds several.",
+)  # fmt: skip
+details_option = click.option("--details", is_flag=True, help="Show everything in the table.")
 limit_option = click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -33,10 +40,23 @@ theme_option = click.option(
 )
 
 
-def base_option(required: bool = False) -> Any:
-    """``--base ID``."""
-    text = "Base model, by old or new id." + ("" if required else " Needed if the atlas holds several.")
-    return click.option("--base", required=required, metavar="ID", shell_complete=complete_base, help=text)
+def out_option(help_text: str = "Also draw it: .png, .svg or .pdf.", required: bool = False) -> Any:
+    """``--out FILE``."""
+    return click.option("--out", metavar="FILE", required=required, help=help_text)
+
+
+def neighbours_option(help_text: str, default: int | None = 10, *names: str) -> Any:
+    """``-k N``."""
+    kind = click.IntRange(min=1)
+    return click.option(
+        "-k", "--neighbours", *names, "k", default=default, show_default=default is not None, type=kind, help=help_text
+    )
+
+
+def method_option(help_text: str) -> Any:
+    """``--method`` of a map."""
+    usual = "tsne below 1,000 models, else umap"
+    return click.option("--method", type=click.Choice(["umap", "tsne", "pca"]), show_default=usual, help=help_text)
 
 
 class _Representation(click.Option):
@@ -74,9 +94,15 @@ class Question(click.Command):
         super().format_epilog(ctx, formatter)
 
 
-def out_option(help_text: str = "Also draw it: .png, .svg or .pdf.", required: bool = False) -> Any:
-    """``--out FILE``."""
-    return click.option("--out", metavar="FILE", required=required, help=help_text)
+def question(*options: Callable[[Any], Any], name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
+    """A command with these arguments and options, then ``--atlas`` and how to print the answer."""
+
+    def command_of(ask: Callable[..., None]) -> click.Command:
+        for option in reversed((*options, atlas_option, output_options)):
+            ask = option(ask)
+        return click.command(name, cls=Question)(ask)
+
+    return command_of
 
 
 def picture_file(out: str | None) -> Path | None:

@@ -1,0 +1,166 @@
+"""The commands that list and serve what an atlas has, and those about SQL and words."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from indexer.console.terminal import FiniteRange, atlas_option, emit, handle_sigterm, output_options, say
+from indexer.errors import AtlasError
+from query.cli.batch import read_stdin
+from query.cli.options import (
+    ROWS_ON_A_TERMINAL,
+    Question,
+    base_option,
+    limit_option,
+    method_option,
+    opened_atlas,
+    print_sentence,
+    question,
+)
+from query.sandbox.process import MOST_STATEMENT
+
+if TYPE_CHECKING:
+    from query.atlas import Atlas
+    from query.summary import Inventory
+
+search_argument = click.argument("search", required=False, default="")
+
+
+@question(
+    search_argument,
+    click.option("--dataset", metavar="NAME", help="Only models tuned on this dataset."),
+    base_option,
+    limit_option,
+)
+def models(search: str, dataset: str | None, base: str | None, limit: int | None, atlas: str, output: str) -> None:
+    """List the indexed models, most downloads first: all, or those whose id contains SEARCH.
+
+    For any other condition: query sql "SELECT … FROM models WHERE …".
+    """
+    with opened_atlas(atlas) as opened:
+        _list(opened, opened.models(search, dataset=dataset, base=base), output, limit)
+
+
+@question(search_argument, base_option, limit_option)
+def datasets(search: str, base: str | None, limit: int | None, atlas: str, output: str) -> None:
+    """List the datasets that indexed models name, most models first: all, or those whose name contains SEARCH."""
+    with opened_atlas(atlas) as opened:
+        _list(opened, opened.datasets(search, base=base), output, limit)
+
+
+def _list(atlas: Atlas, found: Inventory, output: str, limit: int | None) -> None:
+    """Print the models or datasets; on a terminal, the first of them."""
+    if limit is None and output == "table" and sys.stdout.isatty():
+        limit = ROWS_ON_A_TERMINAL
+    columns = [one for one in found.columns if one != "base" or output != "table" or len(atlas.bases()) > 1]
+    shown = [{name: row[name] for name in columns} for row in found[:limit]]
+    emit(shown, output, columns=columns, optional_columns=found.OPTIONAL_COLUMNS)
+    if len(shown) < len(found):
+        say(f"the first {len(shown)} of {len(found):,} are shown; for all: --limit N, --format csv, or a pipe")
+
+
+@question(
+    click.argument("statement"),
+    limit_option,
+    click.option(
+        "--timeout", default=30.0, show_default=True, type=FiniteRange(min=0.1), help="Time limit in seconds."
+    ),
+)
+def sql(statement: str, limit: int | None, timeout: float, atlas: str, output: str) -> None:
+    """Run one SELECT statement; "-" reads it from stdin. For tables and columns: query schema."""
+    if limit is None and output == "table" and sys.stdout.isatty():
+        limit = ROWS_ON_A_TERMINAL
+    if statement == "-":
+        # UTF-8 in every locale. Other bytes stay as escapes, which `Atlas.sql` refuses with a clear message.
+        statement = read_stdin(4 * MOST_STATEMENT).decode("utf-8", "surrogateescape")
+    with opened_atlas(atlas) as opened:
+        found = opened.sql(statement, limit=limit, seconds=timeout)
+        emit(found.to_rows(), output, columns=found.columns)
+        if found.truncated:
+            say(f"only the first {limit} rows are shown; for all: --limit N, --format csv, or a pipe")
+
+
+@click.command(cls=Question)
+@click.argument("name", required=False)
+@output_options
+def schema(name: str | None, output: str) -> None:
+    """List the tables, views and macros for `query sql`, or the columns of the one called NAME."""
+    from query.schema import schema as schema_of
+
+    emit(schema_of(name), output)
+
+
+@click.command("help", cls=Question)
+@click.argument("word", required=False)
+@output_options
+@click.pass_context
+def explain_word(context: click.Context, word: str | None, output: str) -> None:
+    """Explain WORD: a term, a column of an answer or of the database, or a command. Without WORD: list the terms."""
+    from query.glossary import explained, words
+
+    group = context.parent.command if context.parent else None
+    command = group.get_command(context, word) if isinstance(group, click.Group) and word else None
+    try:
+        found = explained(word) if word else [{"word": term, "meaning": meaning} for term, meaning in words().items()]
+    except AtlasError:
+        if command is None:
+            raise
+        with click.Context(command, info_name=command.name, parent=context.parent) as inner:
+            click.echo(command.get_help(inner))
+        return
+    if output != "table":
+        emit(found, output)
+        return
+    for one in found:
+        print_sentence(f"{one['word']}{' (' + one['where'] + ')' if one.get('where') else ''}: {one['meaning']}")
+    if command is not None:
+        say(f"the command {word}: query {word} --help")
+
+
+@click.command()
+@click.option("--mcp", is_flag=True, expose_value=False, help="The protocol, which is the only one.")
+@click.option("--folders", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              help="Let agents also read models from folders in DIR. By default they read no folder.")  # fmt: skip
+@atlas_option
+def serve(folders: Path | None, atlas: str) -> None:
+    """Serve the questions to agents as read-only tools, by the Model Context Protocol on stdin and stdout.
+
+    For a client's settings: command "query", arguments "serve --atlas /path/to/atlas" (or hf://OWNER/NAME).
+    """
+    from query.serve.mcp import serve as answer
+
+    with opened_atlas(atlas) as opened:
+        answer(opened, folders)
+
+
+@click.command()
+@base_option
+@click.option("--port", default=0, type=click.IntRange(0, 65535), metavar="N", help="Port. Default: any free one.")
+@click.option("--open/--no-open", "opens", default=True, help="Open a browser, or only print the address.")
+@method_option("Projection method of the map.")
+@atlas_option
+def browse(base: str | None, port: int, opens: bool, method: str | None, atlas: str) -> None:
+    """Explore the atlas on a local page: the map, a table and histograms of all models, and everything about each.
+
+    The page is served to this machine only, until Ctrl-C. The printed address contains its key.
+    """
+    from query.browse.browse import browse as serve
+
+    handle_sigterm()
+
+    def on_start(address: str) -> None:
+        click.echo(address)
+        say("press Ctrl-C to stop")
+
+    with opened_atlas(atlas) as opened:
+        try:
+            serve(opened, base, port=port, opens=opens, method=method, on_address=on_start)
+        except KeyboardInterrupt as stop:
+            raise type(stop)("the page is no longer served.") from stop
+
+
+ATLAS = (models, datasets, sql, schema, explain_word, serve, browse)
