@@ -23,12 +23,14 @@ _FARTHEST = 2.0  # 1 minus a cosine
 class NearPoint(NamedTuple):
     """A neighbour: its ``place`` in the points, the cosine, and how common such a similarity is, if known.
 
-    ``background``: the share of pairs of unrelated models that are at least as similar; −n if none of n pairs is.
+    ``background``: the share of pairs of unrelated models that are at least as similar; ``none_of``: the number of such
+    pairs, if none of them is.
     """
 
     place: int
     cosine: float
     background: float | None = None
+    none_of: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,13 +104,12 @@ def known_near(near: Neighbours, ids: NDArray[np.int64], count: int) -> tuple[ND
 def near_points(near: Neighbours, ids: NDArray[np.int64], count: int) -> tuple[tuple[NearPoint, ...], ...]:
     """The ``count`` nearest of each of the models ``ids`` (ascending) among them, without itself."""
     mine, theirs, pairs = near.among(ids, count)
-    shares, unrelated = near.backgrounds[pairs], near.pairs[pairs]
-    coded = np.where(shares * (1 + unrelated) < NONE, -unrelated, shares)
     found: list[list[NearPoint]] = [[] for _ in ids]
-    columns = (mine, theirs, near.similarities[pairs], coded)
-    for row, place, cosine, background in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (mine, theirs, near.similarities[pairs], near.backgrounds[pairs], near.pairs[pairs])
+    for row, place, cosine, background, unrelated in zip(*(column.tolist() for column in columns), strict=True):
         share = None if math.isnan(background) else background
-        found[row].append(NearPoint(place, cosine, round(background) if background < 0 else share))
+        none_of = unrelated if share is not None and share * (1 + unrelated) < NONE else None
+        found[row].append(NearPoint(place, cosine, share, none_of))
     return tuple(map(tuple, found))
 
 

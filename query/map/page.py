@@ -87,10 +87,7 @@ def payload(
     the share of pairs of unrelated models that are at least as similar, −n if none of n pairs is, or None.
     ``parents``: [row, or -1 if it is not in ``ids``, name, how] for each parent, or None without any lineage.
     """
-    # A share has three digits, a count all of them.
-    backgrounds = [
-        [one.background if (one.background or 0) < 0 else _rounded(one.background, 3) for one in row] for row in near
-    ]
+    backgrounds = [[-one.none_of if one.none_of else _rounded(one.background, 3) for one in row] for row in near]
     steps: list[list[list[Any]]] | None = None
     if parents:
         row_of: dict[int | None, int] = {identity: row for row, identity in enumerate(ids)}

@@ -23,7 +23,7 @@ ROWS = [
 LICENCES = ["apache-2.0", "mit", "mit", None, IMAGE, None, "mit"]
 NEIGHBOURS = [
     [NearPoint(1, 0.91, 0.0025), NearPoint(2, 0.5, 0.4)],
-    [NearPoint(0, 0.91, -399)],
+    [NearPoint(0, 0.91, 0.0025, 399)],
     [NearPoint(0, 0.5)],
     [NearPoint(5, 0.75)],
     [],
