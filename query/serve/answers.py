@@ -156,7 +156,7 @@ class CrossAuthor(TypedDict):
     p_value: float | None
 
 
-class Purity(CrossAuthor, Answer):
+class Purity(Answer, CrossAuthor):
     """Whether models tuned on one dataset lie together."""
 
     base: str

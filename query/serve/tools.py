@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ from query.serve.answers import (
     Compared,
     CrossAuthor,
     Datasets,
+    LikelyDataset,
     Predicted,
     Purity,
     Rows,
@@ -55,6 +56,8 @@ Vectors = Annotated[
     str, Field(description="Vectors to compare; the tool `bases` lists the published ones. `input` is the best.")
 ]
 
+A = TypeVar("A")
+
 
 class Tools:
     """The tools of an atlas, which is opened for the first question and reopened after each publish."""
@@ -70,7 +73,7 @@ class Tools:
         """The shortened answer of a tool, or None and an error in one line."""
         try:
             found = self.all[tool](**arguments)
-            return bounded(cast(Answer, {"summary": found["summary"], **found})), ""  # the sentence first
+            return bounded(found), ""
         except AtlasError as error:
             message = self._for_agents(error.message) or for_command_line(error.message)
             # An agent cannot follow advice about the command line.
@@ -110,8 +113,7 @@ class Tools:
 
     def bases(self) -> Bases:
         """List the base models of the atlas, how many fine-tunes of each are indexed, and the published vectors."""
-        found = [row for row in contents(self._atlas) if is_hub_id(row["base"])]
-        return Bases(bases=as_plain(found), **_common(None))
+        return _answer(Bases, None, bases=[row for row in contents(self._atlas) if is_hub_id(row["base"])])
 
     def similar(
         self,
@@ -132,9 +134,7 @@ class Tools:
             model, k, where=where, other_authors=other_authors, representation=representation, base=base,
             explain=explain,
         )  # fmt: skip
-        rows = [{"because": None, **_plain(one.as_row())} for one in found]
-        return Similar(model=found.model, base=found.base, representation=representation, neighbours=rows,  # type: ignore[typeddict-item]
-                       **_common(found))  # fmt: skip
+        return _answer(Similar, found, neighbours=[{"because": None, **one.as_row()} for one in found])
 
     def predict(
         self,
@@ -144,30 +144,24 @@ class Tools:
     ) -> Predicted:
         """Predict which datasets a model was tuned on, from its weights and its head."""
         found = self._atlas.predict(model, k=k, base=base)
-        names = ("dataset", "probability", "votes", "calibrated")
-        answers = [{name: row[name] for name in names} for row in _plain(found.to_rows())]
-        return Predicted(model=found.model, base=found.base, answers=answers, **_common(found))  # type: ignore[typeddict-item]
+        answers = [{name: row[name] for name in LikelyDataset.__annotations__} for row in found.to_rows()]
+        return _answer(Predicted, found, answers=answers)
 
     def show(self, model: Model, base: Base = None) -> Shown:
         """Show what is known of an indexed model: card, datasets, norms, ranks, duplicates, neighbours."""
         found = self._atlas.show(model, base)
-        facts = {
-            name: value
-            for name, value in _plain(found.to_dict()).items()
-            if name not in _NOT_FOR_AGENTS and value not in (None, [], "")
-        }
-        return Shown(model=found["model"], facts=facts, **_common(found))
+        known = found.to_dict()
+        facts = {name: known[name] for name in known.keys() - _NOT_FOR_AGENTS if known[name] not in (None, [], "")}
+        return _answer(Shown, found, model=found["model"], facts={name: facts[name] for name in known if name in facts})
 
     def compare(self, a: Model, b: Model, base: Base = None) -> Compared:
         """Compare two models: how similar their weight changes are, in which layers, and what their cards say."""
         found = self._atlas.compare(a, b, base=base)
-        return Compared(a=found.a, b=found.b, facts=_plain(found.to_dict()), **_common(found))
+        return _answer(Compared, found, facts=found.to_dict())
 
     def layers(self, model: Model, base: Base = None) -> Changed:
         """Show where a model changed: the size of the change of each layer and each family of matrices."""
-        found = self._atlas.layers(model, base)
-        facts = {name: value for name, value in _plain(found.to_dict()).items() if name != "deltas"}
-        return cast(Changed, facts | _common(found))
+        return _answer(Changed, self._atlas.layers(model, base))
 
     def lineage(
         self,
@@ -177,11 +171,7 @@ class Tools:
         base: Base = None,
     ) -> Ancestry:
         """Find which model a model was made from (continued, merged, LoRA merged, copied, recast), by its weights."""
-        found = self._atlas.lineage(model, base, dates=dates, fresh=fresh)
-        return Ancestry(
-            model=found.model, base=found.base, parents=_plain([edge.to_row() for edge in found.edges]),
-            bytes_read=found.bytes_read, **_common(found),
-        )  # fmt: skip
+        return _answer(Ancestry, self._atlas.lineage(model, base, dates=dates, fresh=fresh))
 
     def purity(
         self,
@@ -194,10 +184,8 @@ class Tools:
     ) -> Purity:
         """Measure whether models tuned on the same dataset are close to each other, also across authors."""
         found = self._atlas.purity(base, representation=representation, k=k)
-        answer = _plain(found.to_dict())
-        other = {name: answer["cross_author"][name] for name in _keys(CrossAuthor)}
-        kept = {name: answer[name] for name in _keys(Purity) if name in answer}
-        return cast(Purity, kept | {"cross_author": other} | _common(found))
+        across = found.to_dict()["cross_author"]
+        return _answer(Purity, found, cross_author={name: across[name] for name in CrossAuthor.__annotations__})
 
     def clusters(
         self,
@@ -210,13 +198,12 @@ class Tools:
     ) -> Clustered:
         """Group the fine-tunes of a base by their vectors, and measure how well groups and datasets agree."""
         found = self._atlas.clusters(base, representation=representation, method=method, min_size=min_size, count=count)
-        answer = _plain(found.to_dict())
         rows = [
-            {name: row[name] for name in row if name not in ("members", "undocumented")} for row in answer["clusters"]
+            {name: value for name, value in row.items() if name not in ("members", "undocumented")}
+            for row in found.to_dict()["clusters"]
         ]
-        kept = {name: answer[name] for name in _keys(Clustered) if name in answer}
         members = [] if members_of is None else found.names_in(members_of)
-        return cast(Clustered, kept | {"clusters": rows, "members": members} | _common(found))
+        return _answer(Clustered, found, clusters=rows, members=members)
 
     def datasets(
         self,
@@ -226,7 +213,7 @@ class Tools:
     ) -> Datasets:
         """List the datasets that indexed models name, most models first."""
         rows = self._atlas.datasets(search, base=base).to_rows()
-        return Datasets(datasets=as_plain(rows[:limit]), truncated=len(rows) > limit, **_common(None))
+        return _answer(Datasets, None, datasets=rows[:limit], truncated=len(rows) > limit)
 
     def sql(
         self,
@@ -238,27 +225,20 @@ class Tools:
     ) -> Rows:
         """Run one read-only SELECT (DuckDB) on the atlas, in a process that has access to nothing else."""
         found = self._atlas.sql(statement, limit=limit, seconds=seconds)
-        common = _common(found)
         is_wide = len(found.columns) > MOST_COLUMNS
-        if is_wide:
-            common["shortened"].append(f"columns: {MOST_COLUMNS} of {len(found.columns)}")
         return Rows(
+            summary=found.headline,
+            notes=list(found.notes),
+            shortened=[f"columns: {MOST_COLUMNS} of {len(found.columns)}"] if is_wide else [],
             columns=[name[:80] for name in found.columns[:MOST_COLUMNS]],
-            rows=as_plain([row[:MOST_COLUMNS] for row in found.rows]),
+            rows=as_plain([row[:MOST_COLUMNS] for row in found.rows]),  # not rounded
             truncated=found.truncated or is_wide,
-            **common,
         )
 
 
-def _common(found: Result | None) -> Answer:
-    """The keys of every answer."""
-    notes = list(dict.fromkeys(getattr(found, "notes", ())))
-    return Answer(summary="" if found is None else found.headline, notes=notes, shortened=[])
-
-
-def _plain(value: Any) -> Any:
-    return rounded(as_plain(value))
-
-
-def _keys(typed: Any) -> list[str]:
-    return list(typed.__annotations__)
+def _answer(kind: type[A], found: Result | None, **parts: Any) -> A:
+    """The keys of ``kind``: from ``parts``, or else from the result's JSON, rounded; ``summary`` is its headline."""
+    notes = [] if found is None else list(dict.fromkeys(found.notes))
+    common = {"summary": "" if found is None else found.headline, "notes": notes, "shortened": []}
+    known = {**({} if found is None else found.to_dict()), **common, **parts}
+    return cast(A, {name: rounded(as_plain(known[name])) for name in kind.__annotations__})
