@@ -59,21 +59,18 @@ class Parts:
         layout = self._base.layout
         for tensor in _spread(list(layout.by_tensor.items()), changed):
             matrices = layout.by_tensor[tensor]
-            rows = _leading_rows(matrices[0], self._base.item_bytes)
-            self._leading[tensor] = rows
+            rows = self._leading[tensor] = _leading_rows(matrices[0], self._base.item_bytes)
             for matrix in matrices:
-                extent = _extent(matrix, rows)
+                width = matrix.stored_rows if matrix.transposed else matrix.shape[1]
+                extent = Extent(*_cut(matrix, torch.empty((rows, width), device="meta")).shape)
                 if extent.rows and extent.columns:
                     self.extents[matrix.key] = extent
 
     @cached_property
     def base_weights(self) -> dict[DeltaKey, torch.Tensor]:
         """The base's parts in its own dtype, from the atlas."""
-        found = {}
-        for key, extent in self.extents.items():
-            found[key] = self._base.matrix(key)[: extent.rows, : extent.columns].clone()
-        self._base.close()
-        return found
+        with closing(self._base) as base:
+            return {key: base.matrix(key)[: one.rows, : one.columns].clone() for key, one in self.extents.items()}
 
     def read_described(self, described: Described) -> ModelParts:
         """The parts of a described model. Raises ModelError."""
@@ -241,17 +238,6 @@ def _leading_rows(matrix: Matrix, item_bytes: int) -> int:
     if matrix.rows is not None and not matrix.transposed and matrix.rows.groups > 1:
         rows = max(rows // matrix.rows.size, 1) * matrix.rows.size
     return min(rows, stored[0])
-
-
-def _extent(matrix: Matrix, rows: int) -> Extent:
-    """The extent of a matrix that the leading ``rows`` of the stored tensor hold."""
-    if matrix.transposed:
-        return Extent(matrix.shape[0], min(rows, matrix.shape[1]))
-    if matrix.rows is None:
-        return Extent(min(rows, matrix.shape[0]), matrix.shape[1])
-    if matrix.rows.groups == 1:
-        return Extent(max(0, min(rows, matrix.rows.stop) - matrix.rows.start), matrix.shape[1])
-    return Extent(rows // matrix.rows.size * (matrix.rows.stop - matrix.rows.start), matrix.shape[1])
 
 
 def _cut(matrix: Matrix, leading: torch.Tensor) -> torch.Tensor:

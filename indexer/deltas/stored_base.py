@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout
@@ -188,12 +188,9 @@ def _check_description(found: Any) -> None:
 
 def with_checksum(header: bytes, data: Path) -> bytes:
     """``header`` (length and JSON, with UNKNOWN as checksum) with the checksum of the file it makes with ``data``."""
-    digest = hashlib.sha256(header)
-    with data.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
     start, stop = _place(header)
-    return header[:start] + digest.hexdigest().encode() + header[stop:]
+    with data.open("rb") as file:
+        return header[:start] + _digest(header, file).encode() + header[stop:]
 
 
 def stated_checksum(path: Path) -> str | None:
@@ -206,11 +203,15 @@ def actual_checksum(path: Path) -> str:
     """The checksum of the file as it is. Raises OSError, and ValueError if its header has none."""
     header = _header(path)
     start, stop = _place(header)
-    digest = hashlib.sha256(header[:start] + UNKNOWN.encode() + header[stop:])
     with path.open("rb") as file:
         file.seek(len(header))
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
+        return _digest(header[:start] + UNKNOWN.encode() + header[stop:], file)
+
+
+def _digest(header: bytes, rest: BinaryIO) -> str:
+    digest = hashlib.sha256(header)
+    while chunk := rest.read(1 << 22):
+        digest.update(chunk)
     return digest.hexdigest()
 
 

@@ -75,14 +75,6 @@ class Pairs:
         )
 
 
-@dataclass(frozen=True)
-class Known:
-    """Existing lists: their owners (ascending) and the similarity of the last entry (−2 if the list is not full)."""
-
-    owners: NDArray[np.int64]
-    last: NDArray[np.float32]
-
-
 def rows_at_once(length: int) -> int:
     """Rows per tile of the similarity matrix, for vectors of ``length`` numbers."""
     return min(ROWS, rows_of_block(length))
@@ -112,15 +104,27 @@ class _Columns:
 
 
 def nearest(
-    segments: Sequence[OpenSegment], asked: Iterable[Vectors], k: int, known: Known | None = None
+    segments: Sequence[OpenSegment],
+    asked: Iterable[Vectors],
+    k: int,
+    known: tuple[Ids, NDArray[np.float32]] | None = None,
 ) -> tuple[Pairs, Pairs]:
     """The k nearest neighbours of every asked vector; and for ``known`` lists, the asked models that enter them.
 
-    The latter are pairs (owner of a known list, asked model) at least as similar as the last entry of the list. Asked
-    models have no known lists.
+    ``known``: owners of existing lists (ascending), and the similarity of the last entry, −2 if the list is not full.
+    The models that enter them are pairs (owner, asked model) at least as similar. Asked models have no known lists.
     """
     columns = _Columns(segments)
-    edges = _edges(columns, known) if known is not None else None
+    edges = None
+    if known is not None:
+        # (columns,) the similarity needed to enter the list of each column; infinite if there is no known list.
+        owners, last = known
+        edges = np.full(len(columns.ids), np.inf, dtype=np.float32)
+        if len(owners):
+            places = np.searchsorted(owners, columns.ids).clip(max=len(owners) - 1)
+            is_known = (owners[places] == columns.ids) & ~columns.is_gone
+            # Not −inf, which marks pairs that are not neighbours.
+            edges[is_known] = np.maximum(last[places[is_known]] - _NEAR, _NOT_FULL)
     lists: list[Pairs] = []
     entering: list[Pairs] = []
     for block in asked:
@@ -132,17 +136,6 @@ def nearest(
                 entering.append(Pairs(columns.ids[tile][places], block.ids[rows], similarities[rows, places]))
         lists.append(mine.pairs())
     return Pairs.together(lists), Pairs.together(entering)
-
-
-def _edges(columns: _Columns, known: Known) -> NDArray[np.float32]:
-    """(columns,) the similarity needed to enter the list of each column; infinite if there is no known list."""
-    edges = np.full(len(columns.ids), np.inf, dtype=np.float32)
-    if len(known.owners):
-        places = np.searchsorted(known.owners, columns.ids).clip(max=len(known.owners) - 1)
-        is_known = (known.owners[places] == columns.ids) & ~columns.is_gone
-        # Not −inf, which marks pairs that are not neighbours.
-        edges[is_known] = np.maximum(known.last[places[is_known]] - _NEAR, _NOT_FULL)
-    return edges
 
 
 def _tiles(
@@ -237,8 +230,20 @@ class NeighbourTable:
                 [self.representation],
             )["model_id"]
         again = np.union1d(added, np.setdiff1d(naming, removed))
+        # The lists that are not recomputed. A model without neighbours has no rows yet.
+        others = self.tables.arrays(
+            "SELECT owners.model_id::BIGINT AS model_id, CASE WHEN count(similarity) < ? THEN -2 "
+            "ELSE min(similarity) END::FLOAT AS last FROM (SELECT model_id FROM fine_tunes WHERE base = ?) AS owners "
+            "LEFT JOIN (FROM neighbours WHERE representation = ?) AS lists USING (model_id) "
+            "GROUP BY ALL ORDER BY ALL",
+            [NEIGHBOURS, self.base, self.representation],
+        )
+        stays = np.isin(others["model_id"], again, invert=True)
         lists, entering = [], []
-        for chosen, known in ((added, self._known(again)), (np.setdiff1d(again, added), None)):
+        for chosen, known in (
+            (added, (others["model_id"][stays], others["last"][stays])),
+            (np.setdiff1d(again, added), None),
+        ):
             asked = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
             found, pushed = nearest(index.segments, asked, NEIGHBOURS, known)
             lists.append(found)
@@ -250,18 +255,6 @@ class NeighbourTable:
                 [self.representation],
             )
         self._insert(Pairs.together([*lists, changed]))
-
-    def _known(self, again: Ids) -> Known:
-        """The lists that are not recomputed. A model without neighbours has no rows yet."""
-        found = self.tables.arrays(
-            "SELECT owners.model_id::BIGINT AS model_id, CASE WHEN count(similarity) < ? THEN -2 "
-            "ELSE min(similarity) END::FLOAT AS last FROM (SELECT model_id FROM fine_tunes WHERE base = ?) AS owners "
-            "LEFT JOIN (FROM neighbours WHERE representation = ?) AS lists USING (model_id) "
-            "GROUP BY ALL ORDER BY ALL",
-            [NEIGHBOURS, self.base, self.representation],
-        )
-        stays = np.isin(found["model_id"], again, invert=True)
-        return Known(found["model_id"][stays], found["last"][stays])
 
     def _with_entering(self, entering: Pairs) -> Pairs:
         """The complete new lists that the pairs enter (a tie with the last entry may not enter)."""

@@ -1,6 +1,6 @@
 """``pulled.json``: which commit of which repository a pulled atlas is.
 
-While it is there, nobody writes to the atlas.
+As long as the file exists, the atlas is read-only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST = 64 << 10
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a pulled atlas comes from; ``commit`` is the repository's, ``has_records`` whether a build can go on."""
+    """Where a pulled atlas comes from. ``has_records``: whether its records were pulled, so that it can be built on."""
 
     repository: str
     revision: str | None
@@ -30,7 +30,7 @@ class Origin:
 
 
 def read_origin(folder: AtlasFolder) -> Origin | None:
-    """Where the atlas was pulled from; None for one of this machine, or where that cannot be read."""
+    """Where the atlas was pulled from; None if it was not pulled, or if the file cannot be read."""
     try:
         return Origin(**parse_checksummed(read_regular(folder.origin, most=_LARGEST)))
     except (OSError, *WRONG_KINDS):
@@ -38,21 +38,21 @@ def read_origin(folder: AtlasFolder) -> Origin | None:
 
 
 def fetched_again(folder: AtlasFolder, origin: Origin | None, *, with_records: bool) -> str:
-    """The command that fetches it again."""
+    """The command that pulls the atlas again."""
     name, revision = (origin.repository, origin.revision) if origin is not None else ("OWNER/NAME", None)
     words = ["index", "pull", f"{name}@{revision}" if revision else name, "--with-records" if with_records else ""]
     return " ".join(word for word in (*words, "--atlas", str(folder.root)) if word)
 
 
 def write_origin(folder: AtlasFolder, origin: Origin) -> None:
-    """Note it: from now on the atlas is read-only. Raises OSError."""
+    """Write the file, which makes the atlas read-only. Raises OSError."""
     write_atomically(folder.origin, add_checksum(json.dumps(asdict(origin))))
 
 
 def adopt(folder: AtlasFolder) -> Origin | None:
-    """Make a pulled atlas one of this machine, to be built on; what it was, None where it was never pulled.
+    """Make a pulled atlas a local one that can be built on. Returns its origin, or None if it was not pulled.
 
-    Raises AtlasError where it came without the records that a build goes on from: every model would be read again.
+    Raises AtlasError if it was pulled without its records, because a build would then read every model again.
     """
     if not folder.origin.exists():
         return None

@@ -53,10 +53,9 @@ def publish(
     chosen = list(publications)
 
     def run(limit: int | None) -> None:
-        with staged_publish(folder, afresh=afresh, memory=limit) as staging:
-            tables = Tables(staging.connection)
+        with staged_publish(folder, afresh=afresh, memory=limit) as tables:
             for publication in chosen:
-                _Publisher(folder, tables, publication, staging.kept_ids, say).run(representations)
+                _Publisher(folder, tables, publication, say).run(representations)
 
     with translated_errors(folder.database):
         try:
@@ -76,14 +75,12 @@ class _Publisher:
         folder: AtlasFolder,
         tables: Tables,
         publication: Publication,
-        kept_ids: dict[tuple[str, str], int],
         say: Callable[[str], None],
     ) -> None:
         self.folder = folder
         self.tables = tables
         self.publication = publication
         self.base = publication.base.base
-        self.kept_ids = kept_ids
         self.say = say
         self.store = RecordStore(folder)
         self.validator = ColumnValidator()
@@ -172,7 +169,7 @@ class _Publisher:
             model = entry.listed.id
             if model in ids:
                 continue
-            kept = self.kept_ids.get((model, self.base))
+            kept = self.tables.kept_ids.get((model, self.base))
             ids[model] = next_id if kept is None else kept
             next_id = max(next_id, ids[model] + 1)
         self.tables.run("UPDATE atlas_info SET next_model_id = ?", [next_id])

@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
 from indexer.database import catalog
 from indexer.database.reading import earlier_rows
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
+from indexer.publish.tables import Tables
 from indexer.records.identity import canonical_json
 from indexer.regular_files import read_regular
 from indexer.storage.atomic_files import copy_file, sync_folder, write_atomically
@@ -48,30 +48,22 @@ _NAMING = ("internal.segments", "internal.compressed_indexes")
 _MOST_CHECKSUM_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class StagedDatabase:
-    """The copy that a publish works on. ``kept_ids``: if it starts empty, the old ids by model and base."""
-
-    connection: duckdb.DuckDBPyConnection
-    kept_ids: dict[tuple[str, str], int]
-
-
 @contextmanager
-def staged_publish(folder: AtlasFolder, *, afresh: bool = False, memory: int | None = None) -> Iterator[StagedDatabase]:
+def staged_publish(folder: AtlasFolder, *, afresh: bool = False, memory: int | None = None) -> Iterator[Tables]:
     """A staged database with an open transaction; a block without an error publishes it as the next generation."""
-    with staged_database(folder, afresh, memory) as staging:
-        staging.connection.execute("BEGIN")
-        yield staging
-        staging.connection.execute(
+    with staged_database(folder, afresh, memory) as tables:
+        tables.run("BEGIN")
+        yield tables
+        tables.run(
             "UPDATE atlas_info SET generation = generation + 1, published = ?, tool_version = ?",
             [datetime.now(UTC), __version__],
         )
-        staging.connection.execute("COMMIT")
-        staging.connection.execute("CHECKPOINT")
+        tables.run("COMMIT")
+        tables.run("CHECKPOINT")
 
 
 @contextmanager
-def staged_database(folder: AtlasFolder, afresh: bool, memory: int | None = None) -> Iterator[StagedDatabase]:
+def staged_database(folder: AtlasFolder, afresh: bool, memory: int | None = None) -> Iterator[Tables]:
     """A private copy of the database, renamed over the original if the block ends without an error.
 
     ``afresh`` starts with an empty database instead; only the ids of the original are kept, if it can be read, and no
@@ -116,7 +108,7 @@ def staged_database(folder: AtlasFolder, afresh: bool, memory: int | None = None
                 use(connection)
                 catalog.replace_others(connection, found)
                 named = _named_files(connection)
-            yield StagedDatabase(connection, kept_ids)
+            yield Tables(connection, kept_ids)
             named = None if named is None else named | _named_files(connection)
             block_size, total, free = connection.execute(
                 "SELECT block_size, total_blocks, free_blocks FROM pragma_database_size() "

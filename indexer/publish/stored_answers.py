@@ -103,8 +103,8 @@ def store_answers(
                 raise AtlasError(f"Nothing is published for {base}.", f"Run: index build --base {base}")
         path, asked = kind.path(folder, base), set(models)
         write_lines(path, [*(line for line in read_lines(path)[0] if line.get("model") not in asked), *lines])
-        with staged_publish(folder) as staging:
-            renew_answers(kind, Tables(staging.connection), folder, base, ColumnValidator())
+        with staged_publish(folder) as tables:
+            renew_answers(kind, tables, folder, base, ColumnValidator())
 
 
 def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:

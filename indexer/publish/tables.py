@@ -16,10 +16,13 @@ Row = dict[str, Any]
 
 
 class Tables:
-    """One open connection, inside a publish's transaction."""
+    """The staged database of a publish. ``kept_ids``: if it starts empty, the old ids by model and base."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, kept_ids: Mapping[tuple[str, str], int] | None = None
+    ) -> None:
         self.connection = connection
+        self.kept_ids = kept_ids or {}
 
     def run(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> None:
         """Run a statement without a result."""

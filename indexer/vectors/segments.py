@@ -39,8 +39,8 @@ class Vectors:
     """Vectors of unit norm with their model ids (n,) int64, ascending.
 
     ``stored`` (N, d): the vectors, float32, or float16 in a mapped file. ``places`` (n,): the rows of ``stored`` that
-    belong to ``ids``; None for all rows. ``blocks``: if not 0, vectors consist of so many blocks of unit norm, zero
-    where a model did not change the matrix.
+    belong to ``ids``; None for all rows. ``blocks``: if not 0, the number of blocks of a vector, each of unit norm, or
+    zero if the model did not change the matrix.
     """
 
     ids: NDArray[np.int64]
