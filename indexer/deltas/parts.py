@@ -9,8 +9,8 @@ common with another. Nothing is stored.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import cached_property
 
 import torch
@@ -72,20 +72,23 @@ class Parts:
         with closing(self._base) as base:
             return {key: base.matrix(key)[: one.rows, : one.columns].clone() for key, one in self.extents.items()}
 
-    def read_described(self, described: Described) -> ModelParts:
-        """The parts of a described model. Raises ModelError."""
-        reference, row = described.reference, described.row
-        return self.read(reference, commit_of(row), untyped_relation(row), listed_filenames(row))
-
-    def read_base(self) -> ModelParts:
-        """Only the base's embeddings, from the Hub: its matrices are in the atlas. Raises ModelError."""
-        reference, commit = ModelRef.of_atlas(self._published.base), self._published.commit
-        return self._opened(reference, commit, "finetune", None, _embeddings_alone)
-
     @property
     def names(self) -> list[str]:
         """The deltas' names, in the order of the base's layout."""
         return [str(key) for key in sorted(self.extents, key=lambda key: key.sort_key)]
+
+    def read_base(self) -> ModelParts:
+        """Only the base's embeddings, from the Hub: its matrices are in the atlas. Raises ModelError."""
+        reference = ModelRef.of_atlas(self._published.base)
+        with _opened(reference, self._published.commit, "finetune", None, None) as checkpoint:
+            tokens = _tokens(checkpoint)
+            narrow = torch.float32 if tokens is None else narrowest_dtype(torch.from_numpy(tokens))
+            return ModelParts({}, {}, _name(narrow), checkpoint.bytes_read, is_adapter=False, tokens=tokens)
+
+    def read_described(self, described: Described) -> ModelParts:
+        """The parts of a described model. Raises ModelError."""
+        reference, row = described.reference, described.row
+        return self.read(reference, commit_of(row), untyped_relation(row), listed_filenames(row))
 
     def read(
         self,
@@ -101,81 +104,54 @@ class Parts:
         Raises ModelError if the model cannot be read or does not have the base's shape.
         """
         try:
-            return self._opened(reference, commit, relation, filenames, self._parts_of, most_small)
+            with _opened(reference, commit, relation, filenames, most_small) as checkpoint:
+                return self._parts_of(checkpoint)
         except ModelError as error:
             if filenames is None or not (isinstance(error, Skipped) or error.reason == "not_found"):
                 raise
-            # The weights are not where the atlas says, for example in a pull request of the Hub's converter.
-            return self._opened(reference, commit, relation, None, self._parts_of, most_small)
-
-    def _opened(
-        self,
-        reference: ModelRef,
-        commit: str | None,
-        relation: str,
-        filenames: Sequence[str] | None,
-        read: Callable[[Checkpoint], ModelParts],
-        most_small: int | None = None,
-    ) -> ModelParts:
-        install_session()
-        torch.set_num_threads(1)
-
-        def conversion() -> str | None:
-            return conversion_revision(reference.id)
-
-        with model_errors():
-            checkpoint = open_checkpoint(
-                reference, commit=commit, filenames=filenames, relation=relation, conversion=conversion,
-                most_small=most_small,
-            )  # fmt: skip
-            with closing(checkpoint):
-                return read(checkpoint)
+        # The weights are not where the atlas says, for example in a pull request of the Hub's converter.
+        with _opened(reference, commit, relation, None, most_small) as checkpoint:
+            return self._parts_of(checkpoint)
 
     def _parts_of(self, checkpoint: Checkpoint) -> ModelParts:
         is_adapter = checkpoint.kind == "adapter"
-        read = self._lora_deltas(checkpoint) if is_adapter else self._stored_weights(checkpoint)
         weights: dict[str, Floats] = {}
         deltas: dict[str, Floats] = {}
-        precisions = []
-        for key, found in read:
+        widest = None
+        for key, found in self._lora_deltas(checkpoint) if is_adapter else self._stored_weights(checkpoint):
             base = self.base_weights[key]
             if is_adapter:
                 weight, delta = base.float() + found, found
             else:
                 narrow = narrowest_dtype(found)
-                precisions.append(narrow)
+                if widest is None or torch.finfo(narrow).eps < torch.finfo(widest).eps:
+                    widest = narrow
                 weight, delta = found.float(), found.float() - base.to(narrow).to(found.dtype).float()
             if not torch.isfinite(delta).all():
                 raise Skipped("not_finite", f"its matrix {key} holds NaN or infinite values")
             weights[str(key)], deltas[str(key)] = weight.numpy(), delta.numpy()
         tokens = None if is_adapter else _tokens(checkpoint)
-        widest = max(precisions, key=lambda dtype: -torch.finfo(dtype).eps, default=torch.float32)
-        return ModelParts(
-            weights=weights,
-            deltas=deltas,
-            precision=str(widest).removeprefix("torch."),
-            bytes_read=checkpoint.bytes_read,
-            is_adapter=is_adapter,
-            tokens=tokens,
-        )
+        precision = _name(widest or torch.float32)
+        return ModelParts(weights, deltas, precision, checkpoint.bytes_read, is_adapter=is_adapter, tokens=tokens)
 
     def _stored_weights(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
+        """The parts of a full checkpoint; all rows of a tensor that it stores in another way than the base does."""
         layout = layout_against(checkpoint, self._base)
-        own = {matrix.key: matrix for matrix in self._base.layout.matrices}
+        of_base = {matrix.key: matrix for matrix in self._base.layout.matrices}
         wanted: dict[str, range] = {}
-        for name, matrices in layout.by_tensor.items():
-            for matrix in matrices:
-                if matrix.key in self.extents:
-                    alike = own[matrix.key]
-                    is_stored_alike = (alike.transposed, alike.rows) == (matrix.transposed, matrix.rows)
-                    rows = self._leading[alike.tensor] if is_stored_alike else checkpoint.tensors[name].shape[0]
-                    wanted[name] = range(max(len(wanted.get(name, ())), rows))
+        for matrix in layout.matrices:
+            if matrix.key in self.extents:
+                theirs, name = of_base[matrix.key], matrix.tensor
+                is_stored_alike = (theirs.transposed, theirs.rows) == (matrix.transposed, matrix.rows)
+                rows = self._leading[theirs.tensor] if is_stored_alike else checkpoint.tensors[name].shape[0]
+                wanted[name] = range(max(len(wanted.get(name, ())), rows))
         for name, tensor in checkpoint.rows(wanted):
             for matrix in layout.by_tensor[name]:
                 if (extent := self.extents.get(matrix.key)) is not None:
                     yield matrix.key, _cut(matrix, tensor)[: extent.rows, : extent.columns]
 
     def _lora_deltas(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
+        """The parts of an adapter's deltas; zeros for matrices that it does not change."""
         architecture = load_architecture(str(self._base.config["model_type"]))
         located = architecture.locate_modules(lora_paths(checkpoint), self._base.layout)
         found = {key: torch.zeros(extent.rows, extent.columns) for key, extent in self.extents.items()}
@@ -187,10 +163,24 @@ class Parts:
         yield from found.items()
 
 
-def _embeddings_alone(checkpoint: Checkpoint) -> ModelParts:
-    tokens = _tokens(checkpoint)
-    precision = "float32" if tokens is None else str(narrowest_dtype(torch.from_numpy(tokens))).removeprefix("torch.")
-    return ModelParts({}, {}, precision, checkpoint.bytes_read, is_adapter=False, tokens=tokens)
+@contextmanager
+def _opened(
+    reference: ModelRef, commit: str | None, relation: str, filenames: Sequence[str] | None, most_small: int | None
+) -> Iterator[Checkpoint]:
+    """The checkpoint of a model; unexpected errors are raised as ModelError."""
+    install_session()
+    torch.set_num_threads(1)
+    with model_errors():
+        checkpoint = open_checkpoint(
+            reference, commit=commit, filenames=filenames, relation=relation, most_small=most_small,
+            conversion=lambda: conversion_revision(reference.id),
+        )  # fmt: skip
+        with closing(checkpoint):
+            yield checkpoint
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _tokens(checkpoint: Checkpoint) -> Floats | None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.layout import Layout, Matrix
+from indexer.architectures.layout import Layout
 from indexer.cards.local import without_paths
 from indexer.cards.modelcard import head_facts
 from indexer.deltas.base import BaseMatrices
@@ -205,7 +205,17 @@ class _DeltaReader:
 
     def deltas(self) -> tuple[DeltaRecord, ...]:
         """All deltas in the order of the base's layout, zero where an adapter changes nothing."""
-        return tuple(self._records.get(matrix.key) or self._untouched(matrix) for matrix in self._base.layout.matrices)
+        rank, found = self._unit.spec.rank, []
+        for matrix in self._base.layout.matrices:
+            record = self._records.get(matrix.key)
+            if record is None:
+                rows, columns = matrix.shape
+                zeros = Factors(torch.zeros(rows, rank), torch.zeros(rank), torch.zeros(columns, rank))
+                record = _delta_record(matrix.key, matrix.shape, zeros, 0.0, self._base, matrix.transposed)
+                if self.spectra is not None:
+                    record = replace(record, weights=self.spectra.of_untouched(matrix.key))
+            found.append(record)
+        return tuple(found)
 
     def _add_dense(self, delta: DenseDelta) -> None:
         unit = self._unit
@@ -230,12 +240,6 @@ class _DeltaReader:
             changes, weights = self.spectra.of(delta)
             found = replace(found, spectrum=changes, weights=weights)
         self._records[delta.key] = found
-
-    def _untouched(self, matrix: Matrix) -> DeltaRecord:
-        (rows, columns), rank = matrix.shape, self._unit.spec.rank
-        zeros = Factors(torch.zeros(rows, rank), torch.zeros(rank), torch.zeros(columns, rank))
-        found = _delta_record(matrix.key, matrix.shape, zeros, 0.0, self._base, matrix.transposed)
-        return replace(found, weights=self.spectra.of_untouched(matrix.key)) if self.spectra else found
 
 
 def _delta_record(

@@ -75,11 +75,6 @@ class Pairs:
         )
 
 
-def rows_at_once(length: int) -> int:
-    """Rows per tile of the similarity matrix, for vectors of ``length`` numbers."""
-    return min(ROWS, rows_of_block(length))
-
-
 class _Columns:
     """The columns of the similarity matrix: every stored vector of every segment."""
 
@@ -212,7 +207,7 @@ class NeighbourTable:
         vector is both). Their own lists are rewritten, and so are lists that name a removed model or that an added
         model enters; no others.
         """
-        step = rows_at_once(index.length)
+        step = min(ROWS, rows_of_block(index.length))
         if len(added) > MOST_NEW * len(index):
             self.tables.run(
                 "DELETE FROM neighbours WHERE representation = ? AND model_id IN "

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.machine import processors
-from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
+from indexer.vectors.masks import Masks
 from indexer.vectors.segments import id_selector
 
 # Candidates that are compared exactly for ten results: 200, or 1,000 (4 ms more) if the requested recall needs it.
@@ -58,8 +58,7 @@ class CompressedSearch:
         masks, total = self.masks, int(self.index.ntotal)
         fewer = np.zeros(0, dtype=np.int64)
         if masks.blocks and not masks.are_all_full:
-            mine = changed_blocks(query[None, :], masks.blocks)
-            shared = divisors(shared_blocks(mine, masks.kinds), masks.blocks)[0]
+            shared = masks.divisors_by_kind(query[None, :])[0]
             fewer = masks.ids[shared[masks.places] < shared[0]]
         if not len(fewer):
             return self._nearest(query, min(count, total), None)

@@ -48,9 +48,9 @@ class Masks:
     places: NDArray[np.intp]
 
     @classmethod
-    def none(cls, blocks: int = 0) -> Masks:
-        """No vector lacks a block."""
-        return cls(blocks, np.ones((1, blocks), bool), np.zeros(0, np.int64), np.zeros(0, np.intp))
+    def none(cls) -> Masks:
+        """Vectors are compared as a whole."""
+        return cls(0, np.ones((1, 0), bool), np.zeros(0, np.int64), np.zeros(0, np.intp))
 
     @classmethod
     def of(cls, blocks: int, members: Mapping[bytes, Iterable[int]]) -> Masks:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.vectors.candidates import one_thread
-from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
+from indexer.vectors.masks import Masks, changed_blocks, shared_blocks
 from indexer.vectors.segments import OpenSegment, Vectors, ascending, id_selector, joined, positions
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ class VectorIndex:
         # Kinds of models by their divisor; None stands for all models.
         classes: list[tuple[float, NDArray[np.bool_] | None]] = [(1.0, None)]
         if self.masks.blocks:
-            mine = changed_blocks(query[None, :], self.masks.blocks)
-            each = divisors(shared_blocks(mine, self.masks.kinds), self.masks.blocks)[0]
+            each = self.masks.divisors_by_kind(query[None, :])[0]
             different = np.unique(each)
             classes = [(float(one), None if len(different) == 1 else each == one) for one in different]
         found = []
