@@ -35,16 +35,12 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
     with Reading(folder.database) as connection:
         info = connection.rows("SELECT schema_version, generation, published, tool_version FROM atlas_info")[0]
         bases = connection.rows(
-            'SELECT base, "commit", aliases, '
-            "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base) AS listed, "
-            "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'indexed') AS indexed, "
-            "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'skipped') AS skipped, "
-            "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'failed') AS failed, "
-            "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'listed') AS pending, "
-            "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND deleted_at_hub) AS gone, "
-            "(SELECT count(*) FROM fine_tunes f JOIN records USING (model_id) WHERE f.base = b.base "
-            "AND NOT has_spectra) AS without_spectra "
-            "FROM bases b ORDER BY base",
+            'SELECT base, bases."commit", aliases, count(model_id) AS listed, '
+            "count(*) FILTER (status = 'indexed') AS indexed, count(*) FILTER (status = 'skipped') AS skipped, "
+            "count(*) FILTER (status = 'failed') AS failed, count(*) FILTER (status = 'listed') AS pending, "
+            "count(*) FILTER (deleted_at_hub) AS gone, count(*) FILTER (NOT has_spectra) AS without_spectra "
+            "FROM bases LEFT JOIN fine_tunes USING (base) LEFT JOIN records USING (model_id) "
+            "GROUP BY ALL ORDER BY base",
         )
         published = connection.rows(
             "SELECT base, representation, version, rank, vectors, length, factory, recall_at_10, segments, "
