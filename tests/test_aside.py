@@ -303,11 +303,13 @@ def test_any_head_can_be_published_or_is_a_misfit(tables, made_record, config, h
     for said, may_misfit in ((honest, False), ({**honest, **through_json(head)}, True)):
         write_record(replace(record, head=json.loads(json.dumps(plain_json(said)))), folder.record("ab" * 32))
         try:
-            found = record_rows(1, "ab" * 32, base, RecordStore(folder), ColumnValidator(), [REPRESENTATIONS["input"]])
+            found, _ = record_rows(
+                1, "ab" * 32, base, RecordStore(folder), ColumnValidator(), [REPRESENTATIONS["input"]]
+            )
         except InvalidValue:
             assert may_misfit
             continue
-        for table, rows in found.tables.items():
+        for table, rows in found.items():
             tables.insert(table, rows)
 
 

@@ -24,7 +24,7 @@ from indexer.database.connection import Connection, translated_errors
 from indexer.database.reading import Reading
 from indexer.database.secure_connection import attached
 from indexer.errors import AtlasError
-from indexer.publish.rows import delta_rows, fused_matrix_rows, record_row
+from indexer.publish.rows import rows_of_record
 from indexer.publish.verification import Disagreement, verify
 from indexer.records.record import Record
 from indexer.records.representation import REPRESENTATIONS, representation_named
@@ -151,12 +151,7 @@ def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagre
 
 def _check_facts(connection: Connection, model_id: int, key: str, what: str, record: Record) -> Iterator[Disagreement]:
     """Check the rows of a model against its record."""
-    made = {
-        "records": [record_row(model_id, record, key)],
-        "deltas": delta_rows(model_id, record),
-        "fused_matrices": fused_matrix_rows(model_id, record),
-    }
-    for table, expected in made.items():
+    for table, expected in rows_of_record(model_id, key, record).items():
         held = connection.rows(f"FROM {table} WHERE model_id = ?", (model_id,))
         if len(held) != len(expected):
             yield Disagreement("row", what, f"has {len(held)} rows in {table}; its record makes {len(expected)}")

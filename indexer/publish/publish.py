@@ -203,16 +203,16 @@ class _Publisher:
                 continue
             model_id = ids[entry.listed.id]
             try:
-                found = record_rows(
+                made, vectors = record_rows(
                     model_id, entry.record_key, self.publication.base, self.store, self.validator, representations
                 )
             except InvalidValue as why:
                 self.skipped.record(entry.listed.id, model_id, why)
                 continue
             for table, waiting in rows.items():
-                waiting.extend(found.tables[table])
+                waiting.extend(made[table])
             for update in updates:
-                update.add(model_id, found)
+                update.add(model_id, vectors)
             if len(rows["deltas"]) > DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)

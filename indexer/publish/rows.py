@@ -34,9 +34,12 @@ from indexer.records.store import FailureRecord, RecordStore
 from indexer.untrusted import printable
 from indexer.vectors.files import MOST_NUMBERS
 
-# Columns that are fields of a card's facts, dataset claims and results.
+# Columns that are fields of a card's facts, dataset claims and results, and of a record.
 _FACT_FIELDS = ("created", "modified", "downloads", "likes", "gated", "private", "pipeline_tag", "library")
 _CLAIM_FIELDS = ("dataset", "parent", "raw", "source")
+_RECORD_FIELDS = (
+    "base_cosine", "is_copy", "vector_group", "has_spectra", "dtype", "bytes_read", "block_bytes", "seconds", "device",
+)  # fmt: skip
 _RESULT_FIELDS = ("task", "dataset", "dataset_raw", "config", "split", "metric", "value", "verified")
 
 _CHANGE_RANKS = [f"rank_{percent}" for percent in RANK_THRESHOLDS]
@@ -139,52 +142,30 @@ def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:
     }
 
 
-def record_row(model_id: int, record: Record, record_key: str) -> Row:
-    """The row of the table records. The publisher sets flags that depend on thresholds or on other models."""
+def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, list[Row]]:
+    """The rows of a record by table. The publisher sets flags that depend on thresholds or on other models."""
     base_norm = float(np.sqrt(sum(delta.base_norm**2 for delta in record.deltas)))
-    delta_norm = record.norm
     zeros = [delta.norm == 0.0 for delta in record.deltas]
     names = record.head.get("label_names")
     space = row_space_of(record)
-    return {
+    row = {
         "model_id": model_id,
         "record_key": record_key,
-        "base_cosine": record.base_cosine,
-        "is_copy": record.is_copy,
         "is_unrelated": False,
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),
-        "vector_group": record.vector_group,
         "row_space": None if space is None else as_text(space),
-        "has_spectra": record.has_spectra,
-        "delta_norm": delta_norm,
-        "relative_norm": delta_norm / base_norm if base_norm else None,
+        "delta_norm": record.norm,
+        "relative_norm": record.norm / base_norm if base_norm else None,
         "model_type": record.head.get("model_type"),
         "head_class": record.head.get("architecture_class"),
         "label_count": bounded_count(record.head.get("label_count")),
         "label_names": list(names) if names else None,
         "problem_type": record.head.get("problem_type"),
-        "dtype": record.dtype,
         "weight_files": [asdict(stored) for stored in record.files],
-        "bytes_read": record.bytes_read,
-        "block_bytes": record.block_bytes,
-        "seconds": record.seconds,
-        "device": record.device,
         "made": _moment(record.created),
     }
-
-
-def _moment(text: Any) -> datetime | None:
-    """A time in ISO 8601 as UTC; None if it cannot be parsed."""
-    try:
-        found = datetime.fromisoformat(text)
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def delta_rows(model_id: int, record: Record) -> list[Row]:
-    """Rows of the table deltas."""
-    return [
+    row |= {name: getattr(record, name) for name in _RECORD_FIELDS}
+    deltas = [
         {
             "model_id": model_id,
             "stack": delta.key.stack,
@@ -200,21 +181,8 @@ def delta_rows(model_id: int, record: Record) -> list[Row]:
         | _rank_columns(delta)
         for delta in record.deltas
     ]
-
-
-def adapter_base_rows(model_id: int, record: Record) -> list[Row]:
-    """The row of the table adapter_bases, for an adapter that names its base."""
-    said = record.adapter_base
-    if said is None:
-        return []
-    columns = {"named": said.named, "verdict": said.verdict, "resolved_base": said.parent, "why": said.why}
-    return [{"model_id": model_id, **columns}]
-
-
-def fused_matrix_rows(model_id: int, record: Record) -> list[Row]:
-    """Rows of the table fused_matrices."""
     norms = {delta.key: delta.norm for delta in record.deltas}
-    return [
+    fused = [
         {
             "model_id": model_id,
             "stack": whole.parts[0].stack,
@@ -228,6 +196,27 @@ def fused_matrix_rows(model_id: int, record: Record) -> list[Row]:
         | _rank_columns(whole)
         for whole in record.fused_matrices
     ]
+    adapter_bases = [
+        {
+            "model_id": model_id,
+            "named": named.named,
+            "verdict": named.verdict,
+            "resolved_base": named.parent,
+            "why": named.why,
+        }
+        for named in [record.adapter_base]
+        if named is not None
+    ]
+    return {"records": [row], "deltas": deltas, "fused_matrices": fused, "adapter_bases": adapter_bases}
+
+
+def _moment(text: Any) -> datetime | None:
+    """A time in ISO 8601 as UTC; None if it cannot be parsed."""
+    try:
+        found = datetime.fromisoformat(text)
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _rank_columns(measured: DeltaRecord | FusedMatrixRecord) -> Row:
@@ -237,15 +226,6 @@ def _rank_columns(measured: DeltaRecord | FusedMatrixRecord) -> Row:
     return changes | dict(zip(_WEIGHT_RANKS, measured.weight_ranks(shares), strict=True))
 
 
-@dataclass(frozen=True)
-class RecordRows:
-    """The rows of a record by table, and its vectors by representation, with one block per delta."""
-
-    tables: dict[str, list[Row]]
-    vectors: dict[str, Vector]
-    blocks: int
-
-
 def record_rows(
     model_id: int,
     record_key: str,
@@ -253,8 +233,8 @@ def record_rows(
     store: RecordStore,
     validator: ColumnValidator,
     representations: Sequence[Representation],
-) -> RecordRows:
-    """The rows of one record, and its vectors for those of ``representations`` that it can be converted to.
+) -> tuple[dict[str, list[Row]], dict[str, Vector]]:
+    """The rows of a stored record by table, and its vectors for those of ``representations`` that it holds, by name.
 
     Raises InvalidValue if the record cannot be read, has other matrices than the base, or does not fit the tables.
     """
@@ -267,12 +247,7 @@ def record_rows(
         expected = [(matrix.key, tuple(matrix.shape)) for matrix in base.layout.matrices]
         if [(delta.key, tuple(delta.shape)) for delta in record.deltas] != expected:
             raise InvalidValue(f"its matrices are not those of {base.base}")
-        rows = {
-            "records": [record_row(model_id, record, record_key)],
-            "deltas": delta_rows(model_id, record),
-            "fused_matrices": fused_matrix_rows(model_id, record),
-            "adapter_bases": adapter_base_rows(model_id, record),
-        }
+        rows = rows_of_record(model_id, record_key, record)
         vectors: dict[str, Vector] = {}
         for one in representations:
             if not one.is_held_by(record):
@@ -287,7 +262,7 @@ def record_rows(
         rows["records"][0]["signature"] = signature_of(vectors[DEFAULT]) if DEFAULT in vectors else None
         for table, found in rows.items():
             validator.check(table, found)
-    return RecordRows(rows, vectors, len(record.deltas))
+    return rows, vectors
 
 
 @contextmanager

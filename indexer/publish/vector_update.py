@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -13,31 +13,31 @@ from indexer.publish.neighbours import NeighbourTable
 from indexer.publish.null_similarity import renew_null_similarity
 from indexer.publish.profile_tables import depth_vectors
 from indexer.publish.publication import Publication, SkippedModels
-from indexer.publish.rows import RecordRows, record_rows
+from indexer.publish.rows import record_rows
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import ColumnValidator, InvalidValue
 from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
-from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.representation import DEFAULT, Vector, representation_named
 from indexer.records.store import RecordStore
 
 
 class VectorUpdate:
-    """The vectors of one representation: those published, and the writer of the new ones."""
+    """The vectors of one representation: those published, and the writer of the new ones, of so many ``blocks``."""
 
-    def __init__(self, vectors: PublishedVectors, writer: VectorWriter | UncentredVectors) -> None:
-        self.vectors, self.writer = vectors, writer
+    def __init__(self, vectors: PublishedVectors, writer: VectorWriter | UncentredVectors, blocks: int) -> None:
+        self.vectors, self.writer, self.blocks = vectors, writer, blocks
         self.name = vectors.representation.name
         # Whether the vectors come from depth profiles instead of records.
         self.of_profiles = vectors.representation.of_profiles
         self.without = 0  # models whose record does not hold this representation
 
-    def add(self, model_id: int, found: RecordRows) -> None:
+    def add(self, model_id: int, found: Mapping[str, Vector]) -> None:
         """Add the vector of one model, if its record holds this representation."""
-        vector = found.vectors.get(self.name)
+        vector = found.get(self.name)
         if vector is None:
             self.without += 1
         elif isinstance(self.writer, UncentredVectors):
-            self.writer.add(model_id, vector, found.blocks)
+            self.writer.add(model_id, vector, self.blocks)
         else:
             self.writer.add(model_id, vector)
 
@@ -80,7 +80,7 @@ class VectorUpdates:
                 writer: VectorWriter | UncentredVectors = VectorWriter(root, self.base, vectors.representation)
                 if representation.centred:
                     writer = files.enter_context(UncentredVectors(root, self.base, name))
-                self.all.append(VectorUpdate(vectors, writer))
+                self.all.append(VectorUpdate(vectors, writer, len(publication.base.layout.matrices)))
             self._files = files.pop_all()
         return self
 
@@ -97,14 +97,14 @@ class VectorUpdates:
             [self.base],
         ):
             try:
-                found = record_rows(
+                made, found = record_rows(
                     model_id, record_key, self.publication.base, store, self.validator, [update.vectors.representation]
                 )
             except InvalidValue as why:
                 self.skipped.models[model] = why
                 continue
             update.add(model_id, found)
-            signatures.append({"model_id": model_id, "signature": found.tables["records"][0]["signature"]})
+            signatures.append({"model_id": model_id, "signature": made["records"][0]["signature"]})
         if update.name == DEFAULT:
             self.tables.update("records", {"signature": "VARCHAR"}, signatures)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from indexer.publish.rows import delta_rows, fused_matrix_rows, record_row
+from indexer.publish.rows import rows_of_record
 from indexer.records.record import read_record, write_record
 from indexer.storage.arrays import checksum
 from tests import rank_world as world
@@ -53,8 +53,10 @@ def test_a_file_of_the_first_form_reads_and_lacks_the_weights(tmp_path):
     old = read_record(path)
     assert not old.has_spectra
     assert old.fused_matrices == ()
-    assert [row["rank_99"] for row in delta_rows(1, old)] == [row["rank_99"] for row in delta_rows(1, record)]
-    assert {row["weight_rank_50"] for row in delta_rows(1, old)} == {None}
+    assert [row["rank_99"] for row in rows_of_record(1, "k", old)["deltas"]] == [
+        row["rank_99"] for row in rows_of_record(1, "k", record)["deltas"]
+    ]
+    assert {row["weight_rank_50"] for row in rows_of_record(1, "k", old)["deltas"]} == {None}
 
 
 def test_rows_hold_every_rank(tmp_path):
@@ -63,8 +65,9 @@ def test_rows_hold_every_rank(tmp_path):
     tuned = kind.changed(weights, noise())
     record = record_of(world.save(tmp_path / "tuned", kind, tuned), base)
     changes = {name: tuned[name].astype(np.float64) - weights[name] for name in weights}
-    assert record_row(1, record, "k")["has_spectra"] is True
-    for row in [*delta_rows(1, record), *fused_matrix_rows(1, record)]:
+    rows = rows_of_record(1, "k", record)
+    assert rows["records"][0]["has_spectra"] is True
+    for row in [*rows["deltas"], *rows["fused_matrices"]]:
         where = row["stack"], row["layer"], row["family"]
         change, weight = (
             kind.whole(tensors, *where) if "families" in row else kind.places[where].get(tensors)
@@ -75,4 +78,4 @@ def test_rows_hold_every_rank(tmp_path):
         for percent in (50, 80, 90, 95, 99):
             assert row[f"rank_{percent}"] == world.rank_of(change, percent / 100)
             assert row[f"weight_rank_{percent}"] == world.rank_of(weight, percent / 100)
-    assert [row["families"] for row in fused_matrix_rows(1, record)] == [["query", "key", "value"]] * 2
+    assert [row["families"] for row in rows["fused_matrices"]] == [["query", "key", "value"]] * 2
