@@ -27,7 +27,7 @@ from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, record_rows, valid_listing_rows
 from indexer.publish.tables import Tables
-from indexer.publish.validation import MOST_CHARACTERS, MOST_ITEMS, ColumnValidator, InvalidValue, plain_json
+from indexer.publish.validation import MOST_CHARACTERS, MOST_ITEMS, InvalidValue, check_rows, plain_json, valid_rows
 from indexer.records.record import write_record
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import FailureRecord, RecordStore
@@ -218,20 +218,19 @@ def test_a_base_whose_config_is_no_json_is_published(atlas):
 
 
 def test_limits_are_those_of_the_schema():
-    validator = ColumnValidator()
     good = {"model_id": 2**31 - 1, "tag": "ü"}
-    validator.check("tags", [good])
+    check_rows("tags", [good])
     for odd in (
         {"model_id": 2**31}, {"model_id": -(2**31) - 1}, {"model_id": True}, {"model_id": None}, {"model_id": 1.0},
         {"tag": None}, {"tag": "\ud800"}, {"tag": "\0"}, {"tag": 1}, {"tag": "x" * (MOST_CHARACTERS + 1)},
     ):  # fmt: skip
         with pytest.raises(InvalidValue):
-            validator.check("tags", [good, {**good, **odd}])
-        assert validator.valid_rows("tags", [good, {**good, **odd}]) == [good]
+            check_rows("tags", [good, {**good, **odd}])
+        assert valid_rows("tags", [good, {**good, **odd}]) == [good]
     for odd in (math.nan, math.inf, 10**400, "1", 2**53 + 1, [1.0]):
         with pytest.raises(InvalidValue):
-            validator.check("evaluations", [{"value": odd}])
-    validator.check("evaluations", [{"value": None}, {"value": 1}, {"value": -1e308}])
+            check_rows("evaluations", [{"value": odd}])
+    check_rows("evaluations", [{"value": None}, {"value": 1}, {"value": -1e308}])
 
 
 # What JSON can hold, and Python's idea of it.
@@ -288,7 +287,7 @@ def test_any_row_of_a_listing_can_be_published(tables, row, reason, detail, pare
     listed = ListedModel("eve/hostile", row, "finetune", "tag", str(parent)[:100], now, now)
     outcome = FailureRecord(None, "skipped", str(reason)[:100], str(detail)[:100], 1, "2024-01-01T00:00:00+00:00")  # type: ignore[arg-type]
     try:
-        rows = valid_listing_rows(1, Entry(listed, BASE, "c" * 40, outcome=outcome), ColumnValidator())
+        rows = valid_listing_rows(1, Entry(listed, BASE, "c" * 40, outcome=outcome))
     except InvalidValue:
         return
     for table, found in rows.items():
@@ -303,9 +302,7 @@ def test_any_head_can_be_published_or_is_a_misfit(tables, made_record, config, h
     for said, may_misfit in ((honest, False), ({**honest, **through_json(head)}, True)):
         write_record(replace(record, head=json.loads(json.dumps(plain_json(said)))), folder.record("ab" * 32))
         try:
-            found, _ = record_rows(
-                1, "ab" * 32, base, RecordStore(folder), ColumnValidator(), [REPRESENTATIONS["input"]]
-            )
+            found, _ = record_rows(1, "ab" * 32, base, RecordStore(folder), [REPRESENTATIONS["input"]])
         except InvalidValue:
             assert may_misfit
             continue

@@ -15,7 +15,7 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.profiles.store import HINT, Profile, ProfileStore
 from indexer.publish.tables import Row, Tables
-from indexer.publish.validation import ColumnValidator, InvalidValue
+from indexer.publish.validation import InvalidValue, check_rows
 from indexer.untrusted import printable
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ EXTRA_COLUMN = "recovered"
 LEAST = 1e-3  # smaller values of tolerance and reach count as this
 
 
-def renew_profile_tables(
-    folder: AtlasFolder, tables: Tables, base: str, validator: ColumnValidator, say: Callable[[str], None]
-) -> bool:
+def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Callable[[str], None]) -> bool:
     """Update the rows of one base to match the files. Returns whether anything changed; damaged files are reported."""
     store = ProfileStore(folder)
     known = dict(tables.rows("SELECT profile_key, is_complete FROM profiles WHERE base = ?", [base]))
@@ -87,8 +85,8 @@ def renew_profile_tables(
         row["asked"] = list(identity.asked)
         layers = [{"profile_id": number, **layer} for layer in profile.rows()]
         try:
-            validator.check("profiles", [row])
-            validator.check("profile_layers", layers)
+            check_rows("profiles", [row])
+            check_rows("profile_layers", layers)
         except InvalidValue as why:
             say(f"The profile of {printable(identity.model)} is skipped: {why}.")
             continue

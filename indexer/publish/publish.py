@@ -20,7 +20,7 @@ from indexer.publish.rows import Entry, record_rows, valid_listing_rows
 from indexer.publish.staging import staged_publish
 from indexer.publish.stored_answers import ANSWERS, renew_answers
 from indexer.publish.tables import Row, Tables
-from indexer.publish.validation import ColumnValidator, InvalidValue, plain_json
+from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows
 from indexer.publish.vector_update import VectorUpdate, VectorUpdates
 from indexer.records.identity import ROW_NAMES
 from indexer.records.store import RecordStore
@@ -83,7 +83,6 @@ class _Publisher:
         self.base = publication.base.base
         self.say = say
         self.store = RecordStore(folder)
-        self.validator = ColumnValidator()
         self.skipped = SkippedModels(tables, self.base)
 
     def run(self, representations: Sequence[str]) -> None:
@@ -108,9 +107,9 @@ class _Publisher:
         self.tables.delete((*RECORD_TABLES, *LISTING_TABLES), withdrawn)
         self._listing_tables(changed, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.skipped.unlisted]
-        has_new_profiles = renew_profile_tables(self.folder, self.tables, self.base, self.validator, self.say)
+        has_new_profiles = renew_profile_tables(self.folder, self.tables, self.base, self.say)
         with VectorUpdates(
-            self.folder, self.tables, self.publication, representations, self.validator, self.skipped, self.say
+            self.folder, self.tables, self.publication, representations, self.skipped, self.say
         ) as updates:
             of_records = [one for one in updates.all if not one.of_profiles]
             # A representation that is new in an old atlas needs all records, the others only the new ones.
@@ -125,11 +124,11 @@ class _Publisher:
             renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
             updates.publish(stale, ids.values(), has_new_profiles)
         for kind in ANSWERS:
-            renew_answers(kind, self.tables, self.folder, self.base, self.validator)
+            renew_answers(kind, self.tables, self.folder, self.base)
         if self.publication.rejected_rows is not None:
             self.tables.run("DELETE FROM rejected_listing_rows WHERE base = ?", [self.base])
             rows = [{"base": self.base, **row} for row in self.publication.rejected_rows]
-            self.tables.insert("rejected_listing_rows", self.validator.valid_rows("rejected_listing_rows", rows))
+            self.tables.insert("rejected_listing_rows", valid_rows("rejected_listing_rows", rows))
         self.tables.insert("rejected_listing_rows", self.skipped.rejected_rows())
         if self.skipped.summary:
             self.say(self.skipped.summary)
@@ -155,7 +154,7 @@ class _Publisher:
             "config": json.dumps(plain_json(dict(base.config))),
         }
         try:
-            self.validator.check("bases", [row])
+            check_rows("bases", [row])
         except InvalidValue as why:
             raise AtlasError(f"{self.base} cannot be published: {why}.", "Choose another base.") from why
         self.tables.run("DELETE FROM bases WHERE base = ?", [self.base])
@@ -181,7 +180,7 @@ class _Publisher:
             rows: dict[str, list[Row]] = {table: [] for table in LISTING_TABLES}
             for entry in changed[start : start + ROWS_AT_ONCE]:
                 try:
-                    found = valid_listing_rows(ids[entry.listed.id], entry, self.validator)
+                    found = valid_listing_rows(ids[entry.listed.id], entry)
                 except InvalidValue as why:
                     self.skipped.unlisted[entry.listed.id] = why
                     continue
@@ -204,7 +203,7 @@ class _Publisher:
             model_id = ids[entry.listed.id]
             try:
                 made, vectors = record_rows(
-                    model_id, entry.record_key, self.publication.base, self.store, self.validator, representations
+                    model_id, entry.record_key, self.publication.base, self.store, representations
                 )
             except InvalidValue as why:
                 self.skipped.record(entry.listed.id, model_id, why)

@@ -25,7 +25,7 @@ from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import ListedModel
 from indexer.names import author_of
 from indexer.publish.tables import Row
-from indexer.publish.validation import ColumnValidator, InvalidValue
+from indexer.publish.validation import InvalidValue, check_rows, valid_rows, with_nulls
 from indexer.records.difference import signature_of
 from indexer.records.record import RANK_THRESHOLDS, DeltaRecord, FusedMatrixRecord, Record
 from indexer.records.representation import DEFAULT, Representation, Vector
@@ -98,16 +98,16 @@ def listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
     }
 
 
-def valid_listing_rows(model_id: int, entry: Entry, validator: ColumnValidator) -> dict[str, list[Row]]:
+def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
     """The rows of one entry that fit their tables; the others are null or left out, and noted among the oddities.
 
     Raises InvalidValue if not even the name of the model fits.
     """
     with _as_invalid("the listing row"):
         rows = listing_rows(model_id, entry)
-    fine_tune, odd = validator.with_nulls("fine_tunes", rows["fine_tunes"][0])
+    fine_tune, odd = with_nulls("fine_tunes", rows["fine_tunes"][0])
     notes = [f"{column}: does not fit" for column in odd]
-    kept = {table: validator.valid_rows(table, found) for table, found in rows.items() if table != "fine_tunes"}
+    kept = {table: valid_rows(table, found) for table, found in rows.items() if table != "fine_tunes"}
     notes += [f"{table}: a row does not fit" for table in kept if len(kept[table]) < len(rows[table])]
     if notes:
         fine_tune["oddities"] = [*(fine_tune["oddities"] or ()), *notes]
@@ -231,7 +231,6 @@ def record_rows(
     record_key: str,
     base: StoredBase,
     store: RecordStore,
-    validator: ColumnValidator,
     representations: Sequence[Representation],
 ) -> tuple[dict[str, list[Row]], dict[str, Vector]]:
     """The rows of a stored record by table, and its vectors for those of ``representations`` that it holds, by name.
@@ -261,7 +260,7 @@ def record_rows(
             vectors[one.name] = vector
         rows["records"][0]["signature"] = signature_of(vectors[DEFAULT]) if DEFAULT in vectors else None
         for table, found in rows.items():
-            validator.check(table, found)
+            check_rows(table, found)
     return rows, vectors
 
 

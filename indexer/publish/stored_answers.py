@@ -19,7 +19,7 @@ from indexer.database.reading import Reading
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.publish.staging import staged_publish
 from indexer.publish.tables import Row, Tables
-from indexer.publish.validation import ColumnValidator
+from indexer.publish.validation import valid_rows
 from indexer.regular_files import read_regular
 from indexer.storage.atomic_files import write_atomically
 from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
@@ -104,7 +104,7 @@ def store_answers(
         path, asked = kind.path(folder, base), set(models)
         write_lines(path, [*(line for line in read_lines(path)[0] if line.get("model") not in asked), *lines])
         with staged_publish(folder) as tables:
-            renew_answers(kind, tables, folder, base, ColumnValidator())
+            renew_answers(kind, tables, folder, base)
 
 
 def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
@@ -121,7 +121,7 @@ def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
             write_lines(path, after)
 
 
-def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: str, validator: ColumnValidator) -> None:
+def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: str) -> None:
     """Rewrite the rows of one base from its file.
 
     Lines whose model or parent has another record now are skipped, and so are lines that cannot be read or do not fit
@@ -150,7 +150,7 @@ def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: s
         if kind is LINEAGE:
             row["parent_id"] = parent[0] if parent and parent_key else None
         rows.append(row)
-    tables.insert(kind.table, validator.valid_rows(kind.table, rows))
+    tables.insert(kind.table, valid_rows(kind.table, rows))
 
 
 _LINEAGE_NUMBERS = ("coefficient", "left")

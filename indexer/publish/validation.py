@@ -38,51 +38,44 @@ class InvalidValue(ValueError):
     """A value that its column cannot hold; the message names the column and the value."""
 
 
-class ColumnValidator:
-    """Checks rows against the columns of the tables in schema.sql."""
+def check_rows(table: str, rows: Sequence[Row]) -> None:
+    """Raises InvalidValue for the first value that does not fit its column. All ``rows`` have the same columns."""
+    for column in rows[0] if rows else ():
+        problem = _problem(table, column, [row[column] for row in rows])
+        if problem is not None:
+            raise InvalidValue(f"{table}.{column} cannot hold it: {problem}")
 
-    def __init__(self) -> None:
-        self._columns = columns()
 
-    def check(self, table: str, rows: Sequence[Row]) -> None:
-        """Raises InvalidValue for the first value that does not fit. All ``rows`` have the same columns."""
-        for column in rows[0] if rows else ():
-            problem = self._problem(table, column, [row[column] for row in rows])
-            if problem is not None:
-                raise InvalidValue(f"{table}.{column} cannot hold it: {problem}")
+def with_nulls(table: str, row: Row) -> tuple[Row, list[str]]:
+    """The row with null in place of each value that does not fit, and the names of those columns.
 
-    def with_nulls(self, table: str, row: Row) -> tuple[Row, list[str]]:
-        """The row with null in place of each value that does not fit, and the names of those columns.
+    Raises InvalidValue if such a column must not be null.
+    """
+    odd = [column for column, value in row.items() if _problem(table, column, [value]) is not None]
+    cleaned = {**row, **dict.fromkeys(odd)}
+    check_rows(table, [cleaned])
+    return cleaned, odd
 
-        Raises InvalidValue if such a column must not be null.
-        """
-        odd = [column for column, value in row.items() if self._problem(table, column, [value]) is not None]
-        cleaned = {**row, **dict.fromkeys(odd)}
-        self.check(table, [cleaned])
-        return cleaned, odd
 
-    def valid_rows(self, table: str, rows: Sequence[Row]) -> list[Row]:
-        """The rows that fit."""
-        try:
-            self.check(table, rows)
-        except InvalidValue:
-            return [
-                row
-                for row in rows
-                if all(self._problem(table, column, [value]) is None for column, value in row.items())
-            ]
-        return list(rows)
+def valid_rows(table: str, rows: Sequence[Row]) -> list[Row]:
+    """The rows that fit."""
+    try:
+        check_rows(table, rows)
+    except InvalidValue:
+        return [row for row in rows if all(_problem(table, column, [value]) is None for column, value in row.items())]
+    return list(rows)
 
-    def _problem(self, table: str, column: str, values: Sequence[Any]) -> str | None:
-        check, is_nullable = self._columns[table][column]
-        present = [value for value in values if value is not None]
-        if len(present) < len(values) and not is_nullable:
-            return "it is missing"
-        return check(present)
+
+def _problem(table: str, column: str, values: Sequence[Any]) -> str | None:
+    check, is_nullable = _columns()[table][column]
+    present = [value for value in values if value is not None]
+    if len(present) < len(values) and not is_nullable:
+        return "it is missing"
+    return check(present)
 
 
 @cache
-def columns() -> dict[str, dict[str, tuple[Check, bool]]]:
+def _columns() -> dict[str, dict[str, tuple[Check, bool]]]:
     """For every table and column, its check and whether it may be null.
 
     Taken from schema.sql: the database may have been made by somebody else.

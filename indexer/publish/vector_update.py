@@ -15,7 +15,7 @@ from indexer.publish.profile_tables import depth_vectors
 from indexer.publish.publication import Publication, SkippedModels
 from indexer.publish.rows import record_rows
 from indexer.publish.tables import Row, Tables
-from indexer.publish.validation import ColumnValidator, InvalidValue
+from indexer.publish.validation import InvalidValue
 from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
 from indexer.records.representation import DEFAULT, Vector, representation_named
 from indexer.records.store import RecordStore
@@ -55,12 +55,11 @@ class VectorUpdates:
         tables: Tables,
         publication: Publication,
         added: Sequence[str],
-        validator: ColumnValidator,
         skipped: SkippedModels,
         say: Callable[[str], None],
     ) -> None:
         self.folder, self.tables, self.publication = folder, tables, publication
-        self.validator, self.skipped, self.say = validator, skipped, say
+        self.skipped, self.say = skipped, say
         self.base = publication.base.base
         self.all: list[VectorUpdate] = []
         self._added = added
@@ -98,7 +97,7 @@ class VectorUpdates:
         ):
             try:
                 made, found = record_rows(
-                    model_id, record_key, self.publication.base, store, self.validator, [update.vectors.representation]
+                    model_id, record_key, self.publication.base, store, [update.vectors.representation]
                 )
             except InvalidValue as why:
                 self.skipped.models[model] = why

@@ -162,8 +162,8 @@ class _Verifier:
             if not path.is_file():
                 self.report("base", row["base"], f"{path.name} is missing: run `index build --base {row['base']}`")
         for path in sorted({*published, *self.folder.bases.glob("[!.]*.safetensors")}):
-            if not path.is_file():
-                continue
+            if path in published and not path.is_file():
+                continue  # reported above
             stored = StoredBase(path)
             try:
                 stored.check(afresh=True)
