@@ -67,7 +67,7 @@ def valid_rows(table: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def _problem(table: str, column: str, values: Sequence[Any]) -> str | None:
-    check, is_nullable = _columns()[table][column]
+    check, is_nullable = columns()[table][column]
     present = [value for value in values if value is not None]
     if len(present) < len(values) and not is_nullable:
         return "it is missing"
@@ -75,7 +75,7 @@ def _problem(table: str, column: str, values: Sequence[Any]) -> str | None:
 
 
 @cache
-def _columns() -> dict[str, dict[str, tuple[Check, bool]]]:
+def columns() -> dict[str, dict[str, tuple[Check, bool]]]:
     """For every table and column, its check and whether it may be null.
 
     Taken from schema.sql: the database may have been made by somebody else.
