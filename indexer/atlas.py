@@ -19,7 +19,7 @@ from indexer.regular_files import descriptor_of
 
 SCHEMA_VERSION = 7
 
-# The table neighbours has so many for each model and representation.
+# Rows of the table neighbours for each model and representation.
 NEIGHBOURS = 50
 # Two models that both changed fewer matrices than this have their similarity shrunk: their mean is of too few cosines.
 FEWEST_SHARED = 4

@@ -13,7 +13,7 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
-# Where neither the machine nor a control group says how much is free.
+# Used if neither the machine nor a control group says how much memory is free.
 ASSUMED_BYTES = 4 << 30
 
 # In control groups of version 1 and 2: the files with the limit and with what is used, and the name of the idle page
@@ -68,7 +68,7 @@ def _free_in_groups() -> Iterator[int]:
 
 
 def _value_in(path: Path, name: str) -> int | None:
-    """The number after ``name`` in a file of such lines; None where there is no file or no number."""
+    """The number after ``name`` in a file with one name on each line; None without such a file or number."""
     try:
         for line in path.read_text(encoding="ascii").splitlines():
             words = line.split()
@@ -80,7 +80,7 @@ def _value_in(path: Path, name: str) -> int | None:
 
 
 def check_device(device: str) -> None:
-    """Raises AtlasError where torch cannot use ``device``. Imports torch unless it is the CPU."""
+    """Raises AtlasError if torch cannot use ``device``. Imports torch unless it is the CPU."""
     if device == "cpu":
         return
     import torch

@@ -165,7 +165,7 @@ def test_advice_fits_what_was_asked(asked):
 
 def test_only_representations_that_exist_are_advised(asked):
     _, _, err = asked("similar", "ann/one", "--representation", "nonsense")
-    assert "There is no representation 'nonsense'. Choose one of: input, " in err
+    assert "Unknown representation 'nonsense'. Choose one of: input, " in err
     _, _, err = asked("similar", "ann/one", "--representation", "spectrum")
     assert "Publish it: index represent spectrum" in err
 

@@ -152,7 +152,11 @@ class Stack:
         """For every part of a layer the patterns of the variant with the most tensors present."""
         chosen: list[Pattern] = []
         for part in self.parts:
-            allowed = [variant.patterns for variant in part if settings.allow(variant)]
+            allowed = [
+                variant.patterns
+                for variant in part
+                if all(settings.switch(name) == value for name, value in variant.when.items())
+            ]
             chosen += max(allowed, key=lambda patterns: sum(len(found.get(one, ())) for one in patterns))
         return tuple(chosen)
 
@@ -214,13 +218,9 @@ class Settings:
             raise Skipped("malformed", f"config.json says {name} = {shown(value)}, neither true nor false")
         return self.switches[name] if value is None else value
 
-    def allow(self, variant: Variant) -> bool:
-        """Whether the config's switches are those of the variant."""
-        return all(self.switch(name) == value for name, value in variant.when.items())
-
 
 def _grid(sizes: list[int]) -> Iterator[Index]:
-    """All index tuples below ``sizes``, in order."""
+    """All index tuples below ``sizes``, in order; itertools.product would hold a hostile range in memory."""
     if not sizes:
         yield ()
         return

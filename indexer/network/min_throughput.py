@@ -119,19 +119,16 @@ class WatchedTransport(httpx2.BaseTransport):
         address = "" if proxy_bypass(url.host) else proxies.get(url.scheme) or proxies.get("all") or ""
         with self._lock:
             if address not in self._pools:
+                proxy = None
+                if address:
+                    through = httpx2.URL(address if "://" in address else f"http://{address}")
+                    auth = (through.username, through.password) if through.username or through.password else None
+                    proxy = httpcore2.Proxy(str(through.copy_with(username=None, password=None)), auth=auth)
                 self._pools[address] = httpcore2.ConnectionPool(
-                    self._tls, proxy=_proxy(address), network_backend=self._backend, max_connections=100,
+                    self._tls, proxy=proxy, network_backend=self._backend, max_connections=100,
                     max_keepalive_connections=20, keepalive_expiry=5.0,
                 )  # fmt: skip
             return self._pools[address]
-
-
-def _proxy(address: str) -> httpcore2.Proxy | None:
-    if not address:
-        return None
-    url = httpx2.URL(address if "://" in address else f"http://{address}")
-    auth = (url.username, url.password) if url.username or url.password else None
-    return httpcore2.Proxy(str(url.copy_with(username=None, password=None)), auth=auth)
 
 
 class _Body(httpx2.SyncByteStream):

@@ -217,24 +217,25 @@ def common_limiter() -> RateLimiter:
 def shared_limiter(warn: Say = lambda sentence: None) -> RateLimiter:
     """A limiter shared by all processes of this user on this machine; calls ``warn`` if it cannot be shared.
 
-    Its file lies in the machine's temporary folder, because several machines often share a home.
+    Its file lies in a folder of the user's own in the machine's temporary folder, because several machines often share
+    a home. Other users can write next to that folder and may have been there first: a link, another user's folder and
+    a folder that others can write to are not used.
     """
+    folder = _private_folder()
     try:
-        folder = _open_private_folder()
+        with suppress(FileExistsError):
+            folder.mkdir(0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            return RateLimiter(Path("rate-limits.json"), folder=folder, warn=warn)
+            _check_owner(descriptor, folder)
+            if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o022:
+                raise OSError(errno.EPERM, "others may write to it", str(folder))
+            return RateLimiter(Path("rate-limits.json"), folder=descriptor, warn=warn)
         finally:
-            os.close(folder)
+            os.close(descriptor)
     except OSError as error:
         warn(_not_shared(error))
         return RateLimiter()
-
-
-def _not_shared(error: OSError) -> str:
-    return (
-        f"{_private_folder()} cannot be shared ({error.strerror or error}): each process keeps its own rate limits, "
-        "and --bandwidth applies to each worker separately"
-    )
 
 
 def _private_folder() -> Path:
@@ -242,24 +243,11 @@ def _private_folder() -> Path:
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"vectors-in-the-wild-{os.getuid()}"
 
 
-def _open_private_folder() -> int:
-    """A descriptor of the user's own temporary folder, created if missing. The caller closes it.
-
-    Other users can write next to it and may have been there first. Raises OSError for a link, another user's folder
-    and a folder that others can write to.
-    """
-    folder = _private_folder()
-    with suppress(FileExistsError):
-        folder.mkdir(0o700)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        _check_owner(descriptor, folder)
-        if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o022:
-            raise OSError(errno.EPERM, "others may write to it", str(folder))
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+def _not_shared(error: OSError) -> str:
+    return (
+        f"{_private_folder()} cannot be shared ({error.strerror or error}): each process keeps its own rate limits, "
+        "and --bandwidth applies to each worker separately"
+    )
 
 
 def _check_owner(descriptor: int, name: Path) -> None:

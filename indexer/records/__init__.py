@@ -1,1 +1,1 @@
-"""What is kept of one model at one commit, where it lies, and the vectors that are made of it."""
+"""What is stored about one model at one commit, and the vectors that are made of it."""

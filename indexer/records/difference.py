@@ -31,18 +31,18 @@ LENGTH = 120  # bytes: 160 characters without padding
 # with signatures above this cosine are compared matrix by matrix.
 ALIKE = 0.85
 
-# As many of those most alike are compared with one model at most.
+# At most this many of the most similar models are compared with one model.
 MOST = 50
 
 _CELLS = 1 << 24  # cosines held at a time
 
 
 def difference_of(one: Record, other: Record) -> float:
-    """How far two records of one base are from holding the same change; infinite where that cannot be told.
+    """How different the changes of two records of one base are; infinite if that is unknown.
 
-    The largest of the relative differences of the norms, and 1 − the cosine of the deltas; 0 where rounding explains
-    all of it (``is_rounding_apart``). That cosine is that of the kept parts, ⟨U₁Σ₁V₁ᵀ, U₂Σ₂V₂ᵀ⟩ summed over matrices,
-    never formed: tr(V₁Σ₁U₁ᵀU₂Σ₂V₂ᵀ) = Σ_ij σ₁ᵢ σ₂ⱼ (u₁ᵢ·u₂ⱼ)(v₁ᵢ·v₂ⱼ).
+    The larger of the largest relative difference of norms and 1 − the cosine of the deltas; 0 if rounding explains all
+    of it (``is_rounding_apart``). The cosine is that of the kept parts, ⟨U₁Σ₁V₁ᵀ, U₂Σ₂V₂ᵀ⟩ summed over matrices, which
+    are never formed: tr(V₁Σ₁U₁ᵀU₂Σ₂V₂ᵀ) = Σ_ij σ₁ᵢ σ₂ⱼ (u₁ᵢ·u₂ⱼ)(v₁ᵢ·v₂ⱼ).
     """
     cosine = _cosine(one, other)
     if is_rounding_apart(one, other, cosine):
@@ -55,11 +55,11 @@ def difference_of(one: Record, other: Record) -> float:
 
 
 def is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool:
-    """Whether two checkpoints are of one origin, cast to other dtypes on the way: by their sampled weights.
+    """Whether two checkpoints have one origin and differ only by casts to other dtypes, by their sampled weights.
 
-    These must agree to within half a unit in the last place of the narrowest dtypes that hold them, and the norms must
-    differ by no more than rounding adds. Where hardly a weight was changed samples may agree by chance: then the
-    ``cosine`` of the deltas (None where it is not known) must be what rounding leaves of it.
+    The samples must agree to within half a unit in the last place of the narrowest dtypes that hold them, and the norms
+    must differ by no more than rounding adds. If hardly any weight was changed, samples may agree by chance; then the
+    ``cosine`` of the deltas (None if unknown) must be as large as rounding leaves it.
     """
     if one.sample is None or other.sample is None or not one.precision or not other.precision:
         return False  # adapters, and records of earlier versions
@@ -74,7 +74,7 @@ def is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool:
 
 
 def norms_fit(one: float, other: float, base_norm: float) -> bool:
-    """Whether rounding to bfloat16 can make a delta of the one norm one of the other.
+    """Whether rounding to bfloat16 can turn a delta of one norm into a delta of the other.
 
     It adds noise to the weights and to the base's, together no more than one unit roundoff of each weight: in units in
     the last place, a smaller change is rounded to 0 or 1 with a variance of ¼ at most, and beyond that two errors of
@@ -88,7 +88,7 @@ def _pairs(one: Record, other: Record) -> Iterable[tuple[DeltaRecord, DeltaRecor
 
 
 def _cosine(one: Record, other: Record) -> float | None:
-    """Of the kept parts; None without factors, 1 between zero deltas, 0 between a zero delta and another one."""
+    """The cosine of the kept parts; None without factors, 1 of two zero deltas, 0 of a zero and a nonzero delta."""
     product = first_square = second_square = 0.0
     for first, second in _pairs(one, other):
         if first.u is None or first.v is None or second.u is None or second.v is None:
@@ -119,7 +119,7 @@ def signature_of(vector: NDArray[np.floating]) -> str:
 
 
 def signatures_from(texts: Sequence[str | None]) -> NDArray[np.float32]:
-    """(n, LENGTH) of unit norm; zeros where there is none, or none of ours."""
+    """(n, LENGTH) of unit norm; zeros for a missing or malformed signature."""
     nothing = "A" * (LENGTH // 3 * 4)
     whole = "".join(text if text and len(text) == len(nothing) else nothing for text in texts)
     try:
@@ -134,7 +134,7 @@ def signatures_from(texts: Sequence[str | None]) -> NDArray[np.float32]:
 def alike(
     signatures: NDArray[np.float32], rows: NDArray[np.intp]
 ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """Pairs (of ``rows``, of all rows) whose signatures are alike, a block at a time; no row with itself."""
+    """Pairs (one of ``rows``, any row) with similar signatures, a block at a time; a row is not paired with itself."""
     step = max(1, _CELLS // max(1, len(signatures)))
     for start in range(0, len(rows), step):
         part = rows[start : start + step]

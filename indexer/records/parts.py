@@ -1,4 +1,4 @@
-"""Parts of one model's block matrices, as they are read for a question about where it comes from. Never stored."""
+"""Parts of one model's block matrices, read to find out where it comes from. Never stored."""
 
 from __future__ import annotations
 

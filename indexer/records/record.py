@@ -29,7 +29,7 @@ RANK_THRESHOLDS = (50, 80, 90, 95, 99)  # per cent of the energy; the columns ra
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A weight file that was read: ``sha256`` is the LFS id where the Hub or the disk gave one."""
+    """A weight file. ``sha256`` is its LFS id, if known without hashing it."""
 
     name: str
     size: int
@@ -41,11 +41,10 @@ class StoredFile:
 class DeltaRecord:
     """One delta: δW ≈ u · diag(s) · vᵀ with its norms.
 
-    ``u`` (out, r) and ``v`` (in, r) are float16, or None where factors are not kept; ``s`` (r,) is float32,
-    descending. ``norm`` is ‖δW‖ and ``base_norm`` ‖W_base‖ (Frobenius); ``inner`` is ⟨W_base, δW⟩, from which
-    the weights' cosine with the base follows. ``spectrum`` holds all min(out, in) singular values of δW (None
-    for a zero delta) and ``weights`` those of W, both when asked for. ``transposed`` says that the checkpoint
-    stores (in, out).
+    ``u`` (out, r) and ``v`` (in, r) are float16, or None if factors are not kept; ``s`` (r,) is float32, descending.
+    ``norm`` is ‖δW‖ and ``base_norm`` ‖W_base‖ (Frobenius); ``inner`` is ⟨W_base, δW⟩, which gives the cosine of the
+    weights with the base. With spectra, ``spectrum`` holds all min(out, in) singular values of δW (None for a zero
+    delta) and ``weights`` those of W. ``transposed``: the checkpoint stores (in, out).
     """
 
     key: DeltaKey
@@ -67,7 +66,7 @@ class DeltaRecord:
 
     @property
     def relative_norm(self) -> float:
-        """‖δW‖ / ‖W_base‖; 0 where the base matrix is zero."""
+        """‖δW‖ / ‖W_base‖; 0 if the base matrix is zero."""
         return self.norm / self.base_norm if self.base_norm else 0.0
 
     @property
@@ -78,22 +77,22 @@ class DeltaRecord:
         return min(1.0, float(np.square(self.s, dtype=np.float64).sum() / self.norm**2))
 
     def change_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
-        """How many singular values of δW hold each of these shares of its energy, 0 for a zero delta.
+        """How many singular values of δW hold each of these shares of its energy; 0 for a zero delta.
 
-        From all of them where they are kept, else from the largest and the norm; None where these cannot say.
+        Computed from all of them if they are kept, else from the largest and the norm; None if those do not suffice.
         """
         if self.spectrum is not None:
             return ranks_at(self.spectrum, thresholds)
         return ranks_at(self.s, thresholds, self.norm)
 
     def weight_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
-        """How many singular values of W hold each of these shares of its energy; None where they are not kept."""
+        """How many singular values of W hold each of these shares of its energy; None if they are not kept."""
         return [None] * len(thresholds) if self.weights is None else ranks_at(self.weights, thresholds)
 
 
 @dataclass(frozen=True)
 class FusedMatrixRecord:
-    """A matrix that the base stores fused (GPT-2's c_attn), taken whole: ``parts`` one below the other.
+    """A matrix that the base stores fused (GPT-2's c_attn), as a whole: its ``parts`` one below the other.
 
     ``shape`` is (out, in) of the whole; ``spectrum`` and ``weights`` as in ``DeltaRecord``.
     """
@@ -114,11 +113,11 @@ class FusedMatrixRecord:
         return f"{self.parts[0]}".removesuffix(self.parts[0].family) + self.family
 
     def change_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
-        """As those of a delta."""
+        """See ``DeltaRecord.change_ranks``."""
         return [0] * len(thresholds) if self.spectrum is None else ranks_at(self.spectrum, thresholds)
 
     def weight_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
-        """As those of a delta."""
+        """See ``DeltaRecord.weight_ranks``."""
         return ranks_at(self.weights, thresholds)
 
 
@@ -127,10 +126,10 @@ class Record:
     """Everything kept of one model at one commit; ``vectors`` maps a representation's tag to its vector.
 
     ``fused_matrices`` come with the spectra, for matrices that the base stores fused. ``sample`` holds some weights of
-    every block matrix (see ``indexer.records.weight_sample``), of which ``moved`` differ from the base's; ``precision``
-    is the narrowest dtype that holds all weights. None, 0 and "" for adapters and in records of earlier versions.
+    every block matrix (``indexer.records.weight_sample``); ``moved`` of them differ from the base's. ``precision`` is
+    the narrowest dtype that holds all weights. These three are None, 0 and "" for adapters and in older records.
     ``adapter_base`` is present for adapters that name their base. ``row_space`` (K, 1 + m) is a sketch of the row space
-    of the LoRA factors A (``indexer.records.row_space``); None for others, and in records of earlier versions.
+    of the LoRA factors A (``indexer.records.row_space``); None for other models and in older records.
     """
 
     identity: Identity
@@ -305,9 +304,9 @@ _MATRIX_ARRAYS = ("s", "u", "v", "spectrum", "weights")
 def ranks_at(values: ArrayLike, thresholds: Sequence[float], norm: float | None = None) -> list[int | None]:
     """For each share of the energy the smallest r for which the first r ``values`` hold it.
 
-    ``values`` are singular values in descending order. ``norm`` is the Frobenius norm of the matrix, where
-    they are not all of them. 0 where there is no energy; None where the values at hand do not hold so much.
-    Raises ValueError when a threshold is not in (0, 1].
+    ``values`` are singular values in descending order. ``norm`` is the Frobenius norm of the matrix, given if
+    ``values`` are not all of them. 0 for a zero matrix; None if ``values`` do not hold that share. Raises ValueError
+    if a threshold is not in (0, 1].
     """
     for threshold in thresholds:
         if not 0 < threshold <= 1:

@@ -1,8 +1,8 @@
 """Representations: named, versioned, pure functions from a record to a vector of fixed length.
 
-The default, ``input``, is Σ_i σ_i v_i v_iᵀ per delta: it has no sign to choose and no basis to fix. What is computed
-here of a record alone is *uncentred*; the atlas subtracts the centre of the model's group when it publishes (see
-``indexer.vectors.centre``). To add a representation, write its function in a file of its own and name it below.
+The default, ``input``, is Σ_i σ_i v_i v_iᵀ per delta: it has no sign to choose and no basis to fix. Vectors computed
+here are *uncentred*: the atlas subtracts the centre of the model's group when it publishes them (see
+``indexer.vectors.centre``). To add a representation, write its function and add a line to ``REPRESENTATIONS``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Vector = NDArray[np.float32]
 class Representation:
     """One way to turn a record into a vector.
 
-    ``per_delta`` says that the vector is a concatenation of equally long blocks, one per delta in the order of
-    ``DeltaKey.sort_key``: only then can a similarity be explained by layer and family. ``compute`` returns a
-    float32 vector, not normalised as a whole. ``centred``: blocks of unit norm, from which the atlas subtracts the
-    centre of the model's group; ``budget`` is then about how many numbers they have together, and two models are
-    compared by the mean cosine of the blocks that both have. Of others the cosine of the whole counts.
-    ``of_profiles``: made of depth profiles instead, in units of their standard deviation over the atlas, so that no
-    record alone can give it. ``of_factors``: computed from singular vectors, which a record may lack. ``block``: its
-    numbers, where fixed. ``earlier``: the name that an earlier version had.
+    ``compute`` returns the float32 vector of a record and a budget, not normalised as a whole. If ``per_delta``, the
+    vector consists of blocks of equal length, one for each delta in the order of ``DeltaKey.sort_key``; only then can a
+    similarity be explained by layer and family. If ``centred``, the blocks have unit norm and about ``budget`` numbers
+    together, the atlas subtracts the centre of the model's group, and two models are compared by the mean cosine of the
+    blocks that both have; otherwise by the cosine of the whole vectors. If ``of_profiles``, the vector is made from
+    depth profiles, in units of their standard deviation over the atlas, not from a record. If ``of_factors``, it is
+    computed from singular vectors, which a record may lack. ``block``: numbers per delta, if fixed. ``earlier``: its
+    name in an earlier version.
     """
 
     name: str
@@ -49,35 +49,35 @@ class Representation:
 
     @property
     def tag(self) -> str:
-        """Name and version, and a budget that is not the usual one: vectors of different tags never meet."""
+        """Name, version and an unusual budget. Vectors with different tags are never compared."""
         length = "" if self.budget in (None, USUAL_BUDGET) else f".{self.budget}"
         return f"{self.earlier or self.name}.{self.version}{length}"
 
     def of_length(self, budget: int | None) -> Representation:
-        """The same with about ``budget`` numbers; of a length that is fixed, or not asked for, itself."""
+        """The same with about ``budget`` numbers; itself if its length is fixed or ``budget`` is None."""
         return self if budget is None or self.budget is None else replace(self, budget=budget)
 
     def expected_length(self, record: Record) -> int | None:
-        """Numbers that the vector of ``record`` must have; None where only the computation can tell."""
+        """The length that the vector of ``record`` must have; None if only the computation can say."""
         if self.budget is not None:
             return block_length(record, self.budget) * len(record.deltas)
         return None if self.block is None else self.block * len(record.deltas)
 
     def is_held_by(self, record: Record) -> bool:
-        """Whether ``record`` has the vector, or what it is computed from."""
+        """Whether ``record`` holds the vector, or what it is computed from."""
         if self.of_profiles:
             return False
         is_kept = self.tag in record.vectors
         return is_kept or not self.of_factors or all(delta.u is not None for delta in record.deltas)
 
     def of(self, record: Record) -> Vector:
-        """Computed from the factors, whatever is stored."""
+        """The uncentred vector, computed from the factors even if one is stored."""
         return self.compute(record, self.budget or USUAL_BUDGET)
 
     def vector(self, record: Record) -> Vector:
-        """The uncentred vector of ``record``: the stored one where its tag fits, else computed from the factors.
+        """The uncentred vector of ``record``: the stored one if its tag matches, else computed from the factors.
 
-        Raises AtlasError where the record has no factors to compute it from.
+        Raises AtlasError if the record has no factors.
         """
         stored = record.vectors.get(self.tag)
         if stored is not None:
@@ -91,12 +91,12 @@ class Representation:
 
 
 def representation_named(name: str, budget: int | None = None) -> Representation:
-    """Look a representation up, with about ``budget`` numbers; raises AtlasError naming the ones there are."""
+    """The representation of that name, with about ``budget`` numbers. Raises BadArgument that lists the known ones."""
     try:
         return REPRESENTATIONS[name].of_length(budget)
     except KeyError:
         known = ", ".join(REPRESENTATIONS)
-        raise BadArgument(f"There is no representation {name!r}.", f"Choose one of: {known}.") from None
+        raise BadArgument(f"Unknown representation {name!r}.", f"Choose one of: {known}.") from None
 
 
 def _of_length(record: Record, budget: int, *, side: str) -> Vector:
@@ -130,7 +130,7 @@ def _original(record: Record, budget: int, *, scaled: bool) -> Vector:
 
 
 def _bro_signs(delta: DeltaRecord) -> NDArray[np.float64]:
-    """One sign per triplet: the side on which the data agree more strongly decides.
+    """One sign per triplet, chosen by the side on which the data agree more strongly.
 
     For the truncated SVD itself u_iᵀ δW = σ_i v_iᵀ, so the sum over the columns of δW of
     sign(u_iᵀ a_j)(u_iᵀ a_j)² is σ_i² Σ_j sign(v_ij) v_ij², and likewise for the rows.

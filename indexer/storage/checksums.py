@@ -1,4 +1,4 @@
-"""Checksums of files, and a memory of which were verified, by size, modification time and inode.
+"""Checksums of files, and a record of the verified ones by size, modification time and inode.
 
 A large file is therefore hashed once and not by every command that opens it. The memory lies in the user's cache,
 outside every atlas, and is used only if no other user can have written it.
