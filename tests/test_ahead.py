@@ -69,7 +69,7 @@ def test_an_error_comes_where_it_would_have_come():
         next(ahead)
 
 
-def test_whoever_leaves_early_closes_the_source():
+def test_stopping_early_closes_the_source():
     closed = threading.Event()
 
     def source():

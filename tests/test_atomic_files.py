@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whoever else writes the same one, and what killed writers left."""
+"""Files that appear whole or not at all, concurrent writers of one file, and leftovers of killed writers."""
 
 from __future__ import annotations
 

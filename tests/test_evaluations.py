@@ -61,7 +61,7 @@ def test_the_dataset_of_a_result(dataset, expected):
         ),
     ],
 )
-def test_a_benchmark_run_on_the_finished_model_is_no_training_data(dataset, source):
+def test_a_benchmark_run_on_the_finished_model_is_not_training_data(dataset, source):
     index = index_of(dataset)
     index[0]["results"][0]["source"] = source
     read = facts(**{"model-index": index})

@@ -84,7 +84,7 @@ def test_an_unknown_base_like_no_other(hub):
     assert "Did you mean" not in caught.value.hint
 
 
-def test_the_nearest_are_not_told_where_the_hub_does_not_answer(hub):
+def test_no_nearest_ids_if_the_hub_does_not_answer(hub):
     hub.faults.add("search=", status=500)
     assert nearest_ids("roberta-bse") == ()
 
@@ -92,7 +92,7 @@ def test_the_nearest_are_not_told_where_the_hub_does_not_answer(hub):
 @pytest.mark.parametrize(
     "name", ["", "../up", "a/b/c", "a b", "a/b\x1b[31m", "-x/y", "a" * 300, "a--b/c", "http://x/y"]
 )
-def test_what_is_no_id_is_not_asked_for(hub, name):
+def test_only_ids_are_asked_for(hub, name):
     with pytest.raises(AtlasError) as caught:
         resolve_base(name)
     assert str(caught.value).isprintable()
@@ -113,7 +113,7 @@ def test_a_gated_base_says_what_to_do(store, monkeypatch):
 
 
 @pytest.mark.parametrize("config", [None, "{", "[1]", '"x"', "[" * 100_000])
-def test_a_base_without_a_config_is_no_base(store, monkeypatch, config):
+def test_a_base_needs_a_config(store, monkeypatch, config):
     add_repo(store, "me/bare", {} if config is None else {"config.json": config})
     with served(store, monkeypatch), pytest.raises(AtlasError, match=r"config\.json"):
         resolve_base("me/bare")
@@ -299,7 +299,7 @@ def test_no_other_pull_request_is(store, monkeypatch, more):
 
 
 def test_a_filter_that_is_ignored_changes_nothing(monkeypatch):
-    def told(**more):
+    def discussion(**more):
         return {
             "num": 3,
             "title": TITLE,
@@ -313,13 +313,13 @@ def test_a_filter_that_is_ignored_changes_nothing(monkeypatch):
         None,
         5,
         {},
-        told(author=None),
-        told(num="3"),
-        told(num=True),
-        told(num=-1),
-        told(isPullRequest=False),
+        discussion(author=None),
+        discussion(num="3"),
+        discussion(num=True),
+        discussion(num=-1),
+        discussion(isPullRequest=False),
     ]
-    page = {"discussions": [*odd, told(author={"name": "mallory"}, num=9)], "count": 10**9, "start": 0}
+    page = {"discussions": [*odd, discussion(author={"name": "mallory"}, num=9)], "count": 10**9, "start": 0}
     none = {"discussions": []}
     # Whatever was let through would be believed: its commits fit.
     with RawServer(http(page), http(none), http([{"id": "b" * 40}]), http({"sha": "b" * 40})) as server:

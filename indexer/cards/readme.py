@@ -71,15 +71,11 @@ def trainer_sentence(readme_text: str) -> tuple[str, str | None] | None:
     for opening in _SENTENCE.finditer(text):
         window = text[opening.end() : opening.end() + 1_500]
         link = _LINK.match(window)
-        base = _linked_base(link[1], link[2]) if link else None
-        if link and base:
-            return base, _dataset_after(window[link.end() :])
+        if link:
+            base = hub_address(link[2], "models") or link[1].strip().strip("`")
+            if is_hub_id(base) and not is_placeholder(base):
+                return base, _dataset_after(window[link.end() :])
     return None
-
-
-def _linked_base(text: str, address: str) -> str | None:
-    name = hub_address(address, "models") or text.strip().strip("`")
-    return name if is_hub_id(name) and not is_placeholder(name) else None
 
 
 def _dataset_after(rest: str) -> str | None:

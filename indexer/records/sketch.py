@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.records.record import DeltaRecord, Record
+from indexer.records.record import Record
 
 Vector = NDArray[np.float32]
 
@@ -46,17 +46,18 @@ def sketched(record: Record, side: str, length: int, draw: str = "") -> Vector:
 
     ``draw`` selects the hashes; if it is empty, those of the representations of version 1.
     """
-    return np.concatenate([_block(delta, side, length, draw) for delta in record.deltas]).astype(np.float32)
-
-
-def _block(delta: DeltaRecord, side: str, length: int, draw: str) -> NDArray[np.float64]:
-    if delta.norm == 0.0 or delta.u is None or delta.v is None:
-        return np.zeros(length)
-    left, right = {"input": (delta.v, delta.v), "output": (delta.u, delta.u), "delta": (delta.u, delta.v)}[side]
-    weights = delta.s.astype(np.float64)
-    block = tensor_sketch(left.astype(np.float64), right.astype(np.float64), weights, f"{draw}{delta.key}", length)
-    norm = np.linalg.norm(block)
-    return block / norm if norm else block
+    blocks = []
+    for delta in record.deltas:
+        if delta.norm == 0.0 or delta.u is None or delta.v is None:
+            blocks.append(np.zeros(length))
+            continue
+        left, right = {"input": (delta.v, delta.v), "output": (delta.u, delta.u), "delta": (delta.u, delta.v)}[side]
+        weights = delta.s.astype(np.float64)
+        name = f"{draw}{delta.key}"
+        block = tensor_sketch(left.astype(np.float64), right.astype(np.float64), weights, name, length)
+        norm = np.linalg.norm(block)
+        blocks.append(block / norm if norm else block)
+    return np.concatenate(blocks).astype(np.float32)
 
 
 def tensor_sketch(

@@ -95,21 +95,16 @@ def remove_leftovers(folder: AtlasFolder) -> None:
     Other processes may be writing records meanwhile, with or without the lock, so only old files are removed.
     """
     now = time.time()
-    for entry in _entries(folder):
+    # Records and profiles lie in subfolders by their first two letters.
+    inner = [entry for parent in (folder.records, folder.profiles) for entry in _listed(parent)]
+    folders = [folder.bases, folder.listings, folder.lineages, folder.predicted]
+    folders += [Path(entry.path) for entry in inner if entry.is_dir(follow_symlinks=False)]
+    for entry in (one for each in folders for one in _listed(each)):
         if entry.name.startswith(".") and entry.name.endswith((".tmp", ".data")):
             with suppress(OSError):
                 # A file from the far future was written before the clock was set back.
                 if abs(now - entry.stat(follow_symlinks=False).st_mtime) > LEFT_SECONDS:
                     Path(entry.path).unlink()
-
-
-def _entries(folder: AtlasFolder) -> Iterator[os.DirEntry[str]]:
-    """Entries of an atlas's folders; records and profiles lie in subfolders by their first two letters."""
-    for flat in (folder.bases, folder.listings, folder.lineages, folder.predicted):
-        yield from _listed(flat)
-    for part in [*_listed(folder.records), *_listed(folder.profiles)]:
-        if part.is_dir(follow_symlinks=False):
-            yield from _listed(Path(part.path))
 
 
 def _listed(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -196,7 +196,7 @@ def test_dora_is_refused_by_name(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_what_is_saved_whole_is_told(tmp_path: Path) -> None:
+def test_tensors_that_are_saved_whole_are_listed(tmp_path: Path) -> None:
     config = lora_config(
         r=2, target_modules=["query"], modules_to_save=["classifier", "intermediate.dense"], bias="lora_only"
     )

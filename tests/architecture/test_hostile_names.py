@@ -63,7 +63,7 @@ def test_a_layer_far_beyond_the_others_is_a_gap(number: str) -> None:
 @pytest.mark.parametrize(
     "number", ["٣", "01", "00", "-1", "+2", " 2", "2 ", "1_0", "²", "2\n", "0x2", "1e1", "", "2.0", "inf"]
 )
-def test_what_is_no_number_is_no_layer(number: str) -> None:
+def test_a_layer_needs_a_number(number: str) -> None:
     odd = {name.replace("layer.0", f"layer.{number}"): shape for name, shape in bert_shapes(1).items()}
     layout = load_architecture("bert").locate(odd | bert_shapes(2), {})
     assert layout.depth == {"": 2}
@@ -98,7 +98,7 @@ def test_long_names_take_a_moment() -> None:
     assert refused({"." * 10**6 + name: (8, 8), "x" * 10**6 + name: (8, 8)}).reason == "missing_matrices"
 
 
-def test_many_layers_take_so_many_times_the_steps() -> None:
+def test_work_is_linear_in_the_number_of_layers() -> None:
     def located(layers: int) -> None:
         assert load_architecture("bert").locate(bert_shapes(layers), {}).depth == {"": layers}
 

@@ -1,4 +1,4 @@
-"""Names, prefixes and fused matrices as strangers write them: located, or refused with a reason."""
+"""Names, prefixes and fused matrices as other people write them: located, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_stacks_are_found_alone() -> None:
     assert layout.depth == {"encoder": 1}
 
 
-def test_depths_and_shapes_that_differ_are_told_with_both() -> None:
+def test_errors_name_both_depths_and_both_shapes() -> None:
     locate = load_architecture("bert").locate
     base = locate(bert_shapes(3), {})
     with pytest.raises(Skipped, match=r"2 layers.*3 layers") as error:

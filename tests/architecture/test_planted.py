@@ -113,9 +113,10 @@ def test_data_files_name_families_stacks_and_counts_that_exist() -> None:
         for stack in architecture.stacks:
             for part in stack.parts:
                 for values in product((False, True), repeat=len(architecture.switches)):
-                    config = dict(zip(architecture.switches, values, strict=True))
-                    settings = Settings(config, architecture.counts, architecture.switches)
-                    assert any(settings.allow(variant) for variant in part)
+                    switches = dict(zip(architecture.switches, values, strict=True))
+                    settings = Settings(switches, architecture.counts, architecture.switches)
+                    assert {name: settings.switch(name) for name in switches} == switches
+                    assert any(variant.when.items() <= switches.items() for variant in part)
                 for variant in part:
                     families = [family for pattern in variant.patterns for family in pattern.families]
                     assert len(families) == len(set(families))
@@ -262,7 +263,7 @@ def test_a_module_that_fuses_what_the_base_stores_apart_is_refused(tmp_path: Pat
 # --- the base against another model
 
 
-def test_depths_of_both_stacks_are_told(tmp_path: Path) -> None:
+def test_errors_name_the_depths_of_both_stacks(tmp_path: Path) -> None:
     base, config = saved(build("bart"), tmp_path / "base")
     model = build("bart")
     model.decoder.layers = model.decoder.layers[:1]
@@ -274,7 +275,7 @@ def test_depths_of_both_stacks_are_told(tmp_path: Path) -> None:
         assert sentence in error.value.detail
 
 
-def test_a_gate_on_one_side_only_is_told(tmp_path: Path) -> None:
+def test_a_gate_on_one_side_only_is_reported(tmp_path: Path) -> None:
     plain, gated = (located(*saved(build(name), tmp_path / name)) for name in ("t5", "t5 v1.1"))
     for base, layout, sentence in (
         (plain, gated, "it has the matrix"),

@@ -49,7 +49,7 @@ def test_bodies_that_are_always_cut_short_end_in_a_failure(hub: LoopbackHub) -> 
     assert len(cdn_requests(hub)) == QUICK.retries + 1
 
 
-def test_steady_progress_through_many_breaks_is_no_failure(hub: LoopbackHub) -> None:
+def test_steady_progress_through_many_breaks_succeeds(hub: LoopbackHub) -> None:
     hub.faults.add("safetensors", role="cdn", cut_to=300_000)
     assert remote(hub).read(0, len(CONTENT)) == CONTENT
     assert len(cdn_requests(hub)) == 10
@@ -277,7 +277,7 @@ def test_a_server_that_drips_is_given_up(hub: LoopbackHub) -> None:
         install_session(SESSION_LIMITS)
 
 
-def test_what_is_not_there_is_told(hub: LoopbackHub) -> None:
+def test_missing_files_and_repositories_are_reported(hub: LoopbackHub) -> None:
     with pytest.raises(Failed) as failure:
         remote(hub, "nothing.safetensors")
     assert failure.value.reason == "not_found"
@@ -292,7 +292,7 @@ def test_no_server_at_all_is_a_network_failure() -> None:
     assert failure.value.reason == "network"
 
 
-def test_a_location_that_is_no_address_is_refused(hub: LoopbackHub) -> None:
+def test_an_invalid_location_is_refused(hub: LoopbackHub) -> None:
     for location in ("file:///etc/passwd", "http://[", "ftp://127.0.0.1/x", "http://127.0.0.1:99999999/"):
         hub.faults.clear()
         hub.faults.add("resolve", method="HEAD", headers={"Location": location})

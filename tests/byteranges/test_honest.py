@@ -45,7 +45,7 @@ def test_ranges_outside_a_file_are_errors_of_the_caller(tmp_path: Path, span: tu
         run.read(11)
 
 
-def test_local_file_that_shrinks_or_is_replaced_is_told(tmp_path: Path) -> None:
+def test_a_local_file_that_shrinks_or_is_replaced_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(CONTENT)
     file = LocalFile(path)
@@ -61,7 +61,7 @@ def test_local_file_that_shrinks_or_is_replaced_is_told(tmp_path: Path) -> None:
         file.read(0, 10)
 
 
-def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("missing", "pipe", "."):
         with pytest.raises(Failed) as failure:

@@ -107,7 +107,7 @@ def test_glue_tasks_by_their_own_name(expected, spellings):
         ("cardiffnlp/tweet_eval", "stance_climate", "tweet_eval/stance", "tweet_eval"),
         ("xtreme", "PAN-X.de", "xtreme/pan-x", "xtreme"),
         ("xtreme", "udpos.German", "xtreme/udpos", "xtreme"),
-        # A language, a version or a size is no task.
+        # A language, a version or a size is not a task.
         ("common_voice", "fi", "common_voice", None),
         ("wikiann", "en", "wikiann", None),
         ("amazon_reviews_multi", "es", "amazon_reviews_multi", None),

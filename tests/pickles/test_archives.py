@@ -28,7 +28,7 @@ def test_truncated_files_are_corrupt(tmp_path: Path, zipped: bool, kept: int) ->
     assert skip.reason == "corrupt_file"
 
 
-def test_a_truncated_legacy_file_tells_how_much_is_missing(tmp_path: Path) -> None:
+def test_the_missing_bytes_of_a_truncated_legacy_file_are_counted(tmp_path: Path) -> None:
     path = save({"a": torch.randn(30, 30)}, tmp_path / "a.bin", False)
     path.write_bytes(path.read_bytes()[:-77])
     assert "77 of its" in skipped(path).detail
@@ -87,12 +87,12 @@ def test_a_legacy_count_that_disagrees_is_noticed(tmp_path: Path) -> None:
     assert skip.value.reason == "corrupt_file"
 
 
-def test_big_endian_files_are_told(tmp_path: Path) -> None:
+def test_big_endian_files_are_refused(tmp_path: Path) -> None:
     path = zip_with_pickle(tmp_path / "a.bin", b"\x80\x02}.", {"byteorder": b"big"})
     assert skipped(path).reason == "unreadable_format"
 
 
-def test_torchscript_is_told(tmp_path: Path) -> None:
+def test_torchscript_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.bin", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("data.pkl", "code/__torch__.py", "constants.pkl", "version"):
             archive.writestr(f"archive/{name}", b"\x80\x02}." * 50)
@@ -101,7 +101,7 @@ def test_torchscript_is_told(tmp_path: Path) -> None:
     assert "TorchScript" in skip.detail
 
 
-def test_tar_files_are_told(tmp_path: Path) -> None:
+def test_tar_files_are_refused(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.bin", "w") as archive:
         info = tarfile.TarInfo("storages")
         info.size = 5
@@ -122,14 +122,14 @@ def test_tar_files_are_told(tmp_path: Path) -> None:
         (pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1002, 2), "neither"),
     ],
 )
-def test_what_is_no_checkpoint_is_corrupt(tmp_path: Path, content: bytes, word: str) -> None:
+def test_other_files_are_corrupt(tmp_path: Path, content: bytes, word: str) -> None:
     (tmp_path / "a.bin").write_bytes(content)
     skip = skipped(tmp_path / "a.bin")
     assert skip.reason == "corrupt_file"
     assert word in skip.detail
 
 
-def test_a_zip_that_is_no_checkpoint(tmp_path: Path) -> None:
+def test_another_zip_is_corrupt(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.bin", "w") as archive:
         archive.writestr("hello.txt", "hello")
     assert "data.pkl" in skipped(tmp_path / "a.bin").detail

@@ -43,7 +43,7 @@ def evil_files(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def test_code_is_never_run_and_its_name_is_told(tmp_path: Path) -> None:
+def test_code_is_never_run_and_its_name_is_reported(tmp_path: Path) -> None:
     for form, path in evil_files(tmp_path).items():
         skip = skipped(path)
         assert skip.reason == "unsafe_pickle", form
@@ -106,7 +106,7 @@ SMALL_BOMBS = {
 
 
 def test_small_pickles_do_not_make_large_things(tmp_path: Path) -> None:
-    """In a process of its own, whose largest size tells what was allocated."""
+    """In a separate process, whose largest size shows what was allocated."""
     for name, content in SMALL_BOMBS.items():
         zip_with_pickle(tmp_path / name, content)
         (tmp_path / f"{name}.old").write_bytes(
@@ -159,7 +159,7 @@ def storage_pickle(elements: int, shape: str, stride: str, offset: int = 0) -> b
         (16, "L4L\nL4L\n", "L-4L\nL1L\n", 0, b"x" * 64),
         (16, "L4L\nL4L\n", "L1L\n", 0, b"x" * 64),
         (16, "L4L\nL4L\n", "L4L\nL1L\n", -1, b"x" * 64),
-        (16, "I01\nL4L\n", "L4L\nL1L\n", 0, b"x" * 64),  # True is no size
+        (16, "I01\nL4L\n", "L4L\nL1L\n", 0, b"x" * 64),  # True is not a size
         (16, "L1L\n" * 17, "L1L\n" * 17, 0, b"x" * 64),
         (16, "L4L\nL4L\n", "L4L\nL1L\n", 0, b"x" * 60),
         (16, "L4L\nL4L\n", "L4L\nL1L\n", 0, b"x" * 68),

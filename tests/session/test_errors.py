@@ -26,7 +26,7 @@ def test_offline_is_said_and_nothing_is_sent(hub, monkeypatch):
     assert hub.requests == []
 
 
-def test_nobody_there(monkeypatch):
+def test_no_server_at_the_address(monkeypatch):
     with RawServer(b"") as server:
         endpoint = server.endpoint
     use_endpoint(monkeypatch, endpoint)
@@ -81,7 +81,7 @@ def test_what_the_hub_refuses(store, monkeypatch, tmp_path):
             assert isinstance(as_user_error(failure(call), "it"), AtlasError)
 
 
-def test_an_invalid_token_is_told_apart_from_a_missing_model(hub):
+def test_an_invalid_token_is_not_reported_as_a_missing_model(hub):
     headers = {"X-Error-Message": "Invalid credentials in Authorization header"}
     hub.faults.add("me/model", status=401, headers=headers)
     error = failure(info)

@@ -24,8 +24,8 @@ def test_a_429_waits_as_the_ratelimit_header_says(hub, monkeypatch):
     assert said == ["rate limited, waiting 2 s"]
 
 
-def test_a_refusal_lets_nobody_out_in_the_middle_of_the_wait(hub, monkeypatch):
-    """Whoever takes a turn between the answer and the pause that follows goes at once, as if already on the way."""
+def test_no_request_is_sent_in_the_middle_of_a_wait(hub, monkeypatch):
+    """A request between the answer and the pause that follows is sent at once, as if already on the way."""
     turns = []
     pause = RateLimiter.pause
 

@@ -146,7 +146,7 @@ def test_indexes_of_shards_that_are_refused(tmp_path: Path, weight_map: Any, rea
     assert skip.detail.isprintable()
 
 
-def test_a_missing_shard_is_told(tmp_path: Path) -> None:
+def test_a_missing_shard_is_reported(tmp_path: Path) -> None:
     write_config(tmp_path)
     save_sharded(tmp_path, a_state())
     (tmp_path / "model-00002-of-00002.safetensors").unlink()

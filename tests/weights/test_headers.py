@@ -77,7 +77,7 @@ def test_headers_that_lie(tmp_path: Path, entries: dict, data: int, word: str) -
         b"<!DOCTYPE html><html>",
     ],
 )
-def test_what_is_no_header(tmp_path: Path, content: bytes) -> None:
+def test_files_without_a_header(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(Skipped) as skip:

@@ -157,7 +157,7 @@ def test_without_a_conversion_the_pickle_is_read(hub: LoopbackHub, revision: str
     assert [facts.format for facts in checkpoint.files] == ["torch-zip"]
 
 
-def test_what_the_hub_refuses_is_told(hub: LoopbackHub) -> None:
+def test_refusals_of_the_hub_are_reported(hub: LoopbackHub) -> None:
     with pytest.raises(Skipped) as skip:
         open_checkpoint(ModelRef("me/gated"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
     assert skip.value.reason == "gated"
