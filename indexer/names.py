@@ -89,6 +89,11 @@ class DeltaKey:
         return family_key(self.stack, self.family)
 
     @property
+    def layer_key(self) -> str:
+        """The layer, with its stack where there are two."""
+        return f"{self.stack}.{self.layer}" if self.stack else str(self.layer)
+
+    @property
     def sort_key(self) -> tuple[int, int, int]:
         """Encoder before decoder, then by depth, then in the order of FAMILIES."""
         return (self.stack == "decoder", self.layer, FAMILIES.index(self.family))

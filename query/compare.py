@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
 from query.layers import Part, layers_of
-from query.lookup import ResolvedModel, facts_of_record, resolve_model, unrelated_notes, with_vector
+from query.lookup import ResolvedModel, facts_of_record, resolve_model, unrelated_notes, vector_of
 from query.results import Result
 from query.similar import similarity_of
 from query.wording import rarity
@@ -131,10 +130,9 @@ def compare(
     alike = background = pairs = shared = of_layers = of_families = None
     notes: tuple[str, ...] = ()
     if not (first.is_copy or second.is_copy):
-        first, second = (with_vector(atlas, one, representation) for one in (first, second))
         alike, background, pairs, shared = similarity_of(atlas, first, second, representation)
         if atlas.published(first.base, representation).per_delta:
-            of_layers, of_families = _by_part(atlas, first, second)
+            of_layers, of_families = _by_part(atlas, first, second, representation)
         notes = _small_centre(atlas, first, second, representation) + _same_initialisation(atlas, first, second)
     changed = (layers_of(atlas, first), layers_of(atlas, second))
     return Comparison(
@@ -154,26 +152,27 @@ def compare(
     )
 
 
-def _by_part(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[Means, Means]:
+def _by_part(
+    atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, representation: str
+) -> tuple[Means, Means]:
     """The mean cosine of the blocks that both changed, by layer and by family; None if there is no such block."""
-    assert first.vector is not None
-    assert second.vector is not None
     names = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [first.base])[0]["deltas"]
     keys = [DeltaKey.parse(name) for name in names]
-    one, other = (vector.astype(np.float64).reshape(len(keys), -1) for vector in (first.vector, second.vector))
+    vectors = (vector_of(atlas, model, representation) for model in (first, second))
+    one, other = (vector.astype(np.float64).reshape(len(keys), -1) for vector in vectors)
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        cosines = np.where(norms > 0, (one * other).sum(axis=1) / norms, np.nan)
-    by_layer = _means([f"{key.stack}.{key.layer}" if key.stack else str(key.layer) for key in keys], cosines)
-    return by_layer, _means([key.family_key for key in keys], cosines)
-
-
-def _means(names: list[str], cosines: NDArray[np.float64]) -> Means:
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for name, cosine in zip(names, cosines.tolist(), strict=True):
-        if np.isfinite(cosine):
-            found[name].append(cosine)
-    return {name: float(np.mean(values)) if values else None for name, values in found.items()}
+    products = (one * other).sum(axis=1)
+    layers: dict[str, list[float]] = {key.layer_key: [] for key in keys}
+    families: dict[str, list[float]] = {key.family_key: [] for key in keys}
+    for place in np.flatnonzero(norms > 0).tolist():
+        cosine = float(products[place] / norms[place])
+        layers[keys[place].layer_key].append(cosine)
+        families[keys[place].family_key].append(cosine)
+    of_layers, of_families = (
+        {name: float(np.mean(cosines)) if cosines else None for name, cosines in parts.items()}
+        for parts in (layers, families)
+    )
+    return of_layers, of_families
 
 
 def _pairs(means: Means | None, first: Sequence[Part], second: Sequence[Part]) -> tuple[PartPair, ...]:
@@ -196,9 +195,8 @@ def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, 
     mine, theirs = (centre.group_of(group, each.initialisation) for each in (one, other))
     group = mine if mine == theirs else group
     votes = centre.groups[group].votes
-    assert one.vector is not None
-    assert other.vector is not None
-    changed = changed_blocks(np.stack([one.vector, other.vector]), len(votes)).all(axis=0)
+    vectors = np.stack([vector_of(atlas, each, representation) for each in (one, other)])
+    changed = changed_blocks(vectors, len(votes)).all(axis=0)
     is_group = group in GROUPS
     counted = votes[changed & (votes > 1)]
     if not len(counted):
@@ -232,14 +230,13 @@ def _same_initialisation(atlas: AtlasReader, one: ResolvedModel, other: Resolved
     )
 
 
-def _facts(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[Fact, ...]:
-    """The facts that are known of at least one of the two."""
-    one, other = _known(atlas, first), _known(atlas, second)
+def _facts(atlas: AtlasReader, *models: ResolvedModel) -> tuple[Fact, ...]:
+    """The facts that are known of at least one of the two models."""
+    one, other = (
+        atlas.rows(f"SELECT {', '.join(FACTS)} FROM models WHERE model_id = ?", [asked.model_id])[0]
+        if asked.record is None
+        else {**facts_of_record(asked.record), "author": asked.author, "initialisation": asked.initialisation}
+        for asked in models
+    )
     facts = (Fact(name, one.get(name), other.get(name)) for name in FACTS)
     return tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, []))
-
-
-def _known(atlas: AtlasReader, asked: ResolvedModel) -> dict[str, Any]:
-    if asked.record is None:
-        return atlas.rows(f"SELECT {', '.join(FACTS)} FROM models WHERE model_id = ?", [asked.model_id])[0]
-    return {**facts_of_record(asked.record), "author": asked.author, "initialisation": asked.initialisation}

@@ -31,8 +31,8 @@ READERS = ("torch", "transformers")
 class ResolvedModel:
     """The model of a question: ``model_id`` if it is indexed, ``record`` if it was read for this question.
 
-    ``vector`` is centred like the published ones; None for a copy of the base, and as long as it is not looked up.
-    ``group``: the group whose centre was subtracted.
+    ``vector``: of a model that was read, centred like the published ones; None for a copy of the base. For that of an
+    indexed model see ``vector_of``. ``group``: the group whose centre was subtracted.
     """
 
     name: str
@@ -90,15 +90,15 @@ def _indexed(known: IndexedModel) -> ResolvedModel:
     )  # fmt: skip
 
 
-def with_vector(atlas: AtlasReader, model: ResolvedModel, representation: str) -> ResolvedModel:
-    """The model with its vector. Raises AtlasError if the atlas has none."""
+def vector_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> NDArray[np.float32]:
+    """The vector of a model that is not a copy of its base. Raises AtlasError if the atlas has none."""
     if model.vector is not None:
-        return model
+        return model.vector
     assert model.model_id is not None
     vector = atlas.index(model.base, representation).rows([model.model_id]).row(model.model_id)
     if vector is None:
         raise AtlasError(f"{model.name} has no {representation!r} vector.", "Run `index verify`.")
-    return replace(model, vector=vector)
+    return vector
 
 
 def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import FEWEST_SHARED, NEIGHBOURS
 from indexer.errors import AtlasError
-from query.lookup import ResolvedModel, resolve_model, unrelated_notes, with_vector
+from query.lookup import ResolvedModel, resolve_model, unrelated_notes, vector_of
 from query.results import Rows
 from query.wording import rarity
 
@@ -218,8 +218,7 @@ def _search(
     """The ``k`` nearest by exact search among the models that the conditions allow."""
     import numpy as np  # not at the top: stored neighbours need no numpy, whose import takes a fifth of their time
 
-    asked = with_vector(atlas, asked, representation)
-    assert asked.vector is not None
+    vector = vector_of(atlas, asked, representation)
     index = atlas.index(asked.base, representation)
     statement = (
         "SELECT model_id FROM fine_tunes WHERE base = ? AND status = 'indexed' AND model_id IS DISTINCT FROM ? "
@@ -230,11 +229,11 @@ def _search(
     allowed: NDArray[np.int64] = rows["model_id"].astype(np.int64)
     if condition is not None:
         allowed = np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
-    found = index.search(asked.vector, k, allowed)
+    found = index.search(vector, k, allowed)
     ids = [model_id for model_id, _ in found]
-    shared = index.shared(asked.vector, ids)
+    shared = index.shared(vector, ids)
     few = min(FEWEST_SHARED, index.masks.blocks)
-    reasons = _contributions(atlas, asked, ids, representation) if explain else {}
+    reasons = _contributions(atlas, asked.base, vector, ids, representation) if explain else {}
     known = _known(atlas, asked, found, representation)
     return [
         Neighbour(
@@ -270,39 +269,32 @@ def _known(
 
 
 def _contributions(
-    atlas: AtlasReader, asked: ResolvedModel, ids: list[int], representation: str
+    atlas: AtlasReader, base: str, vector: NDArray[np.float32], ids: list[int], representation: str
 ) -> dict[int, Contributions]:
     """What each delta's block adds to each similarity: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩, over the blocks they share."""
     from indexer.names import DeltaKey
 
-    if not atlas.published(asked.base, representation).per_delta:
+    if not atlas.published(base, representation).per_delta:
         raise AtlasError(
             f"{representation!r} averages layers, so a similarity cannot be split by layer and family.",
             "Use `representation='input'`.",
         )
-    names = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [asked.base])[0]["deltas"]
-    keys = [DeltaKey.parse(name) for name in names]
-    assert asked.vector is not None
-    mine = asked.vector.reshape(len(keys), -1)
-    reasons = {}
-    index = atlas.index(asked.base, representation)
+    keys = [DeltaKey.parse(name) for name in atlas.rows("SELECT deltas FROM bases WHERE base = ?", [base])[0]["deltas"]]
+    mine = vector.reshape(len(keys), -1).astype("float64")
+    index = atlas.index(base, representation)
     near = index.rows(ids)
-    over = [1.0]
-    if index.masks.blocks:
-        over = index.masks.divisors(asked.vector[None, :], near.ids)[0].tolist()
+    over = index.masks.divisors(vector[None, :], near.ids)[0].tolist() if index.masks.blocks else [1.0]
     if len(over) == 1:
         over = over * len(near)
-    for model_id, vector, divisor in zip(near.ids.tolist(), near.matrix, over, strict=True):
-        products = (mine.astype("float64") * vector.reshape(len(keys), -1)).sum(axis=1) / divisor
-        families: dict[str, float] = {}
-        layers: dict[str, float] = {}
-        for key, part in zip(keys, products, strict=True):
-            layer = f"{key.stack}.{key.layer}" if key.stack else str(key.layer)
-            families[key.family_key] = families.get(key.family_key, 0.0) + float(part)
-            layers[layer] = layers.get(layer, 0.0) + float(part)
-        reasons[model_id] = Contributions(
-            *(dict(sorted(parts.items(), key=lambda item: -item[1])) for parts in (families, layers))
-        )
+    reasons = {}
+    for model_id, theirs, divisor in zip(near.ids.tolist(), near.matrix, over, strict=True):
+        products = (mine * theirs.reshape(len(keys), -1)).sum(axis=1) / divisor
+        families: Counter[str] = Counter()
+        layers: Counter[str] = Counter()
+        for key, part in zip(keys, products.tolist(), strict=True):
+            families[key.family_key] += part
+            layers[key.layer_key] += part
+        reasons[model_id] = Contributions(dict(families.most_common()), dict(layers.most_common()))
     return reasons
 
 
@@ -316,15 +308,12 @@ def similarity_of(
     from indexer.vectors.masks import changed_blocks, shared_blocks
     from query.statistics.likeness import similarities
 
-    mine, theirs = (with_vector(atlas, asked, representation).vector for asked in (one, other))
-    assert mine is not None
-    assert theirs is not None
+    mine, theirs = (vector_of(atlas, asked, representation)[None, :] for asked in (one, other))
     blocks = atlas.published(one.base, representation).masks.blocks
-    found = float(similarities(mine[None, :].astype("float64"), theirs[None, :].astype("float64"), blocks)[0, 0])
+    found = float(similarities(mine.astype("float64"), theirs.astype("float64"), blocks)[0, 0])
     shared = None
     if blocks:
-        both = (changed_blocks(vector[None, :], blocks) for vector in (mine, theirs))
-        shared = int(shared_blocks(*both)[0, 0])
+        shared = int(shared_blocks(changed_blocks(mine, blocks), changed_blocks(theirs, blocks))[0, 0])
     groups = (one.group, other.group)
     pairs = atlas.background_pairs(one.base, groups, representation)
     return found, atlas.background(one.base, groups, found, representation), pairs, shared

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from query.clusters import silhouette
+from query.clusters import methods
 from query.clusters.agreement import compared, compared_across, p_value, silhouette_of
-from query.clusters.silhouette import shuffled_silhouettes, silhouettes
+from query.clusters.methods import shuffled_silhouettes, silhouettes
 from query.statistics.author_runs import AuthorRuns
 from query.statistics.neighbours import codes_of
 
@@ -310,7 +310,7 @@ def test_silhouettes_are_those_of_scikit_learn_whatever_the_block(monkeypatch):
     points, groups = unit(rng().normal(size=(150, 12))), codes_of(rng(1).integers(0, 9, size=150).tolist())
     expected = metrics.silhouette_samples(points, groups, metric="cosine")
     assert silhouettes(points, groups) == pytest.approx(expected, abs=1e-9)
-    monkeypatch.setattr(silhouette, "_BLOCK", 70)
+    monkeypatch.setattr(methods, "_BLOCK", 70)
     assert silhouettes(points, groups) == pytest.approx(expected, abs=1e-9)
 
 
@@ -332,11 +332,11 @@ def test_shuffled_silhouettes_are_those_of_all_permutations():
 
 def test_many_models_are_judged_by_a_sample_against_all(monkeypatch):
     points, groups = unit(rng(5).normal(size=(60, 3))), codes_of(rng(6).integers(0, 3, size=60).tolist())
-    monkeypatch.setattr(silhouette, "_WORK", 60 * 9)
+    monkeypatch.setattr(methods, "_WORK", 60 * 9)
     values = list(shuffled_silhouettes(points, groups, 200, rng(7)))
     scored = np.sort(rng(7).permutation(60)[:9])
     assert values[0] == pytest.approx(np.mean(np.array(loop_silhouettes(points, groups))[scored]))
-    monkeypatch.setattr(silhouette, "_WORK", 10**9)
+    monkeypatch.setattr(methods, "_WORK", 10**9)
     everyone = list(shuffled_silhouettes(points, groups, 200, rng(7)))
     assert np.mean(values[1:]) == pytest.approx(np.mean(everyone[1:]), abs=0.05)
 

@@ -6,13 +6,14 @@ measures among clustered models only are reported as ``clustered``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from query.clusters.silhouette import Floats, shuffled_silhouettes, silhouettes
+from query.clusters.methods import Floats, shuffled_silhouettes, silhouettes
 from query.statistics.author_runs import AuthorRuns
 from query.statistics.neighbours import Integers, codes_of
 
@@ -75,6 +76,7 @@ def _four_measures(clusters: Integers, labels: Integers, draws: int, rng: np.ran
     A permutation keeps all sizes, so it changes only Σ n(n - 1)/2 and Σ n ln n over the cells of the contingency
     table. The cells of an outlier hold one model and contribute to neither.
     """
+    from scipy.sparse import coo_array
     from sklearn.metrics.cluster import expected_mutual_information
 
     count = len(labels)
@@ -94,8 +96,8 @@ def _four_measures(clusters: Integers, labels: Integers, draws: int, rng: np.ran
     entropy_of_clusters, entropy_of_labels = _entropy(separate), _entropy(labels)
     information = information / count - np.log(count) + entropy_of_clusters + entropy_of_labels
     information = np.maximum(information, 0.0)  # rounding can make it negative, and a value above 1
-    cells = _table(separate, labels)
-    expected = float(expected_mutual_information(cells, count))
+    contingency = coo_array((np.ones(count, dtype=np.int64), (separate, labels))).tocsr()
+    expected = float(expected_mutual_information(contingency, count))
     of_clusters, of_labels = _pairs(separate), _pairs(labels)
     by_chance = of_clusters * of_labels / (count * (count - 1) / 2)
     values = {
@@ -152,9 +154,7 @@ def silhouette_of(
     Groups of one have no cohesion to measure, and among thousands of them one is always near. There is no p for
     ``clusters``, because they were fitted to these vectors; ``against_clouds`` compares them instead.
     """
-    sizes: dict[object, int] = {}
-    for name in names:
-        sizes[name] = sizes.get(name, 0) + 1
+    sizes = Counter(names)
     part = np.array([i for i, name in enumerate(names) if name is not None and sizes[name] > 1], dtype=np.intp)
     groups = codes_of([names[row] for row in part.tolist()])
     among = "clustered" if labels == "clusters" else "all"
@@ -176,16 +176,19 @@ def against_clouds(
     norm. A cloud without clusters counts as 0. This is the test of Liu, Hayes, Nobel & Marron (2008, SigClust), applied
     to the silhouette. None for more than 1,500 models or fewer than two clusters. At most ``draws`` clouds are drawn.
     """
-    placed = clusters >= 0
+
+    def height(points: Floats, clusters: Integers) -> float:
+        placed = clusters >= 0
+        is_divided = clusters.max(initial=-1) >= 1
+        return float(silhouettes(points[placed], clusters[placed]).mean()) if is_divided else 0.0
+
     if len(points) > MOST_MODELS or clusters.max(initial=-1) < 1:
         return None
-    observed = float(silhouettes(points[placed], clusters[placed]).mean())
+    observed = height(points, clusters)
     draws = min(draws, max(_LEAST_CLOUDS, min(_MOST_CLOUDS, _CLOUD_WORK // len(points) ** 2)))
-    drawn = np.array([_mean_silhouette(cloud, method(cloud)) for cloud in _clouds(points, draws, rng)])
-    return Agreement(
-        "clusters", "silhouette", "clustered", observed, float(drawn.mean()), p_value(observed, drawn),
-        int(placed.sum()), "cloud",
-    )  # fmt: skip
+    drawn = np.array([height(cloud, method(cloud)) for cloud in _clouds(points, draws, rng)])
+    chance, p, models = float(drawn.mean()), p_value(observed, drawn), int((clusters >= 0).sum())
+    return Agreement("clusters", "silhouette", "clustered", observed, chance, p, models, "cloud")
 
 
 def _clouds(points: Floats, draws: int, rng: np.random.Generator) -> Iterator[Floats]:
@@ -195,13 +198,6 @@ def _clouds(points: Floats, draws: int, rng: np.random.Generator) -> Iterator[Fl
     for _ in range(draws):
         cloud = mean + rng.standard_normal((len(points), len(points))) @ centred
         yield cloud / np.linalg.norm(cloud, axis=1, keepdims=True)
-
-
-def _mean_silhouette(points: Floats, clusters: Integers) -> float:
-    placed = clusters >= 0
-    if clusters.max(initial=-1) < 1:
-        return 0.0
-    return float(silhouettes(points[placed], clusters[placed]).mean())
 
 
 def p_value(observed: float, drawn: npt.NDArray[np.float64]) -> float:
@@ -240,10 +236,3 @@ def _entropy(codes: Integers) -> float:
     """In nats."""
     shares = np.bincount(codes) / len(codes)
     return float(-(shares * np.log(shares)).sum())
-
-
-def _table(left: Integers, right: Integers) -> npt.NDArray[np.int64]:
-    """The contingency table (groups of left, groups of right), sparse."""
-    from scipy.sparse import coo_array
-
-    return coo_array((np.ones(len(left), dtype=np.int64), (left, right))).tocsr()

@@ -175,16 +175,18 @@ class Clusters(Result):
 
         ``details``: all names, and every number of ``agreement``.
         """
-        silent = [(model, group) for group in self.clusters for model in group.undocumented]
-        outliers = self.outliers
-        most = None if details else _SHOWN
         agreement = [row for row in self.agreement if row.value is not None]
         if not details:
             agreement = [row for row in agreement if row.measure == AGREE[1] or row.among.startswith("cross_")]
-        if not outliers:  # then the numbers among clustered models repeat those among all
+        if not any(member.cluster == OUTLIER for member in self.members):
+            # Then the numbers among clustered models repeat those among all.
             agreement = [row for row in agreement if row.among != "clustered" or row.measure not in ("ari", "ami")]
-        tables = {
-            "clusters": [
+        clusters, central, undocumented = [], [], []
+        for group in self.clusters:
+            probably = {"probably": group.probably, "share": group.share}
+            undocumented += [{"model": one, "cluster": group.cluster, **probably} for one in group.undocumented]
+            central.append({"cluster": group.cluster, "central": group.central, "cohesion": group.cohesion})
+            clusters.append(
                 {
                     "cluster": group.cluster,
                     "size": group.size,
@@ -193,32 +195,25 @@ class Clusters(Result):
                     "authors": len(group.authors),
                     "undocumented": len(group.undocumented),
                 }
-                for group in self.clusters
-            ],
-            "most central": [
-                {"cluster": group.cluster, "central": group.central, "cohesion": group.cohesion}
-                for group in self.clusters
-            ],
-            _first("undocumented", silent, most): [
-                {"model": model, "cluster": group.cluster, "probably": group.probably, "share": group.share}
-                for model, group in silent[:most]
-            ],
-            _first("most isolated", outliers, most): [
-                {"model": outlier.model, "nearest": outlier.nearest, "dataset": outlier.dataset}
-                for outlier in outliers[:most]
-            ],
-            "agreement": [
-                {
-                    "labels": row.labels,
-                    "measure": row.measure,
-                    "among": "against cloud" if row.against == "cloud" else row.among,
-                    "value": _short(row.value),
-                    "chance": _short(row.chance),
-                    "p": row.p_value,
-                }
-                for row in agreement
-            ],
-        }
+            )
+        tables: dict[str, list[dict[str, Any]]] = {"clusters": clusters, "most central": central}
+        isolated = [{"model": one.model, "nearest": one.nearest, "dataset": one.dataset} for one in self.outliers]
+        for title, rows in (("undocumented", undocumented), ("most isolated", isolated)):
+            if details or len(rows) <= _SHOWN:
+                tables[title] = rows
+            else:
+                tables[f"{title}, the first {_SHOWN} of {len(rows)}"] = rows[:_SHOWN]
+        tables["agreement"] = [
+            {
+                "labels": row.labels,
+                "measure": row.measure,
+                "among": "against cloud" if row.against == "cloud" else row.among,
+                "value": _short(row.value),
+                "chance": _short(row.chance),
+                "p": row.p_value,
+            }
+            for row in agreement
+        ]
         return {
             "base": self.base,
             "representation": self.representation,
@@ -230,7 +225,3 @@ class Clusters(Result):
 
 def _short(number: float | None) -> float | None:
     return None if number is None else round(number, 4) + 0.0  # no "-0.0"
-
-
-def _first(title: str, rows: list[Any], most: int | None) -> str:
-    return title if most is None or len(rows) <= most else f"{title}, the first {most} of {len(rows)}"

@@ -15,9 +15,16 @@ import numpy as np
 from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.clusters.agreement import FEW_WAYS, Agreement, against_clouds, compared, compared_across, silhouette_of
-from query.clusters.methods import OUTLIER, by_best_centres, by_centres, by_density, coordinates, default_size
+from query.clusters.methods import (
+    OUTLIER,
+    Floats,
+    by_best_centres,
+    by_centres,
+    by_density,
+    coordinates,
+    default_size,
+)
 from query.clusters.result import Cluster, Clusters, Member
-from query.clusters.silhouette import Floats
 from query.population import Population, distinct, leading_datasets
 from query.statistics import likeness
 from query.statistics.neighbours import Integers, members_of
@@ -54,20 +61,19 @@ def clusters(
     _check(method, min_size, count, models)
     if models > _SLOW:
         say(f"clustering {models:,} models and measuring chance: a minute or more")
-    if method == "hdbscan":
-        min_size = min_size or default_size(models)
     points = coordinates(likeness.points(kept.vectors, kept.blocks))
     find: Callable[[Floats], tuple[Integers, Floats]]
-    if min_size is not None:
+    if method == "hdbscan":
+        min_size = min_size or default_size(models)
         find = partial(by_density, min_size=min_size)
     else:
         find = partial(by_centres, count=count, seed=seed) if count else partial(by_best_centres, seed=seed)
     found, strengths = find(points)
     found = numbered(found)
     groups, members = described(kept, points, found, strengths)
-    if method == "kmeans":
+    if method == "kmeans":  # clouds are divided into as many clusters
         find = partial(by_centres, count=len(groups), seed=seed)
-        count = len(groups) if count is None else count
+        count = count or len(groups)
     agreement, ways = _agreement(members, points, found, find, draws, seed)
     result = Clusters(
         base=kept.base,
@@ -196,13 +202,33 @@ def described(
     """All clusters and all members. ``found``: numbered clusters; ``points``: unit vectors with the same cosines."""
     datasets = leading_datasets(kept.datasets)
     placed = np.flatnonzero(found >= 0)
-    groups = [placed[inside] for inside in members_of(found[placed])] if len(placed) else []
-    middles = [_middle(points[rows]) for rows in groups]
-    clusters = tuple(
-        _cluster(kept, datasets, number, rows, int(rows[central]), cohesion)
-        for number, (rows, (central, cohesion)) in enumerate(zip(groups, middles, strict=True))
-    )
-    centrals = {int(rows[central]) for rows, (central, _) in zip(groups, middles, strict=True)}
+    clusters = []
+    centrals = set()
+    for number, inside in enumerate(members_of(found[placed]) if len(placed) else []):
+        rows = placed[inside]
+        # The most central member, and the mean cosine over all pairs.
+        total = points[rows].sum(axis=0)
+        cosines = points[rows] @ total
+        central = int(rows[np.flatnonzero(cosines >= cosines.max() - _TIE * len(rows))[0]])
+        centrals.add(central)
+        size = len(rows)
+        held = _counted([name for row in rows if (name := datasets[row]) is not None])
+        documented = sum(held.values())
+        clusters.append(
+            Cluster(
+                cluster=number,
+                size=size,
+                datasets=held,
+                authors=_counted([kept.authors[row] for row in rows]),
+                central=kept.models[central],
+                cohesion=float((total @ total - size) / (size * (size - 1))) if size > 1 else None,
+                documented=documented,
+                probably=next(iter(held), None),
+                share=next(iter(held.values())) / documented if documented else None,
+                undocumented=tuple(kept.models[row] for row in rows if datasets[row] is None),
+                relations=_counted([kept.relations[row] for row in rows]),
+            )
+        )
     nearest = _nearest(points, np.flatnonzero(found < 0))
     members = tuple(
         Member(
@@ -219,40 +245,11 @@ def described(
         )
         for row in range(len(found))
     )
-    return clusters, members
-
-
-def _cluster(
-    kept: Population, datasets: list[str | None], number: int, rows: Integers, central: int, cohesion: float | None
-) -> Cluster:
-    held = _counted([name for row in rows if (name := datasets[row]) is not None])
-    documented = sum(held.values())
-    return Cluster(
-        cluster=number,
-        size=len(rows),
-        datasets=held,
-        authors=_counted([kept.authors[row] for row in rows]),
-        central=kept.models[central],
-        cohesion=cohesion,
-        documented=documented,
-        probably=next(iter(held), None),
-        share=next(iter(held.values())) / documented if documented else None,
-        undocumented=tuple(kept.models[row] for row in rows if datasets[row] is None),
-        relations=_counted([kept.relations[row] for row in rows]),
-    )
+    return tuple(clusters), members
 
 
 def _counted(names: Sequence[str]) -> dict[str, int]:
     return dict(sorted(Counter(names).items(), key=lambda pair: (-pair[1], pair[0])))
-
-
-def _middle(points: Floats) -> tuple[int, float | None]:
-    """The most central member of a cluster, and the mean cosine over its pairs."""
-    total = points.sum(axis=0)
-    likeness = points @ total
-    central = int(np.flatnonzero(likeness >= likeness.max() - _TIE * len(points))[0])
-    count = len(points)
-    return central, float((total @ total - count) / (count * (count - 1))) if count > 1 else None
 
 
 def _nearest(points: Floats, rows: Integers) -> dict[int, float]:

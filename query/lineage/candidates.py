@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from query.lineage.evidence import SPACING, Floats, Grid, quantisation_of
 from query.lineage.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from indexer.names import DeltaKey
     from indexer.records.parts import Extent, ModelParts
     from query.reader import AtlasReader
-
-Floats = NDArray[np.float64]
 
 # Dates within a day of each other do not show the order: repositories are created before and after their weights.
 SAME_DAY = timedelta(days=1)
@@ -49,12 +48,22 @@ class Candidate:
         return self.created is None, self.created.timestamp() if self.created else 0.0, self.model_id
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SampledWeights:
     """A candidate and the parts of its weights that were read."""
 
     candidate: Candidate
     parts: ModelParts
+
+    @property
+    def spacing(self) -> float:
+        """The largest relative distance of neighbouring numbers in its precision."""
+        return SPACING[self.parts.precision]
+
+    @cached_property
+    def grid(self) -> Grid | None:
+        """See :func:`quantisation_of`."""
+        return quantisation_of(self.parts)
 
 
 def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
@@ -66,18 +75,7 @@ def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
         [base],
     )
     return [
-        Candidate(
-            model_id=row["model_id"],
-            model=row["model"],
-            author=row["author"],
-            commit=row["commit"],
-            relation=row["relation"],
-            created=row["created"],
-            record_key=row["record_key"],
-            files=_files(row["weight_files"]),
-            datasets=frozenset(row["datasets"]),
-        )
-        for row in rows
+        Candidate(files=_files(row.pop("weight_files")), datasets=frozenset(row.pop("datasets")), **row) for row in rows
     ]
 
 
@@ -86,10 +84,9 @@ def _files(stored: Sequence[Mapping[str, object]] | None) -> tuple[str, ...] | N
     if not stored or len(stored) != 1:
         return None
     name = str(stored[0]["name"])
-    folder = name.rpartition("/")[0]
-    prefix = f"{folder}/" if folder else ""
-    configs = ("adapter_config.json",) if str(stored[0]["format"]).startswith("adapter") else ("config.json",)
-    return (name, *(prefix + config for config in configs))
+    folder, slash, _ = name.rpartition("/")
+    config = "adapter_config.json" if str(stored[0]["format"]).startswith("adapter") else "config.json"
+    return name, f"{folder}{slash}{config}"
 
 
 def earlier(candidates: Sequence[Candidate], created: datetime | None, *, dates: bool) -> list[Candidate]:

@@ -131,11 +131,6 @@ class Combination:
         """The largest standard deviation of a weight over the matrices: near 0 for one recipe for all matrices."""
         return float(self.weights.std(axis=0).max())
 
-    @property
-    def has_negative(self) -> bool:
-        """Whether a mean weight is negative."""
-        return bool((self.mean < 0).any())
-
 
 class Combinations:
     """Least-squares explanations of the asked model by some of the others, from inner products alone.
@@ -200,18 +195,11 @@ def residual(m: ModelParts, others: Sequence[ModelParts], found: Combination) ->
     return left
 
 
-@dataclass(frozen=True)
-class Rank:
-    """The numerical rank of a matrix, and the energy of its last singular value over that of the next one."""
+def ranks_of(differences: Iterable[NDArray[np.float32]], noise: float, most: float = np.inf) -> list[tuple[int, float]]:
+    """The rank of every matrix that is not zero, and its last singular value's energy over that of the next one.
 
-    rank: int
-    drop: float
-
-
-def ranks_of(differences: Iterable[NDArray[np.float32]], noise: float, most: float = np.inf) -> list[Rank]:
-    """The rank of every matrix that is not zero; ``noise``: energy per number that counts as nothing.
-
-    Empty as soon as one has a higher rank than ``most``: the others are then not decomposed.
+    ``noise``: energy per number that counts as nothing. Empty as soon as a matrix has a higher rank than ``most``: the
+    others are then not decomposed.
     """
     found = []
     for difference in differences:
@@ -225,7 +213,7 @@ def ranks_of(differences: Iterable[NDArray[np.float32]], noise: float, most: flo
         if rank > most:
             return []
         drop = values[rank - 1] / max(values[rank], 1e-300) if 0 < rank < len(values) else 1.0
-        found.append(Rank(rank, float(drop)))
+        found.append((rank, float(drop)))
     return found
 
 
@@ -234,19 +222,6 @@ def ranks_of(differences: Iterable[NDArray[np.float32]], noise: float, most: flo
 # Ratios this close to each other, relatively, count as equal.
 RATIO_WIDTH = 2e-3
 MIN_RATIOS = 200
-
-
-@dataclass(frozen=True)
-class FixedMultiple:
-    """A fixed multiple of a parent's entries that the asked model has.
-
-    ``share``: of the entries that can be compared. ``contrast``: how much denser that multiple is than those around
-    it. ``explained``: mask of these entries.
-    """
-
-    share: float
-    contrast: float
-    explained: NDArray[np.bool_]
 
 
 class SparseMerges:
@@ -274,12 +249,16 @@ class SparseMerges:
             start += size
         return found
 
-    def fixed_multiple(self, p: ModelParts, among: NDArray[np.bool_]) -> FixedMultiple:
-        """The commonest ratio of m's entries to p's ``among`` some, where rounding leaves the ratio precise."""
+    def fixed_multiple(self, p: ModelParts, among: NDArray[np.bool_]) -> tuple[float, float, NDArray[np.bool_]]:
+        """The commonest ratio of m's entries to p's ``among`` some, where rounding leaves the ratio precise.
+
+        Returned: the share of the entries that can be compared that have this ratio; how much denser it is than the
+        ratios around it; and a mask of these entries.
+        """
         theirs = self._changes_of(p)
         blur = self._spacing * self._size
         sharp = among & (np.abs(theirs) > blur / RATIO_WIDTH) & (np.abs(theirs) > 0.2 * np.median(np.abs(theirs)))
-        nothing = FixedMultiple(0.0, 0.0, np.zeros(len(among), dtype=bool))
+        nothing = 0.0, 0.0, np.zeros(len(among), dtype=bool)
         if sharp.sum() < MIN_RATIOS:
             return nothing
         ratios = np.full(len(among), np.nan)
@@ -294,7 +273,7 @@ class SparseMerges:
         background = max((around - inside[best]) / 19, 1.0)
         multiple = float(np.exp(middle))
         explained = among & (np.abs(self._change - multiple * theirs) <= 2 * blur + RATIO_WIDTH * np.abs(theirs))
-        return FixedMultiple(float(inside[best] / sharp.sum()), float(inside[best] / background), explained)
+        return float(inside[best] / sharp.sum()), float(inside[best] / background), explained
 
 
 # ---- quantisation ----
@@ -303,20 +282,16 @@ _FEW_ROWS = 16
 _BLOCK = 64
 
 
-@dataclass(frozen=True)
-class Quantisation:
-    """The grid of a quantised copy that was saved dense: ``form`` is int8 or 4bit, ``axis`` the one it runs along."""
-
-    form: str
-    axis: int
+# The grid of a quantised copy that was saved dense: int8 or 4bit, and the axis it runs along.
+Grid = tuple[str, int]
 
 
-def quantisation_of(parts: ModelParts) -> Quantisation | None:
+def quantisation_of(parts: ModelParts) -> Grid | None:
     """The grid of the weights: 8-bit steps of a row's largest entry, or 16 levels for each block of 64.
 
     All matrices must have the same grid, so the first one without a grid decides.
     """
-    found: Quantisation | None = None
+    found: Grid | None = None
     for weight in parts.weights.values():
         if weight.any():
             grid = _grid_of(weight, SPACING[parts.precision])
@@ -326,18 +301,18 @@ def quantisation_of(parts: ModelParts) -> Quantisation | None:
     return found
 
 
-def _grid_of(weight: NDArray[np.float32], spacing: float) -> Quantisation | None:
+def _grid_of(weight: NDArray[np.float32], spacing: float) -> Grid | None:
     for axis in (1, 0):
         rows = weight if axis == 1 else weight.T
         # A few rows rule out weights that were never quantised, which are nearly all, at a small part of the cost.
         few = rows[:: max(len(rows) // _FEW_ROWS, 1)]
         if _share_of_level_blocks(few) > 0.5 and _share_of_level_blocks(rows) > 0.99:
-            return Quantisation("4bit", axis)
+            return "4bit", axis
         if _share_on_steps(few)[0] > 0.6:
             share, off = _share_on_steps(rows)
             # A part may lack the largest entry of its row: only whole rows show the grid.
             if share > 0.9 and off < max(0.02, 8 * spacing):
-                return Quantisation("int8", axis)
+                return "int8", axis
     return None
 
 
@@ -358,25 +333,21 @@ def _share_on_steps(rows: NDArray[np.float32]) -> tuple[float, float]:
     return float(np.mean(off < 0.13)), float(np.median(moved)) if moved.size else np.inf
 
 
-def share_on_levels(m: ModelParts, p: Weights, grid: Quantisation) -> float:
+def share_on_levels(m: ModelParts, p: Weights, grid: Grid) -> float:
     """The share of m's entries on the level of the grid nearest to p's: 1 where m is p, quantised."""
+    form, axis = grid
     same = total = 0
     for name, weight in m.weights.items():
-        rows, others = (weight, p[name]) if grid.axis == 1 else (weight.T, p[name].T)
-        if grid.form == "int8":
+        rows, others = (weight, p[name]) if axis == 1 else (weight.T, p[name].T)
+        total += weight.size
+        if form == "int8":
             step = np.abs(rows).max(axis=1, keepdims=True) / 127
             step = np.where(step == 0, 1, step)
             same += int(np.count_nonzero(np.abs(rows / step - (others / step)) < 0.52))
-        else:
-            for mine, theirs in zip(rows.reshape(-1, _BLOCK), others.reshape(-1, _BLOCK), strict=True):
-                same += int(np.count_nonzero(_nearest_level(np.unique(mine), theirs) == mine))
-        total += weight.size
+            continue
+        for mine, theirs in zip(rows.reshape(-1, _BLOCK), others.reshape(-1, _BLOCK), strict=True):
+            levels = np.unique(mine)
+            place = np.searchsorted(levels, theirs).clip(1, max(len(levels) - 1, 1))
+            low, high = levels[place - 1], levels[np.minimum(place, len(levels) - 1)]
+            same += int(np.count_nonzero(np.where(theirs - low <= high - theirs, low, high) == mine))
     return same / total if total else 0.0
-
-
-def _nearest_level(levels: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
-    if len(levels) == 1:
-        return np.full_like(values, levels[0])
-    place = np.searchsorted(levels, values).clip(1, len(levels) - 1)
-    low, high = levels[place - 1], levels[place]
-    return np.where(values - low <= high - values, low, high)

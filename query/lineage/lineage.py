@@ -15,8 +15,7 @@ import numpy as np
 from indexer.errors import AtlasError, ModelError, require, unreadable
 from indexer.names import ModelRef
 from query.lineage.candidates import Candidate, FactorStore, earlier, read_candidates
-from query.lineage.edges import CONFIRMED, CONTRADICTED, COPY, TUNED, UNRELATED, UNSURE, Edge
-from query.lineage.result import Lineage
+from query.lineage.result import CONFIRMED, CONTRADICTED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage
 from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
@@ -68,7 +67,6 @@ def lineage(
     Raises:
         AtlasError: the atlas contains no factors, or the model cannot be read.
     """
-    model = str(model)
     model = str(model)
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
@@ -157,9 +155,21 @@ class Tracer:
         """The lineage of a model of the atlas. Raises AtlasError if its weights cannot be read."""
         declared = declared_by(self.atlas, model_id, self.base)
         asked = self._candidates.get(model_id)
-        if asked is None:
-            return self._without_change(model_id, declared)
-        matrices = self._changed_matrices(model_id)
+        if asked is None:  # a copy of the base, or weights of another origin: nothing needs to be read
+            flags = self.atlas.rows("SELECT model, is_copy FROM models WHERE model_id = ?", [model_id])[0]
+            model = flags["model"]
+            if flags["is_copy"]:
+                edge = self._completed(Edge(model, None, COPY, 1.0, 0.0, "all its deltas are zero"), declared)
+            else:
+                edge = Edge(model, None, UNRELATED, 0.0, 1.0, "its weights are not the base's", card=CONTRADICTED)
+                edge = replace(edge, probability=probability(edge))
+            return Lineage(model, self.base, model_id, (edge,), 0, 0)
+        # Other matrices than the usual ones are read if the model changed too few of those.
+        rows = self.atlas.rows("SELECT stack, layer, family FROM deltas WHERE model_id = ? AND norm > 0", [model_id])
+        changed = {(f"{row['stack']}." if row["stack"] else "") + f"{row['layer']}.{row['family']}" for row in rows}
+        usual = set(self._parts_of(None).names)
+        is_usual = len(usual & changed) * 2 >= len(usual) or not changed
+        matrices: _Matrices = None if is_usual else frozenset(changed)
         log = ReadLog()
         parts = self._read(asked, matrices, log)
         if isinstance(parts, ModelError):
@@ -193,24 +203,6 @@ class Tracer:
             return Lineage(asked.model, self.base, None, (self._completed(edge, declared),), log.bytes, log.models)
         return self._trace(asked, parts, None, declared, log)
 
-    def _without_change(self, model_id: int, declared: DeclaredParents) -> Lineage:
-        """A copy of the base, or weights of another origin: nothing needs to be read."""
-        flags = self.atlas.rows("SELECT model, is_copy FROM models WHERE model_id = ?", [model_id])[0]
-        model = flags["model"]
-        if flags["is_copy"]:
-            edge = self._completed(Edge(model, None, COPY, 1.0, 0.0, "all its deltas are zero"), declared)
-        else:
-            edge = Edge(model, None, UNRELATED, 0.0, 1.0, "its weights are not the base's", card=CONTRADICTED)
-            edge = replace(edge, probability=probability(edge))
-        return Lineage(model, self.base, model_id, (edge,), 0, 0)
-
-    def _changed_matrices(self, model_id: int) -> _Matrices:
-        """The matrices that the model changed, if the usual parts contain too few of them."""
-        rows = self.atlas.rows("SELECT stack, layer, family FROM deltas WHERE model_id = ? AND norm > 0", [model_id])
-        names = {(f"{row['stack']}." if row["stack"] else "") + f"{row['layer']}.{row['family']}" for row in rows}
-        usual = set(self._parts_of(None).names)
-        return None if len(usual & names) * 2 >= len(usual) or not names else frozenset(names)
-
     def _parts_of(self, matrices: _Matrices) -> Parts:
         if matrices not in self._parts:
             from indexer.deltas.parts import Parts
@@ -236,13 +228,6 @@ class Tracer:
         log.models += 1
         return found
 
-    def _read_candidate(self, one: Candidate, matrices: _Matrices, log: ReadLog) -> ModelParts | ModelError:
-        """The parts of a candidate, or why it has none any more. Raises AtlasError if the Hub does not answer."""
-        found = self._read(one, matrices, log, _MAX_HEADER)
-        if isinstance(found, ModelError) and found.reason in UNREACHABLE:
-            raise unreadable(one.model, found) from found
-        return found
-
     def _base_tokens(self, matrices: _Matrices, log: ReadLog) -> ModelParts | None:
         """The base with its embeddings; None, with a note, if it cannot be read."""
         if matrices not in self._tokens:
@@ -263,6 +248,13 @@ class Tracer:
     def _trace(
         self, asked: Candidate, m: ModelParts, matrices: _Matrices, declared: DeclaredParents, log: ReadLog
     ) -> Lineage:
+        def read(one: Candidate) -> ModelParts | ModelError:
+            """The parts of a candidate, or why it has none any more. Raises AtlasError if the Hub does not answer."""
+            found = self._read(one, matrices, log, _MAX_HEADER)
+            if isinstance(found, ModelError) and found.reason in UNREACHABLE:
+                raise unreadable(one.model, found) from found
+            return found
+
         parts = self._parts_of(matrices)
         store = self._stores.setdefault(matrices, FactorStore(self.atlas.folder, parts.extents))
         others = [one for one in self._candidates.values() if one.model_id != asked.model_id]
@@ -282,7 +274,7 @@ class Tracer:
         uses_tokens = candidates and m.tokens is not None and self.embeddings
         tokens = self._base_tokens(matrices, log) if uses_tokens else None
         rules = LineageRules(asked, m, base, tokens, self.thresholds, dates=self.dates)
-        search = Search(lambda one: self._read_candidate(one, matrices, log), rules, store, candidates, log)
+        search = Search(read, rules, store, candidates, log)
         with self._blas.limit(limits=1):
             found = search.run([one for one in candidates if one.model in declared.models]).edges
         if not found:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from query.lineage.edges import Edge
 from query.results import Drawn, Rows, ThemeName
 from query.wording import counted
 
@@ -15,11 +15,103 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
+# Kinds of edges.
+TUNED = "tuned from the base"
+CONTINUED = "continued"
+CONTINUED_OR_RUN = "continued, or a run with the same data and seed"
+MERGE = "merge"
+LORA = "LoRA merged"
+COPY = "copy"
+RECAST = "recast"
+QUANTISED = "quantised copy"
+UNRELATED = "unrelated"
+
+# The methods of a merge that drops entries of its parents.
+SPARSE_METHODS = "ties or dare"
+
+# Whether a model's card agrees with an edge. UNSURE: the edge is not probable enough to contradict a card.
+CONFIRMED = "confirmed"
+CONTRADICTED = "contradicted"
+NOT_DECLARED = "not declared"
+UNSURE = "unsure"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One step of a family tree: ``child`` was made from ``parent``.
+
+    Attributes:
+        child: name of the model.
+        parent: name of a model of the atlas, or of the base; None where it is not known.
+        kind: one of the kinds above.
+        coefficient: the parent's weight in the child; 1 but for merges.
+        residual: share of the child's ‖δ‖² that its edges together do not explain; ``left`` in JSON.
+        evidence: the reason in a few words; ``because`` in JSON.
+        method: of a merge.
+        direction: "known", or "unknown" where the child may as well be the parent.
+        card: what the child's card says, one of the constants above.
+        probability: that the edge is right; None before it is calculated, and in answers stored by version 0.1.
+        same: other models that the weights cannot distinguish from the parent.
+        parent_id: of the parent, where it is a model of the atlas.
+        is_proven: whether equal weights prove the edge, rather than sizes and angles.
+        signals: of a continued model, the measurements behind the probability.
+    """
+
+    child: str
+    parent: str | None
+    kind: str
+    coefficient: float
+    residual: float
+    evidence: str = ""
+    method: str | None = None
+    direction: str = "known"
+    card: str = NOT_DECLARED
+    probability: float | None = None
+    same: tuple[str, ...] = ()
+    parent_id: int | None = None
+    is_proven: bool = True
+    signals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        """The step in words, with its parent."""
+        if self.parent is None:
+            return self.kind
+        if self.kind == TUNED:
+            return f"{self.kind}, {self.parent}"
+        how, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
+        return f"{how} from {self.parent}{comma}{otherwise}"
+
+    def to_row(self) -> dict[str, Any]:
+        """The keys of the command's JSON."""
+        return {
+            "parent": self.parent,
+            "kind": self.kind,
+            "coefficient": round(self.coefficient, 4),
+            "left": round(self.residual, 6),
+            "card": self.card,
+            "probability": None if self.probability is None else round(self.probability, 4),
+            "method": self.method,
+            "direction": self.direction,
+            "because": self.evidence,
+            "same": list(self.same),
+        }
+
+
+class _Drawn(Drawn):
+    """One model or several: a table of edges, and a tree."""
+
+    OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
+    SHOW_HEADLINE = True
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows; the wide columns only with ``details``."""
+        wide = () if details else ("same", "bytes_read", "told")
+        return [{name: value for name, value in row.items() if name not in wide} for row in self.to_rows()]
 
 
 @dataclass(frozen=True, repr=False)
-class Lineage(Drawn):
+class Lineage(_Drawn):
     """Where one model comes from.
 
     Attributes:
@@ -29,9 +121,6 @@ class Lineage(Drawn):
         answered_at: when the stored answer was computed (UTC); None if the weights were read now.
         failure: why the weights could not be read; ``edges`` are then the stored ones.
     """
-
-    OPTIONAL_COLUMNS = OPTIONAL_COLUMNS
-    SHOW_HEADLINE = True
 
     model: str
     base: str
@@ -75,10 +164,6 @@ class Lineage(Drawn):
         """The rows: the answer is a list."""
         return self.to_rows()
 
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The rows; the wide columns only with ``details``."""
-        return self.to_rows() if details else _without_wide_columns(self.to_rows())
-
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The model and its parents as a tree."""
         from query.lineage.tree import tree_figure
@@ -87,11 +172,8 @@ class Lineage(Drawn):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Lineages(Rows[Lineage], Drawn):
+class Lineages(Rows[Lineage], _Drawn):
     """The lineage of every indexed model of a base: a list of :class:`Lineage`."""
-
-    OPTIONAL_COLUMNS = OPTIONAL_COLUMNS
-    SHOW_HEADLINE = True
 
     base: str
     items: tuple[Lineage, ...]
@@ -135,16 +217,8 @@ class Lineages(Rows[Lineage], Drawn):
         """One row for each edge."""
         return [{"model": one.model, **row} for one in self.items for row in one.to_rows()]
 
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The rows; the wide columns only with ``details``."""
-        return self.to_rows() if details else _without_wide_columns(self.to_rows())
-
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The family tree."""
         from query.lineage.tree import tree_figure
 
         return tree_figure(self.edges, self.base, theme, ax=ax)
-
-
-def _without_wide_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in ("same", "bytes_read", "told")} for row in rows]

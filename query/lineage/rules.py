@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.lineage.candidates import Candidate, SampledWeights
-from query.lineage.edges import COPY, LORA, MERGE, QUANTISED, RECAST, SPARSE_METHODS, Edge
 from query.lineage.evidence import (
     SPACING,
     Combination,
@@ -25,6 +24,7 @@ from query.lineage.evidence import (
     rounding,
     share_on_levels,
 )
+from query.lineage.result import COPY, LORA, MERGE, QUANTISED, RECAST, SPARSE_METHODS, Edge
 from query.lineage.siblings import Siblings
 from query.lineage.thresholds import Thresholds
 
@@ -83,7 +83,8 @@ class LineageRules:
 
     def decide(self, read: Sequence[SampledWeights]) -> Decision:
         """What these models explain, by the rule with the most certain evidence that applies."""
-        read = [one for one in read if not self._is_made_from_asked(one)]
+        # This model stored in fewer bits is not its parent, whatever the dates.
+        read = [one for one in read if not self._is_recast(one, self.m) and not self._is_quantised(one, self.m)]
         # Without dates, sums with negative weights are not accepted, and this is checked for likely parents only.
         if self.dates:
             read = [one for one in read if not self._is_merge_of_asked(one, read)]
@@ -107,39 +108,41 @@ class LineageRules:
     def _one_parent(
         self,
         parent: SampledWeights,
+        same: Sequence[SampledWeights],
         kind: str,
         residual: float,
         evidence: str,
-        same: Sequence[SampledWeights],
-        is_direction_known: bool = True,
+        *,
+        is_settled: bool = True,
+        **facts: Any,
     ) -> Decision:
-        """A settled decision for one parent; ``same``: the models that the weights cannot distinguish from it."""
-        direction = "known" if is_direction_known else "unknown"
+        """A decision for one parent; ``same``: the models that the weights cannot distinguish from it."""
         names = tuple(one.candidate.model for one in same)
-        edge = self._edge(parent.candidate, kind, 1.0, residual, evidence, direction=direction, same=names)
-        return Decision((edge,), is_settled=True)
+        edge = self._edge(parent.candidate, kind, 1.0, residual, evidence, same=names, **facts)
+        return Decision((edge,), is_settled)
 
     # ---- models that cannot be a parent ----
 
-    def _is_made_from_asked(self, one: SampledWeights) -> bool:
-        """Whether the other is this model stored in fewer bits: then it is not its parent, whatever the dates."""
-        if SPACING[one.parts.precision] > SPACING[self.m.precision] and equal_share(one.parts, self.m) > _SAME:
-            return True
-        grid = None if self.grid is not None else quantisation_of(one.parts)
-        return grid is not None and share_on_levels(one.parts, self.m.weights, grid) >= self.thresholds.level_share
+    def _is_recast(self, one: SampledWeights, source: ModelParts) -> bool:
+        """Whether a model is another one in a narrower dtype."""
+        return one.spacing > SPACING[source.precision] and equal_share(one.parts, source) > _SAME
+
+    def _is_quantised(self, one: SampledWeights, source: ModelParts) -> bool:
+        """Whether a model is another one, which is not quantised, on the levels of a quantiser."""
+        if one.grid is None or (source is self.m and self.grid is not None):
+            return False
+        return share_on_levels(one.parts, source.weights, one.grid) >= self.thresholds.level_share
 
     def _is_coarse_copy(self, one: SampledWeights, read: Sequence[SampledWeights]) -> bool:
         """Whether the other is a model that was read, stored in fewer bits, and this model has none of its rounding.
 
         Rounded rows are equal to many others: such a copy would look like a nearer relative than its original.
         """
-        spacing, grid = SPACING[one.parts.precision], quantisation_of(one.parts)
         own = parent_fit(self.m, one.parts)
         for other in read:
-            if spacing > SPACING[other.parts.precision] and equal_share(one.parts, other.parts) > _SAME:
+            if self._is_recast(one, other.parts):
                 return own.equal == 0
-            level_share = 0.0 if grid is None else share_on_levels(one.parts, other.parts.weights, grid)
-            if level_share >= self.thresholds.level_share:
+            if self._is_quantised(one, other.parts):
                 return own.residual > parent_fit(self.m, other.parts).residual
         return False
 
@@ -170,40 +173,33 @@ class LineageRules:
     # ---- equal weights ----
 
     def _copy(self, read: Sequence[SampledWeights]) -> Decision | None:
-        equal = [
-            one
-            for one in read
-            if SPACING[one.parts.precision] <= SPACING[self.m.precision] and equal_share(self.m, one.parts) > _SAME
-        ]
+        spacing = SPACING[self.m.precision]
+        equal = [one for one in read if one.spacing <= spacing and equal_share(self.m, one.parts) > _SAME]
         if not equal:
             return None
-        first, *others = sorted(equal, key=lambda one: (-SPACING[one.parts.precision], one.candidate.upload_order))
+        first, *others = sorted(equal, key=lambda one: (-one.spacing, one.candidate.upload_order))
         if self.m.precision != first.parts.precision:
             residual = parent_fit(self.m, first.parts).residual
-            return self._one_parent(first, RECAST, residual, f"the same weights, stored as {self.m.precision}", others)
-        return self._one_parent(first, COPY, 0.0, "the same weights", others, self.siblings.has_order(first.candidate))
+            return self._one_parent(first, others, RECAST, residual, f"the same weights, stored as {self.m.precision}")
+        direction = "known" if self.siblings.has_order(first.candidate) else "unknown"
+        return self._one_parent(first, others, COPY, 0.0, "the same weights", direction=direction)
 
     def _quantised(self, read: Sequence[SampledWeights]) -> Decision | None:
         """Its weights lie on the levels of a quantiser; the source is the model that rounds to them."""
         if self.grid is None:
             return None
-        shares = [
-            (share_on_levels(self.m, one.parts.weights, self.grid), one)
-            for one in read
-            if quantisation_of(one.parts) is None
-        ]
-        of_base = share_on_levels(self.m, self.base, self.grid)
+        grid = self.grid
+        shares = [(share_on_levels(self.m, one.parts.weights, grid), one) for one in read if one.grid is None]
+        of_base = share_on_levels(self.m, self.base, grid)
         best = max((share for share, _ in shares), default=0.0)
-        bits = "8-bit" if self.grid.form == "int8" else "4-bit"
-        evidence = f"its weights lie on the levels of {bits} numbers"
+        evidence = f"its weights lie on the levels of {'8-bit' if grid[0] == 'int8' else '4-bit'} numbers"
         if max(best, of_base) < self.thresholds.level_share:
             return None
         if of_base >= best:
             return Decision((self._edge(None, QUANTISED, 1.0, 1.0, evidence),), is_settled=True)
-        first, *others = sorted(
-            (one for share, one in shares if share >= best - 1e-6), key=lambda one: one.candidate.upload_order
-        )
-        return self._one_parent(first, QUANTISED, parent_fit(self.m, first.parts).residual, evidence, others)
+        nearest = [one for share, one in shares if share >= best - 1e-6]
+        first, *others = sorted(nearest, key=lambda one: one.candidate.upload_order)
+        return self._one_parent(first, others, QUANTISED, parent_fit(self.m, first.parts).residual, evidence)
 
     # ---- exact sums ----
 
@@ -229,7 +225,7 @@ class LineageRules:
                 len(merged.intersection(one.members)),
                 one.spread > 1e-9,
                 one.base_error > 0,
-                one.has_negative,
+                bool((one.mean < 0).any()),
                 float(np.abs(one.mean).sum()),
             ),
         )
@@ -261,7 +257,7 @@ class LineageRules:
                 for chosen in itertools.combinations(range(len(others)), size)
             )
             allowed = self._exact_residual(read[member].parts)
-            if any(one.residual <= allowed and not one.has_negative for one in tried):
+            if any(one.residual <= allowed and (one.mean >= 0).all() for one in tried):
                 found.add(member)
         return found
 
@@ -274,7 +270,7 @@ class LineageRules:
         sizes = np.abs(found.mean)
         if (sizes < self.thresholds.min_weight).any() or (sizes > self.thresholds.max_weight).any():
             return False
-        if found.base_error > _SLERP_ERROR or (not self.dates and found.has_negative):
+        if found.base_error > _SLERP_ERROR or (not self.dates and (found.mean < 0).any()):
             return False
         if len(found.members) == 1 and found.spread > _ONE_RECIPE:
             return False
@@ -297,7 +293,7 @@ class LineageRules:
             # By its angles the other was rather made from this model, and dates do not contradict that.
             if abs(fit.cosine) > abs(fit.reverse) and not self.siblings.has_order(first.candidate):
                 return None
-            return self._one_parent(first, LORA, fit.residual, f"the difference is of rank {rank}", others)
+            return self._one_parent(first, others, LORA, fit.residual, f"the difference is of rank {rank}")
         if of_base is None:
             return None
         edge = self._edge(None, LORA, 1.0, 1.0, f"the change is of rank {of_base}")
@@ -313,8 +309,8 @@ class LineageRules:
             most = min(min(weight.shape) for weight in self.m.weights.values()) * self.thresholds.max_rank
             ranks = ranks_of(differences, (rounding(self.m) + 1e-14 * energy(self.m.weights)) / size, most)
             # A smooth spectrum whose tail is hidden by rounding is not that of a LoRA.
-            is_low = bool(ranks) and float(np.median([one.drop for one in ranks])) >= self.thresholds.rank_drop
-            self._low_ranks[key] = max(one.rank for one in ranks) if is_low else None
+            is_low = bool(ranks) and float(np.median([drop for _, drop in ranks])) >= self.thresholds.rank_drop
+            self._low_ranks[key] = max(rank for rank, _ in ranks) if is_low else None
         return self._low_ranks[key]
 
     # ---- sparse merges ----
@@ -330,11 +326,11 @@ class LineageRules:
         chosen: list[tuple[SampledWeights, float]] = []
         while distinct:
             found = [(self.entries.fixed_multiple(one.parts, left), one) for one in distinct]
-            multiple, one = max(found, key=lambda pair: pair[0].share)
-            if multiple.share < self.thresholds.multiple_share or multiple.contrast < self.thresholds.multiple_contrast:
+            (share, contrast, explained), one = max(found, key=lambda pair: pair[0][0])
+            if share < self.thresholds.multiple_share or contrast < self.thresholds.multiple_contrast:
                 break
-            chosen.append((one, multiple.share))
-            left &= ~multiple.explained
+            chosen.append((one, share))
+            left &= ~explained
             distinct = [other for other in distinct if other is not one]
         if not chosen:
             return None
@@ -359,11 +355,11 @@ class LineageRules:
         if chosen is None:
             return None
         first, same = chosen
-        settled = self._one_parent(
-            first.weights, first.kind, first.residual, first.evidence, same, first.is_direction_known
-        )
-        edge = replace(settled.edges[0], is_proven=first.is_proven, signals=first.signals)
-        return Decision((edge,), is_settled=False)
+        direction = "known" if first.is_direction_known else "unknown"
+        return self._one_parent(
+            first.weights, same, first.kind, first.residual, first.evidence,
+            is_settled=False, direction=direction, is_proven=first.is_proven, signals=first.signals,
+        )  # fmt: skip
 
 
 def _distinct(read: Sequence[SampledWeights]) -> list[SampledWeights]:

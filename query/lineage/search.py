@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from indexer.errors import ModelError
 from query.lineage.candidates import Candidate, FactorStore, SampledWeights, best_group
-from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.evidence import Combinations, energy, residual
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.rules import Decision, LineageRules
 
 if TYPE_CHECKING:
@@ -72,7 +72,14 @@ class Search:
         if not decision.is_settled and not self.rules.is_sparse:
             decision = self._group() or decision
         decision = self._check_merged_parents(decision)
-        return decision if decision.edges else self._by_record()
+        likely = [pair for pair in self.unreadable if pair[0] >= self.rules.thresholds.record_gain]
+        if decision.edges or not likely:
+            return decision
+        # A likely parent cannot be read any more: what its record alone shows, where that is clear.
+        gain, parent = max(likely, key=lambda pair: pair[0])
+        evidence = "by its record alone: its weights cannot be read any more"
+        asked = self.rules.asked.model
+        return Decision((Edge(asked, parent.model, CONTINUED, 1.0, 1 - gain, evidence, parent_id=parent.model_id),))
 
     def _can_afford(self) -> bool:
         """Whether another model as large as the largest so far fits in the budget."""
@@ -181,13 +188,3 @@ class Search:
                 self._take(best)
         again = self.rules.decide(self.read)
         return again if again.is_settled else decision
-
-    def _by_record(self) -> Decision:
-        """If a likely parent cannot be read any more: what its record alone shows, where that is clear."""
-        likely = [pair for pair in self.unreadable if pair[0] >= self.rules.thresholds.record_gain]
-        if not likely:
-            return Decision()
-        gain, one = max(likely, key=lambda pair: pair[0])
-        evidence = "by its record alone: its weights cannot be read any more"
-        edge = Edge(self.rules.asked.model, one.model, CONTINUED, 1.0, 1 - gain, evidence, parent_id=one.model_id)
-        return Decision((edge,))

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.lineage.candidates import SAME_DAY, Candidate, SampledWeights
-from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN
 from query.lineage.evidence import SPACING, parent_fit
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN
 from query.lineage.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -211,10 +211,10 @@ class Siblings:
         """The model as a possible parent; None if it cannot be one."""
         key = one.candidate.model_id
         if key not in self._relatives:
-            self._relatives[key] = self._relative(one)
+            self._relatives[key] = self._measured(one)
         return self._relatives[key]
 
-    def _relative(self, one: SampledWeights) -> Relative | None:
+    def _measured(self, one: SampledWeights) -> Relative | None:
         thresholds = self.thresholds
         fit = parent_fit(self.m, one.parts)
         updates = shared_updates(self.m, one.parts, self.tokens)
@@ -331,17 +331,14 @@ class Siblings:
         """Whether ``one`` went another way from ``parent`` than the asked model did, which shares no more with it."""
         if one is parent or one.shared > parent.shared + self.thresholds.min_shared or parent.residual <= one.residual:
             return False
-        if not self._may_come_from(one.weights, parent.weights):
+        # By dates, angles and embeddings: may ``one`` have been continued from ``parent``?
+        first, second = one.weights, parent.weights
+        if self.dates and second.candidate.upload_order > first.candidate.upload_order:
             return False
-        cosine = sibling_cosine(self.m, one.weights.parts, parent.weights.parts)
-        return cosine < self.thresholds.sibling_cosine
-
-    def _may_come_from(self, one: SampledWeights, parent: SampledWeights) -> bool:
-        """Whether ``one`` may have been continued from ``parent``, by dates, angles and embeddings."""
-        if self.dates and parent.candidate.upload_order > one.candidate.upload_order:
-            return False
-        fit = parent_fit(one.parts, parent.parts)
+        fit = parent_fit(first.parts, second.parts)
         if abs(fit.cosine) > self.thresholds.max_cosine or abs(fit.cosine) >= abs(fit.reverse):
             return False
-        updates = shared_updates(one.parts, parent.parts, self.tokens)
-        return updates is None or updates.only_p <= 2
+        updates = shared_updates(first.parts, second.parts, self.tokens)
+        if updates is not None and updates.only_p > 2:
+            return False
+        return sibling_cosine(self.m, first.parts, second.parts) < self.thresholds.sibling_cosine

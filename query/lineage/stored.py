@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from query.lineage.edges import CONFIRMED, CONTRADICTED, NOT_DECLARED, UNRELATED, Edge
-from query.lineage.result import Lineage
+from query.lineage.result import CONFIRMED, CONTRADICTED, NOT_DECLARED, UNRELATED, Edge, Lineage
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
-
-
-# ---- declared parents ----
 
 
 @dataclass(frozen=True)
@@ -48,10 +44,8 @@ def declared_in(atlas: AtlasReader, names: Sequence[str], base: str) -> Declared
     rows = atlas.rows("SELECT base, aliases FROM bases WHERE base = ?", [base])
     own = {name.lower() for row in rows for name in (row["base"], *row["aliases"])}
     models = frozenset(name for name in names if name.lower() not in own)
-    known = atlas.rows("SELECT model FROM fine_tunes WHERE model IN (SELECT unnest(?::VARCHAR[]))", [list(models)])
-    return DeclaredParents(
-        models, frozenset(row["model"] for row in known), names_base=any(name.lower() in own for name in names)
-    )
+    rows = atlas.rows("SELECT model FROM fine_tunes WHERE model IN (SELECT unnest(?::VARCHAR[]))", [list(models)])
+    return DeclaredParents(models, frozenset(row["model"] for row in rows), any(name.lower() in own for name in names))
 
 
 def notes_on_card(
@@ -88,6 +82,8 @@ _EDGES = (
     "JOIN fine_tunes AS child ON child.model_id = lineage.model_id "
     "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id"
 )
+# Attributes of an edge that are columns of the table ``lineage`` with the same name.
+_COLUMNS = ("kind", "method", "coefficient", "card", "direction", "probability")
 
 
 def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
@@ -98,10 +94,8 @@ def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
     """
     from indexer.publish.stored_answers import LINEAGE, store_answers
 
-    keys = {
-        row["model"]: row["record_key"]
-        for row in atlas.rows("SELECT model, record_key FROM models WHERE base = ?", [base])
-    }
+    rows = atlas.rows("SELECT model, record_key FROM models WHERE base = ?", [base])
+    keys = {row["model"]: row["record_key"] for row in rows}
     now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
     lines: list[dict[str, Any]] = []
     for one in answers:
@@ -115,17 +109,12 @@ def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
                     "record_key": keys[one.model],
                     "parent": parent,
                     "parent_key": None if parent is None else keys.get(parent),
-                    "kind": edge.kind,
-                    "method": edge.method,
-                    "coefficient": edge.coefficient,
+                    **{name: getattr(edge, name) for name in _COLUMNS},
                     "left": edge.residual,
-                    "card": edge.card,
-                    "direction": edge.direction,
                     "evidence": edge.evidence,
                     "same": list(edge.same),
                     "bytes_read": one.bytes_read,
                     "answered_at": now,
-                    "probability": edge.probability,
                 }
             )
     if lines:
@@ -144,19 +133,9 @@ def stored_lineage(atlas: AtlasReader, model_id: int) -> Lineage | None:
         return None
     edges = tuple(_edge(row) for row in rows)
     model, base, answered_at = rows[0]["child"], rows[0]["base"], rows[0]["answered_at"]
-    return Lineage(
-        model=model,
-        base=base,
-        model_id=model_id,
-        edges=edges,
-        bytes_read=0,
-        models_read=0,
-        notes=(
-            f"This answer was stored in the atlas on {answered_at:%Y-%m-%d}; to read the weights again: `fresh=True`.",
-            *notes_on_card(atlas, model, declared_by(atlas, model_id, base), edges, base),
-        ),
-        answered_at=answered_at,
-    )
+    note = f"This answer was stored in the atlas on {answered_at:%Y-%m-%d}; to read the weights again: `fresh=True`."
+    notes = (note, *notes_on_card(atlas, model, declared_by(atlas, model_id, base), edges, base))
+    return Lineage(model, base, model_id, edges, 0, 0, notes, answered_at)
 
 
 def stored_edges(atlas: AtlasReader, base: str) -> list[Edge]:
@@ -169,14 +148,9 @@ def _edge(row: dict[str, Any]) -> Edge:
     return Edge(
         child=row["child"],
         parent=row["parent"] or (None if row["kind"] == UNRELATED else row["base"]),
-        kind=row["kind"],
-        coefficient=row["coefficient"],
         residual=row["left"],
         evidence=row["evidence"] or "",
-        method=row["method"],
-        direction=row["direction"],
-        card=row["card"],
-        probability=row["probability"],
         same=tuple(row["same"]),
         parent_id=row["parent_id"],
+        **{name: row[name] for name in _COLUMNS},
     )

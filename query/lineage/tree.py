@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from query.figures import THEMES, draw, label, new_figure, write_output
-from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED, Edge
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED, Edge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,35 +19,22 @@ KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RU
 DASHED = (0, (3, 2))
 
 
-@dataclass(frozen=True)
-class Position:
-    """Where a model is drawn: generations from the base, and rows from the top."""
-
-    column: int
-    row: float
-
-
 def around(edges: Sequence[Edge], model: str) -> list[Edge]:
     """The edges that lead from the base to ``model``, and from there to everything made from it."""
-    up = _closure(edges, model, lambda edge: (edge.child, edge.parent))
-    down = _closure(edges, model, lambda edge: (edge.parent, edge.child))
-    return [edge for edge in edges if edge.child in up or (edge.parent is not None and edge.parent in down)]
+
+    def closure(steps: list[tuple[str | None, str | None]]) -> set[str | None]:
+        reached: set[str | None] = {model}
+        while further := {to for start, to in steps if start in reached and to is not None} - reached:
+            reached |= further
+        return reached
+
+    up = closure([(edge.child, edge.parent) for edge in edges])
+    down = closure([(edge.parent, edge.child) for edge in edges])
+    return [edge for edge in edges if edge.child in up or edge.parent in down]
 
 
-def _closure(edges: Sequence[Edge], start: str, ends: Any) -> set[str]:
-    reached, waiting = {start}, [start]
-    while waiting:
-        here = waiting.pop()
-        for edge in edges:
-            near, far = ends(edge)
-            if near == here and far is not None and far not in reached:
-                reached.add(far)
-                waiting.append(far)
-    return reached
-
-
-def positions(edges: Sequence[Edge], base: str) -> dict[str, Position]:
-    """The position of the base and of every model: children one below the other, next to their first parent.
+def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
+    """The (generation, row from the top) of the base and of every model: children next to their first parent.
 
     Edges may contradict each other, as an atlas may come from anyone: an edge that would close a circle is skipped.
     """
@@ -70,19 +56,19 @@ def positions(edges: Sequence[Edge], base: str) -> dict[str, Position]:
         column(model, frozenset())
         first = next((one for one in above if columns.get(one, 0) < columns[model]), base)
         children.setdefault(first, []).append(model)
-    found: dict[str, Position] = {}
+    found: dict[str, tuple[int, float]] = {}
     row = 0.0
     waiting: list[tuple[str, bool]] = [(base, False)]
     while waiting:
         model, is_done = waiting.pop()
         below = children.get(model, [])
         if is_done:
-            found[model] = Position(columns[model], sum(found[one].row for one in below) / len(below))
+            found[model] = columns[model], sum(found[one][1] for one in below) / len(below)
         elif below:
             waiting.append((model, True))
             waiting.extend((one, False) for one in reversed(below))
         else:
-            found[model] = Position(columns[model], row)
+            found[model] = columns[model], row
             row += 1
     return found
 
@@ -91,51 +77,46 @@ def tree_figure(
     edges: Sequence[Edge], base: str, theme: str = "light", marked: str | None = None, ax: Axes | None = None
 ) -> Figure:
     """The tree. A merge has lines from all its parents; dashed lines have no known direction."""
+    from matplotlib.lines import Line2D
+
     found = positions(edges, base)
     colours = THEMES[theme]
-    columns = 1 + max(place.column for place in found.values())
-    rows = 1 + max(place.row for place in found.values())
+    columns = 1 + max(column for column, _ in found.values())
+    rows = 1 + max(row for _, row in found.values())
     figure, axes = new_figure(COLUMN * columns + MARGIN, min(ROW * rows + MARGIN, MAX_HEIGHT), theme, ax)
     axes.set_axis_off()
     for edge in edges:
-        start, end = found[edge.parent or base], found[edge.child]
-        middle = end.column - 0.35
+        (from_column, from_row), (column, row) = found[edge.parent or base], found[edge.child]
         axes.plot(
-            [start.column, middle, end.column - 0.03],
-            [-start.row, -end.row, -end.row],
+            [from_column, column - 0.35, column - 0.03],
+            [-from_row, -row, -row],
             color=_colour(edge.kind, colours.palette),
             linewidth=0.9,
             linestyle="-" if edge.direction == "known" else DASHED,
             solid_joinstyle="round",
             zorder=1,
         )
-    for model, place in found.items():
+    for model, (column, row) in found.items():
         is_marked = model in (base, marked)
-        axes.plot([place.column], [-place.row], ".", color=colours.ink, markersize=6 if is_marked else 3, zorder=3)
+        axes.plot([column], [-row], ".", color=colours.ink, markersize=6 if is_marked else 3, zorder=3)
         axes.annotate(
-            label(model, 40), (place.column, -place.row), xytext=(4, 0), textcoords="offset points", fontsize=6,
+            label(model, 40), (column, -row), xytext=(4, 0), textcoords="offset points", fontsize=6,
             verticalalignment="center", color=colours.ink, fontweight="bold" if is_marked else "normal", zorder=4,
             bbox={"facecolor": colours.background, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
         )  # fmt: skip
     axes.set_xlim(-0.1, columns - 1 + 0.95)
     axes.set_ylim(-rows, 1)
-    _legend(figure, edges, colours)
+    present = [kind for kind in KINDS if any(edge.kind == kind for edge in edges)]
+    handles = [Line2D([], [], color=_colour(kind, colours.palette), linewidth=1.2, label=kind) for kind in present]
+    if any(edge.direction != "known" for edge in edges):
+        handles.append(Line2D([], [], color=colours.ink, linestyle=DASHED, linewidth=1.0, label="direction unknown"))
+    style: dict[str, Any] = {"ncols": 4, "fontsize": 6, "frameon": False, "labelcolor": colours.ink}
+    figure.legend(handles=handles, loc="outside lower left", **style)
     return figure
 
 
 def _colour(kind: str, palette: Sequence[str]) -> str:
     return palette[KINDS.index(kind) % len(palette)] if kind in KINDS else palette[-1]
-
-
-def _legend(figure: Figure, edges: Sequence[Edge], colours: Any) -> None:
-    from matplotlib.lines import Line2D
-
-    present = [kind for kind in KINDS if any(edge.kind == kind for edge in edges)]
-    handles = [Line2D([], [], color=_colour(kind, colours.palette), linewidth=1.2, label=kind) for kind in present]
-    if any(edge.direction != "known" for edge in edges):
-        handles.append(Line2D([], [], color=colours.ink, linestyle=DASHED, linewidth=1.0, label="direction unknown"))
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=6, frameon=False,
-                  labelcolor=colours.ink)  # fmt: skip
 
 
 def write_tree(path: Path, edges: Sequence[Edge], base: str, theme: str = "light", marked: str | None = None) -> None:

@@ -18,7 +18,7 @@ from indexer.records.difference import (
 )
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
-from query.lookup import ResolvedModel, facts_of_record, thresholds, with_vector
+from query.lookup import ResolvedModel, facts_of_record, thresholds, vector_of
 from query.predict.heads import Head, head_of
 from query.statistics.neighbours import Floats
 
@@ -78,9 +78,9 @@ def target_of(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> 
             raise AtlasError(f"{reason}, and its config.json names no labels: nothing can be predicted from it.", "")
         note = f"{reason}: the prediction uses only its head."
         return Target(asked.name, asked.base, asked.author, asked.model_id, None, head, declared, (), (note,))
-    asked = with_vector(atlas, asked, representation)
+    vector = vector_of(atlas, asked, representation)
     duplicates = _duplicates(atlas, asked, facts)
-    return Target(asked.name, asked.base, asked.author, asked.model_id, asked.vector, head, declared, duplicates, ())
+    return Target(asked.name, asked.base, asked.author, asked.model_id, vector, head, declared, duplicates, ())
 
 
 def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Duplicate, ...]:

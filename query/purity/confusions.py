@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from query.purity.labels import Floats, LabelledOrder
 from query.statistics.neighbours import Integers
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 _BLOCK = 1 << 22  # pairs of models in memory at a time
 
@@ -44,11 +40,17 @@ def confused_pairs(trial: LabelledOrder) -> tuple[Confusion, ...]:
 
     Counts are pooled over the models of a dataset, and a neighbour counts once for every dataset that it names.
     """
+    from scipy.sparse import csr_array
+
     names = sorted({name for names in trial.labels for name in names})
+    number_of = {name: column for column, name in enumerate(names)}
+    pairs = [(row, number_of[name]) for row, found in enumerate(trial.labels) for name in found]
+    rows, columns = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
+    # (models, datasets): 1 if the model names the dataset.
+    member = csr_array((np.ones(len(pairs)), (rows, columns)), (len(trial.labels), len(names)))
     counts = np.zeros((len(names), len(names)))
     expected = np.zeros_like(counts)
     totals = np.zeros(len(names))
-    member = _members(trial, names)
     for rows, missed, others in _misses(trial):
         # (rows, datasets): neighbours and candidates that do not match, by the datasets they name.
         found, open_to = missed @ member, others @ member
@@ -57,17 +59,30 @@ def confused_pairs(trial: LabelledOrder) -> tuple[Confusion, ...]:
         totals += of @ number
         counts += of @ found
         expected += of @ (open_to * (number / np.maximum(choice, 1))[:, None])
-    return _ranked(names, counts, expected, np.maximum(totals, 1))
+    totals = np.maximum(totals, 1)
+    confusions = []
+    for one, other in combinations(range(len(names)), 2):
+        there, back = counts[one, other], counts[other, one]
+        if there + back:
+            confusions.append(
+                Confusion(
+                    dataset=names[one],
+                    taken_for=names[other],
+                    neighbours=int(there),
+                    share=float(there / totals[one]),
+                    chance=float(expected[one, other] / totals[one]),
+                    back_neighbours=int(back),
+                    back_share=float(back / totals[other]),
+                    back_chance=float(expected[other, one] / totals[other]),
+                    is_notable=bool(there > expected[one, other] and back > expected[other, one]),
+                )
+            )
 
+    def lift(pair: Confusion) -> float:
+        both = ((pair.share, pair.chance), (pair.back_share, pair.back_chance))
+        return min(share / chance if chance > 0 else 0.0 for share, chance in both)
 
-def _members(trial: LabelledOrder, names: list[str]) -> csr_array:
-    """(models, datasets): 1 if the model names the dataset."""
-    from scipy.sparse import csr_array
-
-    number = {name: column for column, name in enumerate(names)}
-    pairs = [(row, number[name]) for row, found in enumerate(trial.labels) for name in found]
-    rows, columns = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
-    return csr_array((np.ones(len(pairs)), (rows, columns)), (len(trial.labels), len(names)))
+    return tuple(sorted(confusions, key=lambda one: (not one.is_notable, -lift(one), one.dataset, one.taken_for)))
 
 
 def _misses(trial: LabelledOrder) -> Iterator[tuple[Integers, Floats, Floats]]:
@@ -86,29 +101,3 @@ def _misses(trial: LabelledOrder) -> Iterator[tuple[Integers, Floats, Floats]]:
         lists = trial.order[rows].astype(np.intp)
         np.put_along_axis(near, lists, everyone < limits[rows, None], axis=1)
         yield rows, (near[:, :count] & others).astype(np.float64), others.astype(np.float64)
-
-
-def _ranked(names: list[str], counts: Floats, expected: Floats, totals: Floats) -> tuple[Confusion, ...]:
-    found = []
-    for one, other in combinations(range(len(names)), 2):
-        there, back = counts[one, other], counts[other, one]
-        if there + back:
-            found.append(
-                Confusion(
-                    dataset=names[one],
-                    taken_for=names[other],
-                    neighbours=int(there),
-                    share=float(there / totals[one]),
-                    chance=float(expected[one, other] / totals[one]),
-                    back_neighbours=int(back),
-                    back_share=float(back / totals[other]),
-                    back_chance=float(expected[other, one] / totals[other]),
-                    is_notable=bool(there > expected[one, other] and back > expected[other, one]),
-                )
-            )
-    lift = {pair: min(_lift(pair.share, pair.chance), _lift(pair.back_share, pair.back_chance)) for pair in found}
-    return tuple(sorted(found, key=lambda pair: (not pair.is_notable, -lift[pair], pair.dataset, pair.taken_for)))
-
-
-def _lift(share: float, chance: float) -> float:
-    return share / chance if chance > 0 else 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,17 +61,15 @@ class LabelledOrder:
         self.pool = len(order) - np.bincount(excluded)[excluded]  # |C_f|
         self.looked_at = None if k is None else np.minimum(k, self.pool)
 
-    def _sharing(self, kind_sizes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """How many models share a dataset with each kind, including those of the kind itself."""
-        return np.bincount(self.share_left, weights=kind_sizes[self.share_right], minlength=len(kind_sizes))
-
     def matching(self, sweep_kinds: Integers, sizes: Integers | None = None) -> Integers:
         """m_f: how many candidates share a dataset with each model if the sweeps have these kinds.
 
         ``sizes``: how many models of each sweep count; by default all.
         """
         counted = self.sweeps.sizes if sizes is None else sizes
-        everyone = self._sharing(np.bincount(sweep_kinds, weights=counted, minlength=len(self.share)))
+        of_kind = np.bincount(sweep_kinds, weights=counted, minlength=len(self.share))
+        # How many models share a dataset with each kind, including those of the kind itself.
+        everyone = np.bincount(self.share_left, weights=of_kind[self.share_right], minlength=len(of_kind))
         shared = self.share[sweep_kinds[self.own_left], sweep_kinds[self.own_right]]
         own = np.bincount(self.own_left, weights=shared * counted[self.own_right])
         return (everyone[sweep_kinds] - own).astype(np.intp)[self.sweeps.of_model]

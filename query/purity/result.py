@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ _TITLES = {
     "confusion": "taken for each other more often than by chance, in both directions",
 }
 _BREAKDOWNS = ("by_dataset", "by_model", "confusions")
+_WIDE = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,19 @@ class PurityResult(Drawn, PurityScore):
 
     def to_dict(self, *, by_model: bool = False, confusions: bool = False) -> dict[str, Any]:
         """The documented JSON object; rows of single models and of confused pairs only on request."""
+
+        def rows(score: PurityScore, name: str) -> list[dict[str, Any]]:
+            return [asdict(row) for row in getattr(score, name)]
+
+        other = self.cross_author
         result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
         result |= _numbers(self)
-        result["cross_author"] = _numbers(self.cross_author) | {"by_dataset": _rows(self.cross_author.by_dataset)}
-        result |= {"by_dataset": _rows(self.by_dataset), "notes": list(self.notes)}
+        result["cross_author"] = _numbers(other) | {"by_dataset": rows(other, "by_dataset")}
+        result |= {"by_dataset": rows(self, "by_dataset"), "notes": list(self.notes)}
         if confusions:
-            result["confusions"] = _rows(self.confusions)
-            result["cross_author"]["confusions"] = _rows(self.cross_author.confusions)
-        return result | ({"by_model": _rows(self.by_model)} if by_model else {})
+            result["confusions"] = rows(self, "confusions")
+            result["cross_author"]["confusions"] = rows(other, "confusions")
+        return result | ({"by_model": rows(self, "by_model")} if by_model else {})
 
     def to_rows(self, by: str = "dataset") -> list[dict[str, Any]]:
         """A row for each scored dataset or (``by="model"``) model; ``cross_author_…``: among other authors' models.
@@ -161,17 +166,46 @@ class PurityResult(Drawn, PurityScore):
             return {"base": self.base, "representation": self.representation, "candidates": self.candidates}
         rows = self.to_rows(by)
         if by == "confusion" and not details:
+            # Of the neighbours on other data, the share on the other dataset, in both directions.
             others = "by other authors" if self.cross_author.confusions else "all"
-            rows = [_directions(row) for row in rows if row["among"] == others and row["is_notable"]]
-        shown = rows if details else [_short(row) for row in rows[:_SHOWN]]
-        title = _TITLES[by] + ("" if details or len(rows) <= _SHOWN else f", the first {_SHOWN} of {len(rows)}")
-        forms = {"all": self, "by other authors": self.cross_author}
-        return {
-            "base": self.base,
-            "representation": self.representation,
-            "neighbours": [_line(name, form) for name, form in forms.items()],
-            **({title: shown} if shown else {}),
-        }
+            rows = [
+                {
+                    "dataset": row["dataset"],
+                    "taken for": row["taken_for"],
+                    "share": row["share"],
+                    "chance": row["chance"],
+                    "back": row["back_share"],
+                    "back chance": row["back_chance"],
+                    "neighbours": row["neighbours"] + row["back_neighbours"],
+                }
+                for row in rows
+                if row["among"] == others and row["is_notable"]
+            ]
+        title = _TITLES[by]
+        if not details:
+            title += "" if len(rows) <= _SHOWN else f", the first {_SHOWN} of {len(rows)}"
+            rows = [
+                {
+                    name: decimal(value) if isinstance(value, float) else value
+                    for name, value in row.items()
+                    if name not in _WIDE
+                }
+                for row in rows[:_SHOWN]
+            ]
+        neighbours = [
+            {
+                "among": among,
+                "purity": decimal(score.purity),
+                "95 %": "" if score.ci_low is None else span(score.ci_low, score.ci_high),
+                "chance": decimal(score.chance),
+                "p": score.p_value,
+                "models": score.models,
+                "datasets": score.datasets,
+            }
+            for among, score in (("all", self), ("by other authors", self.cross_author))
+        ]
+        whole = {"base": self.base, "representation": self.representation, "neighbours": neighbours}
+        return whole | ({title: rows} if rows else {})
 
 
 def verdict(result: PurityResult) -> list[str]:
@@ -206,38 +240,3 @@ def verdict(result: PurityResult) -> list[str]:
 def _numbers(score: PurityScore) -> dict[str, Any]:
     names = [field.name for field in fields(PurityScore) if field.name not in _BREAKDOWNS]
     return {name: getattr(score, name) for name in names}
-
-
-def _rows(rows: Sequence[DatasetPurity | ModelPurity | Confusion]) -> list[dict[str, Any]]:
-    return [asdict(row) for row in rows]
-
-
-def _line(name: str, score: PurityScore) -> dict[str, Any]:
-    return {
-        "among": name,
-        "purity": decimal(score.purity),
-        "95 %": "" if score.ci_low is None else span(score.ci_low, score.ci_high),
-        "chance": decimal(score.chance),
-        "p": score.p_value,
-        "models": score.models,
-        "datasets": score.datasets,
-    }
-
-
-def _directions(row: dict[str, Any]) -> dict[str, Any]:
-    """A pair for the table: of the neighbours on other data, the share on the other dataset."""
-    return {
-        "dataset": row["dataset"],
-        "taken for": row["taken_for"],
-        "share": row["share"],
-        "chance": row["chance"],
-        "back": row["back_share"],
-        "back chance": row["back_chance"],
-        "neighbours": row["neighbours"] + row["back_neighbours"],
-    }
-
-
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    left_out = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
-    kept = {name: value for name, value in row.items() if name not in left_out}
-    return {name: decimal(value) if isinstance(value, float) else value for name, value in kept.items()}

@@ -66,15 +66,19 @@ def purity(
         scores = []
         # Leaving out a model's author also leaves out the model, so one table serves both in turn.
         kin = np.arange(len(rows), dtype=np.intp) if trees is None else codes_of(trees[rows].tolist())
-        families = authors if trees is None else _joined(authors, kin)
+        families = authors
+        if trees is not None:  # models joined by an author or a family tree, directly or through others
+            pairs = [(row, -1 - author) for row, author in enumerate(authors.tolist())]
+            pairs += [(row, len(rows) + tree) for row, tree in enumerate(kin.tolist())]
+            families = components(range(len(rows)), pairs)
         reach = _reach(labels, authors, families, k)
         order = neighbour_order(population.vectors, rows, population.blocks, reach)
         for form, excluded in enumerate((kin, families)):
             leave_out(order, excluded)
             trial = LabelledOrder(order, excluded, labels, k)
             score = _score(trial, authors, names, draws, np.random.default_rng([seed, form]))
-            pairs = confused_pairs(trial) if confusions and score.models else ()
-            scores.append(replace(score, confusions=pairs))
+            found = confused_pairs(trial) if confusions and score.models else ()
+            scores.append(replace(score, confusions=found))
     else:
         scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
     return PurityResult(
@@ -98,22 +102,26 @@ def _reach(labels: Sequence[frozenset[str]], authors: Integers, families: Intege
     return reach
 
 
-def _joined(authors: Integers, kin: Integers) -> Integers:
-    """Groups of models joined by an author or a family tree, directly or through others."""
-    first: dict[int, int] = {}
-    pairs = [(row, first.setdefault(int(author), row)) for row, author in enumerate(authors)]
-    root: dict[int, int] = {}
-    pairs += [(row, root.setdefault(int(tree), row)) for row, tree in enumerate(kin)]
-    return components(range(len(authors)), pairs)
-
-
 def _score(
     trial: LabelledOrder, authors: Integers, names: Sequence[str], draws: int, rng: np.random.Generator
 ) -> PurityScore:
     """The score of the observed labels."""
     scored, neighbours, purity, chance = trial.evaluate(trial.sweep_kinds)
     if not len(scored):
-        return PurityScore(0, len(names), 0, note=_why_nothing(trial, authors))
+        if len(authors) == 1:
+            note = "Only one model has both a vector and a known dataset."
+        elif len(set(trial.excluded.tolist())) == len(authors):
+            note = "No two models share a dataset."
+        elif len(set(authors.tolist())) == 1:
+            note = "All models with a known dataset are by one author."
+        else:
+            note = "No dataset has models by two authors."
+        return PurityScore(0, len(names), 0, note=note)
+    ways, note = trial.sweeps.ways, ""
+    if chance.min() == 1.0:
+        note = "Every candidate of every scored model matches it, so purity is 1 whatever the vectors are."
+    elif ways < 20:
+        note = f"The labels can be permuted in only {ways} ways, so p is at least {1 / ways:.2g}."
     by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
     ends = interval(trial, authors, scored, purity)
     observed = float((purity - chance).mean()) - _TIE
@@ -132,30 +140,12 @@ def _score(
         authors=len(np.unique(authors[scored])),
         p_value=(1 + at_least) / (1 + draws),
         by_dataset=tuple(by_dataset),
-        note=_caution(trial, chance),
+        note=note,
         by_model=tuple(
             ModelPurity(names[f], tuple(sorted(trial.labels[f])), int(looked), float(p), float(c))
             for f, looked, p, c in zip(scored, neighbours, purity, chance, strict=True)
         ),
     )
-
-
-def _why_nothing(trial: LabelledOrder, authors: Integers) -> str:
-    if len(authors) == 1:
-        return "Only one model has both a vector and a known dataset."
-    if len(set(trial.excluded.tolist())) == len(authors):
-        return "No two models share a dataset."
-    if len(set(authors.tolist())) == 1:
-        return "All models with a known dataset are by one author."
-    return "No dataset has models by two authors."
-
-
-def _caution(trial: LabelledOrder, chance: Floats) -> str:
-    """What a reader must know before quoting the numbers."""
-    if chance.min() == 1.0:
-        return "Every candidate of every scored model matches it, so purity is 1 whatever the vectors are."
-    ways = trial.sweeps.ways
-    return f"The labels can be permuted in only {ways} ways, so p is at least {1 / ways:.2g}." if ways < 20 else ""
 
 
 # ---- intervals: purity without one author at a time
