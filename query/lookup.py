@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from indexer.deltas.single import Described
     from indexer.profiles.single import Reference
     from indexer.records.record import Record
-    from indexer.vectors.published import Published, PublishedBase
+    from indexer.vectors.published import PublishedBase
     from query.reader import AtlasReader, IndexedModel
 
 
@@ -143,6 +143,7 @@ def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representat
     described, published_base = describe_unindexed(atlas, reference, base)
     from indexer.deltas.single import read_model
     from indexer.records.representation import representation_named
+    from indexer.vectors.segments import normalised
 
     chosen = representation_named(representation)
     with _reading(atlas, reference):
@@ -155,7 +156,14 @@ def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representat
             f"Publish it again: index represent {representation}",
         )
     initialisation = _initialisation(atlas, record)
-    vector = _as_published(atlas, record, published, initialisation)
+    # With the length and the centre of the atlas's vectors; None for a copy.
+    whole = representation_named(representation, published.choice.budget).vector(record)
+    vector = normalised(whole)
+    if vector is not None and published.masks.blocks and published.centre is not None:
+        if (centre := atlas.centre(published.base, representation)) is None:
+            vector = None
+        else:
+            vector = centre.centred(whole[None, :], centre.group_of(record.vector_group, initialisation))[0]
     same: IndexedModel | None = None
     if reference.folder is not None:
         same = _same_content(atlas, identity.commit, identity.base)
@@ -181,7 +189,13 @@ def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representat
 
 def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
     """What a model that is not indexed says of itself, and the base to compare it with. Raises AtlasError."""
-    _refuse_misnamed(atlas, reference)
+    if reference.folder is None and reference.revision is None:
+        # A base, or a bare name that resembles one of the atlas: not worth a question to the Hub.
+        if (is_base := _is_base(atlas, reference.id)) is not None:
+            raise is_base
+        if "/" not in reference.id and nearest(reference.id, _indexed_names(atlas)):
+            hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
+            raise unknown_model(atlas, reference.id, hint)
     require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
     from indexer.deltas.single import describe
 
@@ -222,24 +236,6 @@ def _initialisation(atlas: AtlasReader, record: Record) -> int | None:
     sketches = from_texts(texts, len(record.deltas))
     found = agreement(sketches[:1], sketches[1:])[0]
     return rows[int(found.argmax())]["initialisation"] if len(found) and found.max() >= ALIKE else None
-
-
-def _as_published(
-    atlas: AtlasReader, record: Record, published: Published, initialisation: int | None
-) -> NDArray[np.float32] | None:
-    """The vector of a record, with the length and the centre of the atlas's vectors. None for a copy."""
-    from indexer.records.representation import representation_named
-    from indexer.vectors.segments import normalised
-
-    vector = representation_named(published.representation, published.choice.budget).vector(record)
-    if not published.masks.blocks or published.centre is None:
-        return normalised(vector)
-    centre = atlas.centre(published.base, published.representation)
-    if centre is None or normalised(vector) is None:
-        return None
-    group = centre.group_of(record.vector_group, initialisation)
-    centred: NDArray[np.float32] = centre.centred(vector[None, :], group)[0]
-    return centred
 
 
 def model_of_folder(atlas: AtlasReader, reference: ModelRef, base: str | None) -> IndexedModel | None:
@@ -285,9 +281,7 @@ def reference_of(atlas: AtlasReader, model: str, base: str | None) -> Reference:
 
 
 def _commit_of(atlas: AtlasReader, base: str) -> str:
-    (row,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [base])
-    commit: str = row["commit"]
-    return commit
+    return str(atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [base])[0]["commit"])
 
 
 # ---- names that are not known
@@ -323,17 +317,6 @@ def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
         f"{name} is not in this atlas" + (f"; closest ids: {close}." if close else "."),
         hint or "Check the spelling, or give the path of a checkpoint folder.",
     )
-
-
-def _refuse_misnamed(atlas: AtlasReader, reference: ModelRef) -> None:
-    """Raise AtlasError for a base, and for a bare name that resembles one of the atlas, without asking the Hub."""
-    if reference.folder is not None or reference.revision is not None:
-        return
-    if (is_base := _is_base(atlas, reference.id)) is not None:
-        raise is_base
-    if "/" not in reference.id and nearest(reference.id, _indexed_names(atlas)):
-        hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
-        raise unknown_model(atlas, reference.id, hint)
 
 
 def _is_base(atlas: AtlasReader, name: str) -> AtlasError | None:

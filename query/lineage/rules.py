@@ -112,14 +112,12 @@ class LineageRules:
         kind: str,
         residual: float,
         evidence: str,
-        *,
-        is_settled: bool = True,
-        **facts: Any,
+        direction: str = "known",
     ) -> Decision:
-        """A decision for one parent; ``same``: the models that the weights cannot distinguish from it."""
+        """A settled decision for one parent; ``same``: the models that the weights cannot distinguish from it."""
         names = tuple(one.candidate.model for one in same)
-        edge = self._edge(parent.candidate, kind, 1.0, residual, evidence, same=names, **facts)
-        return Decision((edge,), is_settled)
+        edge = self._edge(parent.candidate, kind, 1.0, residual, evidence, direction=direction, same=names)
+        return Decision((edge,), is_settled=True)
 
     # ---- models that cannot be a parent ----
 
@@ -182,7 +180,7 @@ class LineageRules:
             residual = parent_fit(self.m, first.parts).residual
             return self._one_parent(first, others, RECAST, residual, f"the same weights, stored as {self.m.precision}")
         direction = "known" if self.siblings.has_order(first.candidate) else "unknown"
-        return self._one_parent(first, others, COPY, 0.0, "the same weights", direction=direction)
+        return self._one_parent(first, others, COPY, 0.0, "the same weights", direction)
 
     def _quantised(self, read: Sequence[SampledWeights]) -> Decision | None:
         """Its weights lie on the levels of a quantiser; the source is the model that rounds to them."""
@@ -354,12 +352,8 @@ class LineageRules:
         chosen = self.siblings.parent_among(relatives)
         if chosen is None:
             return None
-        first, same = chosen
-        direction = "known" if first.is_direction_known else "unknown"
-        return self._one_parent(
-            first.weights, same, first.kind, first.residual, first.evidence,
-            is_settled=False, direction=direction, is_proven=first.is_proven, signals=first.signals,
-        )  # fmt: skip
+        edge, same = chosen
+        return Decision((replace(edge, same=tuple(one.candidate.model for one in same)),))
 
 
 def _distinct(read: Sequence[SampledWeights]) -> list[SampledWeights]:

@@ -6,10 +6,9 @@ update of each row is, and whether a relative moved the same way outside of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from query.lineage.candidates import SAME_DAY, Candidate, SampledWeights
 from query.lineage.evidence import SPACING, parent_fit
-from query.lineage.result import CONTINUED, CONTINUED_OR_RUN
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -53,13 +52,9 @@ class SharedUpdates:
 
 def shared_updates(m: ModelParts, p: ModelParts, base: ModelParts | None) -> SharedUpdates | None:
     """See :class:`SharedUpdates`; None if one of the three has no embeddings, or of another shape."""
-    if base is None or m.tokens is None or p.tokens is None or base.tokens is None:
+    if base is None or not _are_comparable(m, p, base):
         return None
-    if not m.tokens.shape == p.tokens.shape == base.tokens.shape:
-        return None
-    of_m = _compare(m.tokens, base.tokens, _blur(m, base))
-    of_p = _compare(p.tokens, base.tokens, _blur(p, base))
-    between = _compare(m.tokens, p.tokens, _blur(m, p))
+    of_m, of_p, between = _compare(m, base), _compare(p, base), _compare(m, p)
     in_both = (of_m == _DIFFERENT) & (of_p == _DIFFERENT)
     return SharedUpdates(
         shared=int(np.count_nonzero((between == _ALIKE) & in_both)),
@@ -74,15 +69,10 @@ def rows_lost_by(s: ModelParts, m: ModelParts, p: ModelParts, base: ModelParts |
 
     0 if one of the models has no embeddings to compare, or has them rounded: rounded rows are equal to many others.
     """
-    if base is None or any(one.precision != "float32" for one in (m, p, s)):
+    if base is None or any(one.precision != "float32" for one in (m, p, s)) or not _are_comparable(m, p, s, base):
         return 0
-    if m.tokens is None or p.tokens is None or s.tokens is None or base.tokens is None:
-        return 0
-    if not m.tokens.shape == p.tokens.shape == s.tokens.shape == base.tokens.shape:
-        return 0
-    is_of_p = _compare(m.tokens, p.tokens, _BLUR) == _ALIKE
-    is_of_p &= _compare(p.tokens, base.tokens, _blur(p, base)) == _DIFFERENT
-    return int(np.count_nonzero(is_of_p & (_compare(m.tokens, s.tokens, _BLUR) == _DIFFERENT)))
+    is_of_p = (_compare(m, p) == _ALIKE) & (_compare(p, base) == _DIFFERENT)
+    return int(np.count_nonzero(is_of_p & (_compare(m, s) == _DIFFERENT)))
 
 
 @dataclass(frozen=True)
@@ -106,17 +96,22 @@ def row_updates(m: ModelParts, p: ModelParts) -> RowUpdates | None:
     change = m.tokens.astype(np.float64) - p.tokens
     square = np.square(change).mean(axis=1)
     evenness = np.square(np.abs(change).mean(axis=1)) / np.where(square == 0, 1, square)
-    return RowUpdates(_compare(m.tokens, p.tokens, _blur(m, p)) == _DIFFERENT, evenness)
+    return RowUpdates(_compare(m, p) == _DIFFERENT, evenness)
 
 
-def _blur(first: ModelParts, second: ModelParts) -> float:
-    """How far apart rows may be, relative to their norm, that were equal before they were stored."""
-    return max(_BLUR, 0.75 * SPACING[first.precision], 0.75 * SPACING[second.precision])
+def _are_comparable(*models: ModelParts) -> bool:
+    """Whether all have token embeddings, of one shape."""
+    shapes = {None if one.tokens is None else one.tokens.shape for one in models}
+    return None not in shapes and len(shapes) == 1
 
 
-def _compare(first: Floats, second: Floats, blur: float) -> NDArray[np.int8]:
-    """For each row whether one is a multiple of the other: _ALIKE, _DIFFERENT, or _UNCLEAR between."""
-    a, b = first.astype(np.float64), second.astype(np.float64)
+def _compare(first: ModelParts, second: ModelParts) -> NDArray[np.int8]:
+    """For each token whether one row is a multiple of the other: _ALIKE, _DIFFERENT, or _UNCLEAR between."""
+    assert first.tokens is not None
+    assert second.tokens is not None
+    # How far apart rows may be, relative to their norm, that were equal before they were stored.
+    blur = max(_BLUR, 0.75 * SPACING[first.precision], 0.75 * SPACING[second.precision])
+    a, b = first.tokens.astype(np.float64), second.tokens.astype(np.float64)
     square = (b * b).sum(axis=1)
     scale = (a * b).sum(axis=1) / np.where(square == 0, 1, square)
     left = np.linalg.norm(a - scale[:, None] * b, axis=1)
@@ -165,20 +160,15 @@ def _project_out(matrix: Floats, u: Floats, vt: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Relative:
-    """A model that the asked one may have been continued from.
+    """A model that the asked one may have been continued from, and the edge if it was.
 
-    ``shared``: token embeddings of its training that are equal in the asked model. ``kind`` to ``signals``: see
-    ``Edge``.
+    ``shared``: token embeddings of its training that are equal in the asked model. ``updates``: of the asked model.
     """
 
     weights: SampledWeights
-    kind: str
-    residual: float
-    evidence: str
-    is_direction_known: bool
-    is_proven: bool
+    edge: Edge
     shared: int
-    signals: Mapping[str, float]
+    updates: RowUpdates | None
 
 
 class Siblings:
@@ -193,7 +183,7 @@ class Siblings:
         self.asked, self.m, self.tokens, self.thresholds, self.dates = asked, m, tokens, thresholds, dates
         self.ruled_out: set[int] = set()
         self._relatives: dict[int, Relative | None] = {}
-        self._updates: dict[int, RowUpdates | None] = {}
+        self._updates_from_base = None if tokens is None else row_updates(m, tokens)
 
     def has_order(self, other: Candidate) -> bool:
         """Whether dates show which was there first. It is then the other: later models are left out before."""
@@ -224,31 +214,34 @@ class Siblings:
         is_ordered = self.has_order(one.candidate) or (updates is not None and updates.only_m > thresholds.min_shared)
         if not is_ordered and abs(fit.cosine) > abs(fit.reverse) + thresholds.reversed_cosine:
             return None  # of the two, p looks like the one that was continued from m
-        tokens, share = self._more_even(self._updates_from(one), self._updates_from_base)
+        row_changes = None if self.tokens is None else row_updates(self.m, one.parts)
+        tokens, share = self._more_even(row_changes, self._updates_from_base)
         is_same_sweep = self.is_run_of_same_sweep(one.candidate)
         # Named as in the studies that calibrated the probabilities.
         signals: dict[str, float] = {
             "left": fit.residual, "cosine": fit.cosine, "reverse": fit.reverse, "equal": fit.equal, "words": tokens,
             "flatter": share, "sister": is_same_sweep,
         }  # fmt: skip
-        shared = 0
         if updates is not None:
-            shared = updates.shared
-            signals |= {name: getattr(updates, name) for name in ("shared", "only_m", "only_p", "both")}
+            signals |= asdict(updates)
+        shared = 0 if updates is None else updates.shared
 
-        def relative(kind: str, evidence: str, is_direction_known: bool, is_proven: bool, inherited: int) -> Relative:
-            return Relative(one, kind, fit.residual, evidence, is_direction_known, is_proven, inherited, signals)
+        def relative(evidence: str, is_known: bool, is_proven: bool, shared: int, kind: str = CONTINUED) -> Relative:
+            parent, direction = one.candidate, "known" if is_known else "unknown"
+            edge = Edge(
+                self.asked.model, parent.model, kind, 1.0, fit.residual, evidence, direction=direction,
+                parent_id=parent.model_id, is_proven=is_proven, signals=signals,
+            )  # fmt: skip
+            return Relative(one, edge, shared, row_changes)
 
-        is_direction_known = is_ordered or is_upright
         if fit.equal > 0:
-            evidence = "matrices of its training, inherited"
-            return relative(CONTINUED, evidence, is_direction_known, True, shared)
+            return relative("matrices of its training, inherited", is_ordered or is_upright, True, shared)
         if updates is not None and shared >= thresholds.min_shared:
             is_weak = shared < thresholds.weak_share * (shared + updates.both)
             if is_weak and fit.residual > thresholds.weak_residual:
                 return None
             evidence = f"{shared} embeddings of its training, inherited"
-            return relative(CONTINUED, evidence, is_direction_known, not is_weak, shared)
+            return relative(evidence, is_ordered or is_upright, not is_weak, shared)
         if fit.residual > thresholds.max_residual or not is_upright:
             return None
         # A model trained on the same data again may go on in the parent's direction; then its tokens must show that.
@@ -260,26 +253,29 @@ class Siblings:
         if can_compare and share <= 0.5 - 1 / np.sqrt(tokens):
             self.ruled_out.add(one.candidate.model_id)
             return None  # fewer trainings lie between m and the base than between m and p
-        evidence = "its change, and one of another direction"
-        if share < thresholds.more_even_than_run if can_compare else is_same_sweep:
-            return relative(CONTINUED_OR_RUN, evidence, False, False, 0)
-        return relative(CONTINUED, evidence, True, False, 0)
+        is_run = share < thresholds.more_even_than_run if can_compare else is_same_sweep
+        kind = CONTINUED_OR_RUN if is_run else CONTINUED
+        return relative("its change, and one of another direction", not is_run, False, 0, kind)
 
-    def parent_among(self, relatives: Sequence[Relative]) -> tuple[Relative, list[SampledWeights]] | None:
-        """The parent, and the models that the weights cannot distinguish from it; None if all are ruled out."""
+    def parent_among(self, relatives: Sequence[Relative]) -> tuple[Edge, list[SampledWeights]] | None:
+        """The edge from the parent, and the models that the weights cannot distinguish from it; None without any."""
+
+        def is_known(one: Relative) -> bool:
+            return one.edge.direction == "known"
+
         found = [one for one in relatives if not any(self._is_superseded(one, other) for other in relatives)]
         # Where all are ruled out by each other in a circle, this decides nothing.
         found = [one for one in found if not any(self._is_farther(one, other) for other in found)] or found
-        found = [one for one in found if one.is_proven or not any(other.is_proven for other in found)]
-        found = [one for one in found if one.is_direction_known or not any(other.is_direction_known for other in found)]
+        found = [one for one in found if one.edge.is_proven or not any(other.edge.is_proven for other in found)]
+        found = [one for one in found if is_known(one) or not any(map(is_known, found))]
         found = [one for one in found if not any(self._is_sibling(one, other) for other in found)]
         if not found:
             return None
         most = max(one.shared for one in found) - self.thresholds.min_shared
         near = [one for one in found if one.shared >= most]
-        first = min(near, key=lambda one: (round(one.residual, 9), one.weights.candidate.upload_order))
-        same = [one.weights for one in near if one is not first and abs(one.residual - first.residual) < 1e-9]
-        return first, same
+        first = min(near, key=lambda one: (round(one.edge.residual, 9), one.weights.candidate.upload_order))
+        alike = [one for one in near if one is not first and abs(one.edge.residual - first.edge.residual) < 1e-9]
+        return first.edge, [one.weights for one in alike]
 
     def _is_superseded(self, one: Relative, parent: Relative) -> bool:
         """Whether the asked model has embeddings of ``parent`` that ``one`` changed, and none the other way."""
@@ -295,9 +291,9 @@ class Siblings:
         """
         if one is parent or one.shared > parent.shared + self.thresholds.min_shared:
             return False
-        if one.is_direction_known and not parent.is_direction_known:
+        if one.edge.direction == "known" and parent.edge.direction != "known":
             return False
-        tokens, share = self._more_even(self._updates_from(parent.weights), self._updates_from(one.weights))
+        tokens, share = self._more_even(parent.updates, one.updates)
         return self._is_enough(tokens, share, self.thresholds.more_even)
 
     def _is_enough(self, tokens: int, share: float, least: float) -> bool:
@@ -317,19 +313,11 @@ class Siblings:
         tokens = int(np.count_nonzero(comparable))
         return tokens, float(np.mean(first.evenness[comparable] > second.evenness[comparable])) if tokens else 0.5
 
-    def _updates_from(self, other: SampledWeights) -> RowUpdates | None:
-        key = other.candidate.model_id
-        if key not in self._updates:
-            self._updates[key] = row_updates(self.m, other.parts) if self.tokens else None
-        return self._updates[key]
-
-    @cached_property
-    def _updates_from_base(self) -> RowUpdates | None:
-        return row_updates(self.m, self.tokens) if self.tokens else None
-
     def _is_sibling(self, one: Relative, parent: Relative) -> bool:
         """Whether ``one`` went another way from ``parent`` than the asked model did, which shares no more with it."""
-        if one is parent or one.shared > parent.shared + self.thresholds.min_shared or parent.residual <= one.residual:
+        if one is parent or one.shared > parent.shared + self.thresholds.min_shared:
+            return False
+        if parent.edge.residual <= one.edge.residual:
             return False
         # By dates, angles and embeddings: may ``one`` have been continued from ``parent``?
         first, second = one.weights, parent.weights
