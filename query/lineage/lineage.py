@@ -83,15 +83,13 @@ def lineage(
     return Tracer(atlas, published.base, dates=dates, thresholds=thresholds).of_described(described)
 
 
-def every_lineage(
-    atlas: AtlasReader, base: str | None = None, *, dates: bool = True, thresholds: Thresholds | None = None
-) -> Iterator[Lineage]:
+def every_lineage(atlas: AtlasReader, base: str | None = None, *, dates: bool = True) -> Iterator[Lineage]:
     """The lineage of every indexed model of a base, oldest first, from its weights.
 
     A model that cannot be read has a ``failure``, and its stored answer if there is one. After MAX_FAILURES models in
     a row for which the Hub did not answer, the others are not read.
     """
-    tracer = Tracer(atlas, atlas.base_named(base), dates=dates, thresholds=thresholds)
+    tracer = Tracer(atlas, atlas.base_named(base), dates=dates)
     in_a_row, failure = 0, ""
     for model_id in tracer.indexed():
         if in_a_row < MAX_FAILURES:
@@ -106,8 +104,11 @@ def every_lineage(
                     in_a_row, failure = in_a_row + 1, f"the Hub does not answer: {cause.detail}"
                 else:
                     in_a_row, failure = 0, error.message
-        answer = stored_lineage(atlas, model_id) or Lineage(tracer.name_of(model_id), tracer.base, model_id, (), 0, 0)
-        yield replace(answer, notes=(), failure=failure)
+        stored = stored_lineage(atlas, model_id)
+        if stored is None:
+            (row,) = atlas.rows("SELECT model FROM fine_tunes WHERE model_id = ?", [model_id])
+            stored = Lineage(row["model"], tracer.base, model_id, (), 0, 0)
+        yield replace(stored, notes=(), failure=failure)
 
 
 class Tracer:
@@ -146,10 +147,6 @@ class Tracer:
             "SELECT model_id FROM models WHERE base = ? ORDER BY created NULLS LAST, model_id", [self.base]
         )
         return [row["model_id"] for row in rows]
-
-    def name_of(self, model_id: int) -> str:
-        """The model's id on the Hub."""
-        return str(self.atlas.rows("SELECT model FROM fine_tunes WHERE model_id = ?", [model_id])[0]["model"])
 
     def of_indexed(self, model_id: int) -> Lineage:
         """The lineage of a model of the atlas. Raises AtlasError if its weights cannot be read."""

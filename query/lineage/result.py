@@ -101,13 +101,10 @@ class Edge:
 class _Drawn(Drawn):
     """One model or several: a table of edges, and a tree."""
 
-    OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
+    IS_LIST = True
     SHOW_HEADLINE = True
-
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The rows; the wide columns only with ``details``."""
-        wide = () if details else ("same", "bytes_read", "told")
-        return [{name: value for name, value in row.items() if name not in wide} for row in self.to_rows()]
+    DETAILS = ("same", "bytes_read", "told")
+    OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,10 +156,6 @@ class Lineage(_Drawn):
     @property
     def _time(self) -> str | None:
         return None if self.answered_at is None else self.answered_at.isoformat(timespec="seconds")
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """The rows: the answer is a list."""
-        return self.to_rows()
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The model and its parents as a tree."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,6 +89,7 @@ class Evaluation(Drawn):
     ``with_head``: models whose config.json describes a head; the others are predicted by vectors alone.
     """
 
+    ROWS = "outcomes"
     COLUMNS = tuple(PredictedModel.__dataclass_fields__)
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("calibration_error", "log_loss", "hidden_probability", "probability", "brier", "top3")
@@ -111,9 +112,7 @@ class Evaluation(Drawn):
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object, without the single models."""
-        plain = asdict(self)
-        del plain["outcomes"]
-        return plain
+        return {name: value for name, value in super().to_dict().items() if name != "outcomes"}
 
     @property
     def headline(self) -> str:
@@ -127,10 +126,6 @@ class Evaluation(Drawn):
             f"Each of {counted(self.models, 'model')} predicted from models of other authors: the best answer is right "
             f"in {percent(together.accuracy)} of cases{interval}{than}. A sweep counts as one case."
         )
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """One row for each labelled model, in order of id."""
-        return [asdict(outcome) for outcome in self.outcomes]
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
         """The scores, shares with their 95 % intervals; ``details``: every interval, and the reliability."""

@@ -81,7 +81,9 @@ class Prediction(Result):
         voters: the votes, the largest first.
     """
 
+    IS_LIST = True
     SHOW_HEADLINE = True
+    DETAILS = ("declared", "models", "calibrated")
     OPTIONAL_COLUMNS = ("calibrated", "declared", "models", "authors", "votes", "head", "vectors")
 
     model: str
@@ -126,23 +128,13 @@ class Prediction(Result):
             f"{counted(len(self.voters), 'vote')} of {counted(authors, 'author')}."
         )
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """The rows: the answer is a list."""
-        return self.to_rows()
-
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+    def table(self, *, details: bool = False) -> Any:
         """The rows, rounded and with fewer columns; ``details``: all columns."""
-        if details:
-            return self.to_rows()
-        columns = ("dataset", "probability", "votes", "authors", "vectors", "head")
-        rows = [{name: row[name] for name in columns} for row in self.to_rows()]
-        return [
-            {name: round(cell, 4) if isinstance(cell, float) else cell for name, cell in row.items()} for row in rows
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, JSON-ready, with all answers."""
-        return asdict(self)
+        rows = super().table(details=details)
+        if not details:
+            for row in rows:
+                row |= {name: round(cell, 4) for name, cell in row.items() if isinstance(cell, float)}
+        return rows
 
     def to_df(self) -> pandas.DataFrame:
         """A row for each answer."""

@@ -20,7 +20,7 @@ FUNCTIONS = {
     "purity": ("query.purity.study", "purity", {"base", "representation", "kin"}, {"population", "trees"}),
     "sql": ("query.sql", "run_sql", set(), {"database", "stand_ins", "started"}),
     "clusters": ("query.clusters.study", "clusters", {"base", "representation"}, {"population"}),
-    "lineages": ("query.lineage.lineage", "every_lineage", {"store"}, {"thresholds"}),
+    "lineages": ("query.lineage.lineage", "every_lineage", {"store"}, set()),
     "similar_many": ("query.similar", "similar", {"models"}, {"model"}),
     "predict_many": ("query.predict.predict", "predict", {"models", "store"}, {"model"}),
 }
