@@ -36,7 +36,7 @@ class Contributions:
 class Neighbour:
     """One model near another.
 
-    ``similarity``: the mean cosine of the blocks that both changed, of which there are ``matrices``; the cosine of the
+    ``similarity``: the mean cosine of the ``matrices`` blocks that both changed; the cosine of the
     vectors for a representation without blocks. ``background``: the share of pairs of unrelated models (other author,
     no dataset in common) that are at least as similar, out of ``background_pairs``; None if too few are known. It is
     at least ``background_floor``, which means "none of them". ``is_shrunk``: they share so few matrices that the

@@ -14,7 +14,7 @@ CLASSIFIER = "ForSequenceClassification"
 
 @dataclass(frozen=True)
 class World:
-    """How models come about. ``novel``: share of sweeps on a dataset nobody else uses; ``named``: of heads with names."""
+    """How models come about. ``novel``: share of sweeps on a dataset of no other author; ``named``: of heads with names."""
 
     centres: np.ndarray
     noise: float = 1.0

@@ -249,7 +249,7 @@ def test_across_is_found_where_clusters_follow_the_data():
 
 
 def test_across_chance_is_that_of_all_moves():
-    """Three authors, of which two with two sweeps: (2! · 2!²) · 1 moves can all be tried."""
+    """Three authors, two of them with two sweeps: (2! · 2!²) · 1 moves can all be tried."""
     sweeps = [("ann", "x", 3, 0), ("ann", "y", 1, 1), ("bob", "y", 2, 1), ("bob", "z", 2, 0), ("cyd", "z", 2, 0)]
     authors = [a for a, _, size, _ in sweeps for _ in range(size)]
     names = [n for _, n, size, _ in sweeps for _ in range(size)]

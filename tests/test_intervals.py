@@ -218,7 +218,7 @@ def populace(authors, rng):
 
 @pytest.mark.parametrize("authors", AUTHORS)
 def test_coverage_of_purity_when_other_authors_upload(authors, capsys):
-    """Whole populations drawn anew: authors bear on each other's purity. Scores taken as given have half the standard error."""
+    """New populations: authors affect each other's purity. Scores taken as given have half the standard error."""
     rng = np.random.default_rng(authors)
     results = [purity(populace(authors, rng), draws=1) for _ in range(60 if authors == 50 else 150)]
     for form in ("plain", "cross-author"):

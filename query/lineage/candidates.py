@@ -133,7 +133,7 @@ class FactorStore:
         return [one for one in candidates if one.model_id in self._factors]
 
     def _read(self, key: str) -> dict[str, Factors] | None:
-        """The factors of one record, of which only parts are read; None if it is missing or damaged."""
+        """The factors of one record, cut to the parts that are read; None if it is missing or damaged."""
         from safetensors import SafetensorError, safe_open
 
         found = {}

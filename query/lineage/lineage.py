@@ -40,7 +40,7 @@ _MAX_HEADER = 1 << 20
 # With more candidates than this only those near the asked model by their vectors are considered.
 _MAX_CANDIDATES = 2000
 
-# Names of the matrices of which parts are read; None: the usual ones.
+# Names of the matrices whose parts are read; None: the usual ones.
 _Matrices = frozenset[str] | None
 
 

@@ -163,7 +163,7 @@ class Features:
         present: whether a model that may vote names the dataset; the next five are 0 if not.
         log_common: ln of the dataset's share of the sweeps that may vote.
         share: of the votes.
-        log_votes: ln of the share of the votes, a fifth of which is given by how common datasets are.
+        log_votes: ln of the share of the votes, a fifth of it given by how common datasets are.
         head: ln P(head | dataset) / P(head); 0 without a head.
         truth: share of each answer in the model's own datasets; no model that may vote names what a row lacks to 1.
         prominence: (rows,): ln of how far the nearest sweep is above the median of all sweeps, in units of the

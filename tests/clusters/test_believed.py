@@ -1,4 +1,4 @@
-"""Clusters of nothing, of little, and what is offered and told."""
+"""Clusters of nothing, of little, and which clusters are reported."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def test_small_atlases_get_sensible_answers(case, method):
 def test_one_dataset_or_none_has_no_agreement():
     vectors = planted([6, 5])[0]
     for datasets in (["imdb"] * 11, [None] * 11):
-        told = clusters(population(vectors, datasets), draws=9).to_dict()
-        assert told["ari"] is told["ami"] is told["homogeneity"] is told["completeness"] is None
-        assert told["silhouette"] > 0
-        assert all(row["value"] is None for row in told["agreement"] if row["labels"] == "datasets")
+        as_json = clusters(population(vectors, datasets), draws=9).to_dict()
+        assert as_json["ari"] is as_json["ami"] is as_json["homogeneity"] is as_json["completeness"] is None
+        assert as_json["silhouette"] > 0
+        assert all(row["value"] is None for row in as_json["agreement"] if row["labels"] == "datasets")
 
 
 def test_datasets_of_one_uploader_each_are_pointed_out():
@@ -115,12 +115,12 @@ def test_datasets_of_one_uploader_each_are_pointed_out():
 def test_the_answer_has_the_documented_keys_and_a_row_for_every_model():
     vectors, truth = planted([6, 5], outliers=2, tightness=0.75)
     found = clusters(population(vectors, names(truth)), draws=99)
-    told = found.to_dict()
-    assert list(told)[:4] == ["clusters", "ari", "ami", "homogeneity"]
-    assert {"silhouette", "base", "representation", "method", "models", "outliers", "left_out", "notes"} <= set(told)
-    assert list(told["clusters"][0])[:5] == ["cluster", "size", "datasets", "authors", "central"]
-    assert [row["model_id"] for row in told["outlier_models"]] == [m.model_id for m in found.outliers]
-    rows = {(row["labels"], row["measure"]) for row in told["agreement"]}
+    as_json = found.to_dict()
+    assert list(as_json)[:4] == ["clusters", "ari", "ami", "homogeneity"]
+    assert {"silhouette", "base", "representation", "method", "models", "outliers", "left_out", "notes"} <= set(as_json)
+    assert list(as_json["clusters"][0])[:5] == ["cluster", "size", "datasets", "authors", "central"]
+    assert [row["model_id"] for row in as_json["outlier_models"]] == [m.model_id for m in found.outliers]
+    rows = {(row["labels"], row["measure"]) for row in as_json["agreement"]}
     assert rows == {
         *itertools.product(["datasets", "authors"], ["ari", "ami", "homogeneity", "completeness", "silhouette"]),
         ("clusters", "silhouette"),
@@ -209,10 +209,10 @@ def shell(tmp_path_factory):
 def test_the_command_finds_the_planted_datasets(shell):
     ran = shell("query", "clusters", "--json")
     assert ran.code == 0, ran.err
-    told = ran.json
-    assert told["base"] == BASE
-    assert told["ari"] == 1
-    assert {name for cluster in told["clusters"] for name in cluster["datasets"]} == set(DATASETS)
+    as_json = ran.json
+    assert as_json["base"] == BASE
+    assert as_json["ari"] == 1
+    assert {name for cluster in as_json["clusters"] for name in cluster["datasets"]} == set(DATASETS)
 
 
 @pytest.mark.slow

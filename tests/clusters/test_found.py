@@ -36,7 +36,7 @@ def test_kmeans_finds_planted_clusters_and_their_number(count):
 
 
 def test_a_long_sweep_stays_one_cluster():
-    """A hundred runs of one uploader that differ in few directions, beside small clusters."""
+    """A hundred runs of one uploader that differ in few directions, and small clusters."""
     draw = np.random.default_rng(1)
     vectors, truth = planted([6] * 6, outliers=10, dimensions=80, tightness=0.75)
     along = np.linalg.qr(draw.normal(size=(80, 6)))[0].T
@@ -160,10 +160,10 @@ def test_equal_members_make_the_first_of_them_the_middle():
 def test_what_is_in_a_cluster_is_counted_and_its_silent_members_get_a_guess():
     vectors = np.eye(9)[[0] * 6 + [1] * 4 + [3, 4, 5]] + 0.01 * np.random.default_rng(0).normal(size=(13, 9))
     vectors[:10, 8] += 0.5
-    told = [{"glue", "glue/mrpc"}, "imdb", "glue/mrpc", "glue/mrpc", None, None, *[None] * 4, "imdb", None, "imdb"]
+    named = [{"glue", "glue/mrpc"}, "imdb", "glue/mrpc", "glue/mrpc", None, None, *[None] * 4, "imdb", None, "imdb"]
     authors = ["ann", "bob", "ann", "ann", "bob", "cyd", *["dan"] * 4, "eve", "eve", "fay"]
     relations = ["finetune", "adapter", *["finetune"] * 11]
-    found = clusters(population(vectors, told, authors, relations=relations), draws=9)
+    found = clusters(population(vectors, named, authors, relations=relations), draws=9)
     first, second = found.clusters
     assert first.datasets == {"glue/mrpc": 3, "imdb": 1}
     assert list(first.authors.items()) == [("ann", 3), ("bob", 2), ("cyd", 1)]
@@ -183,7 +183,7 @@ def test_agreement_is_with_the_dataset_a_model_stands_for():
     assert [cluster.datasets for cluster in found.clusters] == [{"glue/task0": 6}, {"glue/task1": 5}]
 
 
-def test_copies_strangers_and_repeats_are_left_out_and_counted():
+def test_copies_unrelated_models_and_duplicates_are_left_out_and_counted():
     vectors, truth = planted([6, 5], tightness=0.75)
     count = len(truth)
     found = clusters(

@@ -48,9 +48,9 @@ def large(tmp_path):
     write_sparse(model / "model.safetensors", {"embeddings.word_embeddings.weight": (WORDS, WIDTH), **names})
     keys = [f"{layer}.{family}" for layer in range(LAYERS) for family in FAMILIES]
     shapes = dict(zip(keys, names.values(), strict=True))
-    told = {"base": "org/large", "commit": "c", "file_hashes": [None], "config": CONFIG,
+    metadata = {"base": "org/large", "commit": "c", "file_hashes": [None], "config": CONFIG,
             "shapes": {name: list(shape) for name, shape in names.items()}, "norms": dict.fromkeys(keys, 0.0)}  # fmt: skip
-    write_sparse(tmp_path / "base.safetensors", shapes, {"base": json.dumps(told)})
+    write_sparse(tmp_path / "base.safetensors", shapes, {"base": json.dumps(metadata)})
     return PublishedBase("org/large", "c", tmp_path / "base.safetensors", 8), model
 
 

@@ -98,7 +98,7 @@ def test_votes_are_those_of_a_double_loop(withheld, is_hidden):
             assert math.exp(features.log_votes[row, column]) == pytest.approx(mixed, rel=1e-3, abs=1e-5)
 
 
-def test_the_truth_is_shared_out_and_a_task_nobody_names_counts_as_its_collection():
+def test_the_truth_is_shared_out_and_a_task_that_no_other_model_names_counts_as_its_collection():
     found = documents(
         np.eye(5),
         ["ann", "bob", "cyd", "dan", "eve"],

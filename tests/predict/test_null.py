@@ -132,7 +132,7 @@ def test_none_of_these_is_not_fitted_from_hiding(layout):
 
 @pytest.mark.parametrize("novel", a_few([0.1, 0.4], 1))
 def test_none_of_these_is_as_probable_as_frequent_where_nothing_tells_it(novel):
-    """A share of the sweeps is on datasets of nobody else; before, .20 was said where .26 was true (three datasets)."""
+    """A share of the sweeps is on datasets of no other author; before, .20 was predicted where .26 was true (three datasets)."""
     said, true = [], []
     for seed in range(12):
         rng = np.random.default_rng(seed)

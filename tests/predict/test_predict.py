@@ -185,7 +185,7 @@ def test_its_own_card_has_no_vote(planted):
         assert answer(prediction, "imdb").declared
 
 
-def test_copies_and_strangers(planted):
+def test_copies_and_unrelated_models(planted):
     mirror = planted("query", "predict", "eve/mirror")
     assert mirror.code == 1
     assert "copy of org/tiny-base" in mirror.err

@@ -126,7 +126,7 @@ def test_equal_vectors_tie_by_id_whatever_their_place():
 
 
 def test_equal_in_theory_is_equal():
-    """Around zero too, where the noise of a sum is large beside the sum itself."""
+    """Around zero too, where the noise of a sum is large compared with the sum."""
     rng = np.random.default_rng(7)
     d = 512
     one, other = rng.standard_normal((2, d))

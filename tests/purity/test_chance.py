@@ -39,7 +39,7 @@ def test_p_is_that_of_all_permutations():
 
 
 def test_cross_author_p_is_that_of_all_moves_of_whole_authors():
-    """Five authors, of which two with two sweeps: 3! · (2! · 2!²) moves can all be tried."""
+    """Five authors, two of them with two sweeps: 3! · (2! · 2!²) moves can all be tried."""
     rng = np.random.default_rng(8)
     sweeps = [
         ("p", "a", 3),
@@ -106,12 +106,12 @@ def test_fewer_than_five_authors_have_no_interval():
     for authors in (1, 4, 5):
         names = [f"a{i % authors}" for i in range(40)]
         result = purity(Models(rng.standard_normal((40, 4)), rng.choice(list("ab"), 40).tolist(), names), draws=2)
-        told = result.to_dict()
+        as_json = result.to_dict()
         if authors == 5:
-            assert told["ci_low"] < told["purity"] < told["ci_high"]
-            assert told["ci_reason"] is None
+            assert as_json["ci_low"] < as_json["purity"] < as_json["ci_high"]
+            assert as_json["ci_reason"] is None
             continue
-        assert (told["ci_low"], told["ci_high"], told["ci_reason"]) == (None, None, "too_few_authors")
+        assert (as_json["ci_low"], as_json["ci_high"], as_json["ci_reason"]) == (None, None, "too_few_authors")
         assert result.interval_note == f"No interval: it needs models of at least 5 authors, and there are {authors}."
     assert purity(Models(np.eye(2), list("ab"))).ci_reason is None  # nothing is scored, which ``note`` says
 
@@ -127,7 +127,7 @@ def test_the_same_question_has_the_same_answer():
 
 
 def test_a_group_has_one_voice_with_all_its_datasets_and_its_first_author():
-    #      the representative has no dataset of its own; a copy and a stranger share everyone's dataset
+    #      the representative has no dataset of its own; a copy and an unrelated model share everyone's dataset
     m = Models(
         vectors=[[1, 0], [1, 0], [0.9, 0.1], [0, 1], [1, 0], [1, 0]],
         datasets=[[], ["a", "b"], ["a"], ["b"], ["a"], ["a"]],

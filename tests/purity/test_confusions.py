@@ -47,9 +47,9 @@ def test_like_loops(most, k):
     result = purity(models, k=k, draws=1, confusions=True)
     for form, cross in ((result, False), (result.cross_author, True)):
         expected = in_loops(models, k, cross)
-        told = {(pair.dataset, pair.taken_for): pair for pair in form.confusions}
-        assert {frozenset(pair) for pair in told} == {frozenset(pair) for pair, row in expected.items() if row[0]}
-        for (a, b), pair in told.items():
+        confused = {(pair.dataset, pair.taken_for): pair for pair in form.confusions}
+        assert {frozenset(pair) for pair in confused} == {frozenset(pair) for pair, row in expected.items() if row[0]}
+        for (a, b), pair in confused.items():
             there, back = expected.get((a, b), (0, 0, 0)), expected.get((b, a), (0, 0, 0))
             assert [pair.neighbours, pair.share, pair.chance] == pytest.approx(list(there))
             assert [pair.back_neighbours, pair.back_share, pair.back_chance] == pytest.approx(list(back))
