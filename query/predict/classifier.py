@@ -79,46 +79,35 @@ class NoveltyModel:
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """The parameters of both models for one ``kind`` of evidence, one of EVIDENCE.
-
-    ``weights``: of the terms. ``none``: the share of models whose dataset no other author names. ``novelty``: how the
-    evidence changes that, in an even mixture; None if there was nothing to fit it on.
-    """
-
-    kind: str
-    weights: Reals
-    none: float
-    novelty: NoveltyModel | None = None
-
-    def probabilities(self, features: Features) -> Reals:
-        """(rows, answers + 1); rows sum to 1, and the last column is "none of these".
-
-        If the kind of evidence needs a head and there is none, that column has its overall share.
-        """
-        given = _given_known(self.kind, features, self.weights)
-        log_odds = np.full(len(given), np.log((1 - self.none) / self.none))
-        if self.novelty is not None:
-            fitted = self.novelty.log_odds(_signs(self.kind, features, given))
-            log_odds += np.where(features.has_head | (self.kind == "vectors"), fitted, 0)
-        known = np.where(features.present.any(axis=1), 1 / (1 + np.exp(-log_odds)), 0)[:, None]
-        return np.concatenate([known * given, 1 - known], axis=1)
-
-
-@dataclass(frozen=True)
 class FittedClassifiers:
-    """A classifier for each kind of evidence; ``is_calibrated`` if there were enough models to fit them on.
+    """The parameters of both models for every kind of evidence.
 
-    ``none``: the share of models whose dataset no other author names.
+    Attributes:
+        weights: of the terms, by kind of evidence.
+        novelty: the second model, by kind, for an even mixture; without kinds that gave nothing to fit it on.
+        none: the share of models whose dataset no other author names.
+        is_calibrated: whether there were enough models to fit on.
     """
 
-    by_kind: Mapping[str, Classifier]
+    weights: Mapping[str, Reals]
+    novelty: Mapping[str, NoveltyModel]
     none: float
     is_calibrated: bool
 
     def probabilities(self, features: Features) -> dict[str, Reals]:
-        """By kind of evidence (rows, answers + 1). For a model without a head, together equals vectors."""
-        found = {kind: classifier.probabilities(features) for kind, classifier in self.by_kind.items()}
+        """By kind of evidence (rows, answers + 1); rows sum to 1, and the last column is "none of these".
+
+        If a kind needs a head and a model has none, that column has its overall share; "together" equals "vectors".
+        """
+        found = {}
+        for kind, weights in self.weights.items():
+            given = _given_known(kind, features, weights)
+            log_odds = np.full(len(given), np.log((1 - self.none) / self.none))
+            if kind in self.novelty:
+                fitted = self.novelty[kind].log_odds(_signs(kind, features, given))
+                log_odds += np.where(features.has_head | (kind == "vectors"), fitted, 0)
+            known = np.where(features.present.any(axis=1), 1 / (1 + np.exp(-log_odds)), 0)[:, None]
+            found[kind] = np.concatenate([known * given, 1 - known], axis=1)
         found["together"] = np.where(features.has_head[:, None], found["together"], found["vectors"])
         return found
 
@@ -139,15 +128,17 @@ def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
     known = shown.known > 0
     authors = sweeps.authors[training.rows[places[known]]]
     if known.sum() < ENOUGH_MODELS or len(set(authors.tolist())) < ENOUGH_AUTHORS:
-        return FittedClassifiers({kind: uncalibrated(kind, none) for kind in EVIDENCE}, none, is_calibrated=False)
+        return uncalibrated(none)
     hidden = training.features(places, withheld, is_hidden=True)  # the same models, with their datasets hidden
-    fitted = {}
+    fitted, novelty = {}, {}
     for kind in EVIDENCE:
         counted = importance if kind == "vectors" else importance * shown.has_head
         weights = _fit_weights(_terms(kind, shown), shown, counted, np.array(_USUAL_WEIGHTS[kind]))
+        fitted[kind] = weights
         seen, unseen = (_signs(kind, one, _given_known(kind, one, weights)) for one in (shown, hidden))
-        fitted[kind] = Classifier(kind, weights, none, _fit_novelty(seen, unseen, counted * shown.known, counted))
-    return FittedClassifiers(fitted, none, is_calibrated=True)
+        if (counted * shown.known).sum():
+            novelty[kind] = _fit_novelty(seen, unseen, counted * shown.known, counted)
+    return FittedClassifiers(fitted, novelty, none, is_calibrated=True)
 
 
 def training_rows(sweep: Integers, is_withheld: Booleans, most: int = MAX_MODELS) -> Integers:
@@ -165,9 +156,10 @@ def training_rows(sweep: Integers, is_withheld: Booleans, most: int = MAX_MODELS
     return np.sort(places[np.argsort(np.array(turns, dtype=np.intp), kind="stable")[:most]])
 
 
-def uncalibrated(kind: str, none: float) -> Classifier:
+def uncalibrated(none: float) -> FittedClassifiers:
     """Usual weights, and the same probability of "none of these" whatever the evidence."""
-    return Classifier(kind, np.array(_USUAL_WEIGHTS[kind]), none)
+    usual = {kind: np.array(weights) for kind, weights in _USUAL_WEIGHTS.items()}
+    return FittedClassifiers(usual, {}, none, is_calibrated=False)
 
 
 def none_share(known: Reals, importance: Reals) -> float:
@@ -235,12 +227,10 @@ def _signs(kind: str, features: Features, given: Reals) -> Reals:
     return np.stack(signs[kind], axis=1)
 
 
-def _fit_novelty(seen: Reals, unseen: Reals, known: Reals, importance: Reals) -> NoveltyModel | None:
+def _fit_novelty(seen: Reals, unseen: Reals, known: Reals, importance: Reals) -> NoveltyModel:
     """Logistic regression of seen (counted ``known``) against unseen, each half of the whole; no slope is negative."""
     from scipy.special import expit
 
-    if not known.sum():
-        return None
     low, high = _medians(unseen, importance), _medians(seen, known)
     is_ordered = low < high
     low, high = np.where(is_ordered, low, -np.inf), np.where(is_ordered, high, np.inf)

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from query.predict.classifier import EVIDENCE, NONE_OF_THESE, FittedClassifiers, fit, training_rows, uncalibrated
+from query.predict.classifier import EVIDENCE, NONE_OF_THESE, fit, training_rows, uncalibrated
 from query.predict.evaluation import evaluate_models
 from query.predict.heads import Head
 from query.predict.predict import predict_target
@@ -31,7 +31,7 @@ def fresh_draws(name, seed, is_fitted=True):
     training = TrainingSet(joined(seen, undocumented(fresh)), 10)
     fitted = fit(training, [])
     if not is_fitted:
-        fitted = FittedClassifiers({kind: uncalibrated(kind, fitted.none) for kind in EVIDENCE}, fitted.none, False)
+        fitted = uncalibrated(fitted.none)
     names = list(training.sweeps.answers)
     truth = np.zeros((len(fresh.models), len(names) + 1))
     for row, (dataset,) in enumerate(fresh.datasets):
@@ -203,7 +203,7 @@ def test_a_sweep_weighs_as_one_model():
     )
     once, often = fit(TrainingSet(found, 10), []), fit(TrainingSet(again, 10), [])
     for kind in EVIDENCE:
-        np.testing.assert_allclose(often.by_kind[kind].weights, once.by_kind[kind].weights, atol=0.06)
+        np.testing.assert_allclose(often.weights[kind], once.weights[kind], atol=0.06)
     assert often.none == pytest.approx(once.none)
     first, second = evaluate_models(found), evaluate_models(again)
     assert second.models == first.models + 40

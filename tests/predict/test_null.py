@@ -125,9 +125,9 @@ def test_none_of_these_is_not_fitted_from_hiding(layout):
         found = blind(layout, seed)
         training = TrainingSet(found, 10)
         fitted = fit(training, [])
-        for calibration in fitted.by_kind.values():
-            assert calibration.weights.min() >= 0
-            assert calibration.novelty.slopes.min() >= 0
+        for kind in EVIDENCE:
+            assert fitted.weights[kind].min() >= 0
+            assert fitted.novelty[kind].slopes.min() >= 0
 
 
 @pytest.mark.parametrize("novel", a_few([0.1, 0.4], 1))
@@ -161,5 +161,5 @@ def test_the_majority_is_the_share_of_the_commonest_dataset():
 def test_what_is_common_does_not_drown_the_votes(name):
     """Popular datasets collect votes by being popular: weighed against that, rare ones are found by their vectors."""
     found = WORLDS[name].draw(120, "a", seed=17)
-    weights = fit(TrainingSet(found, 10), []).by_kind["vectors"].weights
+    weights = fit(TrainingSet(found, 10), []).weights["vectors"]
     assert weights[0] > weights[2] > 0

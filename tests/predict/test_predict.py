@@ -117,7 +117,7 @@ def test_nothing_of_the_askers_author_is_fitted_from(population):
     assert {one.dataset: one.probability for one in first.answers} == pytest.approx(known, abs=1e-9)
     everybody = fit(TrainingSet(population, 10), [])
     others = fit(TrainingSet(population, 10), [0])
-    assert everybody.by_kind["vectors"].weights[0] != others.by_kind["vectors"].weights[0]
+    assert everybody.weights["vectors"][0] != others.weights["vectors"][0]
 
 
 # ---- the command, on a planted Hub ----

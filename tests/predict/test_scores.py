@@ -53,7 +53,7 @@ def test_weights_maximise_the_penalised_likelihood(fitted, kind):
         return total
 
     best = minimize(loss, usual, method="SLSQP", bounds=[(0, None)] * len(usual), options={"ftol": 1e-12})
-    np.testing.assert_allclose(fitted.by_kind[kind].weights, best.x, atol=1e-3)
+    np.testing.assert_allclose(fitted.weights[kind], best.x, atol=1e-3)
 
 
 def middle(values, weights):
@@ -70,11 +70,10 @@ def middle(values, weights):
 @pytest.mark.parametrize("kind", EVIDENCE)
 def test_novelty_is_a_logistic_regression_without_negative_slopes(fitted, kind):
     fitted, shown, hidden, importance = fitted
-    calibration = fitted.by_kind[kind]
     counted = importance if kind == "vectors" else importance * shown.has_head
 
     def signs(evidence):
-        scores = sum(w * term for w, term in zip(calibration.weights, terms_of(evidence, kind), strict=True))
+        scores = sum(w * term for w, term in zip(fitted.weights[kind], terms_of(evidence, kind), strict=True))
         given = np.exp(np.where(evidence.present, scores, -np.inf))
         best = np.clip((given / given.sum(axis=1, keepdims=True)).max(axis=1), 1e-4, 1 - 1e-4)
         fit = np.where(evidence.has_head, np.where(evidence.present, evidence.head, -np.inf).max(axis=1), np.nan)
@@ -86,7 +85,7 @@ def test_novelty_is_a_logistic_regression_without_negative_slopes(fitted, kind):
     known = counted * shown.truth.sum(axis=1)
     weights = np.concatenate([known, counted * known.sum() / counted.sum()])
     both = np.concatenate([signs(shown), signs(hidden)])
-    found = calibration.novelty
+    found = fitted.novelty[kind]
     for column in range(both.shape[1]):
         ends = [
             middle(part[:, column], heavy)
