@@ -36,11 +36,11 @@ class Contributions:
 class Neighbour:
     """One model near another.
 
-    ``similarity``: the mean cosine of the ``matrices`` blocks that both changed; the cosine of the
-    vectors for a representation without blocks. ``background``: the share of pairs of unrelated models (other author,
-    no dataset in common) that are at least as similar, out of ``background_pairs``; None if too few are known. It is
-    at least ``background_floor``, which means "none of them". ``is_shrunk``: they share so few matrices that the
-    similarity was shrunk towards zero. ``because``: only if asked for.
+    ``similarity``: the mean cosine of the ``matrices`` blocks that both changed; the cosine of the vectors for a
+    representation without blocks. ``background``: the share of pairs of unrelated models (other author, no dataset in
+    common) that are at least as similar, out of ``background_pairs``; None if too few are known. It is at least
+    ``background_floor``, which means "none of them". ``is_shrunk``: they share so few matrices that the similarity was
+    shrunk towards zero. ``because``: only if asked for.
     """
 
     rank: int
