@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from query.figures import THEMES, draw, label, new_figure, write_output
-from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED, Edge
+from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED, Edge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

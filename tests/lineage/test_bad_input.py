@@ -10,7 +10,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.lineage.result import Edge
+from query.lineage.edges import Edge
 from tests.conftest import Shell
 from tests.hub_ground import use_endpoint
 
