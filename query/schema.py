@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from indexer.atlas import schema_sql
@@ -25,16 +23,15 @@ _COLUMNS = (
 
 
 def schema(name: str | None = None) -> list[dict[str, Any]]:
-    """All of them ({kind, name, comment}), or the columns of one ({column, type, comment}).
+    """All tables, views and macros ({kind, name, comment}), or the columns of one ({column, type, comment}).
 
-    Raises AtlasError where there is no ``name``, naming what is spelt like it.
+    Raises AtlasError for an unknown ``name``, with the names that are spelt like it.
     """
-    with _empty_atlas() as rows:
-        objects = rows(_OBJECTS)
-        if name is None:
-            return objects
-        if columns := rows(_COLUMNS, name):
-            return columns
+    if name is not None and (columns := _ask(_COLUMNS, name)):
+        return columns
+    objects = _ask(_OBJECTS)
+    if name is None:
+        return objects
     macros = [one for one in objects if one["name"].lower() == name.lower()]
     if macros:
         return [{"column": "", "type": one["kind"], "comment": one["comment"]} for one in macros]
@@ -45,25 +42,19 @@ def schema(name: str | None = None) -> list[dict[str, Any]]:
 
 def columns_named(name: str) -> list[dict[str, Any]]:
     """The columns called ``name`` of all tables and views: {table, comment}."""
-    with _empty_atlas() as rows:
-        return rows(
-            'SELECT table_name AS "table", comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL '
-            "AND schema_name = 'main' AND lower(column_name) = lower(?) ORDER BY table_name",
-            name,
-        )
+    return _ask(
+        'SELECT table_name AS "table", comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL '
+        "AND schema_name = 'main' AND lower(column_name) = lower(?) ORDER BY table_name",
+        name,
+    )
 
 
-@contextmanager
-def _empty_atlas() -> Iterator[Callable[..., list[dict[str, Any]]]]:
-    """A function that gives the rows of a statement on a database with nothing but the schema."""
+def _ask(statement: str, *parameters: str) -> list[dict[str, Any]]:
+    """The rows of a statement on a database with nothing but the schema."""
     import duckdb
 
     with duckdb.connect(":memory:") as connection:
         connection.execute(schema_sql())
-
-        def rows(statement: str, *parameters: str) -> list[dict[str, Any]]:
-            cursor = connection.execute(statement, list(parameters))
-            names = [column[0] for column in cursor.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-        yield rows
+        cursor = connection.execute(statement, list(parameters))
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

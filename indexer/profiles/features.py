@@ -166,7 +166,7 @@ def _climb(
         if blurs is not None:
             found = _blurred(found, blurs[0] + (blurs[1] - blurs[0]) * done)
         if not ascent.is_plain:
-            found = found.clamp(*layers.pixel_range)
+            found = found.clamp(0, 1)
     return found.detach()
 
 

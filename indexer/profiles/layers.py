@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class Layers:
     ``stem`` is an ``nn.Embedding`` (then the inputs are its rows), or any function from the continuous input to h_0.
     ``vocabulary`` (tokens, width) holds the possible inputs of a position where inputs are tokens; ``special_ids`` are
     tokens that are never drawn. For images, ``patch`` is the side of a patch in pixels, ``image_shape`` is (channels,
-    height, width) and values lie in ``pixel_range``.
+    height, width) and values lie between 0 and 1.
 
     A block is any module or function; of a tuple that it returns, the first element is used.
     """
@@ -49,30 +49,20 @@ class Layers:
         special_ids: Collection[int] = (),
         patch: int | None = None,
         image_shape: tuple[int, int, int] | None = None,
-        pixel_range: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         if isinstance(stem, nn.Embedding):
             special_ids = {*special_ids, *([] if stem.padding_idx is None else [stem.padding_idx])}
             vocabulary, stem = stem.weight, nn.Identity()
         self.stem: Stem = stem
         self.blocks = list(blocks)
+        self.depth = len(self.blocks)
         self.vocabulary = None if vocabulary is None else vocabulary.detach()
         self.special_ids = frozenset(special_ids)
+        self.takes_images = patch is not None
         self.patch = patch
         self.image_shape = image_shape
-        self.pixel_range = pixel_range
         if vocabulary is None and (patch is None or image_shape is None):
             raise ValueError("layers need a vocabulary, or a patch and an image_shape")
-
-    @property
-    def depth(self) -> int:
-        """Number of blocks."""
-        return len(self.blocks)
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether inputs are pixels."""
-        return self.patch is not None
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -91,8 +81,10 @@ class Layers:
 
     @property
     def device(self) -> torch.device:
-        """The device it computes on."""
-        return torch.device("cpu") if self.vocabulary is None else self.vocabulary.device
+        """The device it computes on: that of the first block's weights, else of the vocabulary."""
+        first = self.blocks[0] if self.blocks else None
+        weights = next(first.parameters(), self.vocabulary) if isinstance(first, nn.Module) else self.vocabulary
+        return torch.device("cpu") if weights is None else weights.device
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids (sequences, positions) as the continuous input."""
@@ -161,18 +153,14 @@ class HookedLayers(Layers):
             if last == 0:
                 raise _DeepestLayerReached
 
-        def keep_output(layer: int) -> Callable[[nn.Module, Any, Any], None]:
-            def keep(module: nn.Module, received: Any, output: Any) -> None:
-                if layer in chosen:
-                    found[layer] = first_part(output)
-                if layer == last:
-                    raise _DeepestLayerReached
-
-            return keep
+        def keep_output(layer: int, module: nn.Module, received: Any, output: Any) -> None:
+            found[layer] = first_part(output)
+            if layer == last:
+                raise _DeepestLayerReached
 
         hooks = [self.blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True)]  # type: ignore[attr-defined]
         hooks += [
-            block.register_forward_hook(keep_output(layer))  # type: ignore[attr-defined]
+            block.register_forward_hook(partial(keep_output, layer))  # type: ignore[attr-defined]
             for layer, block in enumerate(self.blocks, start=1)
             if layer in chosen
         ]
@@ -184,11 +172,6 @@ class HookedLayers(Layers):
             for hook in hooks:
                 hook.remove()
         return {layer: found[layer] for layer in sorted(chosen)}
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model's weights."""
-        return next(self.blocks[0].parameters()).device  # type: ignore[attr-defined]
 
 
 class _DeepestLayerReached(Exception):

@@ -114,7 +114,7 @@ def shipped_text() -> str:
 
 
 def image_probe(pixels: torch.Tensor) -> Probe:
-    """Images (images, channels, height, width) in the model's own range of values."""
+    """Images (images, channels, height, width) from 0 to 1."""
     if pixels.ndim != 4 or not len(pixels):
         raise ValueError(f"images have four dimensions, not shape {tuple(pixels.shape)}")
     return Probe("image", pixels.float())

@@ -120,17 +120,14 @@ def recover(
 
 
 def recover_images(layers: Layers, layer: int, target: torch.Tensor, unit: float, seed: int) -> torch.Tensor:
-    """Pixels whose h_l is close to ``target``, by Adam on the L1 distance, from the middle of the pixels' range.
+    """Pixels whose h_l is close to ``target``, by Adam on the L1 distance, from grey.
 
-    Pixels are clamped to their range after the last step only.
+    Pixels are clamped to 0 and 1 after the last step only.
     """
-    low, high = layers.pixel_range
     assert layers.image_shape is not None
     start = 0.5 + 0.03 * normal((len(target), *layers.image_shape), seed, "start", target.device)
-    guess = _adam(
-        lambda guess: (layers.state(low + (high - low) * guess, layer) - target) / unit, start, IMAGE_RATE, IMAGE_STEPS
-    )
-    return (low + (high - low) * guess).clamp(low, high)
+    guess = _adam(lambda guess: (layers.state(guess, layer) - target) / unit, start, IMAGE_RATE, IMAGE_STEPS)
+    return guess.clamp(0, 1)
 
 
 def _adam(

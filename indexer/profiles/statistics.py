@@ -45,14 +45,13 @@ def accuracy(guess: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 class Spread:
     """How far the outputs of a layer lie apart: the unit of noise.
 
-    ``size`` is s_l, the median over positions of the rms deviation from the mean over the probe. ``mean`` (width,);
-    ``covariance`` (width, width) of the centred activations, each shortened to at most MOST_SPREAD · s_l, scaled so
+    ``size`` is s_l, the median over positions of the rms deviation from the mean over the probe. ``covariance``
+    (width, width): that of the centred activations, each shortened to at most MOST_SPREAD · s_l, scaled so
     that noise of this covariance has the rms s_l.
     """
 
     size: float
     is_constant: bool
-    mean: torch.Tensor
     covariance: torch.Tensor
 
     @property
@@ -64,8 +63,7 @@ class Spread:
 def spread_of(hidden: torch.Tensor) -> Spread:
     """The spread of h_l (sequences, positions, width)."""
     rows = hidden.detach().reshape(-1, hidden.shape[-1])
-    mean = rows.mean(dim=0)
-    centred = rows - mean
+    centred = rows - rows.mean(dim=0)
     deviation = centred.square().mean(dim=1).sqrt()
     size = float(deviation.median())
     rms = float(rows.square().mean().sqrt())
@@ -74,7 +72,7 @@ def spread_of(hidden: torch.Tensor) -> Spread:
     covariance = shortened.T @ shortened
     power = float(covariance.diagonal().mean())
     covariance = covariance * (size**2 / power) if power > 0 else covariance
-    return Spread(0.0 if is_constant else size, is_constant, mean, covariance)
+    return Spread(0.0 if is_constant else size, is_constant, covariance)
 
 
 def compare_with_base(hidden: torch.Tensor, base: torch.Tensor) -> Measures:

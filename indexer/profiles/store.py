@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,6 @@ class ProfileIdentity:
         """The name of the file."""
         return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
 
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> ProfileIdentity:
-        """From the header of a file. Raises TypeError or KeyError on anything else."""
-        return cls(**{**row, "asked": tuple(row["asked"]), "layers": tuple(row["layers"])})
-
 
 @dataclass(frozen=True)
 class Profile:
@@ -99,8 +95,16 @@ class Profile:
         return found
 
 
-_IDENTITY_TEXTS = ("subject", "model", "commit", "base", "base_commit", "probe", "probe_source", "recipe", "method")
-_HEADER = ("is_complete", "stack", "probe_sha256", "sequences", "tokens", "device", "threads")
+# What a file's header holds of a profile in addition to its identity and notes.
+_HEADER = {
+    "is_complete": bool,
+    "stack": str,
+    "probe_sha256": str,
+    "sequences": int,
+    "tokens": int,
+    "device": str,
+    "threads": int,
+}
 
 
 class ProfileStore:
@@ -153,11 +157,17 @@ def read_profile(path: Path) -> Profile:
         header = metadata["header"]
         if metadata["checksum"] != checksum(canonical_json(header), arrays):
             raise AtlasError(f"The profile {path.name} was altered: its checksum does not match.", HINT)
-        identity = ProfileIdentity.from_row(header["identity"])
+        row = header["identity"]
+        identity = ProfileIdentity(**{**row, "asked": tuple(row["asked"]), "layers": tuple(row["layers"])})
         sizes = {array.shape for array in arrays.values()}
         if sizes != {arrays["layers"].shape} or arrays["layers"].ndim != 1:
             raise ValueError("columns of different lengths")
         _check(identity, header, arrays)
+        run: dict[str, Any] = {}  # stays empty if the run's own file cannot be read
+        with suppress(OSError, *WRONG_KINDS):
+            said = load_json(read_regular(path.with_suffix(".run.json"), most=1 << 16))
+            seconds = float(said["cpu_seconds"])
+            run = {"cpu_seconds": seconds if math.isfinite(seconds) else 0.0, "made": str(said["made"])}
         return Profile(
             identity=identity,
             layers=arrays["layers"],
@@ -166,7 +176,7 @@ def read_profile(path: Path) -> Profile:
             errors={name: arrays[f"{name}_error"] for name in MEASURES if f"{name}_error" in arrays},
             notes=tuple(header["notes"]),
             **{name: header[name] for name in _HEADER},
-            **_run(path),
+            **run,
         )
     except AtlasError:
         raise
@@ -176,27 +186,17 @@ def read_profile(path: Path) -> Profile:
 
 def _check(identity: ProfileIdentity, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
     """Raise one of WRONG_KINDS if something has another type than ``ProfileStore.write`` writes."""
-    texts = [getattr(identity, name) for name in _IDENTITY_TEXTS]
-    texts += [
-        *identity.asked,
-        *header["notes"],
-        *(header[name] for name in ("stack", "probe_sha256", "device")),
-    ]
+    said = asdict(identity)
+    numbers = [said.pop("seed"), *said.pop("layers")]
+    texts = [*said.pop("asked"), *header["notes"], *said.values()]
     if not all(isinstance(text, str) for text in texts) or identity.subject not in SUBJECTS:
         raise ValueError("invalid text")
-    numbers = [identity.seed, *identity.layers, header["sequences"], header["tokens"] or 0, header["threads"]]
-    if not all(type(number) is int for number in numbers) or type(header["is_complete"]) is not bool:
+    if not all(type(number) is int for number in numbers):
         raise ValueError("invalid number")
+    if any(
+        type(header[name]) is not kind for name, kind in _HEADER.items() if (name, header[name]) != ("tokens", None)
+    ):
+        raise ValueError("invalid header")
     kinds = {"layers": np.int64, "is_constant": np.uint8}
     if any(array.dtype != kinds.get(name, np.float32) for name, array in arrays.items()):
         raise ValueError("array of another type")
-
-
-def _run(path: Path) -> dict[str, Any]:
-    """``cpu_seconds`` and ``made`` of the run that made a profile; empty if they cannot be read."""
-    try:
-        found = load_json(read_regular(path.with_suffix(".run.json"), most=1 << 16))
-        seconds = float(found["cpu_seconds"])
-        return {"cpu_seconds": seconds if math.isfinite(seconds) else 0.0, "made": str(found["made"])}
-    except (OSError, *WRONG_KINDS):
-        return {}

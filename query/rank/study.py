@@ -220,8 +220,8 @@ class RankStudy(Drawn):
         if any(len(names) > 1 for names in rows):
             handles.append(Line2D([], [], color=colours.rest, linewidth=0.8, label="the row's other families"))
         style: dict[str, Any] = {"fontsize": 7, "frameon": False, "labelcolor": colours.ink}
-        beside = 4 if figure.bbox.width / figure.dpi >= WIDEST_LEGEND else 2
-        figure.legend(handles=handles, loc="outside lower left", ncols=beside, **style)
+        legend_columns = 4 if figure.bbox.width / figure.dpi >= WIDEST_LEGEND else 2
+        figure.legend(handles=handles, loc="outside lower left", ncols=legend_columns, **style)
         base = f"fine-tunes of {label(self.base)}"
         who = f"{label(self.model, 48)}\none of the {base}" if self.model else f"{self.models} {base}"
         title = f"Rank of {SYMBOLS[self.of]} at {100 * self.threshold:g} % of the energy\n{who}"

@@ -41,7 +41,7 @@ def test_a_mean_is_never_taken_over_the_small_ranks_alone(own):
 
 
 def test_who_counts_is_not_chosen_by_rank(own):
-    """Of two models without spectra one is known to the last rank and one is not: neither counts beside bob/gpt."""
+    """Of two models without spectra one is known to the last rank and one is not: neither counts when bob/gpt does."""
     forget_spectra(own, "model IN ('ann/gpt', 'dan/gpt-lora')")
     with Atlas(own.root) as opened:
         assert opened.rank("org/gpt").models == 3  # while every rank is known
@@ -78,7 +78,7 @@ def test_a_repeat_with_spectra_stands_in_for_its_first_upload_without(own):
 
 
 def test_models_without_spectra_count_where_every_rank_is_known(own):
-    """Nobody has spectra, and nobody needs them: at 50 % all ranks of these deltas are within the kept eight."""
+    """No model has spectra, and none needs them: at 50 % all ranks of these deltas are within the kept eight."""
     forget_spectra(own, "base = 'org/t5'")
     with Atlas(own.root) as opened:
         study = opened.rank("org/t5")
@@ -167,8 +167,8 @@ def test_a_damaged_record_is_named(own):
 
 def test_an_unknown_model_is_met_with_a_command_to_copy(atlas):
     """With the base that was asked for; the four that the atlas holds leave the choice open."""
-    for base, told in (("org/t5", "'org/t5'"), (None, "'ID'")):
+    for base, named in (("org/t5", "'org/t5'"), (None, "'ID'")):
         for ask in (partial(atlas.rank, base, model="nobody/nothing"), partial(atlas.show, "nobody/nothing", base)):
             with pytest.raises(AtlasError, match=r"add\('nobody/nothing'") as raised:
                 ask()
-            assert told in raised.value.hint
+            assert named in raised.value.hint

@@ -1,4 +1,4 @@
-"""A study of ranks as the database, the commands and the picture tell it."""
+"""A study of ranks in the database, in the output of the commands and in the picture."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def test_all_columns_have_comments(atlas):
     assert rows == []
 
 
-# ---- what is told
+# ---- JSON, rows, tables and notes
 
 
 def test_json_has_the_documented_keys_first(made):
     ran = made.shell("query", "rank", "--base", "org/planted", "--threshold", "0.8", "--of", "weights", "--json")
     assert ran.code == 0, ran.err
-    told = ran.json
-    assert list(told)[:5] == ["base", "of", "threshold", "models", "families"]
-    assert (told["base"], told["of"], told["threshold"], told["models"]) == ("org/planted", "weights", 0.8, 5)
-    family = told["families"]["query"]
+    found = ran.json
+    assert list(found)[:5] == ["base", "of", "threshold", "models", "families"]
+    assert (found["base"], found["of"], found["threshold"], found["models"]) == ("org/planted", "weights", 0.8, 5)
+    family = found["families"]["query"]
     assert list(family)[:3] == ["ranks", "spread", "fit"]
     assert list(family["fit"])[:4] == ["form", "equation", "aic", "loo_error"]
     assert family["fit"]["equation"] in {fit["equation"] for fit in family["fits"]}
