@@ -151,9 +151,9 @@ class Browser:
         self._ask("POST", "/actions", {"actions": [{"type": "wheel", "id": "wheel", "actions": [turn]}]})
 
     def console(self) -> list[str]:
-        """What the console was told since it was last asked, but for what a slow machine is told of a preload."""
-        told = [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"})]
-        return [message for message in told if "was preloaded using link preload but not used" not in message]
+        """The messages of the console since the last call, except those about preloads that a slow machine gets."""
+        entries = [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"})]
+        return [message for message in entries if "was preloaded using link preload but not used" not in message]
 
     def requests(self) -> list[str]:
         """Addresses that were asked for since this was last asked."""
@@ -182,7 +182,7 @@ class Browser:
 
 def _started() -> tuple[subprocess.Popen[str], int]:
     """A driver and its port. It takes a free port of IPv4, then the same of IPv6, and gives up where another process
-    has that one, as happens beside many servers: then it is asked again."""
+    has that one, as happens next to many servers: then it is asked again."""
     said = ""
     for _ in range(STARTS):
         driver = subprocess.Popen(

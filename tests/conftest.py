@@ -1,4 +1,4 @@
-"""The ground that end-to-end tests stand on: a small family of real models, served by a loopback Hub.
+"""What end-to-end tests share: commands, a small family of real models, and the loopback Hub that serves it.
 
 Nothing here touches the user's caches, tokens or the network: every place that a library would look in is moved
 into a temporary folder before the library is imported.
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ os.environ.update(
 for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "VECTORS_ATLAS", "NO_COLOR"):
     os.environ.pop(name, None)
 
-# Else each of a thousand commands compiles a hundred files of ours anew.
+# Else each of a thousand commands compiles a hundred of our files again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -63,7 +64,7 @@ TRAINING: list[subprocess.Popen[bytes]] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """A run of all tests in several processes: what they are trained on is made beside the first of them."""
+    """A run of all tests in several processes: what they need trained is made while the first of them run."""
     is_whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_whole and "PYTEST_XDIST_WORKER" not in os.environ and getattr(session.config.option, "numprocesses", None):
         words = [] if "not slow" in session.config.option.markexpr else ["--forest"]  # slow tests alone ask for it
@@ -142,17 +143,19 @@ def run_python(*words: Any, stdin: str | None = None, timeout: float = 240, **wh
 
 @dataclass
 class Shell:
-    """Runs the real commands as a person would, against one Hub, in one folder; builds in one process unless told."""
+    """Runs the real commands as a person would, against one Hub, in one folder; builds use one process by default."""
 
     endpoint: str
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    hub: Any = None  # the Hub itself, where a test may look into it
+    store: Path | None = None
 
     def __call__(self, *words: str, stdin: str | None = None, timeout: float = 240, **more: str) -> Ran:
         module, *rest = words
         module = {"index": "indexer"}.get(module, module)
         if (module, *rest[:1]) == ("indexer", "build") and not {"--workers", "--executor"} & set(rest):
-            rest += ["--workers", "1"]  # each process of a pool loads torch anew; tests of the pool say how many
+            rest += ["--workers", "1"]  # each process of a pool loads torch again; tests of the pool say how many
         own = {"HF_ENDPOINT": self.endpoint, **self.environment, **more}
         return run_python("-m", module, *rest, stdin=stdin, timeout=timeout, cwd=self.folder, env=own)
 
@@ -190,20 +193,36 @@ def built(hub, tmp_path_factory) -> Shell:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory) -> Path:
-    """An atlas of nine planted models, three a data set; tests must leave it as it is."""
+    """An atlas of nine models, three for each data set; tests must not change it."""
     from tests.once import made_once
-    from tests.world import indexed, make_world
+    from tests.tiny_hub import indexed, make_store
 
     def make(folder: Path) -> None:
-        with indexed(make_world(folder / "store", per_dataset=3)):
+        with indexed(make_store(folder / "store", per_dataset=3)):
             pass
 
     return made_once(tmp_path_factory, "made", make) / "atlas"
 
 
+@pytest.fixture(scope="session")
+def tiny_store(tmp_path_factory) -> Callable[..., Path]:
+    """``tiny_store(n)``: the store of a base and ``n`` fine-tunes of each data set, made once in a run.
+
+    Tests must not change it; ``tiny_store(n, folder)`` copies it to ``folder``.
+    """
+    from tests.once import made_once
+    from tests.tiny_hub import make_store
+
+    def store(per_dataset: int, folder: Path | None = None) -> Path:
+        made = made_once(tmp_path_factory, f"store-{per_dataset}", lambda new: make_store(new, per_dataset))
+        return made if folder is None else Path(shutil.copytree(made, folder))
+
+    return store
+
+
 @pytest.fixture
 def atlas(made, tmp_path):
-    """A copy of it that a test may spoil."""
+    """A copy of it that a test may change."""
     from indexer.atlas import AtlasFolder
 
     shutil.copytree(made, tmp_path / "atlas")

@@ -16,14 +16,14 @@ from indexer.publish.stored_answers import write_lines
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import RecordStore
 from indexer.vectors.choice import IndexChoice
-from tests.world import BASE, indexed, make_world
+from tests.tiny_hub import BASE, indexed, make_store
 
 LAYERS = 3
 
 
 def make_every_kind(folder: Path) -> None:
     """A Hub's store and an atlas of its six models, in ``folder``."""
-    with indexed(make_world(folder / "store", per_dataset=2)):
+    with indexed(make_store(folder / "store", per_dataset=2)):
         pass
     atlas = AtlasFolder(folder / "atlas")
     (base,) = atlas.bases.iterdir()

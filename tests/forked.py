@@ -4,7 +4,7 @@ A command has a process, an environment, a folder and streams of its own as if i
 Python loads before its first line is there already. Of the libraries that ask the environment while they are loaded
 (huggingface_hub and what stands on it) none is.
 
-One such process serves all processes of a test run: whoever connects is given a fork of it, which forks his commands.
+One such process serves all processes of a test run: a client that connects gets a fork of it, which forks its commands.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _serve_one(connection: socket.socket) -> None:
             os.close(one)
         connection.send(str(child).encode())
         _, status = os.waitpid(child, 0)
-        with contextlib.suppress(BrokenPipeError):  # whoever asked may have gone
+        with contextlib.suppress(BrokenPipeError):  # the client may have gone
             connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
@@ -252,7 +252,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     for number, one in enumerate(descriptors):
         os.dup2(one, number)
         os.close(one)
-    tempfile.tempdir = None  # asked anew
+    tempfile.tempdir = None  # it is found again
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])

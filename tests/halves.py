@@ -12,7 +12,7 @@ import pytest
 
 # Files that take longest, in either half. They go first: one that is begun last is waited for by all other processes.
 LONGEST = (
-    "test_dask", "test_flips", "test_build", "test_aside", "test_publishing", "map/test_map", "map/test_picture", "profiles/test_questions",
+    "test_dask", "test_flips", "test_build", "test_skipped_models", "test_publishing", "map/test_map", "map/test_picture", "profiles/test_questions",
     "profiles/test_toy_layers", "test_atlas", "purity/test_against_loops", "browse/test_page", "test_compressed",
     "test_rebuild", "test_pool", "test_limits", "opening/test_fuzz", "lineage/test_forest", "family/test_trained",
     "share/test_killed", "profiles/test_interrupted", "vectors/test_left_out", "test_shards", "test_index_types",
@@ -39,8 +39,8 @@ def longest_first(items: list[pytest.Item]) -> None:
 
 def until() -> float | None:
     """When the last test may begin, in seconds since 1970; None where there is no limit."""
-    told = os.environ.get("ATLAS_TESTS_UNTIL")
-    return float(told) if told else None
+    answer = os.environ.get("ATLAS_TESTS_UNTIL")
+    return float(answer) if answer else None
 
 
 def leave_out_what_is_late() -> None:

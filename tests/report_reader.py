@@ -1,4 +1,4 @@
-"""Reads a report as a stranger would: by html.parser, which knows nothing of how the page was made."""
+"""Reads a report as another program would: by html.parser, which knows nothing of how the page was made."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ def test_a_group_of_one_takes_no_part_in_the_silhouette_of_labels():
     assert found.value == pytest.approx(np.mean(loop_silhouettes(points[:5], list("aaabb"))))
 
 
-def test_clusters_were_drawn_around_the_vectors_so_permuting_is_no_test_of_them():
+def test_clusters_were_drawn_around_the_vectors_so_permuting_is_not_a_test_of_them():
     points = unit(rng(9).normal(size=(12, 3)))
     found = silhouette_of("clusters", points, [0] * 6 + [1] * 6, 9, rng())
     assert found.p_value is None

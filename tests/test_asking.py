@@ -1,4 +1,4 @@
-"""What a person is told who asks `query` about a model that is odd, or asks in an odd way."""
+"""What `query` answers about odd models, and to odd questions."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from indexer.errors import AtlasError
 from query import Atlas
 from query.wording import rarity
 from tests.atlas_builder import BASE, Model, write_atlas
-from tests.hub_ground import add_repo, served
+from tests.hubs import add_repo, served
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory):
+def small_atlas(tmp_path_factory):
     directions = np.random.default_rng(0).normal(size=(4, 8))
     names = ("ann/one", "bob/two", "cyd/three")
     models = [Model(name, vector, ("sst2",)) for name, vector in zip(names, directions, strict=False)]
     models.append(Model("dan/stranger", directions[3], is_unrelated=True))
-    return write_atlas(tmp_path_factory.mktemp("planted") / "atlas", models)
+    return write_atlas(tmp_path_factory.mktemp("small_atlas") / "atlas", models)
 
 
 @pytest.fixture
-def asked(planted, capsys):
+def asked(small_atlas, capsys):
     """Runs `query` with these words; gives its exit status, stdout and stderr."""
 
     def ask(*words):
         with pytest.raises(SystemExit) as caught:
-            query.cli.main([*words, "--atlas", str(planted)], prog_name="query")
-        told = capsys.readouterr()
-        return caught.value.code or 0, told.out, told.err
+            query.cli.main([*words, "--atlas", str(small_atlas)], prog_name="query")
+        streams = capsys.readouterr()
+        return caught.value.code or 0, streams.out, streams.err
 
     return ask
 
 
 @pytest.mark.parametrize("condition", ["", "  "])
-def test_an_empty_condition_is_refused(planted, asked, condition):
+def test_an_empty_condition_is_refused(small_atlas, asked, condition):
     code, out, err = asked("similar", "ann/one", "--where", condition)
     assert (code, out) == (2, "")
     assert "--where is empty" in err
-    with Atlas(planted) as opened, pytest.raises(AtlasError, match="`where` is empty"):
+    with Atlas(small_atlas) as opened, pytest.raises(AtlasError, match="`where` is empty"):
         opened.similar("ann/one", where=condition)
 
 
@@ -73,17 +73,17 @@ def test_notes_are_on_stderr_in_every_format(atlas, capsys, monkeypatch, output)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"bob/glue-1\nann/glue-0\n")))
         with pytest.raises(SystemExit) as caught:
             query.cli.main([*words, "--atlas", str(atlas.root), "--format", output], prog_name="query")
-        told = capsys.readouterr()
-        assert not caught.value.code, told.err
-        assert told.err.count(warning) == 1, words
+        streams = capsys.readouterr()
+        assert not caught.value.code, streams.err
+        assert streams.err.count(warning) == 1, words
         if output == "json":
-            answer = json.loads(told.out)
+            answer = json.loads(streams.out)
             assert isinstance(answer, list) == (words[0] == "similar")
             assert isinstance(answer, list) or any(warning in note for note in answer["notes"])
 
 
-def test_every_answer_has_notes_in_python(planted):
-    with Atlas(planted) as opened:
+def test_every_answer_has_notes_in_python(small_atlas):
+    with Atlas(small_atlas) as opened:
         found = opened.similar("dan/stranger")
         assert any("is not made from" in note for note in found.notes)
         assert found.to_dict()["notes"] == list(found.notes)

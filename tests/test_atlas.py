@@ -1,4 +1,4 @@
-"""The atlas on disk: what a crash, a flipped bit, a stranger's lock or a newer schema does to it."""
+"""The atlas on disk: what a crash, a flipped bit, another program's lock or a newer schema does to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from query import Atlas
 from tests.conftest import start_python
 from tests.halves import a_few
 from tests.patience import PATIENCE
-from tests.world import BASE, OLD_ID
+from tests.tiny_hub import BASE, OLD_ID
 
 
 def answers(folder: AtlasFolder) -> list[tuple[str, str, float]]:
@@ -44,10 +44,10 @@ def flip(path: Path, position: int) -> None:
 
 def test_a_good_atlas_verifies_and_its_status_adds_up(atlas):
     assert verify(atlas) == []
-    told = status(atlas)
-    assert told["bases"][0]["indexed"] == 9
-    assert told["bases"][0]["aliases"] == [OLD_ID]
-    assert told["representations"][0]["vectors"] == 9
+    answer = status(atlas)
+    assert answer["bases"][0]["indexed"] == 9
+    assert answer["bases"][0]["aliases"] == [OLD_ID]
+    assert answer["representations"][0]["vectors"] == 9
 
 
 @pytest.mark.parametrize("position", [8, 100, -1])
@@ -194,20 +194,20 @@ def test_a_database_that_another_program_writes_to_is_read_from_a_copy(atlas):
 
 
 @pytest.mark.parametrize(
-    ("refusal", "told"),
+    ("refusal", "message"),
     [
         (BlockingIOError(errno.EWOULDBLOCK, "Resource temporarily unavailable"), "is being written to by another process"),
         (OSError(errno.ENOSYS, "Function not implemented"), "cannot be locked: Function not implemented"),
     ],
 )  # fmt: skip
-def test_a_lock_that_is_held_and_one_that_cannot_be_had_are_told_apart(tmp_path, monkeypatch, refusal, told):
+def test_a_lock_that_is_held_and_one_that_cannot_be_had_are_distinguished(tmp_path, monkeypatch, refusal, message):
     """Lustre without `-o flock` has no such locks: nobody writes, and waiting would not help."""
 
     def refuse(*arguments):
         raise refusal
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(AtlasError, match=told), AtlasFolder(tmp_path / "new").locked("test"):
+    with pytest.raises(AtlasError, match=message), AtlasFolder(tmp_path / "new").locked("test"):
         pass
 
 

@@ -13,37 +13,26 @@ import duckdb
 import numpy as np
 import pytest
 
-from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell, start_python
 from tests.patience import PATIENCE, wait_for
-from tests.world import BASE, DATASETS, OLD_ID, make_world
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("world") / "store")
+from tests.tiny_hub import BASE, DATASETS, OLD_ID, served_shell
 
 
 @pytest.fixture
-def world(template, tmp_path):
-    """A world of its own for every test: store, Hub and an empty folder."""
-    store = tmp_path / "store"
-    shutil.copytree(template, store)
-    with LoopbackHub(store) as hub:
-        shell = Shell(hub.endpoint, tmp_path)
-        shell.environment["HF_HOME"] = str(tmp_path / "hf")
-        shell.hub, shell.store = hub, store
+def shell(tiny_store, tmp_path):
+    """A Hub, its store and an empty folder for every test."""
+    with served_shell(tiny_store(4, tmp_path / "store")) as shell:
         yield shell
 
 
-def build(world, *more, base=BASE, code=0, **environment):
-    ran = world("index", "build", "--base", base, "--workers", "1", "--json", *more, **environment)
+def build(shell, *more, base=BASE, code=0, **environment):
+    ran = shell("index", "build", "--base", base, "--workers", "1", "--json", *more, **environment)
     assert ran.code == code, ran.err
     return ran.json if ran.out else ran
 
 
-def rows(world, statement):
-    with duckdb.connect(str(world.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
+def rows(shell, statement):
+    with duckdb.connect(str(shell.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
         return connection.execute(statement).fetchall()
 
 
@@ -51,37 +40,37 @@ def counts(report):
     return {name: report[name] for name in ("discovered", "indexed", "unchanged", "skipped", "failed")}
 
 
-def test_a_build_by_old_id_indexes_all_and_a_second_reads_no_weights(world):
-    report = build(world, base=OLD_ID)
+def test_a_build_by_old_id_indexes_all_and_a_second_reads_no_weights(shell):
+    report = build(shell, base=OLD_ID)
     assert report["base"] == BASE
     assert counts(report) == {"discovered": 12, "indexed": 12, "unchanged": 0, "skipped": 0, "failed": 0}
     assert report["bytes_read"] > 0
-    world.hub.reset_log()
-    ran = world("index", "build", "--base", BASE, "--json", PYTHONPROFILEIMPORTTIME="1")
+    shell.hub.reset_log()
+    ran = shell("index", "build", "--base", BASE, "--json", PYTHONPROFILEIMPORTTIME="1")
     assert ran.code == 0, ran.err
     assert counts(ran.json) == {"discovered": 12, "indexed": 0, "unchanged": 12, "skipped": 0, "failed": 0}
     assert " indexer.builds.build\n" in ran.err
     assert " torch\n" not in ran.err
     assert not [
-        request for request in world.hub.requests if "/resolve/" in request.path and "safetensors" in request.path
+        request for request in shell.hub.requests if "/resolve/" in request.path and "safetensors" in request.path
     ]
 
 
-def test_records_hold_what_the_files_say(world):
+def test_records_hold_what_the_files_say(shell):
     """σ, norms and vectors against an exact SVD of the difference of the files, read by safetensors itself."""
     from safetensors.numpy import load_file
 
     from indexer.records.record import read_record
 
-    build(world)
-    base = load_file(world.store / BASE / "model.safetensors")
+    build(shell)
+    base = load_file(shell.store / BASE / "model.safetensors")
     names = {
         "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
         "output": "attention.output.dense", "feedforward1": "intermediate.dense", "feedforward2": "output.dense",
     }  # fmt: skip
-    for model, key in rows(world, "SELECT model, record_key FROM models"):
-        record = read_record(world.folder / "atlas" / "records" / key[:2] / f"{key}.safetensors")
-        tuned = load_file(world.store / model / "model.safetensors")
+    for model, key in rows(shell, "SELECT model, record_key FROM models"):
+        record = read_record(shell.folder / "atlas" / "records" / key[:2] / f"{key}.safetensors")
+        tuned = load_file(shell.store / model / "model.safetensors")
         assert len(record.deltas) == 12
         for delta in record.deltas:
             stem = f"encoder.layer.{delta.key.layer}.{names[delta.key.family]}.weight"
@@ -95,11 +84,11 @@ def test_records_hold_what_the_files_say(world):
             assert np.linalg.norm(kept - exact) < 1.02 * np.linalg.norm(best - exact) + 1e-3 * s[0]
 
 
-def test_neighbours_and_purity_are_those_that_were_planted(world):
-    build(world)
-    for model, neighbour in rows(world, "SELECT model, neighbour FROM similar_models WHERE rank <= 3"):
+def test_neighbours_and_purity_are_those_of_the_store(shell):
+    build(shell)
+    for model, neighbour in rows(shell, "SELECT model, neighbour FROM similar_models WHERE rank <= 3"):
         assert model.split("/")[1].split("-")[0] == neighbour.split("/")[1].split("-")[0]
-    ran = world("query", "purity", "--base", OLD_ID, "--json")
+    ran = shell("query", "purity", "--base", OLD_ID, "--json")
     assert ran.code == 0, ran.err
     assert ran.json["purity"] == 1.0
     assert ran.json["chance"] == pytest.approx(3 / 11)
@@ -109,66 +98,66 @@ def test_neighbours_and_purity_are_those_that_were_planted(world):
 
 
 @pytest.mark.slow
-def test_a_limit_takes_the_most_downloaded_and_a_later_run_the_rest(world):
-    first = build(world, "--limit", "5")
+def test_a_limit_takes_the_most_downloaded_and_a_later_run_the_rest(shell):
+    first = build(shell, "--limit", "5")
     assert counts(first)["discovered"] == counts(first)["indexed"] == 5
-    assert {row[0] for row in rows(world, "SELECT model FROM models")} == {
+    assert {row[0] for row in rows(shell, "SELECT model FROM models")} == {
         "ann/squad-0", "bob/squad-1", "cyd/squad-2", "dan/squad-3", "dan/imdb-3"
     }  # fmt: skip
-    rest = build(world)
+    rest = build(shell)
     assert counts(rest) == {"discovered": 12, "indexed": 7, "unchanged": 5, "skipped": 0, "failed": 0}
 
 
-def test_changed_models_are_read_again_and_models_that_left_are_kept(world):
-    build(world)
-    before = dict(rows(world, "SELECT model, model_id FROM models"))
-    shutil.copy(world.store / "bob/glue-1/model.safetensors", world.store / "ann/glue-0/model.safetensors")
+def test_changed_models_are_read_again_and_models_that_left_are_kept(shell):
+    build(shell)
+    before = dict(rows(shell, "SELECT model, model_id FROM models"))
+    shutil.copy(shell.store / "bob/glue-1/model.safetensors", shell.store / "ann/glue-0/model.safetensors")
     for name in ("cyd/imdb-2", "cyd/imdb-2.repo.json"):
-        path = world.store / name
+        path = shell.store / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    report = build(world)
+    report = build(shell)
     assert counts(report) == {"discovered": 11, "indexed": 1, "unchanged": 10, "skipped": 0, "failed": 0}
-    assert rows(world, "SELECT model FROM models WHERE deleted_at_hub") == [("cyd/imdb-2",)]
-    assert dict(rows(world, "SELECT model, model_id FROM models")) == before
-    duplicates = rows(world, "SELECT model, first_upload FROM duplicates")
+    assert rows(shell, "SELECT model FROM models WHERE deleted_at_hub") == [("cyd/imdb-2",)]
+    assert dict(rows(shell, "SELECT model, model_id FROM models")) == before
+    duplicates = rows(shell, "SELECT model, first_upload FROM duplicates")
     assert duplicates == [("bob/glue-1", "ann/glue-0")]
 
 
 @pytest.mark.slow
-def test_an_edited_card_of_the_base_does_not_cost_the_records(world):
-    build(world)
-    (world.store / BASE / "README.md").write_text("# A new card\n")
-    report = build(world)
+def test_an_edited_card_of_the_base_does_not_cost_the_records(shell):
+    build(shell)
+    (shell.store / BASE / "README.md").write_text("# A new card\n")
+    report = build(shell)
     assert counts(report)["unchanged"] == 12
 
 
 @pytest.mark.slow
-def test_a_failing_download_is_tried_again_by_the_next_build(world):
-    fault = world.hub.faults.add(path=r"glue-0.*safetensors", status=500)
-    first = build(world)
-    world.hub.faults.remove(fault)
+def test_a_failing_download_is_tried_again_by_the_next_build(shell):
+    fault = shell.hub.faults.add(path=r"glue-0.*safetensors", status=500)
+    first = build(shell)
+    shell.hub.faults.remove(fault)
     assert counts(first)["failed"] == 1
-    assert rows(world, "SELECT model, status FROM fine_tunes WHERE status <> 'indexed'") == [("ann/glue-0", "failed")]
-    second = build(world)
+    assert rows(shell, "SELECT model, status FROM fine_tunes WHERE status <> 'indexed'") == [("ann/glue-0", "failed")]
+    second = build(shell)
     assert counts(second) == {"discovered": 12, "indexed": 1, "unchanged": 11, "skipped": 0, "failed": 0}
 
 
 @pytest.mark.slow
-def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
+def test_a_build_killed_at_any_time_goes_on_where_it_stopped(shell):
     def records():
-        return len(list((world.folder / "atlas" / "records").glob("??/*.safetensors")))
+        return len(list((shell.folder / "atlas" / "records").glob("??/*.safetensors")))
 
     seen = 0
     # Before the base is asked for, while it is read, in the middle of the models, and after that.
     for moment in (
-        lambda: world.hub.requests,
-        lambda: list((world.folder / "atlas" / "bases").glob("*")),
+        lambda: shell.hub.requests,
+        lambda: list((shell.folder / "atlas" / "bases").glob("*")),
         lambda: records() >= 3,
         lambda: records() >= 8,
     ):
         process = start_python(
             "-m", "indexer", "build", "--base", BASE, "--workers", "1",
-            cwd=world.folder, env={**world.environment, "HF_ENDPOINT": world.endpoint},
+            cwd=shell.folder, env={**shell.environment, "HF_ENDPOINT": shell.endpoint},
             stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         wait_for(lambda now=moment, ran=process: now() or ran.poll() is not None)
@@ -176,166 +165,166 @@ def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
         assert process.wait() == -signal.SIGKILL
         assert records() >= seen
         seen = records()
-        if (world.folder / "atlas" / "atlas.duckdb").exists():
-            assert world("index", "verify").code in (0, 1)
-    report = build(world)
+        if (shell.folder / "atlas" / "atlas.duckdb").exists():
+            assert shell("index", "verify").code in (0, 1)
+    report = build(shell)
     assert report["indexed"] + report["unchanged"] == 12
-    assert world("index", "verify").code == 0
-    leftovers = [path.name for path in (world.folder / "atlas").iterdir() if path.name.endswith((".tmp", ".wal"))]
+    assert shell("index", "verify").code == 0
+    leftovers = [path.name for path in (shell.folder / "atlas").iterdir() if path.name.endswith((".tmp", ".wal"))]
     assert leftovers == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "stop"), [("1", signal.SIGINT), ("2", signal.SIGTERM)])
-def test_a_build_that_is_stopped_publishes_what_was_done(world, workers, stop):
-    world.hub.faults.add(path=r"imdb-3.*safetensors", hang=600.0)
+def test_a_build_that_is_stopped_publishes_what_was_done(shell, workers, stop):
+    shell.hub.faults.add(path=r"imdb-3.*safetensors", hang=600.0)
     process = start_python(
         "-m", "indexer", "build", "--base", BASE, "--workers", workers,
-        cwd=world.folder, env={**world.environment, "HF_ENDPOINT": world.endpoint}, stderr=subprocess.PIPE,
+        cwd=shell.folder, env={**shell.environment, "HF_ENDPOINT": shell.endpoint}, stderr=subprocess.PIPE,
     )  # fmt: skip
-    wait_for(lambda: any("imdb-3/resolve" in request.path for request in world.hub.requests))
-    wait_for(lambda: list((world.folder / "atlas" / "records").glob("??/*.safetensors")))
+    wait_for(lambda: any("imdb-3/resolve" in request.path for request in shell.hub.requests))
+    wait_for(lambda: list((shell.folder / "atlas" / "records").glob("??/*.safetensors")))
     process.send_signal(stop)
     _, said = process.communicate(timeout=PATIENCE)  # the workers have gone as well: they hold stderr
     assert process.returncode == 128 + stop
     assert "Traceback" not in said
     assert "What was done stays" in said
-    done = rows(world, "SELECT count(*) FROM models")[0][0]
+    done = rows(shell, "SELECT count(*) FROM models")[0][0]
     assert 0 < done < 12
-    assert rows(world, "SELECT outcome FROM builds") == [("stopped",)]
+    assert rows(shell, "SELECT outcome FROM builds") == [("stopped",)]
 
 
 @pytest.mark.slow
-def test_a_second_writer_is_told_who_the_first_is(world):
-    build(world)
+def test_a_second_writer_learns_who_the_first_is(shell):
+    build(shell)
     holder = start_python(
         "-c",
             "import sys, time\nfrom indexer.atlas import AtlasFolder\n"
             "with AtlasFolder(sys.argv[1]).locked('index build --base x'):\n    print('held', flush=True)\n"
             "    time.sleep(600)",
-        world.folder / "atlas", stdout=subprocess.PIPE,
+        shell.folder / "atlas", stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
         assert holder.stdout.readline() == "held\n"
-        ran = world("index", "build", "--base", BASE)
+        ran = shell("index", "build", "--base", BASE)
         assert ran.code == 1
         assert f"process {holder.pid}" in ran.err
         assert ran.err.strip().count("\n") <= 1
         # Readers do not mind.
-        assert world("query", "similar", "ann/glue-0", "--json").code == 0
+        assert shell("query", "similar", "ann/glue-0", "--json").code == 0
     finally:
         holder.kill()
         holder.wait()
-    assert world("index", "build", "--base", BASE).code == 0
+    assert shell("index", "build", "--base", BASE).code == 0
 
 
-def test_a_dry_run_reads_nothing_but_says_how_much(world):
-    report = build(world, "--dry-run")
+def test_a_dry_run_reads_nothing_but_says_how_much(shell):
+    report = build(shell, "--dry-run")
     assert report["dry_run"]["models"] == 12
     block_bytes = 2 * (4 * 48 * 48 + 2 * 48 * 96) * 4
     assert report["dry_run"]["bytes"] == 12 * block_bytes
-    assert not (world.folder / "atlas" / "records").exists()
+    assert not (shell.folder / "atlas" / "records").exists()
     assert not [
         request
-        for request in world.hub.requests
+        for request in shell.hub.requests
         if "safetensors" in request.path and request.method == "GET" and "/org/" not in request.path
     ]
 
 
 @pytest.mark.slow
-def test_reading_costs_little_more_than_the_block_matrices(world):
-    build(world)
+def test_reading_costs_little_more_than_the_block_matrices(shell):
+    build(shell)
     block_bytes = 2 * (4 * 48 * 48 + 2 * 48 * 96) * 4
     for model in ("ann/glue-0", "dan/squad-3"):
-        assert world.hub.body_bytes(model, "model.safetensors") <= 1.02 * block_bytes + 65536
+        assert shell.hub.body_bytes(model, "model.safetensors") <= 1.02 * block_bytes + 65536
 
 
-def test_without_network_there_is_one_line(world):
-    ran = Shell("http://127.0.0.1:9", world.folder)("index", "build", "--base", BASE)
+def test_without_network_there_is_one_line(shell):
+    ran = Shell("http://127.0.0.1:9", shell.folder)("index", "build", "--base", BASE)
     assert ran.code == 1
     assert "Traceback" not in ran.err
     assert ran.err.strip().startswith("Error:")
 
 
-def test_an_unknown_base_names_the_nearest(world):
-    ran = world("index", "build", "--base", "org/tiny-bose")
+def test_an_unknown_base_names_the_nearest(shell):
+    ran = shell("index", "build", "--base", "org/tiny-bose")
     assert ran.code == 1
     assert BASE in ran.err
 
 
-def test_of_several_bases_an_unknown_one_is_told_before_any_is_built(world):
-    ran = world("index", "build", "--base", BASE, "--base", "nosuch/base", "--json")
+def test_of_several_bases_an_unknown_one_is_reported_before_any_is_built(shell):
+    ran = shell("index", "build", "--base", BASE, "--base", "nosuch/base", "--json")
     assert (ran.code, ran.out) == (1, "")
     assert "nosuch/base" in ran.err
-    assert not (world.folder / "atlas" / "atlas.duckdb").exists()
-    assert not [request for request in world.hub.requests if request.path.endswith(".safetensors")]
+    assert not (shell.folder / "atlas" / "atlas.duckdb").exists()
+    assert not [request for request in shell.hub.requests if request.path.endswith(".safetensors")]
 
 
 @pytest.mark.slow
-def test_a_build_without_standard_streams_is_a_build(world):
+def test_a_build_without_standard_streams_is_a_build(shell):
     words = f"{sys.executable} -m indexer build --base {BASE} --workers 2 --limit 4 <&- >&- 2>&-"
-    environment = {**os.environ, **world.environment, "HF_ENDPOINT": world.endpoint, "PYTHONPATH": str(ROOT)}
-    assert subprocess.run(["bash", "-c", words], cwd=world.folder, env=environment, check=False).returncode == 0
-    assert rows(world, "SELECT count(*) FROM models") == [(4,)]
+    environment = {**os.environ, **shell.environment, "HF_ENDPOINT": shell.endpoint, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(["bash", "-c", words], cwd=shell.folder, env=environment, check=False).returncode == 0
+    assert rows(shell, "SELECT count(*) FROM models") == [(4,)]
 
 
-def test_a_wrong_revision_is_not_called_a_wrong_model(world):
-    ran = world("index", "add", "ann/glue-0@deadbeef", "--base", BASE)
+def test_a_wrong_revision_is_not_called_a_wrong_model(shell):
+    ran = shell("index", "add", "ann/glue-0@deadbeef", "--base", BASE)
     assert ran.code == 1
     assert "ann/glue-0 has no revision deadbeef." in ran.err
     assert "Did you mean" not in ran.err
-    ran = world("index", "add", "ann/glue-o@deadbeef", "--base", BASE)
+    ran = shell("index", "add", "ann/glue-o@deadbeef", "--base", BASE)
     assert "Did you mean ann/glue-0" in ran.err
 
 
-def test_a_choice_that_fits_no_model_is_told_as_that(world):
-    ran = world("index", "build", "--base", BASE, "--author", "nobody", "--since", "2030-01-01")
+def test_a_choice_that_fits_no_model_is_reported(shell):
+    ran = shell("index", "build", "--base", BASE, "--author", "nobody", "--since", "2030-01-01")
     assert ran.code == 1
     assert "No listed model matches --author nobody --since 2030-01-01." in ran.err
     assert "failures" not in ran.err
 
 
-def test_a_base_without_fine_tunes_is_reported(world):
+def test_a_base_without_fine_tunes_is_reported(shell):
     for discover, advice in (("tags", "--discover names"), ("names", "")):
-        ran = world("index", "build", "--base", BASE, "--relation", "merge", "--discover", discover)
+        ran = shell("index", "build", "--base", BASE, "--relation", "merge", "--discover", discover)
         assert ran.code == 1
         assert f"The Hub lists no merge of {BASE}." in ran.err
         assert advice in ran.err
         assert "failures" not in ran.err
 
 
-def test_the_base_is_not_added_to_its_own_models(world):
-    ran = world("index", "add", OLD_ID, "--base", BASE)
+def test_the_base_is_not_added_to_its_own_models(shell):
+    ran = shell("index", "add", OLD_ID, "--base", BASE)
     assert ran.code == 1
     assert f"{BASE} is the base itself" in ran.err
 
 
-def test_local_folders_are_added_and_asked_about(world):
-    build(world)
-    copy = world.folder / "mine"
-    shutil.copytree(world.store / "ann/glue-0", copy)
-    ran = world("query", "similar", str(copy), "-k", "4", "--json")
+def test_local_folders_are_added_and_asked_about(shell):
+    build(shell)
+    copy = shell.folder / "mine"
+    shutil.copytree(shell.store / "ann/glue-0", copy)
+    ran = shell("query", "similar", str(copy), "-k", "4", "--json")
     assert ran.code == 0, ran.err
     assert ran.json[0]["model"] == "ann/glue-0"
     assert ran.json[0]["similarity"] == pytest.approx(1.0, abs=1e-4)
-    ran = world("index", "add", "mine", "--base", OLD_ID, "--json")
+    ran = shell("index", "add", "mine", "--base", OLD_ID, "--json")
     assert ran.code == 0, ran.err
     assert counts(ran.json)["indexed"] == 1
-    assert rows(world, "SELECT count(*) FROM models") == [(13,)]
-    ran = world("query", "similar", "mine", "-k", "1", "--json")
+    assert rows(shell, "SELECT count(*) FROM models") == [(13,)]
+    ran = shell("query", "similar", "mine", "-k", "1", "--json")
     assert ran.json[0]["model"] == "ann/glue-0"
-    assert json.loads(world("query", "show", "mine", "--json").out)["duplicate_of"] == "ann/glue-0"
+    assert json.loads(shell("query", "show", "mine", "--json").out)["duplicate_of"] == "ann/glue-0"
 
 
 @pytest.mark.slow
-def test_a_damaged_record_is_forgotten_by_a_rebuild_and_made_again_by_a_build(world):
-    build(world, "--limit", "3")
-    path = sorted((world.folder / "atlas" / "records").glob("*/*.safetensors"))[0]
+def test_a_damaged_record_is_forgotten_by_a_rebuild_and_made_again_by_a_build(shell):
+    build(shell, "--limit", "3")
+    path = sorted((shell.folder / "atlas" / "records").glob("*/*.safetensors"))[0]
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(bytes(content))
-    assert world("index", "verify").code == 1
-    assert world("index", "rebuild", "--json").json["damaged_records"] == [path.stem]
-    again = build(world, "--limit", "3")
+    assert shell("index", "verify").code == 1
+    assert shell("index", "rebuild", "--json").json["damaged_records"] == [path.stem]
+    again = build(shell, "--limit", "3")
     assert counts(again) == {"discovered": 3, "indexed": 1, "unchanged": 2, "skipped": 0, "failed": 0}
-    assert world("index", "verify").code == 0
+    assert shell("index", "verify").code == 0

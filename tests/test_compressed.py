@@ -22,7 +22,7 @@ from indexer.vectors.segments import Vectors
 LENGTH, BLOCK = 240, 24
 
 
-def world(count: int, seed: int = 0, alone: float = 0.4) -> np.ndarray:
+def mixed_vectors(count: int, seed: int = 0, alone: float = 0.4) -> np.ndarray:
     """Unit vectors of blocks of equal norm: a common direction, groups, decaying noise; a share belongs to no group."""
     random = np.random.default_rng(seed)
     fixed = np.random.default_rng(99)
@@ -40,7 +40,7 @@ def world(count: int, seed: int = 0, alone: float = 0.4) -> np.ndarray:
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-MATRIX = world(3000)
+MATRIX = mixed_vectors(3000)
 IDS = np.arange(3000, dtype=np.int64) * 3 + 7
 OLD = [Vectors(IDS[:1500], MATRIX[:1500]), Vectors(IDS[1500:2700], MATRIX[1500:2700])]
 NEW = [Vectors(IDS[2700:], MATRIX[2700:])]

@@ -19,12 +19,11 @@ from indexer.atlas import AtlasFolder
 from indexer.builds import dask_executor
 from indexer.builds.dask_executor import DaskExecutor
 from indexer.builds.report import Result
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import ROOT, Shell, start_python
-from tests.hub_ground import Clock
+from tests.conftest import ROOT, start_python
+from tests.fake_work import fake_worker, unit
+from tests.hubs import FakeClock
 from tests.patience import PATIENCE, wait_for
-from tests.pretended_work import pretending_worker, unit
-from tests.world import BASE, make_world
+from tests.tiny_hub import BASE, served_shell
 
 pytestmark = pytest.mark.slow
 
@@ -33,39 +32,30 @@ pytest.importorskip("distributed", reason="needs the extra dask")
 SLOW = 60_000  # bytes a second: a fine-tune takes seconds, so that there is a middle to kill it in
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("world") / "store")
-
-
 @pytest.fixture
-def world(template, tmp_path):
-    shutil.copytree(template, tmp_path / "store")
-    with LoopbackHub(tmp_path / "store") as hub:
-        shell = Shell(hub.endpoint, tmp_path)
-        shell.environment["HF_HOME"] = str(tmp_path / "hf")
-        shell.hub = hub
+def shell(tiny_store, tmp_path):
+    with served_shell(tiny_store(4), tmp_path) as shell:
         yield shell
 
 
 class Cluster:
     """A scheduler and workers, each a process of its own."""
 
-    def __init__(self, world, stack, scheme="tcp"):
-        self.world, self.stack = world, stack
+    def __init__(self, shell, stack, scheme="tcp"):
+        self.shell, self.stack = shell, stack
         self.address = f"{scheme}://127.0.0.1:{free_port()}"
         self.scheduler = self.start("scheduler", "--host", self.address, "--no-dashboard")
 
     def start(self, *words, **environment):
         process = start_python(
             "-m", "dask", *words,
-            cwd=self.world.folder,
+            cwd=self.shell.folder,
             env={
-                "HF_ENDPOINT": self.world.endpoint,
+                "HF_ENDPOINT": self.shell.endpoint,
                 "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
                 # A worker is a fork of its nanny, which has the libraries; Dask's own default loads them again.
                 "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "fork",
-                **self.world.environment,
+                **self.shell.environment,
                 **environment,
             },
             stdout=subprocess.DEVNULL,
@@ -77,14 +67,14 @@ class Cluster:
     def worker(self, *words, **environment):
         return self.start(
             "worker", self.address, "--nthreads", "1", "--no-dashboard", "--local-directory",
-            str(self.world.folder / "dask"), *words, **environment,
+            str(self.shell.folder / "dask"), *words, **environment,
         )  # fmt: skip
 
 
 @contextmanager
-def cluster(world, workers, *words):
+def cluster(shell, workers, *words):
     with ExitStack() as stack:
-        running = Cluster(world, stack)
+        running = Cluster(shell, stack)
         running.workers = [running.worker(*words) for _ in range(workers)]
         yield running
 
@@ -102,10 +92,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start_build(world, address):
+def start_build(shell, address):
     return start_python(
         "-m", "indexer", "build", "--base", BASE, "--executor", "dask", "--scheduler", address, "--json",
-        cwd=world.folder, env={"HF_ENDPOINT": world.endpoint, **world.environment},
+        cwd=shell.folder, env={"HF_ENDPOINT": shell.endpoint, **shell.environment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -116,25 +106,25 @@ def finish(build, code=0):
     return json.loads(out) if out else err
 
 
-def records(world):
-    return {path.name for path in world.folder.glob("atlas/records/*/*.safetensors")}
+def records(shell):
+    return {path.name for path in shell.folder.glob("atlas/records/*/*.safetensors")}
 
 
-def statuses(world):
-    with duckdb.connect(str(world.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
+def statuses(shell):
+    with duckdb.connect(str(shell.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
         return dict(connection.execute("SELECT model, coalesce(reason, status) FROM fine_tunes").fetchall())
 
 
-def test_a_cluster_does_what_one_process_does(world):
-    world.environment["DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD"] = "spawn"  # as users have it
-    with cluster(world, 2) as running:
-        report = finish(start_build(world, running.address))
+def test_a_cluster_does_what_one_process_does(shell):
+    shell.environment["DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD"] = "spawn"  # as users have it
+    with cluster(shell, 2) as running:
+        report = finish(start_build(shell, running.address))
     assert (report["indexed"], report["failed"], report["discovered"]) == (12, 0, 12)
-    alone = world("index", "build", "--base", BASE, "--atlas", "alone", "--workers", "1", "--json").json
+    alone = shell("index", "build", "--base", BASE, "--atlas", "alone", "--workers", "1", "--json").json
     assert alone["bytes_read"] == report["bytes_read"]
-    for path in world.folder.glob("alone/records/*/*.safetensors"):
-        assert (world.folder / "atlas" / path.relative_to(world.folder / "alone")).is_file()
-    asked = [world("query", "similar", "ann/glue-0", "--atlas", atlas, "--json").json for atlas in ("atlas", "alone")]
+    for path in shell.folder.glob("alone/records/*/*.safetensors"):
+        assert (shell.folder / "atlas" / path.relative_to(shell.folder / "alone")).is_file()
+    asked = [shell("query", "similar", "ann/glue-0", "--atlas", atlas, "--json").json for atlas in ("atlas", "alone")]
     assert asked[0] == asked[1]
 
 
@@ -160,26 +150,26 @@ def certificates(folder):
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl to make certificates")
-def test_a_cluster_that_speaks_tls_does_the_same(world):
-    (world.folder / "keys").mkdir()
-    world.environment["DASK_CONFIG"] = str(certificates(world.folder / "keys"))
+def test_a_cluster_that_speaks_tls_does_the_same(shell):
+    (shell.folder / "keys").mkdir()
+    shell.environment["DASK_CONFIG"] = str(certificates(shell.folder / "keys"))
     with ExitStack() as stack:
-        running = Cluster(world, stack, "tls")
+        running = Cluster(shell, stack, "tls")
         running.worker()
-        report = finish(start_build(world, running.address))
+        report = finish(start_build(shell, running.address))
     assert (report["indexed"], report["failed"]) == (12, 0)
 
 
-def test_a_worker_killed_in_the_middle_costs_nothing(world):
-    world.hub.bandwidth = SLOW
-    with cluster(world, 2) as running:
-        build = start_build(world, running.address)
-        wait_for(lambda: 1 <= len(records(world)) < 8)
+def test_a_worker_killed_in_the_middle_costs_nothing(shell):
+    shell.hub.bandwidth = SLOW
+    with cluster(shell, 2) as running:
+        build = start_build(shell, running.address)
+        wait_for(lambda: 1 <= len(records(shell)) < 8)
         end(running.workers[0])
-        world.hub.bandwidth = None
+        shell.hub.bandwidth = None
         report = finish(build)
     assert (report["indexed"], report["failed"]) == (12, 0)
-    assert set(statuses(world).values()) == {"indexed"}
+    assert set(statuses(shell).values()) == {"indexed"}
 
 
 HUNGRY = """
@@ -200,13 +190,13 @@ indexer.builds.worker.vectorise = hungry
 """
 
 
-def test_a_model_that_kills_its_workers_is_the_only_failure(world):
+def test_a_model_that_kills_its_workers_is_the_only_failure(shell):
     """Reading it allocates memory until the nanny kills the worker; it is tried again elsewhere, then given up."""
-    (world.folder / "hungry.py").write_text(HUNGRY)
-    with cluster(world, 2, "--memory-limit", "900MB", "--preload", str(world.folder / "hungry.py")) as running:
-        report = finish(start_build(world, running.address))
+    (shell.folder / "hungry.py").write_text(HUNGRY)
+    with cluster(shell, 2, "--memory-limit", "900MB", "--preload", str(shell.folder / "hungry.py")) as running:
+        report = finish(start_build(shell, running.address))
     assert (report["indexed"], report["failed"], report["discovered"]) == (11, 1, 12)
-    found = statuses(world)
+    found = statuses(shell)
     assert found.pop("dan/squad-3") == "worker_died"
     assert set(found.values()) == {"indexed"}
 
@@ -217,7 +207,7 @@ def test_units_that_wait_for_a_worker_that_dies_are_not_blamed(tmp_path):
     from distributed import LocalCluster
 
     names = ["a", "deadly", "b", "c"]
-    worker = pretending_worker(tmp_path)
+    worker = fake_worker(tmp_path)
     folder = str(tmp_path / "dask")
     with (
         dask.config.set(
@@ -230,50 +220,50 @@ def test_units_that_wait_for_a_worker_that_dies_are_not_blamed(tmp_path):
     assert sorted(found) == [("a", None), ("b", None), ("c", None), ("deadly", "worker_died")]
 
 
-def test_a_client_that_is_killed_and_started_again_goes_on(world):
-    world.hub.bandwidth = SLOW
-    with cluster(world, 2) as running:
-        build = start_build(world, running.address)
-        wait_for(lambda: 1 <= len(records(world)) < 8)
+def test_a_client_that_is_killed_and_started_again_goes_on(shell):
+    shell.hub.bandwidth = SLOW
+    with cluster(shell, 2) as running:
+        build = start_build(shell, running.address)
+        wait_for(lambda: 1 <= len(records(shell)) < 8)
         build.kill()
         build.communicate()
-        world.hub.bandwidth = None
-        done = len(records(world))
-        report = finish(start_build(world, running.address))
+        shell.hub.bandwidth = None
+        done = len(records(shell))
+        report = finish(start_build(shell, running.address))
     assert report["unchanged"] >= done
     assert report["unchanged"] + report["indexed"] == 12
-    assert set(statuses(world).values()) == {"indexed"}
+    assert set(statuses(shell).values()) == {"indexed"}
 
 
-def test_a_scheduler_that_dies_is_one_line_and_what_was_done_stays(world):
-    world.hub.bandwidth = SLOW
-    with cluster(world, 1) as running:
-        build = start_build(world, running.address)
-        wait_for(lambda: records(world))
+def test_a_scheduler_that_dies_is_one_line_and_what_was_done_stays(shell):
+    shell.hub.bandwidth = SLOW
+    with cluster(shell, 1) as running:
+        build = start_build(shell, running.address)
+        wait_for(lambda: records(shell))
         end(running.scheduler)
         err = finish(build, code=1)
     assert "went away" in err.splitlines()[-1]
     assert "Traceback" not in err
-    assert "indexed" in statuses(world).values()  # published when it stopped
+    assert "indexed" in statuses(shell).values()  # published when it stopped
 
 
-def test_a_worker_that_comes_later_and_does_not_fit_ends_the_build_before_its_first_unit(world):
-    world.hub.bandwidth = SLOW
-    with cluster(world, 1) as running:
-        build = start_build(world, running.address)
-        wait_for(lambda: records(world))
+def test_a_worker_that_comes_later_and_does_not_fit_ends_the_build_before_its_first_unit(shell):
+    shell.hub.bandwidth = SLOW
+    with cluster(shell, 1) as running:
+        build = start_build(shell, running.address)
+        wait_for(lambda: records(shell))
         running.worker(HF_ENDPOINT="http://127.0.0.1:9")
         err = finish(build, code=1)
     assert "Start workers with the same HF_ENDPOINT." in err.splitlines()[-1]
-    assert "indexed" in (found := set(statuses(world).values()))
+    assert "indexed" in (found := set(statuses(shell).values()))
     assert "network" not in found
-    assert not list(world.folder.glob("atlas/.seen-*"))
+    assert not list(shell.folder.glob("atlas/.seen-*"))
 
 
 def test_a_record_that_is_not_visible_here_is_a_failure_of_one_model(tmp_path, monkeypatch):
-    clock = Clock()
+    clock = FakeClock()
     monkeypatch.setattr(dask_executor, "time", clock)
-    worker = pretending_worker(tmp_path)
+    worker = fake_worker(tmp_path)
     lost, late = Result(unit("lost"), None), Result(unit("late"), None)
     assert dask_executor.visible_result(lost, worker).error.reason == "worker_error"
     assert clock.now - 1000.0 == pytest.approx(dask_executor.VISIBLE_SECONDS, abs=0.5)
@@ -313,14 +303,14 @@ def test_a_client_without_tls_settings_fails_with_one_line(scheme, setting, said
     assert said in done.stderr
 
 
-def test_problems_of_a_cluster_are_reported_before_any_work(world):
-    ran = world("index", "build", "--base", BASE, "--executor", "dask", "--scheduler", f"tcp://127.0.0.1:{free_port()}")
+def test_problems_of_a_cluster_are_reported_before_any_work(shell):
+    ran = shell("index", "build", "--base", BASE, "--executor", "dask", "--scheduler", f"tcp://127.0.0.1:{free_port()}")
     assert ran.code == 1
     assert "No Dask scheduler answers at tcp://127.0.0.1:" in ran.err
-    assert not list((world.folder / "atlas").glob("**/*.jsonl"))  # nor before the crawl
-    assert world("index", "build", "--base", BASE, "--executor", "dask").code == 2
+    assert not list((shell.folder / "atlas").glob("**/*.jsonl"))  # nor before the crawl
+    assert shell("index", "build", "--base", BASE, "--executor", "dask").code == 2
     with ExitStack() as stack:
-        running = Cluster(world, stack)
+        running = Cluster(shell, stack)
         running.worker(HF_ENDPOINT="http://127.0.0.1:9")
-        err = finish(start_build(world, running.address), code=1)
+        err = finish(start_build(shell, running.address), code=1)
     assert "Start workers with the same HF_ENDPOINT." in err.splitlines()[-1]

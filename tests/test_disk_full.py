@@ -8,10 +8,8 @@ import sys
 
 import pytest
 
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import Shell
-from tests.share.ground import NAME, is_whole, open_hub, shell_of
-from tests.world import BASE, make_world
+from tests.share.conftest import NAME, is_whole, open_hub, shell_of
+from tests.tiny_hub import BASE, served_shell
 
 pytestmark = pytest.mark.slow
 
@@ -40,11 +38,8 @@ def disk(tmp_path):
 
 
 @pytest.fixture
-def shell(disk, tmp_path):
-    store = make_world(tmp_path / "store")
-    with LoopbackHub(store) as hub:
-        shell = Shell(hub.endpoint, disk)
-        shell.environment["HF_HOME"] = str(tmp_path / "hf")
+def shell(disk, tiny_store, tmp_path):
+    with served_shell(tiny_store(4), disk, HF_HOME=str(tmp_path / "hf")) as shell:
         yield shell
 
 

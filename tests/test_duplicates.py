@@ -25,7 +25,7 @@ def test_duplicates_by_hash_or_by_deltas_are_led_by_the_earliest_upload():
     assert find_duplicates(uploads, [], 1e-3) == {1: 4, 4: 4}
 
 
-def test_a_difference_that_cannot_be_told_is_infinite():
+def test_a_difference_that_cannot_be_measured_is_infinite():
     one = make_record(1)
     bare = dataclasses.replace(one, deltas=tuple(dataclasses.replace(d, u=None, v=None) for d in one.deltas))
     assert difference_of(one, bare) == float("inf")

@@ -26,15 +26,15 @@ def test_every_repository_ends_as_expected(built, expected):
         )
     }  # fmt: skip
     wrong = {}
-    for model, told in expected.items():
+    for model, answer in expected.items():
         status, reason = found.get(model, ("not listed", None))
-        is_right = status == told["outcome"] and (told.get("reason") in (None, reason))
-        if told.get("flag"):
-            is_right = is_right and told["flag"] in flags.get(model, [])
+        is_right = status == answer["outcome"] and (answer.get("reason") in (None, reason))
+        if answer.get("flag"):
+            is_right = is_right and answer["flag"] in flags.get(model, [])
         elif status == "indexed":
             is_right = is_right and not set(flags[model]) & {"copy", "unrelated", "duplicate"}
         if not is_right:
-            wrong[model] = (told, status, reason, flags.get(model))
+            wrong[model] = (answer, status, reason, flags.get(model))
     assert wrong == {}
 
 
@@ -60,11 +60,11 @@ def test_little_more_than_the_block_matrices_was_read(built, hub):
 def test_models_on_one_dataset_lie_together_and_authors_do_not_explain_it(built):
     ran = built("query", "purity", "--base", "tiny-roberta", "--json")
     assert ran.code == 0, ran.err
-    told = ran.json
-    assert told["purity"] > 2 * told["chance"]
-    assert told["p_value"] < 0.01
-    assert told["ci_low"] <= told["purity"] <= told["ci_high"]
-    assert told["cross_author"]["purity"] > 1.5 * told["cross_author"]["chance"]
+    answer = ran.json
+    assert answer["purity"] > 2 * answer["chance"]
+    assert answer["p_value"] < 0.01
+    assert answer["ci_low"] <= answer["purity"] <= answer["ci_high"]
+    assert answer["cross_author"]["purity"] > 1.5 * answer["cross_author"]["chance"]
 
 
 def test_strings_of_the_hub_reach_neither_terminal_nor_table_with_escape_sequences(built):
@@ -106,7 +106,7 @@ def test_similar_prints_every_format(built, form):
 
 
 def test_a_copy_of_the_base_has_no_neighbours_but_an_answer(built, expected):
-    copies = [model for model, told in expected.items() if told.get("flag") == "copy"]
+    copies = [model for model, answer in expected.items() if answer.get("flag") == "copy"]
     assert copies
     ran = built("query", "similar", copies[0])
     assert ran.code == 1

@@ -1,4 +1,4 @@
-"""Fits of rank by depth: planted laws come back, the right one is chosen, and few layers are no ground for a long law."""
+"""Fits of rank by depth: known laws come back, the right one is chosen, and few layers do not support a long law."""
 
 from __future__ import annotations
 

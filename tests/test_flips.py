@@ -13,12 +13,10 @@ from indexer.publish.maintenance import represent
 from indexer.publish.stored_answers import LINEAGE, read_answers
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import Shell
 from tests.every_kind import make_every_kind
 from tests.flips import files_by_kind, flip, flipped, what_verify_says
 from tests.once import made_once
-from tests.world import BASE
+from tests.tiny_hub import BASE, served_shell
 
 pytestmark = pytest.mark.slow
 
@@ -26,14 +24,14 @@ KINDS = ["database", "listing", "base", "record", "outcome", "profile", "lineage
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def indexed_store(tmp_path_factory):
     """A Hub's store and an atlas of it with every kind of file."""
     return made_once(tmp_path_factory, "every-kind", make_every_kind)
 
 
 @pytest.fixture
-def atlas(world, tmp_path):
-    shutil.copytree(world / "atlas", tmp_path / "atlas")
+def atlas(indexed_store, tmp_path):
+    shutil.copytree(indexed_store / "atlas", tmp_path / "atlas")
     return AtlasFolder(tmp_path / "atlas")
 
 
@@ -110,12 +108,10 @@ def test_every_byte_of_the_headers_of_a_base_and_a_record_counts(atlas):
 
 
 @pytest.fixture
-def shell(world, tmp_path):
+def shell(indexed_store, tmp_path):
     """Where the atlas is, with the Hub that it is of."""
-    with LoopbackHub(world / "store") as hub:
-        yield Shell(
-            hub.endpoint, tmp_path, {"HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        )
+    with served_shell(indexed_store / "store", tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")) as shell:
+        yield shell
 
 
 ADVISED = re.compile(r"\bindex (?:build|publish|rebuild|represent)(?: --base [\w/-]+)?(?: [a-z_]+(?=`))?")
@@ -144,7 +140,7 @@ def test_what_is_advised_mends_it(atlas, shell, kind):
     assert len(shell("query", "similar", "ann/glue-0", "--json").json) == 5
 
 
-def test_a_damaged_base_is_told_by_whoever_reads_its_matrices(atlas, shell):
+def test_a_damaged_base_is_reported_by_whoever_reads_its_matrices(atlas, shell):
     """Not blamed on the model, and not answered with numbers that are wrong."""
     (base,) = files_by_kind(atlas)["base"]
     flip(base, base.stat().st_size - 3, 6)
@@ -205,8 +201,8 @@ def test_an_atlas_without_checksums_is_read_and_checked_as_well_as_can_be(atlas,
     with base.open("r+b") as file:  # an exponent
         file.seek(size - 1)
         file.write(b"\x7f")
-    (told,) = verify(atlas)
-    assert (told.kind, "has norm" in told.problem) == ("base", True)
+    (answer,) = verify(atlas)
+    assert (answer.kind, "has norm" in answer.problem) == ("base", True)
 
 
 def test_an_atlas_without_checksums_has_them_after_the_next_publish(atlas):

@@ -9,15 +9,15 @@ from huggingface_hub.errors import BadRequestError
 from indexer.errors import AtlasError, Failed, Skipped, UnknownRevision
 from indexer.network.hub import conversion_revision, fetch_json, model_row, nearest_ids, resolve_base
 from indexer.network.hub_requests import RetryPolicy, ask, parse_json, with_parameter
-from tests.hub_ground import (
+from tests.hubs import (
     BASE,
     QUICK,
     SHORT,
     RawServer,
     add_base,
     add_repo,
-    asked,
     http,
+    requested,
     served,
     tags,
     use_endpoint,
@@ -177,7 +177,7 @@ def test_a_model_by_its_old_id_at_a_revision(store, monkeypatch):
 def test_a_revision_with_slashes_is_one_part_of_the_path(hub):
     with pytest.raises(Failed):
         model_row("me/tuned", "refs/pr/../../../x")
-    assert asked(hub, "/revision/refs%2Fpr%2F..%2F..%2F..%2Fx?")
+    assert requested(hub, "/revision/refs%2Fpr%2F..%2F..%2F..%2Fx?")
 
 
 def test_a_model_that_is_not_there(hub):
@@ -214,14 +214,14 @@ def test_json_files(store, monkeypatch):
 def test_garbled_json_is_asked_for_again(hub):
     hub.faults.add("^/api/models/me/tuned", first=1, malformed_json=True)
     assert ask("/api/models/me/tuned").value["id"] == "me/tuned"
-    assert len(asked(hub)) == 2
+    assert len(requested(hub)) == 2
 
 
 def test_a_refusal_is_not_garbled_json(hub):
     hub.faults.add("^/api/models/me/tuned", status=400)
     with pytest.raises(BadRequestError):
         ask("/api/models/me/tuned")
-    assert len(asked(hub, "tuned")) == 1
+    assert len(requested(hub, "tuned")) == 1
 
 
 def test_json_that_stays_garbled(monkeypatch):
@@ -360,4 +360,4 @@ def test_a_server_error_is_not_the_absence_of_a_conversion(hub):
     with pytest.raises(Failed) as caught:
         conversion_revision("me/tuned")
     assert caught.value.reason == "server_error"
-    assert len(asked(hub, "/discussions")) == QUICK.retries + 1
+    assert len(requested(hub, "/discussions")) == QUICK.retries + 1

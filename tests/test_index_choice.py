@@ -12,7 +12,7 @@ from indexer.database.reading import Reading
 from indexer.publish.maintenance import rebuild, represent
 from indexer.vectors.choice import IndexChange, IndexChoice
 from indexer.vectors.published import read_published
-from tests.world import BASE
+from tests.tiny_hub import BASE
 
 ASKED = IndexChoice("RaBitQ2", 2 << 30, 0.5)
 

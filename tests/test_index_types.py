@@ -101,7 +101,7 @@ def test_models_come_go_and_change(tmp_path, factory):
     trained = store.published().compressed
     store.publish(groups(range(1490, 1520), seed=1), tuple(range(1, 60)), neighbours=False)
     beside = store.published()
-    assert beside.compressed.file == trained.file, "thirty more models are searched beside the index"
+    assert beside.compressed.file == trained.file, "thirty more models are searched in addition to the index"
     check(store)
     store.publish(groups(range(1520, 1700), seed=2), (1495,), neighbours=False)
     extended = store.published()

@@ -14,7 +14,7 @@ from indexer.publish.verification import verify
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
 from query import Atlas
-from tests.world import BASE
+from tests.tiny_hub import BASE
 
 BARE = "ann/glue-0"
 
@@ -62,14 +62,14 @@ def test_a_model_without_factors_is_left_out_of_what_needs_them_by_every_command
         assert opened.purity(BASE, representation="output", draws=20).models == len(whole) - 1
 
 
-def test_a_record_that_lost_its_factors_after_it_was_published_is_told(atlas):
+def test_a_record_that_lost_its_factors_after_it_was_published_is_reported(atlas):
     represent(atlas, "output")
     make_bare(atlas)
     (found,) = verify(atlas)
     assert "1 models the database lacks" in found.problem
 
 
-def test_when_a_crawl_last_listed_a_model_is_told_though_nothing_else_is_new(atlas):
+def test_when_a_crawl_last_listed_a_model_is_updated_though_nothing_else_is_new(atlas):
     from indexer.listing.listing import Listing
 
     def seen() -> dict[str, object]:

@@ -1,7 +1,7 @@
 """The limits of a build: bytes per second, memory, the Hub's quota.
 
 All workers together: they are processes of their own. How much came is the Hub's count; who was held up, and for how
-long, is written down where it is decided (tests/ledger_build.py). No figure is divided by the time that something took.
+long, is written down where it is decided (tests/logged_build.py). No figure is divided by the time that something took.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from indexer.network.rate_limit import STEP_SECONDS, Bandwidth, RateLimiter, cou
 from scripts.loopback_hub import LoopbackHub
 from scripts.loopback_hub.ledger import RequestRecord
 from tests.conftest import ROOT
-from tests.world import BASE, make_world
+from tests.tiny_hub import BASE
 
 pytestmark = pytest.mark.slow
 
@@ -60,8 +60,8 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("world") / "store", per_dataset=MODELS // 3)
+def store(tiny_store):
+    return tiny_store(MODELS // 3)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def watched(hub, folder, options):
     }  # fmt: skip
     ledger = folder / "ledger.jsonl"
     process = subprocess.Popen(
-        [sys.executable, ROOT / "tests" / "ledger_build.py", ledger, "build", "--base", BASE, "--json", *options],
+        [sys.executable, ROOT / "tests" / "logged_build.py", ledger, "build", "--base", BASE, "--json", *options],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     own, peaks = 0, {}

@@ -163,7 +163,7 @@ def test_parts_join_in_order_of_id():
 
 
 class Store:
-    """An atlas's vectors and neighbours, and beside them the same kept in a dict."""
+    """An atlas's vectors and neighbours, and the same kept in a dict."""
 
     def __init__(self, root) -> None:
         self.root = root

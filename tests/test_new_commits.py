@@ -23,7 +23,7 @@ from indexer.publish.verification import verify
 from indexer.records.identity import SPECTRA_FORM, Identity, Spec
 from indexer.records.record import Record
 from indexer.records.store import RecordHeader, current_record
-from tests.world import BASE
+from tests.tiny_hub import BASE
 
 CHANGED = ("ann/glue-0", "bob/glue-1", "cyd/squad-2")
 

@@ -14,16 +14,15 @@ from huggingface_hub import constants
 from indexer.atlas import AtlasFolder
 from indexer.cli import main
 from indexer.errors import AtlasError
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import Shell, start_python
-from tests.hub_ground import as_ever, use_endpoint
+from tests.conftest import start_python
+from tests.hubs import reset_session, use_endpoint
 from tests.patience import PATIENCE
-from tests.world import BASE, describe, make_world
+from tests.tiny_hub import BASE, describe, served_shell
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    root = make_world(tmp_path_factory.mktemp("world") / "store", per_dataset=1)
+def store(tiny_store, tmp_path_factory):
+    root = tiny_store(1, tmp_path_factory.mktemp("nothing-left") / "store")
     describe(root, "org/no-weights")
     (root / "org/no-weights/config.json").write_text('{"model_type": "roberta"}')
     describe(root, "org/strange")
@@ -40,10 +39,9 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def shell(store, tmp_path):
-    with LoopbackHub(store) as hub:
-        shell = Shell(hub.endpoint, tmp_path / "here", {"HF_HOME": str(tmp_path / "hf")})
-        shell.folder.mkdir()
-        shell.hub = hub
+    folder = tmp_path / "here"
+    folder.mkdir()
+    with served_shell(store, folder, HF_HOME=str(tmp_path / "hf")) as shell:
         yield shell
 
 
@@ -86,7 +84,7 @@ def index(shell, monkeypatch, capsys):
         return int(ended.value.code or 0), capsys.readouterr().err
 
     yield run
-    as_ever()
+    reset_session()
 
 
 @pytest.mark.parametrize("what", COMMANDS)

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import Shell
-from tests.world import BASE, make_world
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("world") / "store", per_dataset=1)
+from tests.tiny_hub import BASE, served_shell
 
 
 @pytest.mark.parametrize("effect", [{"ignore_range": True}, {"content_range": "bytes 8-15/100"}], ids=["200", "range"])
-def test_the_header_of_the_base(world, tmp_path, effect):
-    with LoopbackHub(world) as hub:
-        shell = Shell(hub.endpoint, tmp_path, {"HF_HOME": str(tmp_path / "hf")})
-        fault = hub.faults.add(f"repos/{BASE}/.*safetensors", role="cdn", nth=1, **effect)
+def test_the_header_of_the_base(tiny_store, tmp_path, effect):
+    with served_shell(tiny_store(1), tmp_path) as shell:
+        fault = shell.hub.faults.add(f"repos/{BASE}/.*safetensors", role="cdn", nth=1, **effect)
         ran = shell("index", "build", "--base", BASE, "--workers", "1", "--json")
         assert ran.code == 0, ran.err
         assert ran.json["indexed"] == 3

@@ -14,15 +14,15 @@ from indexer.builds.executor import in_processes, run_units
 from indexer.builds.report import Result
 from indexer.builds.resources import workers_for
 from tests.conftest import start_python
+from tests.fake_work import FakeWorker, fake_worker, unit
 from tests.patience import PATIENCE, wait_for
-from tests.pretended_work import PretendingWorker, pretending_worker, unit
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def worker(tmp_path) -> PretendingWorker:
-    return pretending_worker(tmp_path)
+def worker(tmp_path) -> FakeWorker:
+    return fake_worker(tmp_path)
 
 
 def reasons(results: list[Result]) -> dict[str, str | None]:
@@ -54,7 +54,7 @@ def test_a_process_killed_while_the_results_are_looked_at_costs_nothing(worker):
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_a_pool_that_is_stopped_leaves_no_process(tmp_path, how, stop):
     process = start_python(
-        "-m", "tests.pretended_work", tmp_path, how, "slow-1", "slow-2", stderr=subprocess.PIPE
+        "-m", "tests.fake_work", tmp_path, how, "slow-1", "slow-2", stderr=subprocess.PIPE
     )  # fmt: skip
     wait_for(lambda: len(list(tmp_path.glob("slow-*.met"))) == (2 if how == "together" else 1))
     if stop == signal.SIGINT:

@@ -25,10 +25,10 @@ from indexer.publish.rows import Entry
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
 from query import Atlas
-from tests.world import BASE, indexed, make_world
+from tests.tiny_hub import BASE, indexed
 
 TABLES = {
-    # Centred anew or at once, similarities are apart by rounding: who is nearer is compared where it is no close call.
+    # Centred again or all at once, similarities are apart by rounding: who is nearer is compared where it is no close call.
     "neighbours": "SELECT representation, one.model, rank, round(similarity, 2) AS similarity, "
     "CASE WHEN coalesce(abs(similarity - lag(similarity) OVER near), 1) > .001 "
     "AND coalesce(abs(similarity - lead(similarity) OVER near), 1) > .001 THEN two.model END AS neighbour "
@@ -45,8 +45,8 @@ TABLES = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    with indexed(make_world(tmp_path_factory.mktemp("made") / "store", per_dataset=4)) as shell:
+def made(tiny_store, tmp_path_factory):
+    with indexed(tiny_store(4), tmp_path_factory.mktemp("made")) as shell:
         return shell.folder / "atlas"
 
 
@@ -193,7 +193,7 @@ def test_a_build_publishes_as_it_goes(made, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_database_that_is_mostly_holes_is_written_anew(atlas, monkeypatch):
+def test_a_database_that_is_mostly_holes_is_rewritten(atlas, monkeypatch):
     atlas.publish(*atlas.entries)
     before = atlas.tables()
     monkeypatch.setattr("indexer.publish.staging.BLOATED_BYTES", 0)
@@ -255,7 +255,7 @@ def ids_in(folder: AtlasFolder) -> dict[str, int]:
         return dict(connection.execute("SELECT model, model_id FROM fine_tunes").fetchall())
 
 
-def test_what_another_program_left_beside_the_database_does_not_outlive_it(atlas):
+def test_what_another_program_left_next_to_the_database_does_not_outlive_it(atlas):
     """A shell that was killed leaves a write-ahead log, which fits the database that was there then."""
     atlas.publish(*atlas.entries[:4])
     code = (

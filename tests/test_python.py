@@ -14,7 +14,7 @@ import indexer
 import query
 from query import Atlas, AtlasError
 from tests.conftest import ROOT
-from tests.world import BASE
+from tests.tiny_hub import BASE
 
 PLUMBING = {
     "rows",

@@ -19,7 +19,7 @@ from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
 from tests.flips import flip
 from tests.once import made_once
-from tests.world import BASE, SIZES, add_model, describe, make_world, plant
+from tests.tiny_hub import BASE, SIZES, add_model, describe, make_store, served_shell, shift_weights
 
 SECOND = "org/second-base"
 
@@ -37,38 +37,36 @@ def add_second_base(store):
     model = RobertaForSequenceClassification(config)
     for member in range(2):
         model.roberta.load_state_dict(base.state_dict(), strict=False)
-        plant(model.roberta, 7, seed=member)
+        shift_weights(model.roberta, 7, seed=member)
         add_model(store, f"eve/wnli-{member}", model, dataset="wnli", base=SECOND, downloads=5 + member, likes=3)
     add_model(store, "eve/broken", model, dataset="wnli", base=SECOND)
     (store / "eve/broken" / "model.safetensors").write_bytes(b"nothing" * 100)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def indexed_store(tmp_path_factory):
     """A Hub's store, and an atlas of its two bases."""
 
     def make(folder):
-        store = make_world(folder / "store", per_dataset=2)
+        store = make_store(folder / "store", per_dataset=2)
         add_second_base(store)
-        with LoopbackHub(store) as hub:
-            ran = Shell(hub.endpoint, folder)("index", "build", "--base", BASE, "--base", SECOND, "--workers", "1")
+        with served_shell(store) as shell:
+            ran = shell("index", "build", "--base", BASE, "--base", SECOND)
         assert ran.code == 0, ran.err
 
     return made_once(tmp_path_factory, "rebuilt", make)
 
 
 @pytest.fixture
-def atlas(world, tmp_path):
-    shutil.copytree(world / "atlas", tmp_path / "atlas")
+def atlas(indexed_store, tmp_path):
+    shutil.copytree(indexed_store / "atlas", tmp_path / "atlas")
     return AtlasFolder(tmp_path / "atlas")
 
 
 @pytest.fixture
-def shell(world, tmp_path):
-    with LoopbackHub(world / "store") as hub:
-        yield Shell(
-            hub.endpoint, tmp_path, {"HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        )
+def shell(indexed_store, tmp_path):
+    with served_shell(indexed_store / "store", tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")) as shell:
+        yield shell
 
 
 def rows(atlas, statement):
@@ -97,8 +95,8 @@ def snapshot(atlas):
 @pytest.mark.slow
 @pytest.mark.parametrize("gone", ["listing", f"listing/{SECOND.replace('/', '--')}.jsonl"])
 def test_what_the_database_knows_takes_the_place_of_a_listing(atlas, shell, gone):
-    told, near = rows(atlas, TOLD), rows(atlas, NEAR)
-    assert len(told) == 9
+    answer, near = rows(atlas, TOLD), rows(atlas, NEAR)
+    assert len(answer) == 9
     remove(atlas, gone)
     found = verify(atlas)
     assert {one.what for one in found} == ({BASE, SECOND} if gone == "listing" else {SECOND})
@@ -108,7 +106,7 @@ def test_what_the_database_knows_takes_the_place_of_a_listing(atlas, shell, gone
     assert report["restored"] == (9 if gone == "listing" else 3)
     assert any(f"`index build --base {SECOND}`" in one for one in said)
     assert verify(atlas) == []
-    assert rows(atlas, TOLD) == told
+    assert rows(atlas, TOLD) == answer
     assert rows(atlas, NEAR) == near
     # A crawl puts its own rows in their place, and what it does not show has gone.
     shutil.rmtree(shell.folder / "hf", ignore_errors=True)
@@ -117,7 +115,7 @@ def test_what_the_database_knows_takes_the_place_of_a_listing(atlas, shell, gone
     assert {tuple(one.claims) for one in listed.values()} == {tuple(listed["eve/wnli-0"].claims)}
     assert "restored" not in listed["eve/wnli-0"].claims
     assert not any(one.deleted_at_hub for one in listed.values())
-    assert rows(atlas, TOLD) == told
+    assert rows(atlas, TOLD) == answer
 
 
 def test_what_the_records_know_takes_the_place_of_listing_and_database(atlas):
@@ -169,11 +167,11 @@ def test_an_atlas_of_schema_6_is_rebuilt_with_its_stored_answers_and_deleted_mod
 
 
 @pytest.mark.slow
-def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, world):
+def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, indexed_store):
     remove(atlas, "listing")
     rebuild(atlas)
     store = shell.folder / "store"
-    shutil.copytree(world / "store", store)
+    shutil.copytree(indexed_store / "store", store)
     shutil.rmtree(store / "eve" / "wnli-0")
     (store / "eve" / "wnli-0.repo.json").unlink()
     with LoopbackHub(store) as hub:
@@ -187,7 +185,7 @@ def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, wo
 
 @pytest.mark.slow
 def test_a_listing_of_which_half_is_damaged_is_whole_again(atlas):
-    told = rows(atlas, TOLD)
+    answer = rows(atlas, TOLD)
     path = atlas.listing(BASE)
     lines = path.read_bytes().splitlines(keepends=True)
     position = 0
@@ -200,7 +198,7 @@ def test_a_listing_of_which_half_is_damaged_is_whole_again(atlas):
     assert "`index rebuild`" in verify(atlas)[0].problem
     rebuild(atlas)
     assert verify(atlas) == []
-    assert rows(atlas, TOLD) == told
+    assert rows(atlas, TOLD) == answer
     assert path.with_name(f"{path.name}.damaged").read_bytes() == damaged
 
 
@@ -274,14 +272,14 @@ def test_a_base_of_which_only_one_is_forced_out_leaves_the_other(atlas):
     assert {base for (base,) in rows(atlas, "SELECT DISTINCT base FROM fine_tunes")} == {BASE}
 
 
-def test_a_listing_without_a_base_is_told(atlas):
+def test_a_listing_without_a_base_is_reported(atlas):
     shutil.copy(atlas.listing(BASE), atlas.listings / "org--third.jsonl")
     (found,) = verify(atlas)
     assert "does not belong to a base" in found.problem
     assert "`index build --base org/third`" in found.problem
 
 
-def test_a_listing_that_lacks_what_is_published_is_told(atlas):
+def test_a_listing_that_lacks_what_is_published_is_reported(atlas):
     path = atlas.listing(BASE)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(line for line in lines if b"imdb-1" not in line))

@@ -18,9 +18,7 @@ from indexer.names import is_hub_id
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import Shell
-from tests.world import BASE, describe, make_world
+from tests.tiny_hub import BASE, describe, served_shell
 
 
 def is_valid(text: str) -> bool:
@@ -47,11 +45,8 @@ def test_ids_at_the_edge(text):
 
 
 @pytest.fixture
-def shell(tmp_path):
-    root = make_world(tmp_path / "store", per_dataset=1)
-    with LoopbackHub(root) as hub:
-        shell = Shell(hub.endpoint, tmp_path, {"HF_HOME": str(tmp_path / "hf")})
-        shell.hub = hub
+def shell(tiny_store, tmp_path):
+    with served_shell(tiny_store(1, tmp_path / "store")) as shell:
         yield shell
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from indexer.builds.commands import Shard
 from indexer.errors import AtlasError
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import Shell, start_python
-from tests.world import BASE, OLD_ID, make_world
+from tests.conftest import start_python
+from tests.tiny_hub import BASE, OLD_ID, served_shell
 
 pytestmark = pytest.mark.slow
 
@@ -45,93 +44,89 @@ def test_every_model_belongs_to_exactly_one_shard(count):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shards")
-    with LoopbackHub(make_world(folder / "store")) as hub:
-        shell = Shell(hub.endpoint, folder)
-        shell.environment["HF_HOME"] = str(folder / "hf")
-        shell.hub = hub
+def shell(tiny_store, tmp_path_factory):
+    with served_shell(tiny_store(4), tmp_path_factory.mktemp("shards")) as shell:
         yield shell
 
 
-def test_a_job_array_does_what_one_build_does(world):
+def test_a_job_array_does_what_one_build_does(shell):
     """Three shards at once in a fresh folder: one crawls and fetches the base, the others wait."""
-    whole = world("index", "build", "--base", BASE, "--atlas", "whole", "--workers", "1", "--json").json
-    world.hub.reset_log()
-    jobs = [start(world, "work", "--base", OLD_ID, "--shard", f"{number}/3", "--atlas", "parts") for number in range(3)]
+    whole = shell("index", "build", "--base", BASE, "--atlas", "whole", "--workers", "1", "--json").json
+    shell.hub.reset_log()
+    jobs = [start(shell, "work", "--base", OLD_ID, "--shard", f"{number}/3", "--atlas", "parts") for number in range(3)]
     reports = [finish(job) for job in jobs]
     assert sum(report["indexed"] for report in reports) == whole["indexed"] == 12
     assert sum(report["discovered"] for report in reports) == 12
-    weights = world.hub.body_bytes(BASE, "model.safetensors")
-    assert 0 < weights < 1.2 * (world.folder / "store" / BASE / "model.safetensors").stat().st_size  # by one of them
-    assert not (world.folder / "parts" / "atlas.duckdb").exists()
+    weights = shell.hub.body_bytes(BASE, "model.safetensors")
+    assert 0 < weights < 1.2 * (shell.store / BASE / "model.safetensors").stat().st_size  # by one of them
+    assert not (shell.folder / "parts" / "atlas.duckdb").exists()
 
-    published = world("index", "publish", "--atlas", "parts", "--json").json
+    published = shell("index", "publish", "--atlas", "parts", "--json").json
     assert (published["unchanged"], published["discovered"], published["indexed"]) == (12, 12, 0)
-    assert digests(world, "parts") == digests(world, "whole")
-    assert similar(world, "parts") == similar(world, "whole")
-    assert world("index", "verify", "--atlas", "parts").code == 0
+    assert digests(shell, "parts") == digests(shell, "whole")
+    assert similar(shell, "parts") == similar(shell, "whole")
+    assert shell("index", "verify", "--atlas", "parts").code == 0
 
     # A second array reads nothing and crawls nothing; a build goes on from there.
-    world.hub.reset_log()
-    again = world("index", "work", "--base", BASE, "--shard", "1/3", "--atlas", "parts", "--json").json
+    shell.hub.reset_log()
+    again = shell("index", "work", "--base", BASE, "--shard", "1/3", "--atlas", "parts", "--json").json
     assert (again["indexed"], again["unchanged"]) == (0, reports[1]["indexed"])
-    assert not [one for one in world.hub.requests if one.path == "/api/models"]
-    assert world("index", "build", "--base", BASE, "--atlas", "parts", "--json").json["unchanged"] == 12
+    assert not [one for one in shell.hub.requests if one.path == "/api/models"]
+    assert shell("index", "build", "--base", BASE, "--atlas", "parts", "--json").json["unchanged"] == 12
 
 
-def test_a_publish_takes_the_rank_of_what_is_there_and_never_empties_an_atlas(world):
+def test_a_publish_takes_the_rank_of_what_is_there_and_never_empties_an_atlas(shell):
     """Shards at rank 4, published without a rank or with another one."""
     shard = ("--base", BASE, "--atlas", "narrow", "--limit", "4", "--workers", "1")
-    assert world("index", "work", *shard, "--shard", "0/1", "--rank", "4").code == 0
-    published = world("index", "publish", "--atlas", "narrow", "--json")
+    assert shell("index", "work", *shard, "--shard", "0/1", "--rank", "4").code == 0
+    published = shell("index", "publish", "--atlas", "narrow", "--json")
     assert (published.code, published.json["unchanged"]) == (0, 4)
 
     for words in (("publish", "--atlas", "narrow", "--rank", "8"), ("work", *shard, "--shard", "0/2", "--rank", "8")):
-        refused = world("index", *words)
+        refused = shell("index", *words)
         assert refused.code == 1
         assert f"This atlas holds {BASE} at rank 4" in refused.err
         assert "--rank 4" in refused.err
 
-    shutil.copytree(world.folder / "narrow", world.folder / "bare")
-    shutil.rmtree(world.folder / "bare" / "records")
-    refused = world("index", "publish", "--atlas", "bare")
+    shutil.copytree(shell.folder / "narrow", shell.folder / "bare")
+    shutil.rmtree(shell.folder / "bare" / "records")
+    refused = shell("index", "publish", "--atlas", "bare")
     assert refused.code == 1
     assert "would take all 4 vectors" in refused.err
     for atlas in ("narrow", "bare"):
-        status = world("index", "status", "--atlas", atlas, "--json").json
+        status = shell("index", "status", "--atlas", atlas, "--json").json
         assert (status["generation"], status["bases"][0]["indexed"]) == (1, 4)
 
 
-def test_records_of_two_ranks_are_not_chosen_between(world):
+def test_records_of_two_ranks_are_not_chosen_between(shell):
     shard = ("--base", BASE, "--shard", "0/1", "--atlas", "twice", "--workers", "1")
-    world("index", "work", *shard, "--limit", "2", "--rank", "4")
-    world("index", "work", *shard, "--limit", "3", "--rank", "2")
-    refused = world("index", "publish", "--atlas", "twice")
+    shell("index", "work", *shard, "--limit", "2", "--rank", "4")
+    shell("index", "work", *shard, "--limit", "3", "--rank", "2")
+    refused = shell("index", "publish", "--atlas", "twice")
     assert refused.code == 1
     assert "records of rank 2 (3) and rank 4 (2)" in refused.err
-    assert not (world.folder / "twice" / "atlas.duckdb").exists()
-    assert world("index", "publish", "--atlas", "twice", "--rank", "2", "--json").json["unchanged"] == 3
+    assert not (shell.folder / "twice" / "atlas.duckdb").exists()
+    assert shell("index", "publish", "--atlas", "twice", "--rank", "2", "--json").json["unchanged"] == 3
     # The atlas has a rank now; the other records do not matter any more.
-    assert world("index", "publish", "--atlas", "twice", "--json").json["unchanged"] == 3
+    assert shell("index", "publish", "--atlas", "twice", "--json").json["unchanged"] == 3
 
 
-def test_wrong_words_get_one_line(world):
+def test_wrong_words_get_one_line(shell):
     for words, sentence in (
         (("work", "--base", BASE, "--shard", "3/3"), "shards count from 0: the last of 3 is 2/3, not 3/3"),
         (("publish", "--atlas", "nowhere"), "There is nothing to publish in"),
         (("publish", "--atlas", "whole", "--base", "bert-base-uncased"), "bert-base-uncased is not in"),
     ):
-        ran = world("index", *words)
+        ran = shell("index", *words)
         assert ran.code in (1, 2)
         assert sentence in ran.err
         assert "Traceback" not in ran.err
 
 
-def start(world, *words):
+def start(shell, *words):
     return start_python(
-        "-m", "indexer", *words, "--workers", "1", "--json", cwd=world.folder,
-        env={"HF_ENDPOINT": world.endpoint, **world.environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        "-m", "indexer", *words, "--workers", "1", "--json", cwd=shell.folder,
+        env={"HF_ENDPOINT": shell.endpoint, **shell.environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 
@@ -141,10 +136,10 @@ def finish(job):
     return json.loads(out)
 
 
-def digests(world, atlas):
-    with duckdb.connect(str(world.folder / atlas / "atlas.duckdb"), read_only=True) as connection:
+def digests(shell, atlas):
+    with duckdb.connect(str(shell.folder / atlas / "atlas.duckdb"), read_only=True) as connection:
         return connection.execute("SELECT model, record_key, datasets FROM models ORDER BY model").fetchall()
 
 
-def similar(world, atlas):
-    return world("query", "similar", "ann/glue-0", "--atlas", atlas, "--json").json
+def similar(shell, atlas):
+    return shell("query", "similar", "ann/glue-0", "--atlas", atlas, "--json").json

@@ -58,7 +58,7 @@ def search(atlas: AtlasFolder) -> None:
         opened.similar(MODEL, k=3, where="downloads >= 0")
 
 
-def test_the_world_as_it_is_made_verifies(atlas):
+def test_a_new_atlas_verifies(atlas):
     assert verify(atlas) == []
     search(atlas)
 
@@ -74,7 +74,7 @@ def test_a_byte_that_changed_with_its_file_s_time_kept_is_found_and_the_file_is_
 
 
 @pytest.mark.parametrize(
-    ("statement", "told"),
+    ("statement", "message"),
     [
         ("UPDATE representations SET length = length + 1 WHERE representation = 'input'", "vectors of"),
         ("UPDATE representations SET vectors = vectors + 1 WHERE representation = 'input'", "should be"),
@@ -95,11 +95,11 @@ def test_a_byte_that_changed_with_its_file_s_time_kept_is_found_and_the_file_is_
         ),
     ],
 )
-def test_tables_that_do_not_fit_the_files_are_told(atlas, statement, told):
+def test_tables_that_do_not_fit_the_files_are_reported(atlas, statement, message):
     edit(atlas, statement)
     found = verify(atlas)
     assert {one.kind for one in found} == {"vectors"}
-    assert any(told in one.problem for one in found), found
+    assert any(message in one.problem for one in found), found
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_search_in_what_does_not_fit_is_refused_in_a_sentence(atlas, column):
         search(atlas)
 
 
-def test_a_record_that_nobody_published_is_brought_in_by_what_is_advised(atlas, tmp_path):
+def test_a_record_that_was_not_published_is_brought_in_by_what_is_advised(atlas, tmp_path):
     """As `index work` or a build that was killed leaves it."""
     path = sorted(atlas.root.glob("records/*/*.safetensors"))[0]
     path.rename(tmp_path / path.name)

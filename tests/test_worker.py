@@ -16,7 +16,7 @@ from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from indexer.records.identity import SVD_METHOD, Spec, Unit
 from indexer.records.store import RecordStore
-from tests import rank_world as world
+from tests import checkpoints
 from tests.spectra.recorded import KINDS, base_in
 
 
@@ -78,10 +78,10 @@ def test_trouble_of_the_place_does(work, tmp_path, monkeypatch, trouble):
 def test_what_was_read_of_a_model_counts_also_when_it_comes_to_nothing(work, tmp_path):
     kind = KINDS["roberta"]
     weights = kind.random(seed=2)
-    good = work(unit_of(world.save(tmp_path / "good", kind, weights)))
+    good = work(unit_of(checkpoints.save(tmp_path / "good", kind, weights)))
     last = max(name for name in weights if weights[name].ndim == 2)
     weights[last] = np.full_like(weights[last], np.nan)
-    bad = work(unit_of(world.save(tmp_path / "bad", kind, weights)))
+    bad = work(unit_of(checkpoints.save(tmp_path / "bad", kind, weights)))
     assert (good.error, bad.error.reason) == (None, "not_finite")
     assert bad.bytes_total == good.bytes_total > 0
     assert good.bytes_read / 2 < bad.bytes_read <= good.bytes_read

@@ -1,4 +1,4 @@
-"""The models that tests stand on, really trained: once, kept in .demo/, whoever asks first.
+"""The models that tests use, really trained, once, and kept in .demo/.
 
 Run as a module it makes them, with ``--forest`` the forest, too, so that they are there when the first test asks: the
 tests that need none go on meanwhile.

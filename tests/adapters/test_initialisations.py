@@ -68,7 +68,7 @@ def test_a_start_that_ranks_share_is_recognised_across_ranks_and_rank_patterns()
     assert agreement(late, trained(started(5, 8), 6)[None])[0, 0] >= ALIKE
 
 
-def test_strangers_are_never_taken_for_one_start():
+def test_unrelated_adapters_are_never_taken_for_one_start():
     ranks = (2, 4, 8, 16, 32, 48)
     sketches = np.stack([trained(started(100 + number, ranks[number % 6]), number, common=3.0) for number in range(72)])
     found = agreement(sketches, sketches)

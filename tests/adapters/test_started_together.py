@@ -10,10 +10,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from scripts.loopback_hub import LoopbackHub
-from tests.adapters.test_stands_on import LAYERS, TARGETS, WIDTH, module
-from tests.conftest import Shell
-from tests.world import BASE, DATASETS, add_model, describe, make_world
+from tests.adapters.test_adapter_bases import LAYERS, TARGETS, WIDTH, module
+from tests.tiny_hub import BASE, DATASETS, add_model, describe, indexed
 
 pytestmark = pytest.mark.slow
 
@@ -56,8 +54,8 @@ def add_merged(store, name: str, seed: int, data: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory):
-    store = make_world(tmp_path_factory.mktemp("started") / "store", per_dataset=2)
+def shell(tiny_store, tmp_path_factory):
+    store = tiny_store(2, tmp_path_factory.mktemp("started") / "store")
     for data in range(3):
         for seed in (42, 3407):
             add(store, f"s{data}/seed-{seed}", seed, data)
@@ -67,11 +65,8 @@ def shell(tmp_path_factory):
     described = store / "later/seed-42.repo.json"
     described.rename(store / "hidden.json")
     (store / "later").rename(store.parent / "later")
-    with LoopbackHub(store) as hub:
-        ready = Shell(hub.endpoint, store.parent, {"HF_HOME": str(store.parent / "hf")})
-        ran = ready("index", "build", "--base", BASE)
-        assert ran.code == 0, ran.err
-        yield ready
+    with indexed(store) as shell:
+        yield shell
 
 
 def groups(shell) -> dict[str, str | None]:

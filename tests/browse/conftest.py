@@ -1,4 +1,4 @@
-"""One planted atlas, served once for all tests that only look."""
+"""One atlas, served once for all tests that only read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.browse.planted import plant
+from tests.browse.atlases import write_browsed_atlas
 from tests.browse.served import Served
 from tests.browser import Browser, missing_browser
 from tests.once import made_once
@@ -17,7 +17,7 @@ pytest.importorskip("starlette")
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    return made_once(tmp_path_factory, "browsed", plant)
+    return made_once(tmp_path_factory, "browsed", write_browsed_atlas)
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, served):
-    """The page, freshly opened; whatever a test does, nothing planted runs and nobody else is asked."""
+    """The page, freshly opened; whatever a test does, nothing hostile runs and no other server is asked."""
     browser.size(1280, 860)
     browser.scheme("light")
     browser.visit(served.address)

@@ -11,11 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.browse.planted import plant_many
+from tests.browse.atlases import write_many
 from tests.browse.served import Served
 from tests.browser import Browser
 
-# Each is run after the page stands still, with the map painted anew at its end.
+# Each is run after the page stands still, with the map painted again at its end.
 ACTS = {
     "a dataset is chosen": "state.chosen.dataset.add(3); refresh();",
     "all are shown again": "clearFilters(); refresh();",
@@ -42,7 +42,7 @@ def main() -> None:
         browser.size(1280, 860)
         for models in map(int, options.measure.split(",")) if options.measure else ():
             with tempfile.TemporaryDirectory() as folder:
-                _measure(browser, plant_many(Path(folder), models), models)
+                _measure(browser, write_many(Path(folder), models), models)
         if options.atlas:
             _draw(browser, options.atlas, options.out, options.model)
 

@@ -10,12 +10,12 @@ import duckdb
 import pytest
 
 from query.figures import THEMES
-from tests.browse.planted import MERGED, OTHER
+from tests.browse.atlases import MERGED, OTHER
 from tests.browse.served import ENDLESS, Served, children, publish_again
 from tests.browser import KEYS
-from tests.map_page.looking import drawn, settle, shown
+from tests.map_page.example import drawn, settle, shown
 from tests.patience import wait_for
-from tests.report.planted import EVIL
+from tests.report.conftest import EVIL
 
 FIRST = "author0/set0-0"
 
@@ -54,7 +54,7 @@ def test_what_is_there_at_first(page):
                        "for (let i = 0; i < p.length; i += 4) s.add(p[i] * 65536 + p[i+1] * 256 + p[i+2]); return s.size")  # fmt: skip
     page.console()  # the browser advises on reading pixels
     assert colours > 20
-    assert {"data/set0", "data/set2"} <= {one["text"] for one in page.run("return names")}  # beside their groups
+    assert {"data/set0", "data/set2"} <= {one["text"] for one in page.run("return names")}  # next to their groups
 
 
 def test_histograms_facets_map_and_table_filter_each_other(page):
@@ -300,7 +300,7 @@ def test_what_is_shown_is_saved_as_csv(page, tmp_path):
     assert formula == ["'=1+1", "'-2", "-2", "", '"a,""b"""', '"{""a"":[1]}"']
 
 
-def test_a_statement_is_in_the_address_beside_the_tables(page, served, tmp_path):
+def test_a_statement_is_in_the_address_next_to_the_tables(page, served, tmp_path):
     page.click("#open-sql")
     page.wait("document.querySelector('#tables details')")
     assert {"models", "dataset_counts", "deltas", "lineage"} <= set(
@@ -428,7 +428,7 @@ def test_only_rows_in_sight_are_in_the_document(page):
 
 
 @pytest.mark.slow
-def test_a_new_generation_is_told_and_shown(browser, own):
+def test_a_new_generation_is_announced_and_shown(browser, own):
     with Served(own) as running:
         running.placed()
         opened(browser, running.address + f"#model={quote(FIRST, safe='')}")
@@ -495,9 +495,9 @@ def test_until_the_map_is_made_the_rest_works(browser, served, folder, monkeypat
 )
 def test_of_many_models(browser, tmp_path, models):
     """Only that it works: how long it takes says something of the machine."""
-    from tests.browse.planted import plant_many
+    from tests.browse.atlases import write_many
 
-    with Served(plant_many(tmp_path / "atlas", models)) as running:
+    with Served(write_many(tmp_path / "atlas", models)) as running:
         running.placed()
         browser.size(1280, 860)
         opened(browser, running.address)

@@ -15,11 +15,11 @@ import pytest
 
 from query.browse.site import HEADERS
 from tests.atlas_builder import BASE
-from tests.browse.planted import MERGED, PROFILED, indexed, plant_many
+from tests.browse.atlases import MERGED, PROFILED, indexed, write_many
 from tests.browse.served import ENDLESS, Served, children, publish_again, state_of
 from tests.conftest import Shell
 from tests.patience import PATIENCE, wait_for
-from tests.report.planted import EVIL
+from tests.report.conftest import EVIL
 
 
 def query(folder, *words):
@@ -37,7 +37,7 @@ def test_nothing_is_served_without_the_token(served):
 
 
 def test_no_other_host_is_answered(served):
-    """Whatever name a stranger's page points at 127.0.0.1, the browser says it, and is refused."""
+    """A page of another name that points at 127.0.0.1 is refused: the browser sends that name."""
     port = served.host.partition(":")[2]
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "0.0.0.0", "[::1]", ""):
         assert served.ask(host=host or " ")[0] == 400, host
@@ -74,26 +74,26 @@ def test_every_answer_says_what_a_browser_may_do(served):
 
 
 def test_the_columns_are_those_of_the_atlas(served, folder):
-    told = served.columns()
+    answer = served.columns()
     names = indexed(folder)
-    assert len(told["models"]) == len(names) == 42
-    assert [name for name in told["models"] if name in names][:3] == names[:3]
-    facets = {one["name"]: one for one in told["facets"]}
+    assert len(answer["models"]) == len(names) == 42
+    assert [name for name in answer["models"] if name in names][:3] == names[:3]
+    facets = {one["name"]: one for one in answer["facets"]}
     assert set(facets) >= {"dataset", "author", "licence", "relation", "cluster", "predicted", "oddity"}
     odd = facets["oddity"]
     of = [{odd["names"][code] for code in codes} for codes in odd["codes"]]
     assert [names[row] for row in range(len(names)) if "copy of the base" in of[row]] == ["kim/copy0", "kim/copy1"]
-    placed = [x is not None for x in told["x"]]
+    placed = [x is not None for x in answer["x"]]
     assert [names[row] for row, here in enumerate(placed) if not here] == [
         "kim/again", "kim/stranger", "kim/copy0", "kim/copy1",
     ]  # fmt: skip
-    numbers = {one["name"]: one["values"] for one in told["numbers"]}
+    numbers = {one["name"]: one["values"] for one in answer["numbers"]}
     assert numbers["norm"][:3] == pytest.approx([0.001, 0.002, 0.003])
     assert numbers["rank"][0] == pytest.approx((sum(range(2, 8)) + 6 * 5) / 12)
-    assert told["parents"][MERGED - 1][0] == [1, names[1], "merge, weight 0.60; card: not declared"]
-    near = [told["neighbours"][0][::2], told["neighbours"][0][1::2], told["backgrounds"][0]]
+    assert answer["parents"][MERGED - 1][0] == [1, names[1], "merge, weight 0.60; card: not declared"]
+    near = [answer["neighbours"][0][::2], answer["neighbours"][0][1::2], answer["backgrounds"][0]]
     listed = served.json("model/1")["neighbours"]
-    assert [told["ids"][row] for row in near[0]] == [one["id"] for one in listed[:10]]
+    assert [answer["ids"][row] for row in near[0]] == [one["id"] for one in listed[:10]]
     assert near[1][:10] == pytest.approx([one["similarity"] for one in listed[:10]], abs=1e-4)
     assert near[2][:10] == pytest.approx(
         [one["background"] if one["background"] > one["background_floor"] else -999 for one in listed[:10]], rel=5e-3
@@ -101,22 +101,22 @@ def test_the_columns_are_those_of_the_atlas(served, folder):
 
 
 def test_what_is_known_of_a_model(served):
-    told = served.json(f"model/{PROFILED}")
-    assert told["facts"]["author"] == "author0"
-    assert (len(told["layers"]["deltas"]), len(told["layers"]["families"])) == (12, 2)
-    assert [len(told["depth"][whose]) for whose in ("layers", "base")] == [6, 6]
-    assert told["evaluations"][0]["dataset_raw"] == EVIL[0]
-    assert [one["id"] for one in told["lineage"]["children"]] == [MERGED]
-    told = served.json(f"model/{MERGED}")
-    assert [(one["id"], one["coefficient"]) for one in told["lineage"]["parents"]] == [(2, 0.6), (1, 0.4)]
-    assert told["lineage"]["declared"] == ["far/away"]
-    assert told["depth"] is None
+    answer = served.json(f"model/{PROFILED}")
+    assert answer["facts"]["author"] == "author0"
+    assert (len(answer["layers"]["deltas"]), len(answer["layers"]["families"])) == (12, 2)
+    assert [len(answer["depth"][whose]) for whose in ("layers", "base")] == [6, 6]
+    assert answer["evaluations"][0]["dataset_raw"] == EVIL[0]
+    assert [one["id"] for one in answer["lineage"]["children"]] == [MERGED]
+    answer = served.json(f"model/{MERGED}")
+    assert [(one["id"], one["coefficient"]) for one in answer["lineage"]["parents"]] == [(2, 0.6), (1, 0.4)]
+    assert answer["lineage"]["declared"] == ["far/away"]
+    assert answer["depth"] is None
     assert [one["dataset"] for one in served.json("model/2")["predictions"]] == ["data/set0", EVIL[0]]
 
 
 def test_a_prediction_is_asked_by_number(served):
-    told = served.json("predict/5")
-    assert told["predictions"][0]["dataset"] == "data/set0"
+    answer = served.json("predict/5")
+    assert answer["predictions"][0]["dataset"] == "data/set0"
     assert "error" in served.json("predict/0")
 
 
@@ -129,22 +129,22 @@ def test_conditions_and_statements_run_under_the_lock_of_sql(served):
         assert "error" in served.json("where", q=wrong), wrong[:40]
     for wrong in ("DROP TABLE records", "COPY records TO '/tmp/x'", "FROM read_text('/etc/passwd')", "ATTACH 'x'", ""):
         assert "error" in served.json("sql", q=wrong), wrong
-    told = served.json("sql", q="SELECT range AS n FROM range(5000)")
-    assert (len(told["rows"]), told["truncated"]) == (1000, True)
+    answer = served.json("sql", q="SELECT range AS n FROM range(5000)")
+    assert (len(answer["rows"]), answer["truncated"]) == (1000, True)
 
 
 def test_an_answer_in_sql_has_every_column_row_and_entry(served):
     """No number of rows bounds anything else: neither columns, nor the entries of a cell, nor its text."""
-    told = served.json("sql", q="SELECT 1 AS a, 2 AS b, 3 AS c")
-    assert (told["columns"], told["rows"], told["truncated"]) == (["a", "b", "c"], [[1, 2, 3]], False)
+    answer = served.json("sql", q="SELECT 1 AS a, 2 AS b, 3 AS c")
+    assert (answer["columns"], answer["rows"], answer["truncated"]) == (["a", "b", "c"], [[1, 2, 3]], False)
     assert served.json("sql", q="SELECT 1 AS a, 2 AS b WHERE false")["columns"] == ["a", "b"]
-    told = served.json("sql", q="SELECT range(700) AS l, repeat('x', 5000) AS t, {'a': range(3)} AS s")
-    assert (told["columns"], told["rows"]) == (["l", "t", "s"], [[[*range(700)], "x" * 5000, {"a": [0, 1, 2]}]])
+    answer = served.json("sql", q="SELECT range(700) AS l, repeat('x', 5000) AS t, {'a': range(3)} AS s")
+    assert (answer["columns"], answer["rows"]) == (["l", "t", "s"], [[[*range(700)], "x" * 5000, {"a": [0, 1, 2]}]])
     assert served.json("sql", q="SELECT 9007199254740993")["rows"] == [
         ["9007199254740993"]
     ]  # no browser has that number
-    told = served.json("sql", q="SELECT " + ", ".join(f"{n} AS c{n}" for n in range(600)) + " FROM range(2)")
-    assert ([len(row) for row in told["rows"]], len(told["columns"])) == ([600, 600], 600)
+    answer = served.json("sql", q="SELECT " + ", ".join(f"{n} AS c{n}" for n in range(600)) + " FROM range(2)")
+    assert ([len(row) for row in answer["rows"]], len(answer["columns"])) == ([600, 600], 600)
 
 
 def test_what_a_page_leaves_out_is_counted(own):
@@ -165,10 +165,13 @@ def test_what_a_page_leaves_out_is_counted(own):
             "singular_values, rank_50) SELECT 2, '', n, 'query', 8, 8, 1, 0.01, 0.5, [1.0], 1 FROM range(20, 620) AS found(n)"
         )
     with Served(own) as running:
-        told = running.json("model/2")
-    assert (len(told["tags"]), told["left"]) == (500, {"tags": 200, "children": 201})  # one of them was planted
-    assert len(told["lineage"]["children"]) == 500
-    assert len(told["layers"]["deltas"]) == 612
+        answer = running.json("model/2")
+    assert (len(answer["tags"]), answer["left"]) == (
+        500,
+        {"tags": 200, "children": 201},
+    )  # one of them was in the atlas before
+    assert len(answer["lineage"]["children"]) == 500
+    assert len(answer["layers"]["deltas"]) == 612
 
 
 def test_errors_are_in_a_browsers_words(served):
@@ -176,9 +179,9 @@ def test_errors_are_in_a_browsers_words(served):
     asked = [("sql", "SELECT nope FROM models"), ("sql", "SELECT * FROM nope"), ("sql", ""), ("sql", "x" * 20_001),
              ("where", "flavour = 3"), ("where", ""), ("where", "1 = "), ("sql", "SELECT repeat('x', 1000000) FROM range(90)"),
              ("sql", ENDLESS.replace("10000000000", "1000000000000000000000"))]  # fmt: skip
-    told = [served.json(path, q=text)["error"] for path, text in asked]
-    told += [served.json(f"{path}/0")["error"] for path in ("model", "predict")]
-    for one in told:
+    answer = [served.json(path, q=text)["error"] for path, text in asked]
+    answer += [served.json(f"{path}/0")["error"] for path in ("model", "predict")]
+    for one in answer:
         assert not re.search(r"--|`|query sql|query \w+ |DESCRIBE|\bwhere\b '", one), one
         assert len(one) > 20
         assert one.endswith((".", "!", "?", ")", '"')), one
@@ -196,15 +199,15 @@ def test_a_new_generation_is_noticed_and_shown_to_who_loads_again(own):
         assert running.json("state")["isOvertaken"]
         assert running.json("state")["generation"] == 3
         assert running.columns()["generation"] == 3
-        assert running.ask()[0] == 200  # whoever loads the page
+        assert running.ask()[0] == 200  # for each page that is loaded
         running.placed()
-        told = running.columns()
-        assert told["generation"] == 4
-        assert next(one for one in told["numbers"] if one["name"] == "downloads")["values"][0] == 123456
+        answer = running.columns()
+        assert answer["generation"] == 4
+        assert next(one for one in answer["numbers"] if one["name"] == "downloads")["values"][0] == 123456
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_it_ends_when_told(folder, number, code):
+def test_it_ends_on_request(folder, number, code):
     running = Served(folder)
     assert running.ask()[0] == 200
     ended, said = running.end(number)
@@ -242,7 +245,7 @@ def test_a_statement_does_not_delay_the_end(folder, number, code, path):
 @pytest.mark.parametrize("seconds", [0.05, 0.6, 1.2])
 def test_nothing_else_delays_the_end(tmp_path, seconds):
     """Columns, places and a prediction are under way, or about to be."""
-    running = Served(plant_many(tmp_path / "atlas", 20_000))
+    running = Served(write_many(tmp_path / "atlas", 20_000))
     assert running.ask("icon.svg")[0] == 200
     with asking(running, "data", "predict/5", "state"):
         time.sleep(seconds)

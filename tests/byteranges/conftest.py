@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Iterator
 
 import pytest
 
-from indexer.network.session import install_session
+from indexer.network.hub_requests import RetryPolicy
+from indexer.network.remote_file import RemoteFile
+from indexer.network.session import HttpLimits, install_session
 from scripts.loopback_hub import LoopbackHub
-from tests.byteranges.served import CONTENT, OTHER, SESSION_LIMITS, SHA, SMALL
-from tests.hub_ground import undisturbed
+from tests.hubs import cleared
+
+CONTENT = random.Random(7).randbytes(3_000_000)
+OTHER = random.Random(8).randbytes(3_000_000)
+SMALL = random.Random(9).randbytes(40_000)
+SHA = hashlib.sha1(b"a commit").hexdigest()
+SESSION_LIMITS = HttpLimits(read_seconds=2.0, first_wait=0.01, longest_wait=0.05, retries=3)
+QUICK = RetryPolicy(retries=3, first_wait=0.01, longest_wait=0.02)
+
+
+def remote(hub: LoopbackHub, name: str = "model.safetensors", retries: RetryPolicy = QUICK) -> RemoteFile:
+    return RemoteFile("me/model", name, SHA, endpoint=hub.endpoint, retries=retries)
+
+
+def cdn_requests(hub: LoopbackHub) -> list[str | None]:
+    return [request.range for request in hub.requests if request.role == "cdn"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,6 +53,6 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
 
 @pytest.fixture
 def hub(serving: LoopbackHub) -> Iterator[LoopbackHub]:
-    with undisturbed(serving):
+    with cleared(serving):
         yield serving
     serving.url_lifetime = 3600.0

@@ -16,7 +16,7 @@ from indexer.network.min_throughput import MinThroughput
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits, install_session
 from scripts.loopback_hub import LoopbackHub
-from tests.byteranges.served import CONTENT, OTHER, QUICK, SESSION_LIMITS, SHA, cdn_requests, remote
+from tests.byteranges.conftest import CONTENT, OTHER, QUICK, SESSION_LIMITS, SHA, cdn_requests, remote
 from tests.patience import PATIENCE
 
 

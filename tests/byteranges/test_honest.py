@@ -13,7 +13,7 @@ from indexer.errors import Failed, Skipped
 from indexer.network.byterange import LocalFile
 from indexer.network.hub_requests import fetch_small
 from scripts.loopback_hub import LoopbackHub
-from tests.byteranges.served import CONTENT, OTHER, QUICK, SHA, SMALL, cdn_requests, remote
+from tests.byteranges.conftest import CONTENT, OTHER, QUICK, SHA, SMALL, cdn_requests, remote
 
 
 def test_local_file_gives_exactly_what_is_asked(tmp_path: Path) -> None:

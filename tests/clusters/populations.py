@@ -1,4 +1,4 @@
-"""Populations with planted clusters, and how two groupings are compared."""
+"""Populations with clustered_vectors clusters, and how two groupings are compared."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def population(vectors, datasets=None, authors=None, ids=None, **columns):
     )
 
 
-def planted(sizes, outliers=0, dimensions=60, tightness=0.6, seed=0):
+def clustered_vectors(sizes, outliers=0, dimensions=60, tightness=0.6, seed=0):
     """Vectors around centres (``tightness``: the cosine of two members) that have a little in common, as all
     fine-tunes have, and others in directions of their own; the cluster of each, -1 for those others; shuffled."""
     draw = np.random.default_rng(seed)

@@ -15,9 +15,9 @@ from query.clusters import methods
 from query.clusters.agreement import _clouds, against_clouds
 from query.clusters.methods import by_centres, by_density, coordinates
 from query.clusters.study import clusters
-from tests.clusters.populations import names, partition, planted, population
+from tests.clusters.populations import clustered_vectors, names, partition, population
 from tests.console.speaking import at_terminal, plain_lines
-from tests.world import BASE, DATASETS, indexed, make_world
+from tests.tiny_hub import BASE, DATASETS, indexed
 
 
 def test_structureless_vectors_make_clusters_that_are_not_believed():
@@ -29,8 +29,8 @@ def test_structureless_vectors_make_clusters_that_are_not_believed():
     assert any("structureless" in note for note in found.notes)
 
 
-def test_planted_clusters_are_believed():
-    vectors, truth = planted([8, 6, 5], outliers=5, tightness=0.75)
+def test_known_clusters_are_believed():
+    vectors, truth = clustered_vectors([8, 6, 5], outliers=5, tightness=0.75)
     found = clusters(population(vectors, names(truth)), draws=99)
     (row,) = [row for row in found.agreement if row.against == "cloud"]
     assert row.p_value == 0.01
@@ -65,8 +65,8 @@ SMALL = {
     "five models": (np.random.default_rng(0).normal(size=(5, 40)), ["a", "a", "b", "b", None], ""),
     "all equal": (np.ones((12, 5)), ["imdb", "squad"] * 6, "All vectors are equal"),
     "all apart": (np.eye(12), ["imdb", "squad"] * 6, "denser"),
-    "one dataset": (planted([6, 5])[0], ["imdb"] * 11, "no meaning"),
-    "no dataset": (planted([6, 5])[0], [None] * 11, "No model names a dataset"),
+    "one dataset": (clustered_vectors([6, 5])[0], ["imdb"] * 11, "no meaning"),
+    "no dataset": (clustered_vectors([6, 5])[0], [None] * 11, "No model names a dataset"),
 }
 
 
@@ -89,7 +89,7 @@ def test_small_atlases_get_sensible_answers(case, method):
 
 
 def test_one_dataset_or_none_has_no_agreement():
-    vectors = planted([6, 5])[0]
+    vectors = clustered_vectors([6, 5])[0]
     for datasets in (["imdb"] * 11, [None] * 11):
         as_json = clusters(population(vectors, datasets), draws=9).to_dict()
         assert as_json["ari"] is as_json["ami"] is as_json["homogeneity"] is as_json["completeness"] is None
@@ -98,7 +98,7 @@ def test_one_dataset_or_none_has_no_agreement():
 
 
 def test_datasets_of_one_uploader_each_are_pointed_out():
-    vectors, truth = planted([6, 5])
+    vectors, truth = clustered_vectors([6, 5])
     found = clusters(population(vectors, names(truth), [f"author{t}" for t in truth]), draws=9)
     assert found.to_dict()["ari"] == pytest.approx(1)
     assert found.value("datasets", "ari", "cross_author") is None
@@ -113,7 +113,7 @@ def test_datasets_of_one_uploader_each_are_pointed_out():
 
 
 def test_the_answer_has_the_documented_keys_and_a_row_for_every_model():
-    vectors, truth = planted([6, 5], outliers=2, tightness=0.75)
+    vectors, truth = clustered_vectors([6, 5], outliers=2, tightness=0.75)
     found = clusters(population(vectors, names(truth)), draws=99)
     as_json = found.to_dict()
     assert list(as_json)[:4] == ["clusters", "ari", "ami", "homogeneity"]
@@ -133,7 +133,7 @@ def test_the_answer_has_the_documented_keys_and_a_row_for_every_model():
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_seed_other_draws():
-    vectors, truth = planted([9, 7, 5], outliers=6, tightness=0.5)
+    vectors, truth = clustered_vectors([9, 7, 5], outliers=6, tightness=0.5)
     models = population(vectors, names(truth), [f"author{i % 5}" for i in range(len(truth))])
     for method in ("hdbscan", "kmeans"):
         first, again, other = (clusters(models, method=method, seed=seed, draws=29).to_dict() for seed in (1, 1, 2))
@@ -154,18 +154,18 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_other_draws():
 )
 def test_settings_that_do_not_fit_are_one_clear_line(options, message):
     with pytest.raises(AtlasError) as caught:
-        clusters(population(planted([6, 5])[0]), **options)
+        clusters(population(clustered_vectors([6, 5])[0]), **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_chance_needs_a_draw():
     with pytest.raises(ValueError, match="draws"):
-        clusters(population(planted([6, 5])[0]), draws=0)
+        clusters(population(clustered_vectors([6, 5])[0]), draws=0)
 
 
 def test_min_size_is_kept():
-    vectors, _ = planted([8, 5, 3], tightness=0.75)
+    vectors, _ = clustered_vectors([8, 5, 3], tightness=0.75)
     sizes = {size: [c.size for c in clusters(population(vectors), min_size=size, draws=1).clusters] for size in (3, 5)}
     assert sizes == {3: [8, 5, 3], 5: [8, 5]}
 
@@ -174,7 +174,7 @@ def test_many_models_start_k_means_fewer_times(monkeypatch):
     started = []
     settled = methods._settled
     monkeypatch.setattr(methods, "_settled", lambda *given: started.append(1) or settled(*given))
-    points = coordinates(planted([6, 5])[0].astype(np.float32))
+    points = coordinates(clustered_vectors([6, 5])[0].astype(np.float32))
     by_centres(points, 2, 0)
     monkeypatch.setattr(methods, "_MANY", 10)
     by_centres(points, 2, 0)
@@ -200,13 +200,13 @@ def test_importing_it_waits_for_no_heavy_library():
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory):
-    with indexed(make_world(tmp_path_factory.mktemp("clustered") / "store", per_dataset=5)) as shell:
+def shell(tiny_store, tmp_path_factory):
+    with indexed(tiny_store(4), tmp_path_factory.mktemp("clustered")) as shell:
         yield shell
 
 
 @pytest.mark.slow
-def test_the_command_finds_the_planted_datasets(shell):
+def test_the_command_finds_the_known_datasets(shell):
     ran = shell("query", "clusters", "--json")
     assert ran.code == 0, ran.err
     as_json = ran.json

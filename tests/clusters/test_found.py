@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from query.clusters.methods import by_best_centres, by_centres, coordinates, default_size, tried_counts
 from query.clusters.study import clusters, numbered
-from tests.clusters.populations import names, partition, planted, population
+from tests.clusters.populations import clustered_vectors, names, partition, population
 
 
 @pytest.mark.parametrize(("sizes", "outliers"), [([3, 3], 0), ([8, 5, 4], 4), ([40, 25, 12, 6, 4], 20)])
-def test_planted_clusters_and_outliers_are_found_exactly(sizes, outliers):
-    vectors, truth = planted(sizes, outliers, tightness=0.75)
+def test_known_clusters_and_outliers_are_found_exactly(sizes, outliers):
+    vectors, truth = clustered_vectors(sizes, outliers, tightness=0.75)
     found = clusters(population(vectors, names(truth)), draws=99)
     assert partition(range(1, len(truth) + 1), found.labels.values()) == partition(range(1, len(truth) + 1), truth)
     assert [cluster.size for cluster in found.clusters] == sorted(sizes, reverse=True)
@@ -27,8 +27,8 @@ def test_planted_clusters_and_outliers_are_found_exactly(sizes, outliers):
 
 
 @pytest.mark.parametrize("count", [None, 5])
-def test_kmeans_finds_planted_clusters_and_their_number(count):
-    vectors, truth = planted([30, 12, 9, 6, 4])
+def test_kmeans_finds_known_clusters_and_their_number(count):
+    vectors, truth = clustered_vectors([30, 12, 9, 6, 4])
     found = clusters(population(vectors, names(truth)), method="kmeans", count=count, draws=19)
     assert partition(found.labels, found.labels.values()) == partition(found.labels, truth)
     assert found.count == 5
@@ -38,7 +38,7 @@ def test_kmeans_finds_planted_clusters_and_their_number(count):
 def test_a_long_sweep_stays_one_cluster():
     """A hundred runs of one uploader that differ in few directions, and small clusters."""
     draw = np.random.default_rng(1)
-    vectors, truth = planted([6] * 6, outliers=10, dimensions=80, tightness=0.75)
+    vectors, truth = clustered_vectors([6] * 6, outliers=10, dimensions=80, tightness=0.75)
     along = np.linalg.qr(draw.normal(size=(80, 6)))[0].T
     noise = draw.normal(size=(100, 6))
     sweep = along[0] + 0.5 * (noise / np.linalg.norm(noise, axis=1, keepdims=True)) @ along
@@ -61,7 +61,7 @@ def test_spherical_kmeans_reaches_the_best_of_all_partitions():
 
 
 def test_the_number_of_clusters_is_chosen_without_looking_at_the_datasets():
-    vectors, truth = planted([10] * 4)
+    vectors, truth = clustered_vectors([10] * 4)
     points = coordinates(vectors.astype(np.float32))
     assert by_best_centres(points, 0)[0].max() + 1 == 4
     one_each = clusters(population(vectors, [f"set{i}" for i in range(40)]), method="kmeans", draws=1)
@@ -113,7 +113,9 @@ def test_clusters_are_numbered_by_size_then_by_who_comes_first(found):
 @settings(max_examples=15, deadline=None)
 @given(st.permutations(range(24)), st.booleans())
 def test_other_ids_give_the_same_clusters_with_numbers_by_the_rule(order, by_density):
-    vectors, _ = planted([7, 7, 5], outliers=5, tightness=0.75) if by_density else planted([8, 8, 8])
+    vectors, _ = (
+        clustered_vectors([7, 7, 5], outliers=5, tightness=0.75) if by_density else clustered_vectors([8, 8, 8])
+    )
     options = {"draws": 1} if by_density else {"draws": 1, "method": "kmeans", "count": 3}
     plain = clusters(population(vectors), **options)
     moved = clusters(population(vectors[order]), **options)
@@ -127,7 +129,7 @@ def test_other_ids_give_the_same_clusters_with_numbers_by_the_rule(order, by_den
 
 
 def test_middle_cohesion_and_isolation_are_those_of_a_double_loop():
-    vectors, truth = planted([9, 6], outliers=4, tightness=0.75, seed=3)
+    vectors, truth = clustered_vectors([9, 6], outliers=4, tightness=0.75, seed=3)
     models = population(vectors, names(truth))
     found = clusters(models, draws=1)
     exact = models.vectors.astype(np.float64)
@@ -177,14 +179,14 @@ def test_what_is_in_a_cluster_is_counted_and_its_silent_members_get_a_guess():
 
 
 def test_agreement_is_with_the_dataset_a_model_stands_for():
-    vectors, truth = planted([6, 5])
+    vectors, truth = clustered_vectors([6, 5])
     found = clusters(population(vectors, [{"glue", f"glue/task{t}"} for t in truth]), draws=9)
     assert found.value("datasets", "ari") == pytest.approx(1)
     assert [cluster.datasets for cluster in found.clusters] == [{"glue/task0": 6}, {"glue/task1": 5}]
 
 
 def test_copies_unrelated_models_and_duplicates_are_left_out_and_counted():
-    vectors, truth = planted([6, 5], tightness=0.75)
+    vectors, truth = clustered_vectors([6, 5], tightness=0.75)
     count = len(truth)
     found = clusters(
         population(

@@ -61,7 +61,7 @@ def test_similar_of_many_is_similar_of_each(atlas, run, typed):
     assert "No answer for 1 of 3 models." in err
 
 
-def test_nothing_on_stdin_is_told(atlas, run, typed):
+def test_nothing_on_stdin_is_reported(atlas, run, typed):
     typed("\n# nobody\n")
     code, out, err = run("query", "predict", "-", "--atlas", atlas.root)
     assert (code, out) == (1, "")

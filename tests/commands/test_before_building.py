@@ -39,11 +39,11 @@ def test_only_a_person_is_asked_and_only_before_much(monkeypatch, capsys, estima
 
 
 @pytest.mark.parametrize("answer", ["no", "ctrl-c"])
-def test_no_leaves_nothing_behind(tmp_path, monkeypatch, answer):
+def test_no_leaves_nothing_behind(tiny_store, tmp_path, monkeypatch, answer):
     from indexer.builds.commands import build
     from indexer.errors import AtlasError
-    from tests.hub_ground import served
-    from tests.world import BASE, make_world
+    from tests.hubs import served
+    from tests.tiny_hub import BASE
 
     def confirm(estimate):
         assert estimate.models == 3
@@ -51,15 +51,14 @@ def test_no_leaves_nothing_behind(tmp_path, monkeypatch, answer):
             raise click.Abort
         return False
 
-    store = make_world(tmp_path / "store", per_dataset=1)
-    with served(store, monkeypatch), pytest.raises(AtlasError if answer == "no" else click.Abort):
+    with served(tiny_store(1), monkeypatch), pytest.raises(AtlasError if answer == "no" else click.Abort):
         build(BASE, tmp_path / "new" / "atlas", workers=1, confirm=confirm)
     assert not (tmp_path / "new").exists()
 
 
-def test_the_memory_limit_of_a_build_holds_for_the_database_of_its_publish(tmp_path, monkeypatch, run):
-    from tests.hub_ground import served
-    from tests.world import BASE, make_world
+def test_the_memory_limit_of_a_build_holds_for_the_database_of_its_publish(tiny_store, tmp_path, monkeypatch, run):
+    from tests.hubs import served
+    from tests.tiny_hub import BASE
 
     limits = []
     staged_publish = staging.staged_publish
@@ -74,7 +73,7 @@ def test_the_memory_limit_of_a_build_holds_for_the_database_of_its_publish(tmp_p
 
     monkeypatch.setattr(publish, "staged_publish", observed)
     words = ("build", "--base", BASE, "--workers", "1", "--memory", "2G", "--atlas", tmp_path / "atlas")
-    with served(make_world(tmp_path / "store", per_dataset=1), monkeypatch):
+    with served(tiny_store(1), monkeypatch):
         code, _, err = run("index", *words)
     assert code == 0, err
     assert 100e6 < limits[-1] < 2e9

@@ -63,17 +63,17 @@ def completed(words, atlas):
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
-def test_shells_complete_from_the_atlas(planted, tmp_path):
-    assert completed("query similar ann", planted) == ["ann/one"]
-    assert completed("query similar twin", planted) == ["cyd/twin", "dan/twin"]
-    assert completed("query purity --base org", planted) == ["org/base"]
-    assert completed("query similar ann/one --representation i", planted) == ["input"]
+def test_shells_complete_from_the_atlas(small_atlas, tmp_path):
+    assert completed("query similar ann", small_atlas) == ["ann/one"]
+    assert completed("query similar twin", small_atlas) == ["cyd/twin", "dan/twin"]
+    assert completed("query purity --base org", small_atlas) == ["org/base"]
+    assert completed("query similar ann/one --representation i", small_atlas) == ["input"]
     assert completed("query similar ann", tmp_path / "nowhere") == []
 
 
-def test_completions_from_an_untrusted_atlas_contain_no_shell_commands(planted, tmp_path):
+def test_completions_from_an_untrusted_atlas_contain_no_shell_commands(small_atlas, tmp_path):
     """A shell writes what it is given unquoted: `query show ann<TAB>` and Enter would run it."""
-    shutil.copytree(planted, tmp_path / "atlas")
+    shutil.copytree(small_atlas, tmp_path / "atlas")
     names = ["ann/$(touch pwned)", "ann/`id`", "ann/x; touch pwned", "ann/*", "ann/a b", "ann/x\nplain,$(id)", "ann/'",
              "ann/\x1b[2J", "ann/../../etc", "~/x", "-oann/x", "$HOME"]  # fmt: skip
     with duckdb.connect(tmp_path / "atlas" / "atlas.duckdb") as connection:

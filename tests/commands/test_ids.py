@@ -34,7 +34,7 @@ def test_addresses(typed, meant):
     assert without_address(typed) == meant
 
 
-def test_addresses_of_something_else_are_told_as_that():
+def test_addresses_of_something_else_are_reported():
     for typed in ("https://huggingface.co/datasets/nyu-mll/glue", "https://huggingface.co/ann"):
         with pytest.raises(AtlasError, match="not the address of a model"):
             ModelRef.parse(typed)
@@ -45,32 +45,32 @@ def test_addresses_of_something_else_are_told_as_that():
 @pytest.mark.parametrize(
     "typed", ["ann/one", "one", "ONE", "https://huggingface.co/ann/one", "hf.co/ann/one/tree/main"]
 )
-def test_a_model_by_any_name(planted, typed):
-    with Atlas(planted) as opened:
+def test_a_model_by_any_name(small_atlas, typed):
+    with Atlas(small_atlas) as opened:
         reference = ModelRef.parse(typed.removesuffix("/tree/main"))
         assert opened.find(reference).model == "ann/one"
 
 
 @pytest.mark.parametrize("typed", [BASE, "base", "https://hf.co/org/base", "huggingface.co/org/base/tree/main"])
-def test_a_base_by_any_name(planted, typed):
-    with Atlas(planted) as opened:
+def test_a_base_by_any_name(small_atlas, typed):
+    with Atlas(small_atlas) as opened:
         assert opened.base_named(typed) == BASE
 
 
-def test_an_end_of_several_ids_is_no_name(planted, run):
-    code, out, err = run("query", "show", "twin", "--atlas", planted)
+def test_an_end_of_several_ids_is_not_a_name(small_atlas, run):
+    code, out, err = run("query", "show", "twin", "--atlas", small_atlas)
     assert (code, out) == (1, "")
     assert "2 models are called twin: cyd/twin, dan/twin." in err
 
 
-def test_only_near_names_are_suggested(planted, run):
-    _, _, err = run("query", "show", "ann/onne", "--atlas", planted)
+def test_only_near_names_are_suggested(small_atlas, run):
+    _, _, err = run("query", "show", "ann/onne", "--atlas", small_atlas)
     assert "closest ids: ann/one." in err
-    _, _, err = run("query", "show", "zed/quite-another-thing", "--atlas", planted)
+    _, _, err = run("query", "show", "zed/quite-another-thing", "--atlas", small_atlas)
     assert "closest" not in err
-    _, _, err = run("query", "purity", "--base", "org/bse", "--atlas", planted)
+    _, _, err = run("query", "purity", "--base", "org/bse", "--atlas", small_atlas)
     assert "Did you mean org/base?" in err
-    _, _, err = run("query", "purity", "--base", "gpt2-xl", "--atlas", planted)
+    _, _, err = run("query", "purity", "--base", "gpt2-xl", "--atlas", small_atlas)
     assert "Did you mean" not in err
     assert "index build --base gpt2-xl" in err
 
@@ -90,12 +90,12 @@ def test_nearest_are_few_and_near():
     assert nearest("xyz", ["roberta-base"]) == []
 
 
-def test_a_mistyped_name_without_an_owner_is_answered_by_the_atlas(planted, run, monkeypatch):
+def test_a_mistyped_name_without_an_owner_is_answered_by_the_atlas(small_atlas, run, monkeypatch):
     """The Hub is not asked, which here would be an endpoint that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         for command in ("similar", "predict", "layers"):
-            code, _, err = run("query", command, "two-fine-tuned", "--atlas", planted)
+            code, _, err = run("query", command, "two-fine-tuned", "--atlas", small_atlas)
             assert code == 1
             assert "two-fine-tuned is not in this atlas; closest ids: bob/two-fine-tune." in err
             assert "write two-fine-tuned@main" in err
@@ -105,31 +105,31 @@ def test_a_mistyped_name_without_an_owner_is_answered_by_the_atlas(planted, run,
 
 
 @pytest.mark.parametrize("command", ["similar", "predict", "layers", "show"])
-def test_the_base_asked_for_as_a_model_is_the_base_itself(planted, run, command):
-    code, _, err = run("query", command, BASE, "--atlas", planted)
+def test_the_base_asked_for_as_a_model_is_the_base_itself(small_atlas, run, command):
+    code, _, err = run("query", command, BASE, "--atlas", small_atlas)
     assert code == 1
     assert f"{BASE} is the base itself, not a model tuned from it. Its models: query models --base {BASE}" in err
 
 
-def test_models_and_datasets_are_listed(planted, run):
-    code, out, err = run("query", "models", "twin", "--atlas", planted, "--json")
+def test_models_and_datasets_are_listed(small_atlas, run):
+    code, out, err = run("query", "models", "twin", "--atlas", small_atlas, "--json")
     assert code == 0, err
     assert [row["model"] for row in json.loads(out)] == ["cyd/twin", "dan/twin"]
-    _, out, _ = run("query", "models", "--dataset", "sst2", "--base", "base", "--atlas", planted, "--format", "csv")
+    _, out, _ = run("query", "models", "--dataset", "sst2", "--base", "base", "--atlas", small_atlas, "--format", "csv")
     assert out.splitlines()[0] == "base,model,relation,datasets,downloads"
     assert len(out.splitlines()) == 5
-    _, out, err = run("query", "datasets", "--atlas", planted, "--limit", "1")
+    _, out, err = run("query", "datasets", "--atlas", small_atlas, "--limit", "1")
     assert [line.split() for line in out.splitlines()] == [["dataset", "models", "authors"], ["sst2", "4", "4"]]
-    assert run("query", "datasets", "nothing", "--atlas", planted)[1:] == ("", "no rows\n")
+    assert run("query", "datasets", "nothing", "--atlas", small_atlas)[1:] == ("", "no rows\n")
 
 
-def test_the_atlas_may_be_named_before_the_command(planted, run, monkeypatch, tmp_path):
+def test_the_atlas_may_be_named_before_the_command(small_atlas, run, monkeypatch, tmp_path):
     monkeypatch.setenv("VECTORS_ATLAS", str(tmp_path / "another"))
-    code, out, err = run("query", "--atlas", planted, "show", "ann/one", "--json")
+    code, out, err = run("query", "--atlas", small_atlas, "show", "ann/one", "--json")
     assert (code, json.loads(out)["model"]) == (0, "ann/one"), err
-    code, out, err = run("index", "--atlas", planted, "status", "--json")
-    assert (code, json.loads(out)["atlas"]) == (0, str(planted)), err
-    code, _, err = run("query", "--atlas", planted, "show", "ann/one", "--atlas", tmp_path / "nowhere")
+    code, out, err = run("index", "--atlas", small_atlas, "status", "--json")
+    assert (code, json.loads(out)["atlas"]) == (0, str(small_atlas)), err
+    code, _, err = run("query", "--atlas", small_atlas, "show", "ann/one", "--atlas", tmp_path / "nowhere")
     assert code == 1
     assert "nowhere does not exist" in err
 
@@ -142,14 +142,14 @@ def test_the_atlas_may_be_named_before_the_command(planted, run, monkeypatch, tm
         ["invert", "ann/one", "x", "--keep", "a"], ["map", "--out", "map.txt"], ["similar", "ann/one", "-k", "0"],
     ],
 )  # fmt: skip
-def test_an_argument_that_is_wrong_for_every_atlas_is_a_usage_error(planted, run, words):
-    code, _, err = run("query", *words, "--atlas", planted)
+def test_an_argument_that_is_wrong_for_every_atlas_is_a_usage_error(small_atlas, run, words):
+    code, _, err = run("query", *words, "--atlas", small_atlas)
     assert code == 2, err
     assert err.startswith("Error: ")
 
 
-def test_a_status_is_short(planted, run):
-    _, out, _ = run("index", "status", "--atlas", planted)
+def test_a_status_is_short(small_atlas, run):
+    _, out, _ = run("index", "status", "--atlas", small_atlas)
     assert len(out.splitlines()) < 20
     assert "generation" not in out
-    assert "generation" in run("index", "status", "--atlas", planted, "--details")[1]
+    assert "generation" in run("index", "status", "--atlas", small_atlas, "--details")[1]

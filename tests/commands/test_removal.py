@@ -12,7 +12,7 @@ from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from query import Atlas
-from tests.world import BASE
+from tests.tiny_hub import BASE
 
 
 def bytes_naming(root, name):

@@ -48,14 +48,14 @@ def test_views_are_of_the_default_representation_and_can_leave_duplicates_out(tm
         assert connection.execute(pairs).fetchall() == [("ann/one", "cyd/two")]
 
 
-def test_a_terminal_gets_forty_rows_and_a_pipe_all(planted, run):
+def test_a_terminal_gets_forty_rows_and_a_pipe_all(small_atlas, run):
     statement = "SELECT i AS row_number FROM range(50) AS t(i)"
-    code, out, err = run("query", "sql", statement, "--atlas", planted)
+    code, out, err = run("query", "sql", statement, "--atlas", small_atlas)
     assert (code, len(out.splitlines()), err) == (0, 51, "")
     code = (
         f"import sys; from query.cli import main; "
-        f"main(['sql', {statement!r}, '--atlas', {str(planted)!r}], prog_name='query')"
+        f"main(['sql', {statement!r}, '--atlas', {str(small_atlas)!r}], prog_name='query')"
     )
-    told = at_terminal(code).splitlines()
-    assert len(told) == 42
-    assert "only the first 40 rows are shown; for all: --limit N" in told[-1]
+    answer = at_terminal(code).splitlines()
+    assert len(answer) == 42
+    assert "only the first 40 rows are shown; for all: --limit N" in answer[-1]

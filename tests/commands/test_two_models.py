@@ -69,7 +69,7 @@ def test_a_comparison_is_that_of_the_vectors(atlas, run):
     assert run("query", "compare", "ann/glue-0", "ann/nobody", "--atlas", atlas.root)[0] == 1
 
 
-def test_few_authors_behind_a_centre_are_told(atlas):
+def test_few_authors_behind_a_centre_are_reported(atlas):
     """Nothing is said of two models by one author, who are one vote."""
     with Atlas(atlas.root) as opened:
         centre = opened.centre("org/tiny-base")

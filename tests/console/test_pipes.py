@@ -67,7 +67,7 @@ def test_a_reader_that_is_gone_before_the_first_line(tool):
 
 
 @pytest.mark.parametrize("words", ["talk", "--help", "--version"])
-def test_what_was_not_flushed_is_no_traceback_at_exit(tool, words):
+def test_what_was_not_flushed_is_not_a_traceback_at_exit(tool, words):
     command = f"{tool} {words} | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("0\n", "")

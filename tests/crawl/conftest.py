@@ -1,10 +1,29 @@
-"""A small Hub's folder."""
+"""Crawls of a small Hub, and what they claim."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.hub_ground import add_base
+from indexer.listing.claims import Claim
+from indexer.listing.crawl import crawl
+from indexer.listing.questions import CrawlRequest
+from tests.hubs import BASE, SHORT, add_base, served
+
+IDS = (BASE, SHORT)
+REQUEST = CrawlRequest(IDS)
+
+
+def claims(pages) -> dict[str, Claim]:
+    found: dict[str, Claim] = {}
+    for page in pages:
+        for row in page.rows:
+            found.setdefault(row.id, row.claim)
+    return found
+
+
+def crawled(store, monkeypatch, request=REQUEST, **settings) -> dict[str, Claim]:
+    with served(store, monkeypatch, **settings):
+        return claims(crawl(request))
 
 
 @pytest.fixture

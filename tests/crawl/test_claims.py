@@ -12,8 +12,8 @@ from indexer.listing.claims import Claim, relation_to, stated_bases
 from indexer.listing.crawl import ClaimFilter, crawl
 from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Question
 from indexer.untrusted import DEEPEST, is_too_deep
-from tests.crawl.asking import IDS, REQUEST, claims, crawled
-from tests.hub_ground import BASE, SHORT, RawServer, add_repo, asked, http, served, tags, use_endpoint
+from tests.crawl.conftest import IDS, REQUEST, claims, crawled
+from tests.hubs import BASE, SHORT, RawServer, add_repo, http, requested, served, tags, use_endpoint
 
 
 def test_old_and_new_ids_typed_and_untyped(store, monkeypatch):
@@ -254,7 +254,7 @@ def test_circles_end(store, monkeypatch):
     with served(store, monkeypatch) as hub:
         found = claims(crawl(CrawlRequest(IDS, descendants=True, max_depth=50)))
         assert set(found) == {"a/one", "a/two", "a/three"}
-        questions = [one for one in asked(hub) if "finetune%3Aa" in one]
+        questions = [one for one in requested(hub) if "finetune%3Aa" in one]
         assert len(questions) == 3
 
 

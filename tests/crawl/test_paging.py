@@ -9,8 +9,8 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.listing.crawl import crawl
 from indexer.listing.questions import CrawlRequest
-from tests.crawl.asking import claims
-from tests.hub_ground import BASE, RawServer, add_repo, asked, http, served, tags, use_endpoint
+from tests.crawl.conftest import claims
+from tests.hubs import BASE, RawServer, add_repo, http, requested, served, tags, use_endpoint
 
 
 def many(store, count: int = 7) -> None:
@@ -29,7 +29,7 @@ def test_every_page_is_asked_for_once_by_creation(store, monkeypatch):
         assert [len(page.rows) for page in pages] == [3, 3, 1, 3, 3, 1]
         assert [page.is_last for page in pages] == [False, False, True] * 2
         assert len(hub.requests) == 6
-        assert all("sort=createdAt" in one and "expand=tags" in one for one in asked(hub))
+        assert all("sort=createdAt" in one and "expand=tags" in one for one in requested(hub))
 
 
 def test_since_stops_paging_and_author_narrows_it(store, monkeypatch):
@@ -119,7 +119,7 @@ def test_rows_without_end(monkeypatch):
 
 
 @pytest.mark.parametrize("answer", [{"error": "x"}, "x", 5, None])
-def test_a_page_that_is_no_list(monkeypatch, answer):
+def test_a_page_that_is_not_a_list(monkeypatch, answer):
     with RawServer(http(answer)) as server:
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(AtlasError, match="not a list"):

@@ -7,8 +7,8 @@ import pytest
 from indexer.listing.crawl import crawl
 from indexer.listing.questions import CrawlProgress, CrawlRequest
 from indexer.listing.untagged import is_named_after, path_verdict
-from tests.crawl.asking import IDS, claims, crawled
-from tests.hub_ground import BASE, SHORT, add_repo, asked, served, tags
+from tests.crawl.conftest import IDS, claims, crawled
+from tests.hubs import BASE, SHORT, add_repo, requested, served, tags
 
 SENTENCE = "This model is a fine-tuned version of [{0}](https://huggingface.co/{0}) on the imdb dataset."
 NAMES = CrawlRequest(IDS, discover="names")
@@ -60,7 +60,7 @@ def test_models_tagged_with_another_base_are_not_looked_into(store, monkeypatch)
     add_repo(store, "me/roberta-base-y", {"config.json": {"_name_or_path": SHORT}}, tags=tags("x/other"))
     with served(store, monkeypatch) as hub:
         assert claims(crawl(NAMES)) == {}
-        assert not asked(hub, "/resolve/")
+        assert not requested(hub, "/resolve/")
 
 
 def test_gated_candidates_are_judged_by_what_can_be_seen(store, monkeypatch):
@@ -89,7 +89,7 @@ def test_what_was_looked_into_before_is_not_read_again(store, monkeypatch):
         assert set(known) == {"me/roberta-base-a", "me/roberta-base-b"}
         hub.reset_log()
         assert set(claims(crawl(NAMES, CrawlProgress(known=known)))) == {"me/roberta-base-a"}
-        assert not asked(hub, "/resolve/")
+        assert not requested(hub, "/resolve/")
 
 
 def test_only_so_many_candidates(store, monkeypatch):

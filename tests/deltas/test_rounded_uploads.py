@@ -22,7 +22,7 @@ from indexer.weights.checkpoint import open_checkpoint
 from tests.conftest import BASE
 from tests.deltas import made
 from tests.halves import a_few
-from tests.world import add_model, indexed, make_world
+from tests.tiny_hub import add_model, indexed
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 UPLOADS = {
@@ -184,8 +184,8 @@ def test_half_a_unit_is_rounding_and_more_is_not(far):
 
 
 @pytest.mark.slow
-def test_casts_by_other_authors_are_duplicates_whoever_came_first(tmp_path):
-    store = make_world(tmp_path / "store", per_dataset=2)
+def test_casts_by_other_authors_are_duplicates_in_either_order(tiny_store, tmp_path):
+    store = tiny_store(2, tmp_path / "store")
     for number, (model, dtype) in enumerate((("ann/glue-0", BF16), ("bob/imdb-1", FP16), ("ann/squad-0", BF16))):
         tuned = transformers.RobertaForSequenceClassification.from_pretrained(store / model, dtype=dtype)
         saved = tuned if number < 2 else tuned.float()

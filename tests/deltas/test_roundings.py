@@ -1,4 +1,4 @@
-"""Deltas of checkpoints that went through narrow dtypes, against subtraction from what planted chains leave."""
+"""Deltas of checkpoints that went through narrow dtypes, against subtraction from what known chains leave."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_was_learnt_after_the_roundings_is_the_delta(tmp_path, dtype, chain
 
 
 @pytest.mark.parametrize("saved", [(FP16,), (FP16, FP32), (FP16, BF16)], ids=name)
-def test_layers_beside_those_of_an_adapter_merged_in_float16_are_zero(tmp_path, saved):
+def test_layers_next_to_those_of_an_adapter_merged_in_float16_are_zero(tmp_path, saved):
     weights = made.cast(made.weights(), BF16)
     base = made.base_of(tmp_path, weights)
     merged = made.cast(made.changed(made.cast(weights, FP32), 1e-3, only="query"), *saved)
@@ -125,7 +125,7 @@ def test_chains_are_compared_on_a_sample_of_a_matrix_that_is_clearly_changed(mon
     assert whole == 10 * base.numel()  # the reference itself, and no other
     assert sum(counted) - whole < whole / 5
     counted.clear()
-    choice.reference(base + 1e-2 * torch.randn(768, 768), base)  # rounding is nothing beside this
+    choice.reference(base + 1e-2 * torch.randn(768, 768), base)  # rounding is nothing compared with this
     assert len(counted) == 2
 
 

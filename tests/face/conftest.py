@@ -1,4 +1,4 @@
-"""An atlas planted once, with names that want to be markup."""
+"""An atlas small_atlas once, with names that want to be markup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DATASETS = ("org/one", "org/two")
 
 
 @pytest.fixture(scope="session")
-def planted(tmp_path_factory):
+def small_atlas(tmp_path_factory):
     """Twelve models by six authors on two datasets, one that names none; one dataset is named like markup."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(2, 8))

@@ -64,13 +64,13 @@ def test_what_the_questions_raise_names_no_option():
             assert options <= {"--debug", "--with-records"}, (path.name, call)
 
 
-def test_python_and_the_command_line_say_the_same_in_their_own_words(tmp_path, planted):
+def test_python_and_the_command_line_say_the_same_in_their_own_words(tmp_path, small_atlas):
     from query.cli import main
 
-    with Atlas(planted) as atlas, pytest.raises(AtlasError) as raised:
+    with Atlas(small_atlas) as atlas, pytest.raises(AtlasError) as raised:
         atlas.clusters(count=3)
     assert str(raised.value).endswith("Omit it, or use `method='kmeans'`.")
-    ran = CliRunner().invoke(main, ["clusters", "--count", "3", "--atlas", str(planted)])
+    ran = CliRunner().invoke(main, ["clusters", "--count", "3", "--atlas", str(small_atlas)])
     assert ran.exit_code == 1
     assert "Omit it, or use --method kmeans." in ran.stderr
     with pytest.raises(AtlasError, match=re.escape("`build('roberta-base', limit=50)`")):

@@ -34,10 +34,10 @@ def names_in(value):
 
 
 @pytest.mark.parametrize("command", ASKED)
-def test_every_column_that_is_printed_is_explained(planted, command):
+def test_every_column_that_is_printed_is_explained(small_atlas, command):
     explained = {name for name, meaning in columns_of(command) if meaning}
     for asked in ASKED[command]:
-        atlas = [] if command == "schema" else ["--atlas", str(planted)]
+        atlas = [] if command == "schema" else ["--atlas", str(small_atlas)]
         ran = CliRunner().invoke(main, [*asked, *atlas, "--format", "csv"])
         assert ran.exit_code == 0, ran.stderr
         assert set(next(csv.reader(io.StringIO(ran.stdout)), [])) <= explained
@@ -46,8 +46,8 @@ def test_every_column_that_is_printed_is_explained(planted, command):
     assert all(name in columns for name in explained)
 
 
-def test_every_column_of_a_table_for_people_is_explained(planted):
-    with Atlas(planted) as atlas:
+def test_every_column_of_a_table_for_people_is_explained(small_atlas):
+    with Atlas(small_atlas) as atlas:
         tables = {
             "similar": atlas.similar("author1/model-1").table(),
             "predict": atlas.predict("author5/model-11").table(),
@@ -92,7 +92,7 @@ def test_nothing_is_explained_that_is_not_used():
         ), name
 
 
-def test_a_word_is_explained_on_request(planted):
+def test_a_word_is_explained_on_request(small_atlas):
     left = CliRunner().invoke(main, ["help", "left"])
     assert left.exit_code == 0
     assert left.stdout.startswith("left (query lineage): Share of the energy")
@@ -108,7 +108,7 @@ def test_a_word_is_explained_on_request(planted):
     assert "Did you mean background" in wrong.stderr
 
 
-def test_the_report_has_the_same_words(planted):
-    with Atlas(planted) as atlas:
+def test_the_report_has_the_same_words(small_atlas):
+    with Atlas(small_atlas) as atlas:
         page = str(atlas.report().html)
     assert all(f"<dt>{term}</dt>" in page for term in words())

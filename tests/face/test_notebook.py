@@ -26,9 +26,9 @@ def test_the_committed_notebook_has_the_cells_of_its_script_and_their_outputs():
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(planted):
+def test_the_notebook_runs(small_atlas):
     pytest.importorskip("ipykernel")
-    made = executed(planted)
+    made = executed(small_atlas)
     code = [cell for cell in made.cells if cell.cell_type == "code"]
     assert all(cell.outputs for cell in code)
     assert "12 models of org/base" in json.dumps(made)

@@ -26,8 +26,8 @@ PICTURES = ("purity", "evaluation", "map")
 
 
 @pytest.fixture(scope="module")
-def answers(planted):
-    with Atlas(planted) as atlas:
+def answers(small_atlas):
+    with Atlas(small_atlas) as atlas:
         yield {name: ask(atlas) for name, ask in ASKED.items()}
 
 
@@ -101,13 +101,13 @@ def test_types_are_those_of_the_atlas(answers):
         ("7::TINYINT", "int64"),
     ],
 )
-def test_a_type_of_sql_is_one_of_pandas(planted, type_, kind):
-    with Atlas(planted) as atlas:
+def test_a_type_of_sql_is_one_of_pandas(small_atlas, type_, kind):
+    with Atlas(small_atlas) as atlas:
         assert str(atlas.sql(f"SELECT {type_} AS x").to_df().dtypes["x"]) == kind
 
 
-def test_an_empty_answer_has_its_columns(planted):
-    with Atlas(planted) as atlas:
+def test_an_empty_answer_has_its_columns(small_atlas):
+    with Atlas(small_atlas) as atlas:
         none = atlas.similar("author1/model-1", where="downloads > 1000000")
         assert list(none.to_df().columns) == list(none.COLUMNS)
         assert len(none) == 0
@@ -119,8 +119,8 @@ def test_an_empty_answer_has_its_columns(planted):
 def test_rows_of_clusters_and_purity_are_picked(answers):
     clusters, purity = answers["clusters"], answers["purity"]
     assert len(clusters.to_rows("model")) == len(clusters.members) == 12
-    told = clusters.to_dict()["clusters"]
-    assert sorted(name for one in told for name in one["members"]) == sorted(
+    answer = clusters.to_dict()["clusters"]
+    assert sorted(name for one in answer for name in one["members"]) == sorted(
         one.model for one in clusters.members if one.cluster >= 0
     )
     assert {row["dataset"] for row in purity.to_rows()} == {row.dataset for row in purity.by_dataset}
@@ -132,8 +132,8 @@ def test_rows_of_clusters_and_purity_are_picked(answers):
             result.to_rows("layer")
 
 
-def test_the_atlas_says_what_it_holds(planted):
-    atlas = Atlas(planted)
+def test_the_atlas_says_what_it_holds(small_atlas):
+    atlas = Atlas(small_atlas)
     assert "12 models of org/base" in repr(atlas)
     assert "org/base" in atlas._repr_html_()
     assert "<table" in atlas._repr_html_()

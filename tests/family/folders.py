@@ -1,4 +1,4 @@
-"""How the tests of the planted family look into its folders."""
+"""How the tests of the trained family look into its folders."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_transformers_and_peft_load_them(mini, monkeypatch):
 
 
 def test_the_results_on_the_card_can_be_measured_again(mini, tmp_path):
-    """Texts collected anew, one at a time without padding or batches, through transformers alone."""
+    """Texts collected again, one at a time without padding or batches, through transformers alone."""
     from transformers import AutoModelForSequenceClassification
 
     torch.set_num_threads(1)

@@ -36,7 +36,7 @@ def test_paths_are_sorted_capped_and_without_tests():
         text.module_paths("no_such_package", 5)
 
 
-def test_comments_are_told_from_code_and_from_strings():
+def test_comments_are_distinguished_from_code_and_from_strings():
     source = '''
 value = function_of(argument, another_argument)
 # a comment that is long enough to be kept

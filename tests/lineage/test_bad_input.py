@@ -12,7 +12,7 @@ from indexer.errors import AtlasError
 from query import Atlas
 from query.lineage.edges import Edge
 from tests.conftest import Shell
-from tests.hub_ground import use_endpoint
+from tests.hubs import use_endpoint
 
 pytestmark = pytest.mark.slow
 

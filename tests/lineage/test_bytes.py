@@ -40,7 +40,7 @@ def write_sparse(path, tensors, metadata=None):
 
 @pytest.fixture
 def large(tmp_path):
-    """A base as an atlas keeps it, and a folder with a model of it; both zeros but for what is planted."""
+    """A base as an atlas keeps it, and a folder with a model of it; both zeros except for known entries."""
     names = {f"encoder.layer.{layer}.{part}.weight": shape for layer in range(LAYERS) for part, shape in BLOCK.items()}
     model = tmp_path / "model"
     model.mkdir()

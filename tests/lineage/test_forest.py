@@ -11,7 +11,7 @@ import pytest
 from query import Atlas
 from query.lineage.thresholds import SURE
 from tests.conftest import Shell
-from tests.hub_ground import undisturbed, use_endpoint
+from tests.hubs import cleared, use_endpoint
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +105,7 @@ def test_a_copy_without_dates_has_no_known_direction(forest, trees, monkeypatch)
 def test_bytes_are_counted_and_little_is_read(forest, trees, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
     name = forest.one("ties")
-    with undisturbed(trees), Atlas(forest.atlas) as atlas:
+    with cleared(trees), Atlas(forest.atlas) as atlas:
         answer = atlas.lineage(name, fresh=True)
         sent = sum(trees.body_bytes(model, "model.safetensors") for model in [*forest.nodes, forest.base])
         small = sum(trees.body_bytes(model, "config.json") for model in [*forest.nodes, forest.base])

@@ -47,7 +47,7 @@ def test_a_merge_of_the_asked_model_on_the_same_day_is_not_its_parent():
     assert [(edge.parent_id, edge.kind) for edge in edges] == [(1, CONTINUED)]
 
 
-def test_of_two_models_without_dates_the_child_is_no_parent():
+def test_of_two_models_without_dates_the_child_is_not_a_parent():
     words = trained(TOKENS, range(40), 1)
     parent, child = (
         parts(added((1, A)), tokens=words),

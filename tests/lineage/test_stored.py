@@ -12,7 +12,7 @@ import pytest
 from query import Atlas
 from query.lineage.thresholds import SURE
 from tests.conftest import Shell
-from tests.hub_ground import RawServer, use_endpoint
+from tests.hubs import RawServer, use_endpoint
 
 pytestmark = pytest.mark.slow
 

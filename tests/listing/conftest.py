@@ -1,10 +1,33 @@
-"""A small Hub's folder, and where its listing goes."""
+"""Small Hubs to be listed, and how a listing is read."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tests.hub_ground import add_base
+from indexer.listing.listing import ListedModel
+from indexer.listing.questions import CrawlRequest
+from tests.hubs import BASE, SHORT, add_base, add_repo, tags
+
+IDS = (BASE, SHORT)
+
+
+ONE = CrawlRequest((BASE,), relations=("finetune",))
+
+
+def many(store, count: int = 7, **settings) -> None:
+    for number in range(count):
+        moment = f"2024-01-{number + 1:02d}T00:00:00.000Z"
+        add_repo(store, f"a/model{number}", tags=tags(BASE), created_at=moment, **settings)
+
+
+def by_id(listing) -> dict[str, ListedModel]:
+    return {model.id: model for model in listing.models()}
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from indexer.errors import AtlasError
 from indexer.listing.claims import Claim
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.questions import CrawlRequest
-from tests.hub_ground import BASE, SHORT, add_repo, asked, served, tags, update_listing
-from tests.listing.hubs import IDS, ONE, by_id, lines, many
+from tests.hubs import BASE, SHORT, add_repo, requested, served, tags, update_listing
+from tests.listing.conftest import IDS, ONE, by_id, lines, many
 
 
 def test_a_torn_line_is_dropped_and_repaired(store, monkeypatch, path):
@@ -136,7 +136,7 @@ def test_superseded_lines_are_cleared_away(store, monkeypatch, path):
         assert len(Listing(path).rejected_rows()) == 1
         hub.reset_log()
         update_listing(Listing(path), request)
-        assert not asked(hub, "/resolve/")  # what was examined is still known
+        assert not requested(hub, "/resolve/")  # what was examined is still known
 
 
 # Selection

@@ -11,8 +11,8 @@ from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
 from indexer.network.hub_requests import RetryPolicy
-from tests.hub_ground import BASE, SHORT, add_repo, served, tags, update_listing
-from tests.listing.hubs import IDS, ONE, by_id, lines, many
+from tests.hubs import BASE, SHORT, add_repo, served, tags, update_listing
+from tests.listing.conftest import IDS, ONE, by_id, lines, many
 
 REQUEST = CrawlRequest(IDS)
 

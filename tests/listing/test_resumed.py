@@ -11,13 +11,13 @@ from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
 from tests.conftest import start_python
-from tests.hub_ground import BASE, add_repo, asked, served, tags, update_listing
-from tests.listing.hubs import ONE, by_id, lines, many
+from tests.hubs import BASE, add_repo, requested, served, tags, update_listing
+from tests.listing.conftest import ONE, by_id, lines, many
 from tests.patience import wait_for
 
 
 def pages_asked(hub) -> list[str]:
-    return [one.rpartition("cursor=")[2] if "cursor=" in one else "first" for one in asked(hub)]
+    return [one.rpartition("cursor=")[2] if "cursor=" in one else "first" for one in requested(hub)]
 
 
 def interrupt(hub, path, request=ONE, at="cursor=", since=1) -> list[str]:
@@ -51,10 +51,10 @@ def test_finished_questions_are_not_asked_again(store, monkeypatch, path):
     with served(store, monkeypatch, page_size=2) as hub:
         interrupt(hub, path, at=f"base_model:{BASE}")
         update_listing(Listing(path), ONE)
-        assert not asked(hub, "finetune")
+        assert not requested(hub, "finetune")
         hub.reset_log()
         assert not update_listing(Listing(path), ONE).resumed  # that one was finished: a new one begins
-        assert asked(hub, "finetune")
+        assert requested(hub, "finetune")
 
 
 def test_models_seen_before_the_interruption_are_not_gone_after_it(store, monkeypatch, path):
@@ -104,7 +104,7 @@ def test_descendants_are_followed_after_an_interruption(store, monkeypatch, path
     with served(store, monkeypatch) as hub:
         interrupt(hub, path, request, at="finetune:a/grandchild")
         assert update_listing(Listing(path), request).resumed
-        assert not asked(hub, "finetune%3AFacebookAI")
+        assert not requested(hub, "finetune%3AFacebookAI")
     found = by_id(Listing(path))
     assert {name: model.parent for name, model in found.items()} == {
         "a/child": BASE,
@@ -118,7 +118,7 @@ import sys
 from pathlib import Path
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
-from tests.hub_ground import update_listing
+from tests.hubs import update_listing
 update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",)))
 """
 

@@ -96,15 +96,15 @@ def signed_url(hub: LoopbackHub, path: str = "me/base/resolve/main/model.safeten
 
 
 def pages(url: str) -> list[list[dict]]:
-    told = []
+    answer = []
     while url:
         status, headers, body = fetch(url)
         assert status == 200, body
-        told.append(json.loads(body))
+        answer.append(json.loads(body))
         link = headers.get("Link", "")
         assert not link or link.endswith('>; rel="next"')
         url = link.partition(">")[0].removeprefix("<")
-    return told
+    return answer
 
 
 def git_oid(content: bytes) -> str:

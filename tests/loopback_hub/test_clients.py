@@ -28,7 +28,7 @@ from tests.loopback_hub.store import (
 
 
 def run_client(hub: LoopbackHub, home: Path, code: str, *arguments: str, token: str | None = None):
-    """Run ``code`` in a process whose Hub is ``hub``; what it puts into ``told`` comes back."""
+    """Run ``code`` in a process whose Hub is ``hub``; what it puts into ``answers`` comes back."""
     environment = os.environ | {
         "HF_ENDPOINT": hub.endpoint,
         "HF_HOME": str(home),
@@ -40,31 +40,31 @@ def run_client(hub: LoopbackHub, home: Path, code: str, *arguments: str, token: 
     environment.pop("HF_TOKEN", None)
     if token is not None:
         environment["HF_TOKEN"] = token
-    script = f"import json\ntold = {{}}\n{code}\nprint('told:' + json.dumps(told))"
+    script = f"import json\nanswers = {{}}\n{code}\nprint('answers:' + json.dumps(answers))"
     command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.rpartition("told:")[2])
+    return json.loads(done.stdout.rpartition("answers:")[2])
 
 
 LISTING_CLIENT = """
 from huggingface_hub import HfApi
 from huggingface_hub.errors import *
 api = HfApi()
-told["ids"] = [m.id for m in api.list_models(sort="created_at", expand=["tags", "sha", "gated"])]
-told["limited"] = [m.id for m in api.list_models(filter=["bert", "b"], limit=1)]
+answers["ids"] = [m.id for m in api.list_models(sort="created_at", expand=["tags", "sha", "gated"])]
+answers["limited"] = [m.id for m in api.list_models(filter=["bert", "b"], limit=1)]
 info = api.model_info("base", files_metadata=True)
-told["lfs"] = {s.rfilename: s.lfs.sha256 for s in info.siblings if s.lfs}
-told["total"] = api.model_info("me/base", expand=["safetensors"]).safetensors.total
-told["tree"] = sorted(f.path for f in api.list_repo_tree("me/base", recursive=True, expand=True))
+answers["lfs"] = {s.rfilename: s.lfs.sha256 for s in info.siblings if s.lfs}
+answers["total"] = api.model_info("me/base", expand=["safetensors"]).safetensors.total
+answers["tree"] = sorted(f.path for f in api.list_repo_tree("me/base", recursive=True, expand=True))
 refs = api.list_repo_refs("me/base", include_pull_requests=True)
-told["refs"] = [refs.branches[0].name, refs.pull_requests[0].ref]
-told["pulls"] = [[d.title, d.author, d.git_reference] for d in api.get_repo_discussions("base")]
-told["paths"] = [p.path for p in api.get_paths_info("base", ["config.json", "none", "sub"], expand=True)]
-told["commits"] = len(api.list_repo_commits("me/base", revision="refs/pr/1"))
+answers["refs"] = [refs.branches[0].name, refs.pull_requests[0].ref]
+answers["pulls"] = [[d.title, d.author, d.git_reference] for d in api.get_repo_discussions("base")]
+answers["paths"] = [p.path for p in api.get_paths_info("base", ["config.json", "none", "sub"], expand=True)]
+answers["commits"] = len(api.list_repo_commits("me/base", revision="refs/pr/1"))
 files = [("base", "config.json"), ("base", "x"), ("no/where", "x")]
-told["exists"] = [api.file_exists(*file) for file in files]
-told["errors"] = {}
+answers["exists"] = [api.file_exists(*file) for file in files]
+answers["errors"] = {}
 for name, call in {
     "gated": lambda: api.file_exists("gated/ok", "model.bin"),
     "private": lambda: api.model_info("priv/secret"),
@@ -77,25 +77,25 @@ for name, call in {
     try:
         call()
     except Exception as error:
-        told["errors"][name] = type(error).__name__
+        answers["errors"][name] = type(error).__name__
 """
 
 
 def test_huggingface_hub_listing_and_info(hub: LoopbackHub, root: Path, tmp_path: Path):
-    told = run_client(hub, tmp_path / "home", LISTING_CLIENT)
-    assert sorted(told["ids"]) == ["fixed/sha", "gated/ok", "me/base", "off/gone"]
-    assert told["limited"] == ["me/base"]
-    assert told["lfs"] == {
+    answer = run_client(hub, tmp_path / "home", LISTING_CLIENT)
+    assert sorted(answer["ids"]) == ["fixed/sha", "gated/ok", "me/base", "off/gone"]
+    assert answer["limited"] == ["me/base"]
+    assert answer["lfs"] == {
         name: hashlib.sha256((root / "me/base" / name).read_bytes()).hexdigest() for name in ("model.safetensors", ODD)
     }
-    assert told["total"] == 60_015
-    assert told["tree"] == sorted(["README.md", "config.json", "model.safetensors", "sub", "sub/dir", ODD])
-    assert told["refs"] == ["main", "refs/pr/1"]
-    assert told["pulls"] == [[TITLE, "SFconvertbot", "refs/pr/1"]]
-    assert told["paths"] == ["config.json", "sub"]
-    assert told["commits"] == 2
-    assert told["exists"] == [True, False, False]
-    assert told["errors"] == {
+    assert answer["total"] == 60_015
+    assert answer["tree"] == sorted(["README.md", "config.json", "model.safetensors", "sub", "sub/dir", ODD])
+    assert answer["refs"] == ["main", "refs/pr/1"]
+    assert answer["pulls"] == [[TITLE, "SFconvertbot", "refs/pr/1"]]
+    assert answer["paths"] == ["config.json", "sub"]
+    assert answer["commits"] == 2
+    assert answer["exists"] == [True, False, False]
+    assert answer["errors"] == {
         "gated": "GatedRepoError",
         "private": "RepositoryNotFoundError",
         "disabled": "DisabledRepoError",
@@ -111,20 +111,20 @@ import hashlib, pathlib
 from huggingface_hub import HfApi, HfFileSystem, hf_hub_download, snapshot_download
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 digest = lambda path: hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
-told["download"] = digest(hf_hub_download("base", "model.safetensors"))
-told["pull"] = digest(hf_hub_download("me/base", "model.safetensors", revision="refs/pr/1"))
+answers["download"] = digest(hf_hub_download("base", "model.safetensors"))
+answers["pull"] = digest(hf_hub_download("me/base", "model.safetensors", revision="refs/pr/1"))
 folder = pathlib.Path(snapshot_download("me/base"))
-told["snapshot"] = {p.relative_to(folder).as_posix(): digest(p) for p in folder.rglob("*") if p.is_file()}
+answers["snapshot"] = {p.relative_to(folder).as_posix(): digest(p) for p in folder.rglob("*") if p.is_file()}
 metadata = get_hf_file_metadata(hf_hub_url("me/base", "model.safetensors"))
-told["metadata"] = [metadata.commit_hash, metadata.etag, metadata.size]
+answers["metadata"] = [metadata.commit_hash, metadata.etag, metadata.size]
 header = HfApi().get_safetensors_metadata("me/base").files_metadata["model.safetensors"]
-told["tensors"] = {name: tensor.shape for name, tensor in header.tensors.items()}
-told["sharded"] = HfApi().get_safetensors_metadata("me/sharded").parameter_count
+answers["tensors"] = {name: tensor.shape for name, tensor in header.tensors.items()}
+answers["sharded"] = HfApi().get_safetensors_metadata("me/sharded").parameter_count
 fs = HfFileSystem()
-told["block"] = list(fs.read_block("me/base/model.safetensors", 8, 20))
-told["small"] = fs.cat_file("me/base/config.json", start=1, end=5).decode()
-told["stream"] = hashlib.sha256(fs.open("me/base/model.safetensors", block_size=0).read()).hexdigest()
-told["granted"] = digest(hf_hub_download("gated/ok", "model.bin"))
+answers["block"] = list(fs.read_block("me/base/model.safetensors", 8, 20))
+answers["small"] = fs.cat_file("me/base/config.json", start=1, end=5).decode()
+answers["stream"] = hashlib.sha256(fs.open("me/base/model.safetensors", block_size=0).read()).hexdigest()
+answers["granted"] = digest(hf_hub_download("gated/ok", "model.bin"))
 """
 
 
@@ -137,24 +137,24 @@ def test_huggingface_hub_files(hub: LoopbackHub, root: Path, tmp_path: Path):
     shards = {"t1": "model-00001-of-00002.safetensors", "t2": "model-00002-of-00002.safetensors"}
     write(root / "me/sharded/model.safetensors.index.json", {"weight_map": shards})
     hub.faults.add("model", role="cdn", method="GET", nth=1, drop_after=50_000)
-    told = run_client(hub, tmp_path / "home", FILES_CLIENT, token="hf_good")
+    answer = run_client(hub, tmp_path / "home", FILES_CLIENT, token="hf_good")
     digests = {
         name: hashlib.sha256((root / "me/base" / name).read_bytes()).hexdigest()
         for name in ("model.safetensors", "config.json", "README.md", ODD)
     }
-    assert told["download"] == told["stream"] == digests["model.safetensors"]
-    assert told["pull"] == hashlib.sha256(CONVERTED).hexdigest()
-    assert told["snapshot"] == digests
-    assert told["metadata"] == [
+    assert answer["download"] == answer["stream"] == digests["model.safetensors"]
+    assert answer["pull"] == hashlib.sha256(CONVERTED).hexdigest()
+    assert answer["snapshot"] == digests
+    assert answer["metadata"] == [
         get_json(f"{hub.endpoint}/api/models/me/base")["sha"],
         digests["model.safetensors"],
         SIZE,
     ]
-    assert told["tensors"] == {"w": [60_000], "h": [3, 5]}
-    assert told["sharded"] == {"F32": 30}
-    assert bytes(told["block"]) == WEIGHTS[8:28]
-    assert told["small"] == json.dumps(CONFIG)[1:5]
-    assert told["granted"] == hashlib.sha256(b"PK" * 99).hexdigest()
+    assert answer["tensors"] == {"w": [60_000], "h": [3, 5]}
+    assert answer["sharded"] == {"F32": 30}
+    assert bytes(answer["block"]) == WEIGHTS[8:28]
+    assert answer["small"] == json.dumps(CONFIG)[1:5]
+    assert answer["granted"] == hashlib.sha256(b"PK" * 99).hexdigest()
     assert hub.leaks == []
     assert all(
         request.authorized for request in hub.requests if request.role == "hub" and request.repo_id == "gated/ok"
@@ -164,23 +164,23 @@ def test_huggingface_hub_files(hub: LoopbackHub, root: Path, tmp_path: Path):
 ROBUST_CLIENT = """
 from huggingface_hub import HfApi
 rows = HfApi().list_models()
-told["first"] = next(rows).id
+answers["first"] = next(rows).id
 try:
     list(rows)
 except Exception as error:
-    told["ended"] = type(error).__name__
-told["after"] = [m.id for m in rows]
-told["retried"] = [m.id for m in HfApi().list_models(author="me")]
+    answers["ended"] = type(error).__name__
+answers["after"] = [m.id for m in rows]
+answers["retried"] = [m.id for m in HfApi().list_models(author="me")]
 """
 
 
 def test_huggingface_hub_meets_faults(hub: LoopbackHub, tmp_path: Path):
     hub.faults.add(r"^/api/models$", first=1, splice_row={"id": "x/y", "createdAt": "2024-01-01"}, splice_at=1)
     hub.faults.add("author=me", first=1, status=503)
-    told = run_client(hub, tmp_path / "home", ROBUST_CLIENT)
-    assert told["ended"] == "ValueError"
-    assert told["after"] == []
-    assert told["retried"] == ["me/base"]
+    answer = run_client(hub, tmp_path / "home", ROBUST_CLIENT)
+    assert answer["ended"] == "ValueError"
+    assert answer["after"] == []
+    assert answer["retried"] == ["me/base"]
     assert [request.status for request in hub.requests][-2:] == [503, 200]
 
 
@@ -198,15 +198,15 @@ for name, revision in (("me/tiny", "main"), ("tiny", "main"), ("me/tiny", "refs/
     loaded = transformers.AutoModel.from_pretrained(name, revision=revision).state_dict()
     for folder, tensors in saved.items():
         same = all(torch.equal(tensors[key], loaded[key]) for key in tensors)
-        told[f"{name} {revision} is {folder}"] = same
+        answers[f"{name} {revision} is {folder}"] = same
 """
 
 
 @pytest.mark.slow
 def test_from_pretrained(hub: LoopbackHub, root: Path, tmp_path: Path):
     add_row(root, "me/tiny", old_ids=["tiny"], revisions={"refs/pr/1": {"folder": "tiny-converted"}})
-    told = run_client(hub, tmp_path / "home", TRANSFORMERS_CLIENT, str(root / "me"))
-    assert told == {
+    answer = run_client(hub, tmp_path / "home", TRANSFORMERS_CLIENT, str(root / "me"))
+    assert answer == {
         "me/tiny main is tiny": True,
         "me/tiny main is tiny-converted": False,
         "tiny main is tiny": True,

@@ -27,8 +27,8 @@ def test_quotas(root: Path, monkeypatch):
         api, file = f"{hub.endpoint}/api/models", f"{hub.endpoint}/me/base/resolve/main/config.json"
         answers = [fetch(api) for _ in range(3)]
         assert [status for status, _, _ in answers] == [200, 200, 429]
-        told = [headers["RateLimit"] for _, headers, _ in answers]
-        assert told == ['"api";r=1;t=60', '"api";r=0;t=60', '"api";r=0;t=60']
+        answer = [headers["RateLimit"] for _, headers, _ in answers]
+        assert answer == ['"api";r=1;t=60', '"api";r=0;t=60', '"api";r=0;t=60']
         assert answers[2][1]["RateLimit-Policy"] == '"fixed window";"api";q=2;w=60'
         assert answers[2][1]["Retry-After"] == "60"
         assert fetch(api, **GOOD)[0] == 200  # another caller, another window
@@ -44,7 +44,7 @@ def test_quotas(root: Path, monkeypatch):
             hub.limits.set("resolver", 3)
 
 
-def test_a_throttle_keeps_its_rate_whoever_asks(monkeypatch):
+def test_a_throttle_keeps_its_rate_for_every_client(monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr("scripts.loopback_hub.limits.time", SimpleNamespace(monotonic=lambda: clock.now))
 

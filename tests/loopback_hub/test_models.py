@@ -33,11 +33,11 @@ from tests.loopback_hub.store import (
 @pytest.fixture
 def rows(tmp_path: Path):
     store, random = tmp_path / "listing", np.random.default_rng(0)
-    told = {}
+    reply = {}
     owners = ("o", "o-1", "o.2")  # by owner and by id are two orders: "-" sorts before "/"
     for number in range(23):
         day = int(random.integers(1, 28))
-        told[f"{owners[number % 3]}/m{number:02d}"] = {
+        reply[f"{owners[number % 3]}/m{number:02d}"] = {
             "downloads": int(random.integers(0, 5)),
             "likes": int(random.integers(0, 99)),
             "created_at": f"2024-01-{day:02d}T00:00:00.000Z",
@@ -46,10 +46,10 @@ def rows(tmp_path: Path):
             "tags": ["all", f"base_model:x/b{number % 2}", *(["a,b"] if number % 5 == 0 else [])],
             "pipeline_tag": "fill-mask" if number % 2 else None,
         }
-    for repo_id, settings in told.items():
+    for repo_id, settings in reply.items():
         add_row(store, repo_id, **settings)
     with LoopbackHub(store, page_size=4) as running:
-        yield store, running, told
+        yield store, running, reply
 
 
 SORTS = {
@@ -67,33 +67,33 @@ SORTS = {
 @pytest.mark.parametrize(("sent", "key"), SORTS.items())
 @pytest.mark.parametrize("direction", ["", "&direction=-1", "&direction=1"])
 def test_listing_order_over_pages(rows, sent, key, direction):
-    _, hub, told = rows
+    _, hub, reply = rows
     ids = [row["id"] for page in pages(f"{hub.endpoint}/api/models?sort={sent}{direction}") for row in page]
-    values = [told[repo_id][key] for repo_id in ids]
-    assert sorted(ids) == sorted(told)
+    values = [reply[repo_id][key] for repo_id in ids]
+    assert sorted(ids) == sorted(reply)
     assert values == sorted(values, reverse=direction != "&direction=1")
 
 
 def test_listing_filters_and_limits(rows):
-    _, hub, told = rows
+    _, hub, reply = rows
     api = f"{hub.endpoint}/api/models"
 
     def ids(query):
         return {row["id"] for page in pages(f"{api}?{query}") for row in page}
 
-    assert ids("filter=base_model%3Ax%2Fb1") == {i for i, row in told.items() if "base_model:x/b1" in row["tags"]}
+    assert ids("filter=base_model%3Ax%2Fb1") == {i for i, row in reply.items() if "base_model:x/b1" in row["tags"]}
     assert ids("filter=all&filter=base_model:x/b0&filter=a,b") == {
-        i for i, row in told.items() if {"base_model:x/b0", "a,b"} <= set(row["tags"])
+        i for i, row in reply.items() if {"base_model:x/b0", "a,b"} <= set(row["tags"])
     }
-    assert ids("filter=all,base_model:x/b0") == {i for i, row in told.items() if "base_model:x/b0" in row["tags"]}
+    assert ids("filter=all,base_model:x/b0") == {i for i, row in reply.items() if "base_model:x/b0" in row["tags"]}
     assert (
         ids("filter=fill-mask")
-        == {i for i, row in told.items() if row["pipeline_tag"]}
+        == {i for i, row in reply.items() if row["pipeline_tag"]}
         == ids("pipeline_tag=fill-mask")
     )
     assert ids("filter=base_model:x/b") == set()
-    assert ids("author=o-1") == {i for i in told if i.startswith("o-1/")}
-    assert ids("search=M1") == {i for i in told if "/m1" in i}
+    assert ids("author=o-1") == {i for i in reply if i.startswith("o-1/")}
+    assert ids("search=M1") == {i for i in reply if "/m1" in i}
     assert [len(page) for page in pages(f"{api}?limit=3")] == [3] * 7 + [2]
     assert [len(page) for page in pages(f"{api}?limit=1000")] == [4] * 5 + [3]
     for bad in (
@@ -109,13 +109,13 @@ def test_listing_filters_and_limits(rows):
 
 
 def test_a_page_turned_while_rows_come_and_go(rows):
-    store, hub, told = rows
+    store, hub, reply = rows
     _, headers, body = fetch(f"{hub.endpoint}/api/models?sort=createdAt&direction=1&limit=4")
     first = [row["id"] for row in json.loads(body)]
     add_row(store, "o/earlier", created_at="2023-01-01T00:00:00.000Z")
     (store / f"{first[-1]}.repo.json").unlink()  # the very row that the cursor names
     rest = [row["id"] for page in pages(headers["Link"].partition(">")[0][1:]) for row in page]
-    assert sorted(first + rest) == sorted(told)
+    assert sorted(first + rest) == sorted(reply)
 
 
 def test_rows_hold_what_was_asked_for(hub: LoopbackHub, root: Path):
@@ -191,8 +191,8 @@ def test_a_changed_file_changes_its_repository_alone(hub: LoopbackHub, root: Pat
     for number in range(50):  # faster than a file system's clock may tick
         changed = WEIGHTS[:-1] + bytes([number])
         write(root / "me/base/model.safetensors", changed)
-        told = hub.store.repository("me/base").revision().files["model.safetensors"].sha256
-        assert told == hashlib.sha256(changed).hexdigest()
+        reply = hub.store.repository("me/base").revision().files["model.safetensors"].sha256
+        assert reply == hashlib.sha256(changed).hexdigest()
     assert fetch(signed_url(hub))[2] == changed
     assert fetch(url)[0] == 404  # a signed URL names bytes that are no more
     assert sha("me/base") != before["me/base"]
@@ -213,8 +213,8 @@ def test_parameters_are_counted_over_shards_and_never_trusted(hub: LoopbackHub, 
         shard = save({f"t{number}": np.zeros((number, 10), np.float32)})
         write(root / f"many/shards/model-0000{number}-of-00002.safetensors", shard)
     write(root / "many/shards/adapter_model.safetensors", WEIGHTS)
-    told = get_json(f"{hub.endpoint}/api/models/many/shards")
-    assert told["safetensors"] == {"parameters": {"F32": 30}, "total": 30}
+    reply = get_json(f"{hub.endpoint}/api/models/many/shards")
+    assert reply["safetensors"] == {"parameters": {"F32": 30}, "total": 30}
     header = b'{"t": {"dtype": "F32", "shape": ["x"]}, "u": 3, "v": {"dtype": "F32", "shape": null}}'
     hostile = (
         b"",
@@ -226,21 +226,21 @@ def test_parameters_are_counted_over_shards_and_never_trusted(hub: LoopbackHub, 
     for content in hostile:
         write(root / "many/lies/model.safetensors", content)
         write(root / "many/lies/config.json", content)
-        told = get_json(f"{hub.endpoint}/api/models/many/lies")
-        assert "safetensors" not in told
-        assert "config" not in told
+        reply = get_json(f"{hub.endpoint}/api/models/many/lies")
+        assert "safetensors" not in reply
+        assert "config" not in reply
 
 
 def test_a_repository_needs_no_settings_and_no_files(hub: LoopbackHub, root: Path):
     write(root / "bare/files/config.json", b"{}")
     add_row(root, "bare/settings", downloads=3, created_at="2024-05-06T07:08:09+02:00", last_modified="2024-05-06")
-    told = get_json(f"{hub.endpoint}/api/models/bare/files")
-    assert (told["downloads"], told["gated"], told["private"], told["tags"]) == (0, False, False, [])
-    assert told["createdAt"] == "2022-03-02T23:29:04.000Z"
-    told = get_json(f"{hub.endpoint}/api/models/bare/settings")
-    assert told["createdAt"] == "2024-05-06T05:08:09.000Z"
-    assert told["lastModified"] == "2024-05-06"  # malformed stays malformed
-    assert told["siblings"] == []
+    reply = get_json(f"{hub.endpoint}/api/models/bare/files")
+    assert (reply["downloads"], reply["gated"], reply["private"], reply["tags"]) == (0, False, False, [])
+    assert reply["createdAt"] == "2022-03-02T23:29:04.000Z"
+    reply = get_json(f"{hub.endpoint}/api/models/bare/settings")
+    assert reply["createdAt"] == "2024-05-06T05:08:09.000Z"
+    assert reply["lastModified"] == "2024-05-06"  # malformed stays malformed
+    assert reply["siblings"] == []
     assert [row["id"] for row in get_json(f"{hub.endpoint}/api/models?author=bare")] == [
         "bare/files",
         "bare/settings",
@@ -282,8 +282,8 @@ def test_pull_requests(hub: LoopbackHub):
     [pull] = refs["pullRequests"]
     assert (pull["name"], pull["ref"]) == ("1", "refs/pr/1")
     assert "pullRequests" not in get_json(f"{api}/refs")
-    told = get_json(f"{api}/discussions?p=0&status=open")
-    assert [(each["title"], each["author"]["name"], each["num"]) for each in told["discussions"]] == [
+    reply = get_json(f"{api}/discussions?p=0&status=open")
+    assert [(each["title"], each["author"]["name"], each["num"]) for each in reply["discussions"]] == [
         (TITLE, "SFconvertbot", 1)
     ]
     assert get_json(f"{api}/discussions?author=other")["count"] == 0

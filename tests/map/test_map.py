@@ -1,4 +1,4 @@
-"""Maps of planted atlases: who is on them, what groups them, their neighbours, and the command."""
+"""Maps of small atlases: who is on them, what groups them, their neighbours, and the command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from query.map.model_map import model_map
 from query.map.projection import usual_method
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.conftest import run_python
-from tests.map.planted import KEPT, MODELS, near, pca, time
+from tests.map.conftest import KEPT, MODELS, near, pca, time
 from tests.patience import PATIENCE
 
 
@@ -42,7 +42,7 @@ def test_who_is_on_the_map(atlas):
 
 def test_groups_are_those_counted_by_hand(atlas):
     drawn = pca(atlas)
-    # The parent glue is not counted beside its subtask; of several the one that most models name: imdb (4) before
+    # The parent glue is not counted in addition to its subtask; of several the one that most models name: imdb (4) before
     # glue/mrpc (3) before snli and squad (1).
     assert groups_of(drawn) == {"imdb": 4, "glue/mrpc": 2, "squad": 1}
     assert [point.group for point in drawn.points] == [
@@ -229,9 +229,9 @@ def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
         for point, near in zip(drawn.points, drawn.neighbours, strict=True):
             known = {one.model: one.background for one in atlas.similar(point.model, k=10)}
             assert all(one.background == pytest.approx(known[KEPT[one.place]]) for one in near)
-        told = [one.background for near in drawn.neighbours for one in near]
-        assert min(told) >= 0.001
-        assert any(0.1 < one < 0.9 for one in told)
+        answer = [one.background for near in drawn.neighbours for one in near]
+        assert min(answer) >= 0.001
+        assert any(0.1 < one < 0.9 for one in answer)
         assert {model: [one.words for one in parents] for model, parents in drawn.parents.items()} == {
             2: ["continued, or the other way round; card: confirmed"],
             3: ["tuned from the base; card: not declared"],

@@ -17,7 +17,7 @@ from query.map.groups import group_discs, room_for_names
 from query.map.model_map import checked_map_file
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.halves import a_few
-from tests.map.planted import DRAWN, SVG, near, pca
+from tests.map.conftest import DRAWN, SVG, near, pca
 
 
 def test_the_rest_shares_a_grey():
@@ -144,7 +144,7 @@ def lab_of(colour, vision):
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
 @pytest.mark.parametrize("vision", VISION)
-def test_colours_are_told_apart_by_everyone(theme, vision):
+def test_colours_are_distinguished_by_everyone(theme, vision):
     colours = {colour: lab_of(colour, VISION[vision]) for colour in (*theme.palette, theme.rest, theme.background)}
     for first, second in itertools.combinations(colours, 2):
         assert np.linalg.norm(colours[first] - colours[second]) > 19, (first, second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.browser import Browser, missing_browser
-from tests.map_page.planted import planted_map
+from tests.map_page.example import example_map
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def browser():
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    planted_map().write(folder / "map.html")
+    example_map().write(folder / "map.html")
     return folder / "map.html"
 
 

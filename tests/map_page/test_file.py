@@ -1,4 +1,4 @@
-"""The page as a file: it holds everything, asks for nothing, and sets strings as text."""
+"""The page as a file: it holds everything, asks for nothing, sets strings as text, and runs nothing hostile."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import re
 from query.map.coloring import scaled
 from query.map.neighbours import NearPoint
 from query.map.page import SCRIPTS
-from tests.map_page.planted import IMAGE, ROWS, planted_map
+from tests.map_page.example import IMAGE, ROWS, example_map
 
 
 def test_the_page_holds_everything_and_asks_for_nothing():
-    page = planted_map().html()
-    assert page == planted_map().html()
+    page = example_map().html()
+    assert page == example_map().html()
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
     assert policy.startswith("default-src &#x27;none&#x27;;")
     assert "unsafe" not in policy
@@ -22,7 +22,7 @@ def test_the_page_holds_everything_and_asks_for_nothing():
     assert page.count("<!--") == 0
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert not re.search(r"[<>&\u2028\u2029]", data)
-    assert json.loads(data) == json.loads(json.dumps(planted_map().page_data()))
+    assert json.loads(data) == json.loads(json.dumps(example_map().page_data()))
 
 
 def test_strings_are_only_ever_set_as_text():
@@ -37,13 +37,13 @@ def test_strings_are_only_ever_set_as_text():
         assert not re.search(r"fetch\(|XMLHttpRequest|WebSocket|sendBeacon|import\(", script)
 
 
-def test_what_the_page_is_told():
-    data = planted_map(coloring=scaled("downloads", [row[4] for row in ROWS])).page_data()
+def test_what_the_page_contains():
+    data = example_map(coloring=scaled("downloads", [row[4] for row in ROWS])).page_data()
     assert data["onHub"] == [False, True, True, True, True, False, False]
     assert data["models"][6] == "eve/\\u202egnp\\u2028"
     assert data["neighbours"][0] == [1, 0.91, 2, 0.5]
     assert data["backgrounds"][:3] == [[0.0025, 0.4], [-399], [None]]
-    assert planted_map(neighbours=[[NearPoint(1, 0.5)]] * 7).page_data()["backgrounds"] is None
+    assert example_map(neighbours=[[NearPoint(1, 0.5)]] * 7).page_data()["backgrounds"] is None
     datasets, authors, licences, _ = data["facets"]
     assert [licences["names"][code] if code >= 0 else None for code in licences["codes"]][:4] == [
         "apache-2.0",
@@ -57,11 +57,35 @@ def test_what_the_page_is_told():
     assert [authors["names"][code] for code in authors["codes"]] == [row[1] for row in ROWS]
     assert data["parents"] == [[[1, "ann/bert-mrpc", "merge, weight 0.40; card: confirmed"], [-1, "far/away", "merge, weight 0.60; card: not declared"]],
                                [[-1, f"org/{IMAGE}", "tuned from the base; card: confirmed"]], *[[]] * 5]  # fmt: skip
-    assert planted_map(parents={}).page_data()["parents"] is None
+    assert example_map(parents={}).page_data()["parents"] is None
     assert data["colorings"][0]["values"] == [4, 1200, 7, 50, None, None, 0]
     assert data["axes"] is None
-    shares = [*planted_map(method="pca", explained_variance=(0.5, 0.25)).page_data()["axes"]]
+    shares = [*example_map(method="pca", explained_variance=(0.5, 0.25)).page_data()["axes"]]
     assert shares == [
         "principal component 1 (50.0 % of the variance)",
         "principal component 2 (25.0 % of the variance)",
     ]
+
+
+# ---- nothing hostile runs, nothing is loaded
+
+
+def test_nothing_hostile_would_run_or_reach_the_network(browser, file):
+    browser.open(file)
+    ran = browser.run("""
+      const script = document.createElement("script");
+      script.textContent = "window.planted = 1";
+      document.body.append(script);
+      const image = document.createElement("div");
+      image.setAttribute("onclick", "window.planted = 1");
+      document.body.append(image);
+      image.click();
+      return window.planted ?? null;""")
+    assert ran is None
+    asked = browser.run("return fetch('http://127.0.0.1:9/').then(() => 'sent', (error) => error.name)")
+    assert asked == "TypeError"
+    refused = "\n".join(line for line in browser.console() if "Content Security Policy" in line)
+    assert "inline script" in refused
+    assert "inline event handler" in refused
+    assert "http://127.0.0.1:9/" in refused
+    assert browser.requests() == [file.as_uri()]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from tests.browser import KEYS
-from tests.map_page.looking import drawn, middle, settle, shown
-from tests.map_page.planted import IMAGE, SCRIPT
+from tests.map_page.example import IMAGE, SCRIPT, drawn, middle, settle, shown
 
 
 def test_what_is_there_at_first(page):
@@ -26,10 +25,10 @@ def test_hovering_tells_of_a_model(page):
     before = drawn(page)
     page.pointer(("move", x + 80, y + 80), ("move", x, y))
     page.wait("!document.getElementById('tooltip').hidden")
-    told = page.text("#tooltip")
+    answer = page.text("#tooltip")
     for words in (f"{IMAGE}/{SCRIPT}", f"author: {IMAGE}", f"datasets: {SCRIPT}, <!--<script>", "relation: finetune",
                   "downloads: 4", "0.910 ann/bert-mrpc", "0.500 ann/bert-imdb"):  # fmt: skip
-        assert words in told
+        assert words in answer
     settle(page)
     on_the_way = """
       const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });

@@ -6,8 +6,7 @@ import pytest
 
 from query.figures import THEMES
 from tests.browser import KEYS
-from tests.map_page.looking import drawn, middle, settle, shown
-from tests.map_page.planted import IMAGE, SCRIPT, planted_map
+from tests.map_page.example import IMAGE, SCRIPT, drawn, example_map, middle, settle, shown
 
 
 def test_filters_combine(page):
@@ -132,7 +131,7 @@ def test_the_view_is_in_the_address(page, file):
     assert shown(page) == "Models shown (7 of 7)"
 
 
-def test_names_stand_beside_their_groups(browser, tmp_path):
+def test_names_stand_next_to_their_groups(browser, tmp_path):
     """Groups that lie together are named, one that is scattered is not; no name covers a model."""
     rows = [
         (
@@ -147,7 +146,7 @@ def test_names_stand_beside_their_groups(browser, tmp_path):
         for i in range(30)
     ]
     rows += [(f"b/m{i}", "b", ("all/over",), "finetune", 1, 3 * i, 2 * (i % 6)) for i in range(8)]
-    planted_map(rows, [[]] * len(rows)).write(tmp_path / "named.html")
+    example_map(rows, [[]] * len(rows)).write(tmp_path / "named.html")
     browser.size(1000, 700)
     browser.open(tmp_path / "named.html")
     browser.wait("document.querySelector('#legend button')")
@@ -244,7 +243,7 @@ def test_on_a_phone(page):
 def test_ten_thousand_models(browser, tmp_path):
     rows = [(f"a{i % 500}/m{i}", f"a{i % 500}", (f"d{i % 40}",), "finetune", i, (i * 7919) % 10007, (i * 104729) % 10009)
             for i in range(10_000)]  # fmt: skip
-    planted_map(rows, [[]] * 10_000).write(tmp_path / "many.html")
+    example_map(rows, [[]] * 10_000).write(tmp_path / "many.html")
     browser.size(1200, 800)
     browser.open(tmp_path / "many.html")
     browser.wait("document.querySelector('#legend button')")

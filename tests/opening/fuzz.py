@@ -1,4 +1,4 @@
-"""Files of a stranger's atlas bent in all ways, sealed again where they carry a checksum, and what then becomes of it.
+"""Files of a foreign atlas changed in all ways, with new checksums where they carry one, and what then happens.
 
 Whatever is done to a file, the atlas opens, or is refused in one sentence: no crash, no traceback, no hang, no memory
 beyond bounds. As a command, over an atlas that is copied first: python -m tests.opening.fuzz read|use ATLAS COUNT [KIND…]
@@ -119,17 +119,17 @@ def bent_safetensors(content: bytes, chance: random.Random) -> bytes:
     length = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
     notes = header["__metadata__"]
-    told = next(name for name in ("record", "profile", "base") if name in notes)
+    reply = next(name for name in ("record", "profile", "base") if name in notes)
     if chance.random() < 0.75:
-        inner = bent_value(json.loads(notes[told]), chance)
-        notes[told] = json.dumps(inner, sort_keys=told != "base" and isinstance(inner, dict), separators=(",", ":"))
+        inner = bent_value(json.loads(notes[reply]), chance)
+        notes[reply] = json.dumps(inner, sort_keys=reply != "base" and isinstance(inner, dict), separators=(",", ":"))
     else:
         name = chance.choice([key for key in header if key != "__metadata__"])
         header[name] = bent_value(header[name], chance)
-    return _sealed_safetensors(header, data, told)
+    return _sealed_safetensors(header, data, reply)
 
 
-def _sealed_safetensors(header: dict[str, Any], data: bytes, told: str) -> bytes:
+def _sealed_safetensors(header: dict[str, Any], data: bytes, message: str) -> bytes:
     import hashlib
 
     from safetensors.numpy import load
@@ -143,17 +143,17 @@ def _sealed_safetensors(header: dict[str, Any], data: bytes, told: str) -> bytes
         return len(text).to_bytes(8, "little") + text + data
 
     notes = header["__metadata__"]
-    if told == "base":
+    if message == "base":
         notes["sha256"] = "0" * 64
         notes["sha256"] = hashlib.sha256(written()).hexdigest()
-    elif told == "profile":
+    elif message == "profile":
         with contextlib.suppress(Exception):
-            inner = json.loads(notes[told])
+            inner = json.loads(notes[message])
             inner["checksum"] = checksum(canonical_json(inner["header"]), load(written()))
-            notes[told] = canonical_json(inner)
+            notes[message] = canonical_json(inner)
     else:
         with contextlib.suppress(Exception):
-            notes["checksum"] = checksum(notes[told], load(written()))
+            notes["checksum"] = checksum(notes[message], load(written()))
     return written()
 
 
@@ -241,7 +241,7 @@ def use(atlas: AtlasFolder, kind: str, path: Path) -> None:
     from indexer.publish.maintenance import rebuild, status
     from indexer.publish.verification import verify
     from query import Atlas
-    from tests.world import BASE
+    from tests.tiny_hub import BASE
 
     def asked() -> None:
         with Atlas(atlas.root) as opened:

@@ -14,7 +14,7 @@ from indexer.database import reading
 from indexer.errors import AtlasError
 from indexer.storage import checksums
 from query import Atlas
-from tests.opening.strangers import NAMES, attack
+from tests.opening.conftest import NAMES, attack
 
 
 @pytest.fixture

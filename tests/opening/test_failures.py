@@ -19,7 +19,7 @@ from indexer.records.store import RecordStore
 from query import Atlas
 from tests.conftest import ROOT
 from tests.halves import a_few
-from tests.opening.strangers import NAMES
+from tests.opening.conftest import NAMES
 from tests.patience import PATIENCE
 
 QUERY = [sys.executable, "-m", "query"]
@@ -133,7 +133,7 @@ def test_only_regular_files_are_opened(atlas, tmp_path, kind):
     RecordStore(atlas).discard(record.stem)
 
 
-def test_the_lock_is_no_link_to_somebodys_file(mine, tmp_path):
+def test_the_lock_is_not_a_link_to_somebodys_file(mine, tmp_path):
     (tmp_path / "precious").write_text("kept")
     (mine / "lock").unlink(missing_ok=True)
     (mine / "lock").symlink_to(tmp_path / "precious")

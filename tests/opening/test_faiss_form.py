@@ -107,10 +107,10 @@ def test_no_other_kind_of_index_is_read(tmp_path, kind):
 
 def test_a_file_of_another_kind_is_refused_though_everything_else_fits(tmp_path):
     path = written(tmp_path / "a.faiss", "RaBitQ")
-    told = VectorFile(path.name, file_sha256(path), path.stat().st_size, COUNT, LENGTH)
+    answer = VectorFile(path.name, file_sha256(path), path.stat().st_size, COUNT, LENGTH)
     with pytest.raises(AtlasError, match="is not what the database says"):
-        check_file(tmp_path, told)
+        check_file(tmp_path, answer)
     link = tmp_path / "b.faiss"
     link.symlink_to(path)
     with pytest.raises(AtlasError, match="it is a link"):
-        check_file(tmp_path, VectorFile(link.name, told.sha256, told.size, COUNT, LENGTH, "RaBitQ"))
+        check_file(tmp_path, VectorFile(link.name, answer.sha256, answer.size, COUNT, LENGTH, "RaBitQ"))

@@ -51,7 +51,7 @@ def test_many_atlases_with_a_bent_file_are_used_or_refused(every, kind):
     assert wrong(outcomes(every, kind, range(2, 40), use)) == {}
 
 
-def test_what_goes_wrong_is_told(every):
+def test_what_goes_wrong_is_reported(every):
     """The fuzz itself: a traceback, a death and a message that is no sentence are none of them fine."""
 
     def traceback(*given):
@@ -80,7 +80,7 @@ def test_a_file_of_holes_is_not_read_into_memory(every, tmp_path, kind):
         ways[kind](path) if kind in ways else RecordStore(atlas).checked_failure(path.stem)
 
 
-def test_a_line_without_end_is_told_by_number(every, tmp_path, monkeypatch):
+def test_a_line_without_end_is_reported_by_number(every, tmp_path, monkeypatch):
     content = files_by_kind(AtlasFolder(every))["listing"][0].read_bytes()
     lines = content.splitlines(keepends=True)
     monkeypatch.setattr(listings, "_MOST_LINE", max(map(len, lines)))
@@ -95,7 +95,7 @@ def test_a_line_without_end_is_told_by_number(every, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["profile", "lineage", "base"])
-def test_a_pipe_hangs_nobody(every, tmp_path, kind):
+def test_a_pipe_does_not_hang(every, tmp_path, kind):
     path = tmp_path / files_by_kind(AtlasFolder(every))[kind][0].name
     os.mkfifo(path)
     if kind == "lineage":

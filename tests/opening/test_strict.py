@@ -14,7 +14,7 @@ from indexer.publish.verification import verify
 def change(atlas, statement: str) -> None:
     with duckdb.connect(str(atlas.database)) as connection:
         connection.execute(statement)
-    atlas.checksums.unlink(missing_ok=True)  # whoever bends an atlas can also write them
+    atlas.checksums.unlink(missing_ok=True)  # who changes an atlas can also write them
 
 
 def test_a_good_atlas_is_what_it_says(atlas):
@@ -59,7 +59,7 @@ def test_a_vector_that_its_record_does_not_make_is_found(atlas):
     assert kinds == {"vectors", "neighbours"}
 
 
-def test_what_is_no_file_is_found_by_name(atlas, tmp_path):
+def test_what_is_not_a_file_is_found_by_name(atlas, tmp_path):
     os.mkfifo(atlas.root / "listing" / "pipe.jsonl")
     os.mkfifo(atlas.records / "pipe")
     (tmp_path / "elsewhere").write_text("{}")

@@ -18,17 +18,16 @@ from query.predict.scoring import mean_scores, score_models
 from query.predict.target import Target
 from query.predict.training_set import TrainingSet
 from query.statistics.intervals import units_of
-from tests.labelled_worlds import CLASSIFIER, World, documents, joined, undocumented
-from tests.predict.draws import WORLDS
+from tests.predict.simulated import CLASSIFIER, SIMULATIONS, Simulation, joined, labelled_models, unlabelled
 
 
 @cache
 def fresh_draws(name, seed, is_fitted=True):
     """Learn from 200 authors; predict models of 200 others, one of each sweep, so that they are independent."""
-    world = WORLDS[name]
-    seen = world.draw(200, "a", seed=100 + seed)
-    fresh = replace(world, longest_sweep=1).draw(200, "b", seed=200 + seed)
-    training = TrainingSet(joined(seen, undocumented(fresh)), 10)
+    simulation = SIMULATIONS[name]
+    seen = simulation.draw(200, "a", seed=100 + seed)
+    fresh = replace(simulation, longest_sweep=1).draw(200, "b", seed=200 + seed)
+    training = TrainingSet(joined(seen, unlabelled(fresh)), 10)
     fitted = fit(training, [])
     if not is_fitted:
         fitted = uncalibrated(fitted.none)
@@ -65,7 +64,7 @@ SEEDS = (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("kind", EVIDENCE)
-@pytest.mark.parametrize("name", list(WORLDS))
+@pytest.mark.parametrize("name", list(SIMULATIONS))
 def test_probabilities_match_frequencies_on_fresh_draws(name, kind):
     draws = [fresh_draws(name, seed) for seed in SEEDS]
     chance, right = np.concatenate([best_answers(found[kind], truth) for found, truth in draws], axis=1)
@@ -74,7 +73,7 @@ def test_probabilities_match_frequencies_on_fresh_draws(name, kind):
 
 
 @pytest.mark.parametrize("kind", EVIDENCE)
-@pytest.mark.parametrize("name", list(WORLDS))
+@pytest.mark.parametrize("name", list(SIMULATIONS))
 def test_none_of_these_is_as_frequent_as_it_is_probable(name, kind):
     draws = [fresh_draws(name, seed) for seed in SEEDS]
     nothing, true = np.concatenate([(found[kind][:, -1], truth[:, -1]) for found, truth in draws], axis=1)
@@ -92,7 +91,7 @@ def test_without_the_fit_neither_holds(kind):
 def test_what_is_reported_is_what_fresh_draws_show():
     """Leave-one-author-out on 200 authors says of the next 200 what then comes true."""
     found, truth = fresh_draws("blurred", 1)
-    reported = {one.evidence: one for one in evaluate_models(WORLDS["blurred"].draw(200, "a", seed=101)).scores}
+    reported = {one.evidence: one for one in evaluate_models(SIMULATIONS["blurred"].draw(200, "a", seed=101)).scores}
     for kind in EVIDENCE:
         seen = mean_scores(kind, score_models(found[kind], truth), np.ones(len(truth)))
         assert reported[kind].accuracy == pytest.approx(seen.accuracy, abs=0.05)
@@ -101,7 +100,7 @@ def test_what_is_reported_is_what_fresh_draws_show():
 
 
 def test_both_kinds_of_evidence_are_better_than_either_and_all_beat_the_baselines():
-    result = evaluate_models(WORLDS["blurred"].draw(120, "a", seed=3))
+    result = evaluate_models(SIMULATIONS["blurred"].draw(120, "a", seed=3))
     loss = {one.evidence: one.log_loss for one in result.scores}
     assert loss["together"] < min(loss["vectors"], loss["head"])
     assert max(loss["vectors"], loss["head"]) < min(loss["majority"], loss["chance"])
@@ -109,8 +108,8 @@ def test_both_kinds_of_evidence_are_better_than_either_and_all_beat_the_baseline
 
 @pytest.mark.slow
 def test_a_model_of_an_unseen_dataset_gets_none_of_these():
-    world = World.of(noise=0.5, named=1.0, headless=0.0, novel=0.1)
-    found = world.draw(150, "a", seed=4)
+    simulation = Simulation.of(noise=0.5, named=1.0, headless=0.0, novel=0.1)
+    found = simulation.draw(150, "a", seed=4)
     rng = np.random.default_rng(9)
     by_vectors = []
     for number in range(20):
@@ -135,7 +134,7 @@ def test_a_model_of_an_unseen_dataset_gets_none_of_these():
 
 @pytest.mark.slow
 def test_shuffled_labels_leave_nothing_but_chance():
-    found = WORLDS["clear"].draw(150, "a", seed=5)
+    found = SIMULATIONS["clear"].draw(150, "a", seed=5)
     rng = np.random.default_rng(6)
     shuffled = [found.datasets[row] for row in rng.permutation(len(found.models))]
     honest = {one.evidence: one for one in evaluate_models(found).scores}
@@ -152,7 +151,7 @@ def test_shuffled_labels_leave_nothing_but_chance():
 
 def test_nothing_of_an_author_has_a_part_in_predicting_that_author():
     """An author's labels are changed: the predictions for this author stay what they were."""
-    found = WORLDS["blurred"].draw(25, "a", seed=7)
+    found = SIMULATIONS["blurred"].draw(25, "a", seed=7)
     author = max(set(found.authors), key=found.authors.count)
     mine = [row for row, name in enumerate(found.authors) if name == author]
     common = sorted({name for names in found.datasets for name in names if name in ("d0", "d1", "d2", "d3")})
@@ -191,7 +190,7 @@ def test_training_rows_take_turns_among_sweeps():
 
 def test_a_sweep_weighs_as_one_model():
     """The same models, one author's run repeated forty times: the fit hardly moves, and the scores stay."""
-    found = WORLDS["blurred"].draw(60, "a", seed=8)
+    found = SIMULATIONS["blurred"].draw(60, "a", seed=8)
     last = len(found.models) - 1
     again = replace(
         found,
@@ -212,7 +211,7 @@ def test_a_sweep_weighs_as_one_model():
 
 
 def test_without_a_head_vectors_decide_and_a_head_says_what_is_true_on_the_whole():
-    found = WORLDS["blurred"].draw(60, "a", seed=16)
+    found = SIMULATIONS["blurred"].draw(60, "a", seed=16)
     training = TrainingSet(found, 10)
     fitted = fit(training, [])
     features = training.features(np.arange(len(found.models)))
@@ -231,6 +230,6 @@ def test_five_thousand_models_are_evaluated():
     number = rng.choice(400, size=5000, p=1 / np.arange(1, 401) / (1 / np.arange(1, 401)).sum())
     vectors = 0.3 * centres[number] + rng.normal(size=(5000, 2052)).astype(np.float32)
     heads = [Head(CLASSIFIER, int(one % 5 + 2), frozenset({f"{one} a", f"{one} b"})) for one in number]
-    found = documents(vectors, [f"author{row // 2}" for row in range(5000)], [f"d{one}" for one in number], heads)
+    found = labelled_models(vectors, [f"author{row // 2}" for row in range(5000)], [f"d{one}" for one in number], heads)
     result = evaluate_models(found)
     assert result.scores[0].accuracy > 0.9

@@ -12,8 +12,7 @@ from query.population import own_datasets
 from query.predict.heads import SMOOTHING, Head, head_of
 from query.predict.predict import predict_target
 from query.predict.training_set import COMMON_SHARE, DatasetRuns, TrainingSet
-from tests.labelled_worlds import CLASSIFIER, documents
-from tests.predict.targets import answer, target
+from tests.predict.simulated import CLASSIFIER, answer, labelled_models, target
 
 K = 4
 
@@ -64,7 +63,7 @@ def tangled(seed=0, count=40):
     """Models of several datasets each, with collections and their tasks, by few authors."""
     rng = np.random.default_rng(seed)
     choices = [{"a"}, {"b"}, {"a", "c"}, {"glue", "glue/mrpc"}, {"glue", "glue/sst2"}, {"glue"}, {"b", "c", "d"}, set()]
-    return documents(
+    return labelled_models(
         rng.normal(size=(count, 6)),
         [f"author{number}" for number in rng.integers(0, 7, count)],
         [choices[number] for number in rng.integers(0, len(choices), count)],
@@ -99,7 +98,7 @@ def test_votes_are_those_of_a_double_loop(withheld, is_hidden):
 
 
 def test_the_truth_is_shared_out_and_a_task_that_no_other_model_names_counts_as_its_collection():
-    found = documents(
+    found = labelled_models(
         np.eye(5),
         ["ann", "bob", "cyd", "dan", "eve"],
         [{"a", "b"}, {"glue", "glue/mrpc"}, {"glue"}, {"a"}, {"rare"}],
@@ -114,7 +113,7 @@ def test_the_truth_is_shared_out_and_a_task_that_no_other_model_names_counts_as_
     assert truth[4].sum() == 0
 
 
-def test_a_collection_beside_its_task_has_no_share():
+def test_a_collection_next_to_its_task_has_no_share():
     assert own_datasets(frozenset({"glue", "glue/mrpc", "imdb"})) == ("glue/mrpc", "imdb")
     assert own_datasets(frozenset({"glue", "gluee"})) == ("glue", "gluee")
     sweeps = DatasetRuns(
@@ -133,7 +132,7 @@ def test_a_sweep_does_not_outvote():
         [0.80 * asked + 0.05 * rng.normal(size=(100, 12)), 0.78 * asked + 0.05 * rng.normal(size=(3, 12))]
     )
     rest = rng.normal(size=(8, 12)) - 0.3 * asked
-    found = documents(
+    found = labelled_models(
         np.concatenate([near, rest]),
         ["sweeper"] * 100 + ["bob", "cyd", "dan"] + [f"far{number}" for number in range(8)],
         ["swept"] * 100 + ["shared"] * 3 + [f"other{number}" for number in range(8)],
@@ -153,11 +152,11 @@ def test_no_model_of_the_same_author_votes_and_the_nearest_is_named():
     asked = vectors[0] + 0.01 * rng.normal(size=8)
     authors = ["asker"] * 5 + [f"author{number % 5}" for number in range(25)]
     datasets = ["own"] * 5 + [f"d{number % 4}" for number in range(25)]
-    prediction = predict_target(target(asked), documents(vectors, authors, datasets), k=10)
+    prediction = predict_target(target(asked), labelled_models(vectors, authors, datasets), k=10)
     assert "own" not in {one.dataset for one in prediction.answers}
     assert "asker" not in {voter.author for voter in prediction.voters}
     assert any("asker/m0" in note and "own" in note for note in prediction.notes)
-    other = predict_target(target(asked, author="else"), documents(vectors, authors, datasets), k=10)
+    other = predict_target(target(asked, author="else"), labelled_models(vectors, authors, datasets), k=10)
     assert answer(other, "own").votes >= 1
 
 
@@ -236,7 +235,7 @@ def test_heads_as_config_json_writes_them(written, head):
 
 
 def test_generic_names_say_only_their_number():
-    found = documents(
+    found = labelled_models(
         np.eye(4),
         ["ann", "bob", "cyd", "dan"],
         ["two", "two", "three", "three"],
@@ -263,7 +262,7 @@ def test_label_names_decide_between_datasets_that_share_their_text():
             authors.append(f"author{author}")
             datasets.append(dataset)
             heads.append(Head(CLASSIFIER, 2, labels.get(dataset, frozenset({f"{dataset} a", f"{dataset} b"}))))
-    found = documents(vectors, authors, datasets, heads)
+    found = labelled_models(vectors, authors, datasets, heads)
     for dataset, names in labels.items():
         prediction = predict_target(target(text[0], Head(CLASSIFIER, 2, names)), found, k=10)
         assert prediction.calibrated

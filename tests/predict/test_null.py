@@ -13,8 +13,7 @@ from query.predict.evaluation import evaluate_models
 from query.predict.heads import Head
 from query.predict.training_set import TrainingSet
 from tests.halves import a_few
-from tests.labelled_worlds import CLASSIFIER, documents
-from tests.predict.draws import WORLDS
+from tests.predict.simulated import CLASSIFIER, SIMULATIONS, labelled_models
 
 SEEDS = range(8)
 HEADS = [Head()] + [
@@ -68,7 +67,9 @@ def blind(layout, seed):
     rng = np.random.default_rng(seed)
     pairs = LAYOUTS[layout](rng)
     heads = [HEADS[rng.integers(len(HEADS))] for _ in pairs]
-    return documents(rng.normal(size=(len(pairs), 24)), [f"a{a}" for a, _ in pairs], [f"d{d}" for _, d in pairs], heads)
+    return labelled_models(
+        rng.normal(size=(len(pairs), 24)), [f"a{a}" for a, _ in pairs], [f"d{d}" for _, d in pairs], heads
+    )
 
 
 @pytest.mark.parametrize("k", a_few([3, 10], {10}))
@@ -138,7 +139,7 @@ def test_none_of_these_is_as_probable_as_frequent_where_nothing_tells_it(novel):
         rng = np.random.default_rng(seed)
         labels = [f"own{a}" if rng.random() < novel else f"d{rng.integers(3)}" for a in range(80)]
         heads = [HEADS[rng.integers(len(HEADS))] for _ in labels]
-        found = documents(rng.normal(size=(80, 24)), [f"a{a}" for a in range(80)], labels, heads)
+        found = labelled_models(rng.normal(size=(80, 24)), [f"a{a}" for a in range(80)], labels, heads)
         for one in evaluate_models(found).none_of_these:
             said.append(one.probability)
             true.append(one.share)
@@ -157,9 +158,9 @@ def test_the_majority_is_the_share_of_the_commonest_dataset():
         assert majority.accuracy == pytest.approx(commonest / len(pairs))
 
 
-@pytest.mark.parametrize("name", list(WORLDS))
+@pytest.mark.parametrize("name", list(SIMULATIONS))
 def test_what_is_common_does_not_drown_the_votes(name):
     """Popular datasets collect votes by being popular: weighed against that, rare ones are found by their vectors."""
-    found = WORLDS[name].draw(120, "a", seed=17)
+    found = SIMULATIONS[name].draw(120, "a", seed=17)
     weights = fit(TrainingSet(found, 10), []).weights["vectors"]
     assert weights[0] > weights[2] > 0

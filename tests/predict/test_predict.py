@@ -16,14 +16,13 @@ from query.predict.heads import Head
 from query.predict.predict import predict_target
 from query.predict.target import Duplicate
 from query.predict.training_set import TrainingSet
-from tests.labelled_worlds import CLASSIFIER, World, documents
-from tests.predict.targets import answer, target
-from tests.world import AUTHORS, BASE, SIZES, add_model, indexed, make_world, plant
+from tests.predict.simulated import CLASSIFIER, Simulation, answer, labelled_models, target
+from tests.tiny_hub import AUTHORS, BASE, SIZES, add_model, indexed, shift_weights
 
 
 @pytest.fixture(scope="module")
 def population():
-    return World.of(datasets=12, noise=0.5).draw(60, "a", seed=1)
+    return Simulation.of(datasets=12, noise=0.5).draw(60, "a", seed=1)
 
 
 def test_answers_sum_to_one_and_the_rows_are_json(population):
@@ -86,10 +85,10 @@ def test_declared_datasets_and_duplicates_are_named_and_change_nothing(populatio
 
 
 def test_without_models_by_other_authors_there_is_no_prediction():
-    found = documents(np.eye(3), ["asker"] * 3, ["x", "y", "z"])
+    found = labelled_models(np.eye(3), ["asker"] * 3, ["x", "y", "z"])
     with pytest.raises(AtlasError, match="by another author than asker to compare with"):
         predict_target(target(np.ones(3)), found, k=10)
-    empty = documents(np.zeros((0, 3)), [], [])
+    empty = labelled_models(np.zeros((0, 3)), [], [])
     with pytest.raises(AtlasError, match="by another author than asker to compare with"):
         predict_target(target(np.ones(3)), empty, k=10)
 
@@ -97,7 +96,7 @@ def test_without_models_by_other_authors_there_is_no_prediction():
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_small_atlases_get_an_answer_and_a_word_of_caution(count):
     rng = np.random.default_rng(count)
-    found = documents(rng.normal(size=(count, 6)), [f"author{n}" for n in range(count)], ["x"] * count)
+    found = labelled_models(rng.normal(size=(count, 6)), [f"author{n}" for n in range(count)], ["x"] * count)
     prediction = predict_target(target(found.vectors[0]), found, k=10)
     assert not prediction.calibrated
     assert {one.dataset for one in prediction.answers} == {"x", NONE_OF_THESE}
@@ -120,17 +119,17 @@ def test_nothing_of_the_askers_author_is_fitted_from(population):
     assert everybody.weights["vectors"][0] != others.weights["vectors"][0]
 
 
-# ---- the command, on a planted Hub ----
+# ---- the command, with a small Hub ----
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory):
+def shell(tiny_store, tmp_path_factory):
     """Twelve models of three datasets by four authors; then some that say nothing of their data."""
     import torch
     from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaModel
 
     folder = tmp_path_factory.mktemp("predict")
-    store = make_world(folder / "store", per_dataset=4)
+    store = tiny_store(4, folder / "store")
     body = RobertaModel.from_pretrained(store / BASE)
     torch.manual_seed(1)
     scratch = RobertaForSequenceClassification(RobertaConfig(**SIZES, id2label={0: "bad", 1: "good", 2: "so so"}))
@@ -140,7 +139,7 @@ def planted(tmp_path_factory):
     model.roberta.load_state_dict(body.state_dict(), strict=False)
     add_model(store, "eve/frozen", model, dataset=None)
     add_model(store, "eve/mirror", body, dataset=None)
-    plant(model.roberta, 1, seed=999)
+    shift_weights(model.roberta, 1, seed=999)
     add_model(store, "eve/in-house", model, dataset=None)
     add_model(store, "fay/in-house-again", model, dataset="imdb", created="2025-01-01T00:00:00.000Z")
     shutil.copytree(store / "eve/in-house", folder / "local")
@@ -149,8 +148,8 @@ def planted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_an_undocumented_model_on_the_command_line(planted):
-    ran = planted("query", "predict", "eve/in-house", "--json")
+def test_an_undocumented_model_on_the_command_line(shell):
+    ran = shell("query", "predict", "eve/in-house", "--json")
     assert ran.code == 0, ran.err
     rows = {row["dataset"]: row for row in ran.json}
     assert ran.json[0]["dataset"] == "imdb"
@@ -161,13 +160,13 @@ def test_an_undocumented_model_on_the_command_line(planted):
     assert not rows["imdb"]["calibrated"]
     assert "fay/in-house-again has the same weights and names imdb" in ran.err
     assert "not calibrated" in ran.err
-    table = planted("query", "predict", "eve/in-house")
+    table = shell("query", "predict", "eve/in-house")
     assert max(map(len, table.out.splitlines()[1:])) <= 80  # the first line is a sentence
     assert table.out.splitlines()[3].startswith("imdb")
 
 
-def test_a_local_folder_and_what_it_repeats(planted):
-    ran = planted("query", "predict", "./local", "--json")
+def test_a_local_folder_and_what_it_repeats(shell):
+    ran = shell("query", "predict", "./local", "--json")
     assert ran.code == 0, ran.err
     assert ran.json[0]["dataset"] == "imdb"
     assert ran.json[0]["votes"] >= 1
@@ -175,8 +174,8 @@ def test_a_local_folder_and_what_it_repeats(planted):
     assert ran.json[0]["models"][0] == "eve/in-house"  # the earlier of the two speaks for both
 
 
-def test_its_own_card_has_no_vote(planted):
-    with Atlas(planted.folder / "atlas") as atlas:
+def test_its_own_card_has_no_vote(shell):
+    with Atlas(shell.folder / "atlas") as atlas:
         prediction = atlas.predict("fay/in-house-again")
         assert prediction.declared == ("imdb",)
         assert prediction.repeats == ()  # its twin names nothing
@@ -185,12 +184,12 @@ def test_its_own_card_has_no_vote(planted):
         assert answer(prediction, "imdb").declared
 
 
-def test_copies_and_unrelated_models(planted):
-    mirror = planted("query", "predict", "eve/mirror")
+def test_copies_and_unrelated_models(shell):
+    mirror = shell("query", "predict", "eve/mirror")
     assert mirror.code == 1
     assert "copy of org/tiny-base" in mirror.err
     assert len(mirror.err.splitlines()) == 1
-    with Atlas(planted.folder / "atlas") as atlas:
+    with Atlas(shell.folder / "atlas") as atlas:
         for name, reason in (("eve/frozen", "copy of"), ("eve/from-scratch", "not made from")):
             prediction = atlas.predict(name)
             assert prediction.evidence == "head"
@@ -199,15 +198,15 @@ def test_copies_and_unrelated_models(planted):
             atlas.predict("eve/in-house", k=0)
         with pytest.raises(AtlasError, match="not published"):
             atlas.predict("eve/in-house", representation="spectrum")
-    unknown = planted("query", "predict", "eve/in-hous")
+    unknown = shell("query", "predict", "eve/in-hous")
     assert unknown.code == 1
     assert "eve/in-house" in unknown.err
-    assert planted("query", "predict").code == 2
-    assert planted("query", "predict", "eve/in-house", "--out", "x.png").code == 2
+    assert shell("query", "predict").code == 2
+    assert shell("query", "predict", "eve/in-house", "--out", "x.png").code == 2
 
 
-def test_the_evaluation_on_the_command_line(planted):
-    ran = planted("query", "predict", "--evaluate", "--out", "r.svg", "--json")
+def test_the_evaluation_on_the_command_line(shell):
+    ran = shell("query", "predict", "--evaluate", "--out", "r.svg", "--json")
     assert ran.code == 0, ran.err
     found = ran.json
     assert (found["models"], found["authors"], found["datasets"], found["calibrated"]) == (13, 5, 3, False)
@@ -216,7 +215,7 @@ def test_the_evaluation_on_the_command_line(planted):
     assert scores["vectors"]["accuracy"] == 1
     assert scores["chance"]["accuracy"] == pytest.approx(1 / 4)
     assert found["file"] == "r.svg"
-    assert (planted.folder / "r.svg").read_text().startswith("<?xml")
+    assert (shell.folder / "r.svg").read_text().startswith("<?xml")
     assert "not calibrated" in ran.err
-    assert planted("query", "predict", "--evaluate", "--out", "r.gif").code == 2
-    assert max(map(len, planted("query", "predict", "--evaluate").out.splitlines()[1:])) <= 80
+    assert shell("query", "predict", "--evaluate", "--out", "r.gif").code == 2
+    assert max(map(len, shell("query", "predict", "--evaluate").out.splitlines()[1:])) <= 80

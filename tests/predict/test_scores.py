@@ -18,13 +18,12 @@ from query.predict.evaluation import cross_validate, evaluate_models
 from query.predict.scoring import calibration_error, chance_scores, intervals, mean_scores, reliability, score_models
 from query.predict.training_set import TrainingSet
 from query.statistics.intervals import wilson
-from tests.labelled_worlds import documents
-from tests.predict.draws import WORLDS
+from tests.predict.simulated import SIMULATIONS, labelled_models
 
 
 @pytest.fixture(scope="module")
 def fitted():
-    found = WORLDS["blurred"].draw(40, "a", seed=9)
+    found = SIMULATIONS["blurred"].draw(40, "a", seed=9)
     training = TrainingSet(found, 10)
     everyone = np.arange(len(found.models))
     importance = 1 / np.bincount(training.sweeps.of_model)[training.sweeps.of_model]
@@ -216,7 +215,7 @@ def test_fewer_than_five_authors_have_no_interval(guesses):
     assert five.accuracy[0] < five.accuracy[1]
     bins = reliability("together", scores, importance, np.arange(200) % 4)
     assert all((one.low, one.high) == (None, None) for one in bins)
-    result = evaluate_models(WORLDS["clear"].draw(4, "a", seed=2))
+    result = evaluate_models(SIMULATIONS["clear"].draw(4, "a", seed=2))
     assert "No interval: it needs models of at least 5 authors, and there are 4." in result.notes
     assert json.loads(json.dumps(result.to_dict()))["intervals"][0] == {
         "evidence": "together", "accuracy": None, "top3": None, "brier": None, "log_loss": None,
@@ -229,7 +228,7 @@ def test_fewer_than_five_authors_have_no_interval(guesses):
 
 
 def test_an_evaluation_in_every_form(tmp_path):
-    found = WORLDS["clear"].draw(30, "a", seed=11)
+    found = SIMULATIONS["clear"].draw(30, "a", seed=11)
     result = evaluate_models(found, base="base", representation="input")
     plain = json.loads(json.dumps(result.to_dict()))
     assert (plain["models"], plain["authors"]) == (len(found.models), 30)
@@ -256,7 +255,7 @@ def test_an_evaluation_in_every_form(tmp_path):
 
 
 def test_points_and_bars_of_the_figure_are_the_bins():
-    result = evaluate_models(WORLDS["blurred"].draw(40, "a", seed=12))
+    result = evaluate_models(SIMULATIONS["blurred"].draw(40, "a", seed=12))
     for panel, kind in zip(result.figure().axes, ("vectors", "head", "together"), strict=True):
         bins = [one for one in result.reliability if one.evidence == kind]
         points = [tuple(place) for one in panel.collections for place in one.get_offsets().tolist()]
@@ -269,16 +268,16 @@ def test_points_and_bars_of_the_figure_are_the_bins():
 
 def test_too_few_to_calibrate_or_to_score_models(monkeypatch):
     with pytest.raises(AtlasError, match="nothing to evaluate"):
-        evaluate_models(documents(np.zeros((0, 3)), [], []))
+        evaluate_models(labelled_models(np.zeros((0, 3)), [], []))
     with pytest.raises(AtlasError, match="one author"):
-        evaluate_models(documents(np.eye(3), ["ann"] * 3, ["x", "y", "x"]))
-    two = evaluate_models(documents(np.eye(2), ["ann", "bob"], ["x", "y"]))
+        evaluate_models(labelled_models(np.eye(3), ["ann"] * 3, ["x", "y", "x"]))
+    two = evaluate_models(labelled_models(np.eye(2), ["ann", "bob"], ["x", "y"]))
     assert not two.calibrated
     assert any("not calibrated" in note for note in two.notes)
     assert next(one for one in two.none_of_these if one.evidence == "vectors").share == 1
     with pytest.raises(ValueError, match="k must"):
-        evaluate_models(documents(np.eye(2), ["ann", "bob"], ["x", "y"]), k=0)
-    found = WORLDS["clear"].draw(12, "a", seed=13)
+        evaluate_models(labelled_models(np.eye(2), ["ann", "bob"], ["x", "y"]), k=0)
+    found = SIMULATIONS["clear"].draw(12, "a", seed=13)
     assert evaluate_models(found).calibrated
     monkeypatch.setattr(classifier, "ENOUGH_MODELS", 10_000)
     assert not evaluate_models(found).calibrated
@@ -294,7 +293,7 @@ def test_several_datasets_share_the_truth():
             authors.append(f"author{author}")
             datasets.append({"a", "b"} if number == 0 else {f"d{number}"})
             vectors.append(centres[number] + 0.2 * rng.normal(size=12))
-    found = documents(vectors, authors, datasets)
+    found = labelled_models(vectors, authors, datasets)
     trial = cross_validate(TrainingSet(found, 10), 10)
     pairs = np.array([len(found.datasets[row]) == 2 for row in trial.rows])
     scores = trial.scores["vectors"]

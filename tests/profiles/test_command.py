@@ -17,13 +17,12 @@ from indexer.profiles.store import ProfileStore
 from indexer.publish.maintenance import rebuild, represent
 from indexer.publish.verification import verify
 from query import Atlas
-from tests.world import BASE, indexed, make_world
+from tests.tiny_hub import BASE, indexed
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory):
-    store = make_world(tmp_path_factory.mktemp("profiles") / "store", per_dataset=2)
-    with indexed(store) as shell:
+def shell(tiny_store, tmp_path_factory):
+    with indexed(tiny_store(2), tmp_path_factory.mktemp("profiles")) as shell:
         yield shell
 
 

@@ -9,7 +9,7 @@ from sklearn.linear_model import LinearRegression
 from query import Atlas
 from scripts.depth import figures
 from scripts.depth.figures import adjusted, correlations, explained, forgetful, population
-from tests.profiles.planted_profiles import profiled_atlas
+from tests.profiles.profiled import profiled_atlas
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from indexer.profiles.store import ProfileStore
 from indexer.publish.verification import verify
 from indexer.storage.atomic_files import remove_leftovers
 from tests.conftest import run_python
-from tests.hub_ground import use_endpoint
+from tests.hubs import use_endpoint
 from tests.patience import PATIENCE
-from tests.world import BASE, indexed, make_world
+from tests.tiny_hub import BASE, indexed
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +31,9 @@ LAYERS = 2  # of each model; the base comes first
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory):
-    store = make_world(tmp_path_factory.mktemp("interrupted") / "store", per_dataset=1)
-    with indexed(store) as shell, pytest.MonkeyPatch.context() as patch:
+def shell(tiny_store, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("interrupted")
+    with indexed(tiny_store(1), folder) as shell, pytest.MonkeyPatch.context() as patch:
         use_endpoint(patch, shell.endpoint)
         patch.setenv("HF_ENDPOINT", shell.endpoint)  # of workers
         yield shell

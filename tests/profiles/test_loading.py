@@ -24,7 +24,7 @@ from indexer.profiles.subject import Source, Subject, download_base, read_subjec
 from indexer.profiles.tokenizer import tokenizer_of
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
-from tests.hub_ground import use_endpoint
+from tests.hubs import use_endpoint
 
 BERT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 80}
 GPT = {"n_embd": 32, "n_layer": 3, "n_head": 2, "vocab_size": 80, "n_positions": 32}

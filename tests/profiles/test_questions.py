@@ -16,7 +16,7 @@ from query import Atlas
 from query.depth.depth import sentence
 from query.figures import draw
 from tests.atlas_builder import BASE, family, write_atlas
-from tests.profiles.planted_profiles import BASE_RECOVERED, profiled_atlas
+from tests.profiles.profiled import BASE_RECOVERED, profiled_atlas
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def test_two_datasets_of_one_text_are_the_notable_pair():
     assert result.table(by="confusion")[title][0]["dataset"] == "sst2"
 
 
-def test_where_nothing_is_taken_for_anything_nothing_is_told():
+def test_where_nothing_is_taken_for_anything_nothing_is_listed():
     vectors = np.eye(4)[[0, 0, 1, 1]]
     result = purity(Models(vectors, list("aabb")), draws=1, confusions=True)
     assert result.confusions == result.cross_author.confusions == ()

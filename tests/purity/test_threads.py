@@ -9,7 +9,7 @@ import pytest
 
 from query.purity.study import purity
 from query.statistics.threads import each, threads_here
-from tests.clusters.populations import planted, population
+from tests.clusters.populations import clustered_vectors, population
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_parts_are_taken_a_few_ahead_and_an_error_ends_it(threads):
 
 
 @pytest.mark.parametrize("said", ["", "0", "-1", "many", "2,1"])
-def test_what_is_no_number_of_threads_is_not_heard(said, monkeypatch):
+def test_what_is_not_a_number_of_threads_is_not_heard(said, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     expected = threads_here()
     monkeypatch.setenv("OMP_NUM_THREADS", said)
@@ -57,7 +57,7 @@ def test_what_is_no_number_of_threads_is_not_heard(said, monkeypatch):
 
 
 def test_purity_has_the_same_digits_by_any_number_of_threads(monkeypatch):
-    vectors, truth = planted([40] * 8, outliers=20, tightness=0.3)
+    vectors, truth = clustered_vectors([40] * 8, outliers=20, tightness=0.3)
     authors = [f"author{number % 37}" for number in range(len(truth))]
     asked = population(vectors, [f"d{name}" if name >= 0 else None for name in truth.tolist()], authors)
     monkeypatch.setattr("query.purity.study._MANY", 0)

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 
 from indexer.atlas import AtlasFolder
 from indexer.records.record import read_record
-from tests.rank_world import rank_of
-from tests.ranks.planted import (
+from tests.checkpoints import rank_of
+from tests.ranks.conftest import (
     BY_HAND,
     DEPTH,
     FAMILIES,
@@ -29,8 +29,8 @@ from tests.ranks.planted import (
 
 
 @pytest.mark.slow
-def test_planted_ranks_come_out_as_counted_by_hand(atlas):
-    study = atlas.rank("org/planted", relation="finetune")
+def test_known_ranks_come_out_as_counted_by_hand(atlas):
+    study = atlas.rank("org/known", relation="finetune")
     assert study.models == 4
     layers = range(DEPTH)
     for family in ("query", "value", "output", "feedforward1"):
@@ -45,14 +45,14 @@ def test_planted_ranks_come_out_as_counted_by_hand(atlas):
 @pytest.mark.parametrize("threshold", BY_HAND)
 def test_every_threshold_counted_by_hand(atlas, threshold):
     """Those of the database's columns, and those that are read from the records."""
-    study = atlas.rank("org/planted", threshold=threshold, relation="finetune")
+    study = atlas.rank("org/known", threshold=threshold, relation="finetune")
     assert study.families["feedforward2"].ranks == (float(BY_HAND[threshold]),) * DEPTH
     n = 2 * (3 + 2 * 5) - 1
     assert study.families["query"].ranks[5] == math.ceil(threshold * n)
 
 
-def test_the_planted_laws_are_the_equations(atlas):
-    families = atlas.rank("org/planted", relation="finetune").families
+def test_the_known_laws_are_the_equations(atlas):
+    families = atlas.rank("org/known", relation="finetune").families
     assert {name: family.fit.equation for name, family in families.items()} == {
         "query": "rank ≈ 3 + 2·x",
         "key": "rank ≈ 5",
@@ -100,7 +100,7 @@ def test_the_spikes_that_stand_out_are_those_above_the_threshold(atlas, made, fa
 
 
 EVERYONE = {
-    "org/planted": ["ann/one", "bob/two", "cyd/three", "eve/frozen", "dan/lora"],
+    "org/known": ["ann/one", "bob/two", "cyd/three", "eve/frozen", "dan/lora"],
     "org/gpt": ["ann/gpt", "bob/gpt", "dan/gpt-lora"],
     "org/t5": ["ann/t5", "bob/t5"],
     "org/noisy": ["ann/noise", "bob/noise"],
@@ -145,16 +145,16 @@ def test_one_model_against_numpy(atlas, made, model, of):
 
 
 def test_an_adapter_has_ranks_where_it_changes_something_and_the_base_weights_elsewhere(atlas, made):
-    study = atlas.rank("org/planted", model="dan/lora", threshold=1.0)
+    study = atlas.rank("org/known", model="dan/lora", threshold=1.0)
     assert study.families["query"].ranks == (3.0,) * DEPTH
     assert study.families["key"].ranks == (None,) * DEPTH
     assert study.families["key"].fit is None
-    weights = atlas.rank("org/planted", model="dan/lora", of="weights")
-    place = KINDS["org/planted"].places["", 2, "key"]
-    assert weights.families["key"].ranks[2] == rank_of(place.get(made.weights["org/planted"]), 0.5)
+    weights = atlas.rank("org/known", model="dan/lora", of="weights")
+    place = KINDS["org/known"].places["", 2, "key"]
+    assert weights.families["key"].ranks[2] == rank_of(place.get(made.weights["org/known"]), 0.5)
 
 
-# ---- the demo's kind of family, trained and not planted
+# ---- the demo's kind of family, trained and not made by hand
 
 
 def test_the_file_that_was_served_is_the_truth(made):

@@ -9,32 +9,32 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from tests.ranks.planted import DEPTH, by_numpy, check, forget_spectra
+from tests.ranks.conftest import DEPTH, by_numpy, check, forget_spectra
 
 
 def test_copies_unrelated_models_and_repeats_are_left_out_and_counted(atlas):
-    study = atlas.rank("org/planted")
+    study = atlas.rank("org/known")
     assert study.to_dict()["left_out"] == {"copies": 1, "unrelated": 1, "duplicates": 1}
     assert "left out: 1 copy of the base, 1 unrelated to the base, 1 duplicate" in study.notes
 
 
 @pytest.mark.parametrize(("relation", "models"), [("finetune", 4), ("adapter", 1), ("finetune, adapter", 5), (None, 5)])
 def test_relations(atlas, relation, models):
-    assert atlas.rank("org/planted", relation=relation).models == models
+    assert atlas.rank("org/known", relation=relation).models == models
 
 
 def test_a_mean_is_never_taken_over_the_small_ranks_alone(own):
     """cyd/three lacks spectra, and its ranks up to 8 are known: it does not count anywhere, not even there."""
     forget_spectra(own, "model = 'cyd/three'")
     with Atlas(own.root) as opened:
-        study = opened.rank("org/planted", relation="finetune")
+        study = opened.rank("org/known", relation="finetune")
         assert study.lacking == ("cyd/three",)
         assert study.models == 3
         assert study.families["feedforward2"].counts == (2, 2, 3, 3, 3, 3)
         assert study.families["key"].ranks == (4.5, 4.5, *[pytest.approx(14 / 3)] * 4)
-        assert any("cyd/three" in note and "`build('org/planted', spectra=True)`" in note for note in study.notes)
+        assert any("cyd/three" in note and "`build('org/known', spectra=True)`" in note for note in study.notes)
         view = opened.rows(
-            "SELECT layer, models, rank_50 FROM rank_by_depth WHERE base = 'org/planted' AND family = 'feedforward1' "
+            "SELECT layer, models, rank_50 FROM rank_by_depth WHERE base = 'org/known' AND family = 'feedforward1' "
             "ORDER BY layer"
         )
     assert [row["rank_50"] for row in view] == [(layer + 1) ** 2 for layer in range(DEPTH)]
@@ -62,17 +62,17 @@ def test_the_view_does_not_average_the_small_ranks_alone_either(own):
     with Atlas(own.root) as opened:
         rows = opened.rows(
             "SELECT models, with_spectra, rank_50 FROM rank_by_depth "
-            "WHERE base = 'org/planted' AND family = 'key' AND layer = 3"
+            "WHERE base = 'org/known' AND family = 'key' AND layer = 3"
         )
     assert rows == [{"models": 4, "with_spectra": 3, "rank_50": 4.5}]  # dan/lora changes no key, and has spectra
 
 
 def test_a_repeat_with_spectra_stands_in_for_its_first_upload_without(own):
     with Atlas(own.root) as opened:
-        before = opened.rank("org/planted")
+        before = opened.rank("org/known")
     forget_spectra(own, "model = 'ann/one'")
     with Atlas(own.root) as opened:
-        after = opened.rank("org/planted")
+        after = opened.rank("org/known")
     assert after.lacking == ()
     assert after.families == before.families
 
@@ -121,9 +121,9 @@ def test_records_of_the_first_build_without_the_flag_lack_what_other_thresholds_
         ({"base": "org/t5", "whole": True}, "org/t5 stores no fused matrices"),
         ({"base": "org/t5", "relation": "adapter"}, "No adapter of org/t5 is indexed"),
         ({"base": "org/t5", "relation": "finetuned"}, "Unknown relation 'finetuned' (choose finetune, adapter"),
-        ({"base": "org/planted", "model": "eve/copy"}, "eve/copy changes no matrix"),
-        ({"base": "org/planted", "model": "eve/copi"}, "closest ids: eve/copy"),
-        ({"base": "org/t5", "model": "ann/one"}, "is a fine-tune of org/planted, not of org/t5"),
+        ({"base": "org/known", "model": "eve/copy"}, "eve/copy changes no matrix"),
+        ({"base": "org/known", "model": "eve/copi"}, "closest ids: eve/copy"),
+        ({"base": "org/t5", "model": "ann/one"}, "is a fine-tune of org/known, not of org/t5"),
     ],
 )
 def test_one_clear_line(atlas, options, message):
@@ -140,14 +140,14 @@ def test_wrong_arguments_of_the_library(atlas, options):
 
 
 def test_a_flagged_model_can_be_asked_for_and_says_what_it_is(atlas):
-    assert atlas.rank("org/planted", model="eve/other").notes == ("it is unrelated to the base",)
-    assert "it is a duplicate" in atlas.rank("org/planted", model="eve/repeat").notes
-    copy = atlas.rank("org/planted", model="eve/copy", of="weights")
+    assert atlas.rank("org/known", model="eve/other").notes == ("it is unrelated to the base",)
+    assert "it is a duplicate" in atlas.rank("org/known", model="eve/repeat").notes
+    copy = atlas.rank("org/known", model="eve/copy", of="weights")
     assert copy.notes == ("it is a copy of the base",)
     assert copy.families["query"].ranks[0] is not None
 
 
-def test_an_atlas_of_the_first_schema_is_told_to_be_rebuilt(own):
+def test_an_atlas_of_the_first_schema_must_be_rebuilt(own):
     with duckdb.connect(str(own.database)) as connection:
         connection.execute("UPDATE atlas_info SET schema_version = 1")
     with pytest.raises(AtlasError, match="has schema 1") as raised:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from query.rank.study import FamilyRanks, RankStudy
-from tests.ranks.planted import DEPTH
+from tests.ranks.conftest import DEPTH
 
 
 def test_the_view_agrees_with_the_study(atlas):
@@ -37,11 +37,11 @@ def test_all_columns_have_comments(atlas):
 
 
 def test_json_has_the_documented_keys_first(made):
-    ran = made.shell("query", "rank", "--base", "org/planted", "--threshold", "0.8", "--of", "weights", "--json")
+    ran = made.shell("query", "rank", "--base", "org/known", "--threshold", "0.8", "--of", "weights", "--json")
     assert ran.code == 0, ran.err
     found = ran.json
     assert list(found)[:5] == ["base", "of", "threshold", "models", "families"]
-    assert (found["base"], found["of"], found["threshold"], found["models"]) == ("org/planted", "weights", 0.8, 5)
+    assert (found["base"], found["of"], found["threshold"], found["models"]) == ("org/known", "weights", 0.8, 5)
     family = found["families"]["query"]
     assert list(family)[:3] == ["ranks", "spread", "fit"]
     assert list(family["fit"])[:4] == ["form", "equation", "aic", "loo_error"]
@@ -79,7 +79,7 @@ def test_same_atlas_same_answer(atlas):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize(("base", "panels"), [("org/planted", 6), ("org/gpt", 6), ("org/t5", 16)])
+@pytest.mark.parametrize(("base", "panels"), [("org/known", 6), ("org/gpt", 6), ("org/t5", 16)])
 def test_a_panel_for_each_family_with_its_line_band_and_equation(atlas, base, panels, theme):
     study = atlas.rank(base)
     figure = study.figure(theme)
@@ -97,7 +97,7 @@ def test_a_panel_for_each_family_with_its_line_band_and_equation(atlas, base, pa
     assert len({axes.get_ylim() for axes in shown}) == 1
 
 
-@pytest.mark.parametrize(("base", "whole"), [("org/gpt", True), ("org/planted", False)])
+@pytest.mark.parametrize(("base", "whole"), [("org/gpt", True), ("org/known", False)])
 def test_the_legend_is_whole(atlas, base, whole):
     figure = atlas.rank(base, whole=whole).figure()
     figure.draw_without_rendering()

@@ -10,7 +10,7 @@ import pytest
 
 from query import Atlas
 from tests.browser import Browser, missing_browser
-from tests.report.planted import EVIL, SECTIONS
+from tests.report.conftest import EVIL, SECTIONS
 from tests.report_reader import Page
 
 TAGS = {
@@ -25,7 +25,7 @@ ATTRIBUTES = {
 
 
 @pytest.mark.slow
-def test_planted_markup_is_text(hostile):
+def test_hostile_markup_is_text(hostile):
     _, report = hostile
     page = Page(report.html)
     assert {name for name, _ in page.elements} <= TAGS
@@ -43,7 +43,7 @@ def test_planted_markup_is_text(hostile):
 
 
 @pytest.mark.slow
-def test_planted_markup_is_text_in_pictures(hostile):
+def test_hostile_markup_is_text_in_pictures(hostile):
     _, report = hostile
     pictures = Page(report.html).pictures()
     assert len(pictures) >= 6

@@ -13,7 +13,7 @@ from query import Atlas
 from tests.atlas_builder import BASE, Model, family, write_atlas
 from tests.conftest import Shell
 from tests.halves import a_few
-from tests.report.planted import BUILDS, SECTIONS, indexed, skipped
+from tests.report.conftest import BUILDS, SECTIONS, indexed, skipped
 from tests.report_reader import Page
 
 

@@ -1,4 +1,4 @@
-"""The report of a planted atlas: its form, and every number counted again."""
+"""The report of a known atlas: its form, and every number counted again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from query import Atlas, wording
 from query.report.reasons import REASONS
 from tests.atlas_builder import BASE, DELTAS, family, vectors_of, write_atlas
 from tests.conftest import ROOT
-from tests.report.planted import BUILDS, SECTIONS, indexed, population
+from tests.report.conftest import BUILDS, SECTIONS, indexed, population
 from tests.report_reader import Page
 
 # ---- the page as a page
@@ -87,7 +87,7 @@ def test_what_became_of_the_models(page):
     assert origins["adapter"]["claimed by"] == "the Hub's base_model tag (1)"
 
 
-def test_every_reason_is_told_in_plain_words_with_an_example(page):
+def test_every_reason_is_explained_in_plain_words_with_an_example(page):
     table = page.table("Skipped and failed models by reason").by_first()
     reasons = Counter(one.reason for one in population() if one.reason)
     assert {reason: int(row["models"]) for reason, row in table.items()} == reasons
@@ -99,7 +99,7 @@ def test_every_reason_is_told_in_plain_words_with_an_example(page):
 
 
 def test_every_reason_of_the_indexer_is_explained():
-    """Codes as they stand in its source, whoever adds one."""
+    """Codes as its source has them."""
     source = "\n".join(file.read_text() for file in sorted((ROOT / "indexer").rglob("*.py")))
     found = set(re.findall(r'(?:Skipped|Failed)\(\s*"([a-z_]+)"', source))
     found |= set(re.findall(r'(?:Skipped|Failed), "([a-z_]+)"', source))
@@ -196,7 +196,7 @@ def test_purity_is_what_plain_loops_give(page, representation):
         assert f"{wording.percent(brute_purity(population(), 'input', False)[0])} of a model's" in page.said("purity")
 
 
-def test_clusters_are_the_planted_groups(page):
+def test_clusters_are_the_groups_of_the_atlas(page):
     table = page.table("Clusters, the largest first")
     # Each group of seven; the undocumented one is of the first, the adapter of the second.
     assert Counter(table.column("models")) == Counter({"8": 2, "7": 1})
@@ -220,7 +220,7 @@ def test_the_undocumented_model_gets_the_dataset_of_its_group(page):
     assert "1 model that was compared names no dataset" in page.said("prediction")
 
 
-def test_prediction_is_told_beside_the_baselines(folder, page):
+def test_prediction_is_shown_next_to_the_baselines(folder, page):
     with Atlas(folder) as atlas:
         evaluation = atlas.evaluate_prediction()
     # Its accuracy once more, from the single outcomes.
@@ -229,19 +229,19 @@ def test_prediction_is_told_beside_the_baselines(folder, page):
     )
     table = page.table("Predictions of documented models")
     assert table.rows[0][1] == wording.percent(float(right))
-    told = [(row[1], *row[3:]) for row in table.rows]
-    assert told == [
+    answer = [(row[1], *row[3:]) for row in table.rows]
+    assert answer == [
         (
             wording.percent(one.accuracy), wording.percent(one.top3), f"{one.brier:.2f}",
             f"{one.calibration_error:.2f}",
         )
         for one in evaluation.scores
     ]  # fmt: skip
-    assert any(row[0] != row[1] for row in told)
+    assert any(row[0] != row[1] for row in answer)
     assert [row[0].partition(":")[0] for row in table.rows[-2:]] == ["baseline", "baseline"]
 
 
-def test_rank_curves_follow_the_planted_laws(page):
+def test_rank_curves_follow_the_known_laws(page):
     table = page.table("Rank of δW by family").by_first()
     assert table["query"]["equation"] == "rank ≈ 2 + 1·x"
     assert table["value"]["equation"] == "rank ≈ 5"

@@ -79,7 +79,7 @@ def test_rank_equations_of_weights_and_change_are_side_by_side():
     ]
 
 
-def test_clusters_have_their_agreement_and_what_was_planted_is_one_table():
+def test_clusters_have_their_agreement_and_what_was_made_is_one_table():
     row = {"labels": "datasets", "measure": "ari", "among": "all", "value": 0.8, "chance": -0.001, "p_value": 0.001}
     one = results_of(clusters_input={"clusters": [1, 2], "clustered": 6, "models": 9, "agreement": [row]})
     _, cells = rows_below(page.clusters([one]), "## Clusters")

@@ -1,4 +1,4 @@
-"""The study on a planted Hub, its options, and (slow) from training to report."""
+"""The study on a small Hub, its options, and (slow) from training to report."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from scripts.loopback_hub import LoopbackHub
 from scripts.reproduce import __main__ as command
 from scripts.reproduce import study
 from scripts.terminal import Terminal
-from tests.world import BASE, make_world
+from tests.tiny_hub import BASE
 
 
 @pytest.mark.slow
-def test_a_study_from_crawl_to_answers(tmp_path, monkeypatch, capsys):
+def test_a_study_from_crawl_to_answers(tiny_store, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "REPRESENTATIONS", ("seed", "input"))
     asked = {
         "purity-input": (f"query purity --base {BASE}", None),
         "purity-unpublished": (f"query purity --base {BASE} --representation delta", None),
     }
     monkeypatch.setattr(study, "questions", lambda *_: asked)
-    with LoopbackHub(make_world(tmp_path / "world")) as hub:
+    with LoopbackHub(tiny_store(4)) as hub:
         run = Terminal.of_hub(tmp_path, hub.endpoint)
         base = study.build(run, BASE, 9, is_family=False)
         assert base == BASE

@@ -33,9 +33,9 @@ def ask(atlas, calls, *options):
     import anyio
 
     async def session():
-        async with client_of(atlas, *options) as (client, told):
+        async with client_of(atlas, *options) as (client, answer):
             tools = (await client.list_tools()).tools
-            return told, tools, [await client.call_tool(name, arguments) for name, arguments in calls]
+            return answer, tools, [await client.call_tool(name, arguments) for name, arguments in calls]
 
     return anyio.run(session)
 

@@ -23,10 +23,10 @@ def test_the_instructions_hold_ids_alone(made, tmp_path):
     shutil.copytree(made, tmp_path / "atlas")
     with duckdb.connect(tmp_path / "atlas" / "atlas.duckdb") as connection:
         connection.execute("INSERT INTO bases SELECT * REPLACE (? AS base) FROM bases LIMIT 1", [HOSTILE])
-    told, _, (bases,) = ask(tmp_path / "atlas", [("bases", {})])
-    assert "IMPORTANT" not in told.instructions
-    assert "org/tiny-base (9 models)" in told.instructions
-    assert told.instructions.count(". ") <= 3
+    answer, _, (bases,) = ask(tmp_path / "atlas", [("bases", {})])
+    assert "IMPORTANT" not in answer.instructions
+    assert "org/tiny-base (9 models)" in answer.instructions
+    assert answer.instructions.count(". ") <= 3
     named = [row["base"] for row in bases.structured_content["bases"]]
     assert named == ["org/tiny-base"]
     assert all(map(is_hub_id, named))

@@ -32,9 +32,9 @@ def test_a_client_finds_typed_tools_and_asks_them(made):
         ("sql", {"statement": "FROM read_text('/etc/passwd')"}),
         ("sql", {"statement": "SELECT 1", "limit": 100_000}),
     ]
-    told, tools, answers = ask(made, calls + refused)
-    assert told.server_info.name == "vectors-in-the-wild"
-    assert "org/tiny-base (9 models)" in told.instructions
+    answer, tools, answers = ask(made, calls + refused)
+    assert answer.server_info.name == "vectors-in-the-wild"
+    assert "org/tiny-base (9 models)" in answer.instructions
     assert {tool.name for tool in tools} >= {"similar", "predict", "show", "compare", "lineage", "datasets", "sql"}
     for tool in tools:
         assert tool.description
@@ -77,7 +77,7 @@ def test_stdout_carries_the_protocol_and_nothing_else(made):
         command(made, "--mcp"),
         input=lines, capture_output=True, text=True, timeout=240, env=ENVIRONMENT, check=False,
     )  # fmt: skip
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert told[0]["id"] == 1
-    assert all(one["jsonrpc"] == "2.0" for one in told)
+    answer = [json.loads(line) for line in done.stdout.splitlines()]
+    assert answer[0]["id"] == 1
+    assert all(one["jsonrpc"] == "2.0" for one in answer)
     assert done.returncode == 0, done.stderr

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from huggingface_hub import HfApi, constants
 
-from tests.hub_ground import add_repo, served
+from tests.hubs import add_repo, served
+
+
+def info(identifier: str = "me/model"):
+    return HfApi(endpoint=constants.ENDPOINT).model_info(identifier)
+
+
+def failure(call) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one it is, is what the tests look at
+        call()
+    return caught.value
 
 
 @pytest.fixture

@@ -1,15 +1,17 @@
-"""What an error means: to a build of many models, and to a person."""
+"""Requests to the Hub: errors, what is tried again, and where requests go."""
 
 from __future__ import annotations
 
 import pytest
-from huggingface_hub import constants, hf_hub_download
-from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub import HfApi, constants, get_session, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
 from indexer.errors import AtlasError, Failed, Skipped
 from indexer.network.hub_errors import as_model_error, as_user_error
-from tests.hub_ground import RawServer, add_repo, given_clock, served, use_endpoint
-from tests.session.asking import failure, info
+from indexer.network.hub_requests import ask
+from indexer.network.session import HttpLimits, install_session
+from tests.hubs import QUICK, RawServer, add_repo, requested, served, use_endpoint, use_fake_clock
+from tests.session.conftest import failure, info
 
 
 def offline(monkeypatch):
@@ -30,7 +32,7 @@ def test_no_server_at_the_address(monkeypatch):
     with RawServer(b"") as server:
         endpoint = server.endpoint
     use_endpoint(monkeypatch, endpoint)
-    clock = given_clock(monkeypatch)
+    clock = use_fake_clock(monkeypatch)
     error = failure(info)
     assert len(clock.slept) == 1
     assert clock.now - 1000.0 < 1
@@ -106,9 +108,97 @@ def test_our_own_errors_pass_and_bugs_are_not_hidden():
             as_model_error(bug)
 
 
-def test_what_a_stranger_says_cannot_steer_a_terminal(hub):
+def test_what_a_server_says_cannot_steer_a_terminal(hub):
     headers = {"X-Error-Message": "red \x1b[31m text " + "x" * 900}
     hub.faults.add("me/model", status=418, headers=headers)
     found = as_model_error(failure(info))
     assert found.detail.isprintable()
     assert len(found.detail) < 300
+
+
+# ---- where requests go: no token to another host, the proxy, connections that are kept
+
+
+def test_no_token_to_another_host(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hf_hub_download("me/model", "model.safetensors", endpoint=hub.endpoint)
+    hub.faults.add("^/api/models/me/model", status=302, headers={"Location": f"{hub.cdn_endpoint}/elsewhere"})
+    failure(info)  # the library follows, and finds nothing there
+    beyond = [one for one in hub.requests if one.role == "cdn"]
+    assert {one.path for one in beyond} >= {"/elsewhere"}
+    assert len(beyond) >= 2
+    assert hub.leaks == []
+    assert all(one.authorized for one in hub.requests if one.role == "hub")
+
+
+def test_the_api_is_not_followed_to_another_host(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.faults.add("^/api/models/me/model", status=302, headers={"Location": f"{hub.cdn_endpoint}/elsewhere"})
+    with pytest.raises(Failed, match="another host"):
+        ask("/api/models/me/model")
+    assert not [one for one in hub.requests if one.role == "cdn"]
+
+
+def test_installing_twice_keeps_the_connections(hub):
+    before = get_session()
+    install_session(QUICK)
+    assert get_session() is before
+    install_session(HttpLimits(read_seconds=7))
+    assert get_session() is not before
+
+
+def test_the_proxy_of_the_environment_is_used(hub, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", hub.endpoint)
+    monkeypatch.setenv("NO_PROXY", "")
+    use_endpoint(monkeypatch, "http://hub.invalid", HttpLimits(read_seconds=3))
+    assert info().id == "me/model"
+
+
+# ---- what is tried again, and what is not
+
+
+@pytest.mark.parametrize("status", [408, 500, 502, 503, 504])
+def test_server_errors_are_tried_again(hub, status):
+    hub.faults.add("me/model", first=2, status=status)
+    assert info().id == "me/model"
+    assert [one.status for one in hub.requests] == [status, status, 200]
+
+
+def test_a_server_that_stays_down_is_an_error_and_not_an_empty_answer(hub):
+    hub.faults.add("/api/models", status=503)
+    error = failure(lambda: ask("/api/models"))
+    assert isinstance(error, HfHubHTTPError)
+    assert as_model_error(error).reason == "server_error"
+    assert len(requested(hub)) == QUICK.retries + 1
+
+
+def test_patience_is_spent_once_although_the_library_retries_too(hub):
+    hub.faults.add("me/model", status=500)
+    failure(info)
+    assert len(requested(hub)) == QUICK.retries + 1
+    failure(info)
+    assert len(requested(hub)) == QUICK.retries + 2
+    hub.faults.clear()
+    info()
+    hub.faults.add("me/model", first=2, status=500)
+    info()  # it has recovered, and is worth patience again
+
+
+@pytest.mark.parametrize("fault", [{"no_answer": True}, {"drop_after": 20}, {"drop_after": 20, "reset": True}])
+def test_dropped_connections_are_tried_again(hub, fault):
+    hub.faults.add("me/model", first=2, **fault)
+    assert info().id == "me/model"
+    assert len(requested(hub)) == 3
+
+
+def test_what_changes_something_is_not_sent_twice(hub):
+    hub.faults.add(".*", status=503)
+    with pytest.raises(HfHubHTTPError):
+        HfApi(endpoint=constants.ENDPOINT, token="hf_x").create_repo("me/new")
+    assert len(requested(hub)) == 1
+
+
+def test_no_other_status_is_tried_again(hub):
+    with pytest.raises(RepositoryNotFoundError):
+        info("no/body")
+    assert len(requested(hub)) == 1

@@ -19,10 +19,10 @@ from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import start_python
-from tests.hub_ground import RawServer, http, served, use_endpoint
+from tests.hubs import RawServer, http, served, use_endpoint
 from tests.patience import PATIENCE
-from tests.session.asking import failure, info
-from tests.world import BASE, make_world
+from tests.session.conftest import failure, info
+from tests.tiny_hub import BASE
 
 pytestmark = pytest.mark.slow
 
@@ -214,18 +214,13 @@ def test_files_read_by_the_library_itself_are_watched_too(store, monkeypatch):
             response.read()
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("world") / "store", per_dataset=1)
-
-
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("path", "workers"), [
     ("ann/glue-0/resolve/.*config.json", "1"), ("ann/glue-0/resolve/.*config.json", "2"),
     ("/api/models.filter", "1"), (f"{BASE}/resolve/.*config.json", "1"), (f"repos/{BASE}", "1"),
 ])  # fmt: skip
-def test_a_signal_ends_a_process_that_waits_for_a_drip(world, tmp_path, sent, path, workers):
-    with LoopbackHub(world) as hub:
+def test_a_signal_ends_a_process_that_waits_for_a_drip(tiny_store, tmp_path, sent, path, workers):
+    with LoopbackHub(tiny_store(1)) as hub:
         hub.prepare()
         hub.faults.add(path, method="GET", drip=3.0)
         process = start_python(

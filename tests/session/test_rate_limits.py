@@ -10,17 +10,17 @@ from huggingface_hub.errors import HfHubHTTPError
 from indexer.errors import Failed
 from indexer.network.hub_errors import as_model_error
 from indexer.network.rate_limit import RateLimiter, quota_in, requested_wait
-from tests.hub_ground import asked, given_clock, served
-from tests.session.asking import failure, info
+from tests.hubs import requested, served, use_fake_clock
+from tests.session.conftest import failure, info
 
 
 def test_a_429_waits_as_the_ratelimit_header_says(hub, monkeypatch):
     said = []
-    clock = given_clock(monkeypatch, say=said.append)
+    clock = use_fake_clock(monkeypatch, say=said.append)
     hub.faults.add("me/model", first=1, status=429, retry_after=9, headers={"RateLimit": '"api";r=0;t=1'})
     assert info().id == "me/model"
     assert clock.slept == [2.0]  # t + 1, not Retry-After
-    assert len(asked(hub)) == 2
+    assert len(requested(hub)) == 2
     assert said == ["rate limited, waiting 2 s"]
 
 
@@ -40,14 +40,14 @@ def test_no_request_is_sent_in_the_middle_of_a_wait(hub, monkeypatch):
 
 
 def test_retry_after_is_the_fallback_where_the_quota_is_not_the_reason(hub, monkeypatch):
-    clock = given_clock(monkeypatch)
+    clock = use_fake_clock(monkeypatch)
     hub.faults.add("me/model", first=1, status=429, retry_after=1, headers={"RateLimit": '"api";r=400;t=99'})
     assert info().id == "me/model"
     assert clock.slept == [1.0]
 
 
 def test_a_wait_beyond_the_budget_hands_the_429_on_at_once(hub, monkeypatch):
-    clock = given_clock(monkeypatch)
+    clock = use_fake_clock(monkeypatch)
     hub.faults.add("me/model", status=429, headers={"RateLimit": '"api";r=0;t=300'})
     error = failure(info)
     assert clock.slept == []
@@ -60,7 +60,7 @@ def test_a_wait_beyond_the_budget_hands_the_429_on_at_once(hub, monkeypatch):
 
 def test_requests_slow_down_before_the_quota_is_gone(store, monkeypatch):
     with served(store, monkeypatch, quotas={"api": (4, 2.0)}) as hub:
-        clock = given_clock(monkeypatch)
+        clock = use_fake_clock(monkeypatch)
         monkeypatch.setattr("scripts.loopback_hub.limits.time", clock)
         times = []
         for _ in range(7):
@@ -73,7 +73,7 @@ def test_requests_slow_down_before_the_quota_is_gone(store, monkeypatch):
 
 def test_threads_share_the_wait(hub, monkeypatch):
     """They ask while the one that was refused waits; none of them is refused."""
-    clock = given_clock(monkeypatch)
+    clock = use_fake_clock(monkeypatch)
 
     def meanwhile(seconds):
         threads = [threading.Thread(target=info, args=("me/other",)) for _ in range(4)]
@@ -86,7 +86,7 @@ def test_threads_share_the_wait(hub, monkeypatch):
     hub.faults.add("me/model", first=1, status=429, headers={"RateLimit": '"api";r=0;t=1'})
     info()
     assert clock.slept[0] == 2.0
-    assert len(asked(hub, "other")) == 4
+    assert len(requested(hub, "other")) == 4
     # The first of them that has waited has moved the clock for all: what they waited for was the same moment.
     assert clock.slept[1] == pytest.approx(2.0)
     assert all(one.status == 200 for one in hub.requests if "other" in one.path)

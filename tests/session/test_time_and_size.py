@@ -16,9 +16,9 @@ from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import ask
 from indexer.network.session import HttpLimits
 from indexer.weights.repository import open_repository
-from tests.hub_ground import RawServer, asked, http, served, use_endpoint
+from tests.hubs import RawServer, http, requested, served, use_endpoint
 from tests.patience import wait_for
-from tests.session.asking import failure, info
+from tests.session.conftest import failure, info
 
 
 def test_a_server_that_hangs_is_a_timeout(store, monkeypatch):
@@ -29,7 +29,7 @@ def test_a_server_that_hangs_is_a_timeout(store, monkeypatch):
         assert isinstance(error, httpx2.TimeoutException)
         assert isinstance(as_model_error(error), Failed)
         assert as_model_error(error).reason == "timeout"
-        wait_for(lambda: len(asked(hub)) == 2)  # a server that is slow to note them has them all the same
+        wait_for(lambda: len(requested(hub)) == 2)  # a server that is slow to note them has them all the same
 
 
 def test_paging_has_a_time_limit_although_the_library_sets_none(store, monkeypatch):
@@ -37,7 +37,7 @@ def test_paging_has_a_time_limit_although_the_library_sets_none(store, monkeypat
     with served(store, monkeypatch, limits) as hub:
         hub.faults.add("/api/models", hang=600, first=1)
         assert list(HfApi(endpoint=constants.ENDPOINT).list_models(limit=1))
-        assert len(asked(hub)) == 2
+        assert len(requested(hub)) == 2
 
 
 def test_a_body_that_drips_is_a_timeout(monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 from indexer.console.terminal import explain
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
-from tests.hub_ground import given_clock
-from tests.share.ground import NAME, is_whole, pushed_files
+from tests.hubs import use_fake_clock
+from tests.share.conftest import NAME, is_whole, pushed_files
 
 
 def told_by(push):
@@ -22,13 +22,13 @@ def told_by(push):
 
 
 def test_no_permission(ann, atlas):
-    ann.is_called("stranger")
+    ann.use_token("stranger")
     assert "does not let this account write to ann/atlas (HTTP 403)" in told_by(lambda: ann.push(atlas))
-    ann.is_called(None)
+    ann.use_token(None)
     assert "does not let this account write to ann/atlas (HTTP 401)" in told_by(lambda: ann.push(atlas))
-    ann.is_called("mine")
+    ann.use_token("mine")
     ann.push(atlas)
-    ann.is_called("stranger")
+    ann.use_token("stranger")
     with atlas.locked("test"):
         represent(atlas, "output")
     assert "does not let this account write to" in told_by(lambda: ann.push(atlas))
@@ -59,7 +59,7 @@ def test_two_pushers(ann, atlas, monkeypatch):
 
 @pytest.mark.parametrize("path", ["/api/repos/create", "/preupload/", "/objects/batch", "/commit/", "/tag/"])
 def test_a_rate_limit_is_waited_for(ann, atlas, monkeypatch, path):
-    clock = given_clock(monkeypatch, say=ann.said.append)
+    clock = use_fake_clock(monkeypatch, say=ann.said.append)
     fault = ann.hub.faults.add(path, status=429, retry_after=7, nth=1)
     monkeypatch.setattr("indexer.share.push.install_session", lambda *_: None)
     monkeypatch.setattr("indexer.share.repository.install_session", lambda *_: None)

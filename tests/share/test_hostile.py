@@ -26,7 +26,7 @@ from indexer.share.pull import pull
 from indexer.share.repository import atlases_on_hub
 from query import Atlas
 from tests.conftest import ROOT
-from tests.share.ground import NAME, atlas_content, publish_by_hand, pushed_files, shell_of
+from tests.share.conftest import NAME, atlas_content, publish_by_hand, pushed_files, shell_of
 
 EVE = "eve/atlas"
 
@@ -126,7 +126,7 @@ def test_files_that_the_database_does_not_name_are_left_out(ann, atlas, tmp_path
     assert not (got.root / "of-nobody.faiss").exists()
 
 
-def test_a_database_without_its_file_is_no_atlas(ann, tmp_path):
+def test_a_database_without_its_file_is_not_an_atlas(ann, tmp_path):
     publish_by_hand(ann.hub, NAME, {"a.faiss": b"x"})
     assert "lacks atlas.duckdb" in refused(ann, AtlasFolder(tmp_path / "got"))
 
@@ -223,7 +223,7 @@ def test_a_record_is_in_one_pack_alone(ann, atlas, tmp_path):
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
 @pytest.mark.parametrize("value", ["../../../../../harm", "..", "a/b"])
-def test_a_name_from_a_header_is_no_path(ann, atlas, tmp_path, header, value):
+def test_a_name_from_a_header_is_not_a_path(ann, atlas, tmp_path, header, value):
     ann.push(atlas)
     headers = {"X-Linked-Etag": None} if header == "ETag" else {}
     headers[header] = value if header == "X-Repo-Commit" else f'"{value}"'
@@ -282,7 +282,7 @@ def test_names_that_no_listing_could_hold_are_refused(ann, atlas, tmp_path, colu
     assert is_untouched(got)
 
 
-def test_a_file_where_a_folder_is_needed_is_told(ann, atlas, tmp_path):
+def test_a_file_where_a_folder_is_needed_is_reported(ann, atlas, tmp_path):
     made_by_hand(ann, atlas, {"lineage/org--tiny-base.jsonl": b"{}\n"})
     got = AtlasFolder(tmp_path / "got")
     pull(got, NAME, ann.said.append)
@@ -331,7 +331,7 @@ def test_an_atlas_without_its_records_is_whole(ann, atlas, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_log_beside_a_pulled_atlas_is_never_replayed(ann, atlas, tmp_path):
+def test_a_log_next_to_a_pulled_atlas_is_never_replayed(ann, atlas, tmp_path):
     """A write-ahead log that fits the database: DuckDB itself would replay it."""
     ann.push(atlas, with_records=True)
     got = AtlasFolder(tmp_path / "got")

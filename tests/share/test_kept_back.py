@@ -18,10 +18,10 @@ from indexer.listing.listing import Listing
 from indexer.listing.questions import BadRow
 from indexer.publish.maintenance import rebuild
 from scripts.loopback_hub import LoopbackHub
-from tests.adapters.test_stands_on import add_adapter
-from tests.hub_ground import as_ever
-from tests.share.ground import NAME, WRITERS, Person, pushed_files, shell_of
-from tests.world import BASE, describe, make_world
+from tests.adapters.test_adapter_bases import add_adapter
+from tests.hubs import reset_session
+from tests.share.conftest import NAME, WRITERS, Person, pushed_files, shell_of
+from tests.tiny_hub import BASE, describe
 
 SECRET = "ann/glue-0"
 
@@ -31,10 +31,10 @@ def facts_of(store, name: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory):
+def guarded(tiny_store, tmp_path_factory):
     """A store with a private and a gated model, and the atlas of somebody who may see both, built with a password."""
     folder = tmp_path_factory.mktemp("guarded")
-    store = make_world(folder / "store", per_dataset=1)
+    store = tiny_store(1, folder / "store")
     describe(store, SECRET, **facts_of(store, SECRET), private=True)
     describe(store, "ann/imdb-0", **facts_of(store, "ann/imdb-0"), gated="manual")
     with LoopbackHub(store, tokens={"mine": [SECRET, "ann/imdb-0"]}) as hub:
@@ -56,7 +56,7 @@ def owner(guarded, tmp_path, monkeypatch):
         try:
             yield Person(hub, tmp_path, monkeypatch)
         finally:
-            as_ever()
+            reset_session()
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_gated_model_without_a_record_may_be_pushed(owner, own):
     assert owner.push(own).commit
 
 
-def test_a_base_that_not_everybody_may_read_is_no_secret_without_its_matrices(owner, own, guarded):
+def test_a_base_that_not_everybody_may_read_is_not_a_secret_without_its_matrices(owner, own, guarded):
     for name in (SECRET, "ann/imdb-0"):
         remove(name, atlas=own.root)
     settings = guarded / "store" / f"{BASE}.repo.json"

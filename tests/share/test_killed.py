@@ -17,7 +17,7 @@ from indexer.publish.origin import adopt
 from indexer.publish.verification import verify
 from query import Atlas
 from tests.conftest import start_python
-from tests.share.ground import NAME, atlas_content, is_whole, open_hub, pushed_files, shell_of
+from tests.share.conftest import NAME, atlas_content, is_whole, open_hub, pushed_files, shell_of
 
 pytestmark = pytest.mark.slow
 

@@ -59,7 +59,7 @@ def test_shards_make_what_one_build_makes(made, tmp_path):
     assert ids == list(range(1, 10))
 
 
-def test_what_cannot_become_one_is_told(made, tmp_path):
+def test_what_cannot_become_one_is_reported(made, tmp_path):
     first = shutil.copytree(made, tmp_path / "a")
     second = shutil.copytree(made, tmp_path / "b")
     out = AtlasFolder(tmp_path / "out")
@@ -99,11 +99,11 @@ def _other_commit(path, **more):
 
 @pytest.mark.slow
 def test_atlases_of_two_bases_become_one(made, tmp_path, monkeypatch):
-    from tests import world
+    from tests import tiny_hub
 
-    monkeypatch.setattr(world, "BASE", "org/other-base")
-    monkeypatch.setattr(world, "OLD_ID", "other-base")
-    with world.indexed(world.make_world(tmp_path / "store", per_dataset=1)):
+    monkeypatch.setattr(tiny_hub, "BASE", "org/other-base")
+    monkeypatch.setattr(tiny_hub, "OLD_ID", "other-base")
+    with tiny_hub.indexed(tiny_hub.make_store(tmp_path / "store", per_dataset=1)):
         pass
     report = merge([AtlasFolder(made), AtlasFolder(tmp_path / "atlas")], AtlasFolder(tmp_path / "both"), print)
     assert report.bases == ["org/other-base", BASE]

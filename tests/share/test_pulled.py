@@ -16,7 +16,7 @@ from indexer.publish.verification import verify
 from indexer.share.pull import pull
 from indexer.share.repository import atlases_on_hub
 from query import Atlas
-from tests.share.ground import NAME, atlas_content, publish_by_hand, pushed_files
+from tests.share.conftest import NAME, atlas_content, publish_by_hand, pushed_files
 
 
 def get(ann, tmp_path, name=NAME, folder="got", **options):
@@ -102,7 +102,7 @@ def test_an_untrusted_database_is_refused_before_it_is_in_place(ann, atlas, tmp_
     assert not (tmp_path / "got" / "atlas.duckdb").exists()
 
 
-def test_what_cannot_be_pulled_is_told_in_one_line(ann, atlas, tmp_path):
+def test_what_cannot_be_pulled_gives_one_line(ann, atlas, tmp_path):
     ann.hub.datasets.create("ann/data")
     for name, sentence in {
         "ann/nothing": "There is no dataset ann/nothing on the Hub",
@@ -136,7 +136,7 @@ def test_a_repository_that_was_changed_by_hand_is_noticed_before_anything_is_fet
     assert not [one for one in ann.hub.requests if one.role == "cdn"]
 
 
-def test_a_disk_without_room_is_told_before_anything_is_fetched(ann, atlas, tmp_path, monkeypatch):
+def test_a_disk_without_room_is_reported_before_anything_is_fetched(ann, atlas, tmp_path, monkeypatch):
     ann.push(atlas)
     monkeypatch.setattr("indexer.share.pull.shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     ann.hub.reset_log()

@@ -15,7 +15,7 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
 from indexer.share.manifest import parse
-from tests.share.ground import NAME, is_whole, pushed_files, rows_of
+from tests.share.conftest import NAME, is_whole, pushed_files, rows_of
 
 
 def head(hub):
@@ -117,10 +117,10 @@ def test_a_newer_atlas_of_somebody_else_stays(ann, atlas, tmp_path):
     newer = AtlasFolder(tmp_path / "newer")
     with newer.locked("test"):
         represent(newer, "output")
-    ann.is_called("theirs")
+    ann.use_token("theirs")
     ann.push(newer)
     theirs = head(ann.hub)
-    ann.is_called("mine")
+    ann.use_token("mine")
     with pytest.raises(AtlasError, match="holds a newer atlas: generation 2"):
         ann.push(atlas)
     assert head(ann.hub) == theirs
@@ -131,7 +131,7 @@ def test_a_newer_atlas_of_somebody_else_stays(ann, atlas, tmp_path):
     assert not any(".output." in path for path in pushed_files(ann.hub))
 
 
-def test_a_repository_that_is_no_atlas_is_left_alone(ann, atlas):
+def test_a_repository_that_is_not_an_atlas_is_left_alone(ann, atlas):
     made = ann.hub.datasets.create(NAME)
     ann.hub.datasets.commit(made.id, None, "mine", {"train.csv": ann.hub.datasets.describe_regular(b"a,b\n")}, [])
     with pytest.raises(AtlasError, match="is not an atlas: it has 2 files"):

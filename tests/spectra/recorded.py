@@ -13,20 +13,20 @@ from indexer.names import ModelRef
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
 from indexer.weights.checkpoint import open_checkpoint
-from tests import rank_world as world
-from tests.rank_world import Kind
+from tests import checkpoints
+from tests.checkpoints import Kind
 
 KINDS: dict[str, Kind] = {
-    "roberta": world.roberta(2, 24, 60),
-    "gpt2": world.gpt2(2, 24),
-    "t5": world.t5(2, 3, 20, 50),
-    "phi3": world.phi3(2, heads=4, kv_heads=2, head=6, inner=40),
+    "roberta": checkpoints.roberta(2, 24, 60),
+    "gpt2": checkpoints.gpt2(2, 24),
+    "t5": checkpoints.t5(2, 3, 20, 50),
+    "phi3": checkpoints.phi3(2, heads=4, kv_heads=2, head=6, inner=40),
 }
 
 
 def base_in(folder: Path, kind: Kind) -> tuple[BaseMatrices, dict]:
     weights = kind.random(seed=1)
-    checkpoint = open_checkpoint(ModelRef("base", folder=world.save(folder / "base", kind, weights)))
+    checkpoint = open_checkpoint(ModelRef("base", folder=checkpoints.save(folder / "base", kind, weights)))
     return store_base(checkpoint, "org/base", "b" * 40, folder / "base.safetensors"), weights
 
 
@@ -41,7 +41,7 @@ def record_of(folder: Path, base: BaseMatrices, relation: str = "finetune", spec
 def noise(scale: float = 1e-3) -> Callable:
     def delta(name, shape):
         rng = np.random.default_rng([ord(name[2][0]), name[1], *shape])
-        return scale * rng.normal(size=shape) + world.low_rank(rng, shape, [30 * scale, 20 * scale])
+        return scale * rng.normal(size=shape) + checkpoints.low_rank(rng, shape, [30 * scale, 20 * scale])
 
     return delta
 

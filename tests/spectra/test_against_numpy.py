@@ -12,8 +12,8 @@ from indexer.errors import Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.records.record import Record
 from indexer.weights.checkpoint import open_checkpoint
-from tests import rank_world as world
-from tests.rank_world import Kind
+from tests import checkpoints
+from tests.checkpoints import Kind
 from tests.spectra.recorded import KINDS, base_in, check_values, noise, record_of
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -29,8 +29,8 @@ def check_record(record: Record, kind: Kind, base: dict, tuned: dict) -> None:
         check_values(delta.spectrum, place.get(changes))
         check_values(delta.weights, place.get(tuned))
         for threshold in THRESHOLDS:
-            assert delta.change_ranks([threshold])[0] == world.rank_of(place.get(changes), threshold)
-            assert delta.weight_ranks([threshold])[0] == world.rank_of(place.get(tuned), threshold)
+            assert delta.change_ranks([threshold])[0] == checkpoints.rank_of(place.get(changes), threshold)
+            assert delta.weight_ranks([threshold])[0] == checkpoints.rank_of(place.get(tuned), threshold)
     expected = {(stack, layer, name) for stack, layer, _ in kind.places for name in kind.fused_matrices}
     assert {(one.parts[0].stack, one.parts[0].layer, one.family) for one in record.fused_matrices} == expected
     for whole in record.fused_matrices:
@@ -40,8 +40,8 @@ def check_record(record: Record, kind: Kind, base: dict, tuned: dict) -> None:
         check_values(whole.spectrum, kind.whole(changes, *where))
         check_values(whole.weights, kind.whole(tuned, *where))
         for threshold in THRESHOLDS:
-            assert whole.change_ranks([threshold])[0] == world.rank_of(kind.whole(changes, *where), threshold)
-            assert whole.weight_ranks([threshold])[0] == world.rank_of(kind.whole(tuned, *where), threshold)
+            assert whole.change_ranks([threshold])[0] == checkpoints.rank_of(kind.whole(changes, *where), threshold)
+            assert whole.weight_ranks([threshold])[0] == checkpoints.rank_of(kind.whole(tuned, *where), threshold)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -49,7 +49,7 @@ def test_a_full_fine_tune_against_numpy(name, tmp_path):
     kind = KINDS[name]
     base, weights = base_in(tmp_path, kind)
     tuned = kind.changed(weights, noise())
-    check_record(record_of(world.save(tmp_path / "tuned", kind, tuned), base), kind, weights, tuned)
+    check_record(record_of(checkpoints.save(tmp_path / "tuned", kind, tuned), base), kind, weights, tuned)
 
 
 def lora(kind: Kind, weights: dict, modules: dict[str, str], rank: int = 3) -> tuple[dict, dict]:
@@ -84,7 +84,7 @@ def test_an_adapter_against_numpy(name, modules, tmp_path):
     base, weights = base_in(tmp_path, kind)
     factors, merged = lora(kind, weights, modules)
     changes = {tensor: merged[tensor] - weights[tensor] for tensor in weights}
-    record = record_of(world.save_lora(tmp_path / "lora", "org/base", factors, alpha=6), base, relation="adapter")
+    record = record_of(checkpoints.save_lora(tmp_path / "lora", "org/base", factors, alpha=6), base, relation="adapter")
     assert record.has_spectra
     for delta in record.deltas:
         place = kind.places[delta.key.stack, delta.key.layer, delta.key.family]
@@ -125,9 +125,9 @@ def test_a_fused_matrix_of_which_an_adapter_changes_a_part(tmp_path):
 
 def test_parts_that_come_apart_and_in_another_order_make_the_same_whole(tmp_path):
     """A fine-tune may store split what the base stores fused. Only what waits for the rest of a whole is held."""
-    kind = world.gpt2(2, 160)  # wide enough for single precision: another order of rows would show
+    kind = checkpoints.gpt2(2, 160)  # wide enough for single precision: another order of rows would show
     base, weights = base_in(tmp_path, kind)
-    folder = world.save(tmp_path / "tuned", kind, kind.changed(weights, noise()))
+    folder = checkpoints.save(tmp_path / "tuned", kind, kind.changed(weights, noise()))
     record = record_of(folder, base)
     checkpoint = open_checkpoint(ModelRef("tuned", folder=folder))
     deltas = list(dense_deltas(checkpoint, layout_against(checkpoint, base), base, with_weights=True))
@@ -145,7 +145,7 @@ def test_untouched_and_unchanged_matrices_have_weights_and_no_change(tmp_path):
     """A copy: W is there, δW is zero and has no spectrum; all is complete."""
     kind = KINDS["gpt2"]
     base, weights = base_in(tmp_path, kind)
-    record = record_of(world.save(tmp_path / "copy", kind, weights), base)
+    record = record_of(checkpoints.save(tmp_path / "copy", kind, weights), base)
     assert record.is_copy
     assert record.has_spectra
     assert {delta.spectrum for delta in record.deltas} == {whole.spectrum for whole in record.fused_matrices} == {None}
@@ -158,7 +158,7 @@ def test_a_half_precision_upload_has_the_weights_it_stores(tmp_path):
     kind = KINDS["roberta"]
     base, weights = base_in(tmp_path, kind)
     tuned = {name: tensor.astype(np.float16) for name, tensor in kind.changed(weights, noise(1e-2)).items()}
-    record = record_of(world.save(tmp_path / "half", kind, tuned), base)
+    record = record_of(checkpoints.save(tmp_path / "half", kind, tuned), base)
     for delta in record.deltas:
         place = kind.places[delta.key.stack, delta.key.layer, delta.key.family]
         check_values(delta.weights, place.get(tuned))
@@ -172,6 +172,6 @@ def test_an_adapter_whose_weights_overflow_is_skipped(tmp_path):
     module = "roberta.encoder.layer.0.attention.self.query"
     factors, _ = lora(kind, weights, {module: "encoder.layer.0.attention.self.query.weight"})
     huge = {module: tuple(np.full_like(factor, 1e19) for factor in factors[module])}
-    folder = world.save_lora(tmp_path / "huge", "org/base", huge, alpha=3000)
+    folder = checkpoints.save_lora(tmp_path / "huge", "org/base", huge, alpha=3000)
     with pytest.raises(Skipped, match=r"the change of the matrix 0\.query is beyond float32"):
         record_of(folder, base, relation="adapter")

@@ -16,10 +16,9 @@ from indexer.publish.maintenance import rebuild, status
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
-from scripts.loopback_hub import LoopbackHub
-from tests import rank_world as world
-from tests.conftest import Shell
+from tests import checkpoints
 from tests.spectra.recorded import KINDS, noise
+from tests.tiny_hub import served_shell
 
 pytestmark = pytest.mark.slow
 
@@ -119,13 +118,13 @@ def test_builds_with_and_without_the_flag(tmp_path):
     """Limit, failure, the rest, nothing, nothing without the flag; and a rebuild keeps what has spectra."""
     kind, store = KINDS["gpt2"], tmp_path / "store"
     weights = kind.random(seed=1)
-    world.save(store / "org/base", kind, weights)
-    world.describe(store, "org/base", tags=["transformers"])
+    checkpoints.save(store / "org/base", kind, weights)
+    checkpoints.describe(store, "org/base", tags=["transformers"])
     for place, name in enumerate(("ann/one", "bob/two", "cyd/three")):
-        world.save(store / name, kind, kind.changed(weights, noise(1e-3 * (place + 1))))
-        world.claim(store, name, "org/base", month=place + 1)
-    with LoopbackHub(store) as hub:
-        shell = Shell(hub.endpoint, tmp_path, {"HF_HOME": str(tmp_path / "hf")})
+        checkpoints.save(store / name, kind, kind.changed(weights, noise(1e-3 * (place + 1))))
+        checkpoints.claim(store, name, "org/base", month=place + 1)
+    with served_shell(store) as shell:
+        hub = shell.hub
 
         def build(*words):
             ran = shell("index", "build", "--base", "org/base", "--workers", "1", "--json", *words)

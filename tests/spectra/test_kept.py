@@ -11,14 +11,14 @@ from safetensors.numpy import load, save
 from indexer.publish.rows import rows_of_record
 from indexer.records.record import read_record, write_record
 from indexer.storage.arrays import checksum
-from tests import rank_world as world
+from tests import checkpoints
 from tests.spectra.recorded import KINDS, base_in, noise, record_of
 
 
 def test_spectra_and_wholes_survive_the_disk_and_older_records_still_read(tmp_path):
     kind = KINDS["phi3"]
     base, weights = base_in(tmp_path, kind)
-    folder = world.save(tmp_path / "tuned", kind, kind.changed(weights, noise()))
+    folder = checkpoints.save(tmp_path / "tuned", kind, kind.changed(weights, noise()))
     record = record_of(folder, base)
     write_record(record, tmp_path / "r.safetensors")
     back = read_record(tmp_path / "r.safetensors")
@@ -38,7 +38,7 @@ def test_a_file_of_the_first_form_reads_and_lacks_the_weights(tmp_path):
     """Its header has no fused_matrices and its arrays no weights."""
     kind = KINDS["gpt2"]
     base, weights = base_in(tmp_path, kind)
-    record = record_of(world.save(tmp_path / "tuned", kind, kind.changed(weights, noise())), base)
+    record = record_of(checkpoints.save(tmp_path / "tuned", kind, kind.changed(weights, noise())), base)
     path = tmp_path / "r.safetensors"
     write_record(record, path)
     payload = path.read_bytes()
@@ -63,7 +63,7 @@ def test_rows_hold_every_rank(tmp_path):
     kind = KINDS["gpt2"]
     base, weights = base_in(tmp_path, kind)
     tuned = kind.changed(weights, noise())
-    record = record_of(world.save(tmp_path / "tuned", kind, tuned), base)
+    record = record_of(checkpoints.save(tmp_path / "tuned", kind, tuned), base)
     changes = {name: tuned[name].astype(np.float64) - weights[name] for name in weights}
     rows = rows_of_record(1, "k", record)
     assert rows["records"][0]["has_spectra"] is True
@@ -76,6 +76,6 @@ def test_rows_hold_every_rank(tmp_path):
         assert row["norm"] == pytest.approx(np.linalg.norm(change), rel=1e-5)
         assert (row["out_features"], row["in_features"]) == change.shape
         for percent in (50, 80, 90, 95, 99):
-            assert row[f"rank_{percent}"] == world.rank_of(change, percent / 100)
-            assert row[f"weight_rank_{percent}"] == world.rank_of(weight, percent / 100)
+            assert row[f"rank_{percent}"] == checkpoints.rank_of(change, percent / 100)
+            assert row[f"weight_rank_{percent}"] == checkpoints.rank_of(weight, percent / 100)
     assert [row["families"] for row in rows["fused_matrices"]] == [["query", "key", "value"]] * 2

@@ -1,18 +1,29 @@
-"""The database that is asked, made once."""
+"""The database that is asked, made once, and a secret that nobody may read."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 
 import duckdb
 import pytest
 
-from tests.sql.databases import SECRET
+SECRET = "the secret of another file"
+
+
+def state(folder):
+    """Every file of a folder with its bytes, and every name of the working directory."""
+    files = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    return files, sorted(os.listdir())
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """An atlas's folder: a database, a vector file beside it, and a stranger's file."""
+    """An atlas's folder: a database, a vector file beside it, and an unrelated file."""
     root = tmp_path_factory.mktemp("atlas")
     path = root / "atlas.duckdb"
     with duckdb.connect(str(path), config={"storage_compatibility_version": "v1.4.0"}) as connection:

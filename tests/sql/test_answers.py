@@ -18,7 +18,7 @@ from query.sandbox import process
 from query.sql import check_condition, connect_locked, run_sql
 from tests.halves import a_few
 from tests.patience import PATIENCE, wait_for
-from tests.sql.databases import state
+from tests.sql.conftest import state
 
 ENDLESS = [
     "SELECT len(range(100000000))",
@@ -58,7 +58,7 @@ def test_a_large_result_is_refused_before_it_is_handed_over(database):
         run_sql(database, "SELECT repeat('x', 10000) FROM range(10000)", limit=None)
 
 
-def test_numbers_out_of_this_world_are_sentences(database):
+def test_absurd_numbers_are_sentences(database):
     for statement in ["SELECT repeat('x', 10000000000)", "SELECT len(range(1000000000000))", "SELECT 'a'::INTEGER"]:
         with pytest.raises(AtlasError):
             run_sql(database, statement, seconds=PATIENCE)
@@ -138,7 +138,7 @@ def test_the_row_limit(database):
     assert len(run_sql(database, "SELECT * FROM range(100000000000)", limit=5).rows) == 5
 
 
-def test_columns_of_one_name_are_told_apart(database):
+def test_columns_of_one_name_are_distinguished(database):
     found = run_sql(database, "SELECT 1 AS a, 2 AS a, 3 AS a_2, 4 AS a")
     assert found.to_rows() == [{"a": 1, "a_2": 2, "a_2_2": 3, "a_3": 4}]
 
@@ -270,7 +270,7 @@ def test_a_condition_finds_ids(database, where, count):
         "[" * 5000,
     ],
 )
-def test_what_is_no_condition_is_refused(folder, database, where):
+def test_what_is_not_a_condition_is_refused(folder, database, where):
     """Here, in this process: the same two steps that the other one takes."""
     before = state(folder)
     with connect_locked(database) as connection, pytest.raises((process._Refused, duckdb.Error)):

@@ -41,7 +41,7 @@ def asked(*words: str | bytes, stdin: bytes = b"", **environment: str):
 
 
 @pytest.mark.parametrize("code", [0xDCFF, 0xDCC3, 0xD800])
-def test_what_is_no_utf_8_is_said(database, code):
+def test_what_is_not_utf_8_is_refused(database, code):
     literal = f"'{chr(code)}'"
     with pytest.raises(AtlasError, match=r"^The statement is not UTF-8\."):
         run_sql(database, f"SELECT {literal}")
@@ -56,10 +56,10 @@ def test_accents_are_understood_in_every_locale(database, environment):
 
 
 @pytest.mark.parametrize("environment", [ASCII, STRICT, {}], ids=["C locale", "strict", "this locale"])
-@pytest.mark.parametrize(("accent", "told"), [("é".encode(), b"1"), (b"\xff", b"is not UTF-8.")])
-def test_a_statement_from_stdin_is_utf_8(atlas, environment, accent, told):
+@pytest.mark.parametrize(("accent", "message"), [("é".encode(), b"1"), (b"\xff", b"is not UTF-8.")])
+def test_a_statement_from_stdin_is_utf_8(atlas, environment, accent, message):
     statement = b"SELECT length('%b') AS characters" % accent
     done = asked("-m", "query", "sql", "-", "--format", "csv", "--atlas", atlas, stdin=statement, **environment)
-    assert told in done.stdout + done.stderr
-    assert done.returncode == int(told != b"1")
+    assert message in done.stdout + done.stderr
+    assert done.returncode == int(message != b"1")
     assert (done.stdout + done.stderr).count(b"\n") <= 2

@@ -1,4 +1,4 @@
-"""A database is read as one file, also when a publish puts another in its place while it is opened."""
+"""A database is read as one file, also while it is replaced; a damaged one is named with its repair."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import duckdb
 import pytest
 
 from indexer.database.secure_connection import attached
+from indexer.errors import AtlasError
+from query import Atlas
 from query.sandbox.locked import connect_locked
 
 
@@ -52,3 +54,21 @@ def test_one_that_is_not_there_or_damaged_is_tried_once(tmp_path, monkeypatch, c
         with pytest.raises(duckdb.Error):
             connect(path)
         assert len(tries) == 1
+
+
+# ---- a statement that meets a damaged block says that the file is damaged, and how it is made again
+
+
+def test_a_flipped_bit_is_reported_with_its_repair(atlas):
+    content = bytearray(atlas.database.read_bytes())
+    places = [at for at in range(len(content)) if content.startswith(b"ann/glue-0", at)]
+    for at in places:
+        content[at] ^= 1
+    atlas.database.write_bytes(content)
+    for ask in (lambda opened: opened.sql("SELECT model FROM fine_tunes"),
+                lambda opened: opened.similar("bob/glue-1", where="model <> 'x'")):  # fmt: skip
+        with pytest.raises(AtlasError) as caught, Atlas(atlas.root) as opened:
+            ask(opened)
+        assert "atlas.duckdb is damaged (" in caught.value.message
+        assert "does not match stored checksum" in caught.value.message
+        assert "index rebuild" in caught.value.hint

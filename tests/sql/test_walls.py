@@ -16,7 +16,7 @@ from indexer.errors import AtlasError
 from query import sql
 from query.sandbox import process
 from query.sql import connect_locked, run_sql
-from tests.sql.databases import SECRET, state
+from tests.sql.conftest import SECRET, state
 
 # Statements that want out. {file}: the database itself, {folder}: where it lies.
 ATTACKS = """
@@ -175,7 +175,7 @@ def test_the_second_wall_alone_stops_every_attack(folder, database):
     assert state(folder) == before
 
 
-def test_the_first_wall_refuses_what_is_no_select_of_the_atlas(folder, database):
+def test_the_first_wall_refuses_what_is_not_a_select_of_the_atlas(folder, database):
     """Without running anything: each of them is answered with a sentence."""
     passed, answers = set(), []
     with connect_locked(database) as connection:

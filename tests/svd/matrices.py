@@ -20,7 +20,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
-def planted(rows: int, columns: int, values, seed: int = 0) -> torch.Tensor:
+def with_values(rows: int, columns: int, values, seed: int = 0) -> torch.Tensor:
     """A float32 matrix with the given singular values and random singular vectors."""
     draw = np.random.default_rng(seed)
     values = np.asarray(values, dtype=np.float64)

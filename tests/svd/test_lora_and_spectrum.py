@@ -10,7 +10,7 @@ import torch
 
 from indexer.deltas.svd import lora_svd, spectrum, truncated_svd
 from indexer.records.record import ranks_at
-from tests.svd.matrices import ENERGY, exact, planted, random, shared_out
+from tests.svd.matrices import ENERGY, exact, random, shared_out, with_values
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
@@ -90,7 +90,7 @@ class TestSpectrum:
         "matrix",
         [
             *(
-                pytest.param(planted(*shape, shared_out(ENERGY[family], 256)), id=family)
+                pytest.param(with_values(*shape, shared_out(ENERGY[family], 256)), id=family)
                 for family, shape in (
                     ("query", (256, 256)),
                     ("feedforward1", (1024, 256)),
@@ -99,10 +99,10 @@ class TestSpectrum:
             ),
             pytest.param(random(300, 250), id="gaussian"),
             pytest.param(random(300, 250) + 5, id="offset"),
-            pytest.param(planted(300, 250, np.r_[1, np.full(249, 0.004)]), id="one dominates"),
-            pytest.param(planted(300, 250, np.r_[1, np.full(249, 0.01)]), id="energy in the tail"),
-            pytest.param(planted(300, 250, 0.5 ** np.arange(250)), id="geometric"),
-            pytest.param(planted(300, 250, np.ones(250)), id="all equal"),
+            pytest.param(with_values(300, 250, np.r_[1, np.full(249, 0.004)]), id="one dominates"),
+            pytest.param(with_values(300, 250, np.r_[1, np.full(249, 0.01)]), id="energy in the tail"),
+            pytest.param(with_values(300, 250, 0.5 ** np.arange(250)), id="geometric"),
+            pytest.param(with_values(300, 250, np.ones(250)), id="all equal"),
             pytest.param(random(300, 6) @ random(6, 250, seed=1), id="low rank"),
             pytest.param(random(300, 250) * 1e-30, id="tiny"),
             pytest.param(random(300, 250) * 1e30, id="huge"),

@@ -15,7 +15,7 @@ from indexer.deltas import svd
 from indexer.deltas.svd import Factors, lora_svd, spectrum, truncated_svd
 from indexer.records.identity import SVD_METHOD
 from tests.halves import a_few
-from tests.svd.matrices import ENERGY, exact, planted, random, shared_out
+from tests.svd.matrices import ENERGY, exact, random, shared_out, with_values
 
 
 def worst_error(factors: Factors, matrix: torch.Tensor) -> float:
@@ -56,7 +56,7 @@ class TestTruncated:
     @pytest.mark.parametrize("family", ENERGY)
     def test_spectra_like_those_of_real_deltas(self, family: str) -> None:
         shape = {"feedforward1": (1536, 384), "feedforward2": (384, 1536)}.get(family, (384, 384))
-        matrix = planted(*shape, shared_out(ENERGY[family], 384), seed=zlib.crc32(family.encode()))
+        matrix = with_values(*shape, shared_out(ENERGY[family], 384), seed=zlib.crc32(family.encode()))
         factors = assert_good(0.01 * matrix)
         assert 0 < factors.blocks <= 4
 
@@ -80,7 +80,7 @@ class TestTruncated:
     @pytest.mark.parametrize("seed", a_few(range(3), 1))
     @pytest.mark.parametrize("ratio", [0.9, 0.93, 0.96])
     def test_vectors_between_close_values(self, ratio: float, seed: int) -> None:
-        matrix = planted(500, 400, ratio ** np.arange(400), seed)
+        matrix = with_values(500, 400, ratio ** np.arange(400), seed)
         u, _, v = exact(matrix)
         factors = truncated_svd(matrix, 8, seed)
         for mine, true in ((factors.u, u), (factors.v, v)):
@@ -96,17 +96,17 @@ class TestTruncated:
             pytest.param(random(300, 300).sign(), id="signs"),
             pytest.param(random(300, 300).abs(), id="positive"),
             pytest.param(random(400, 300) ** 5, id="heavy tails"),
-            pytest.param(planted(300, 300, np.linspace(1, 0.98, 300)), id="nearly all equal"),
-            pytest.param(planted(300, 300, np.linspace(1, 0.3, 300)), id="linear"),
-            pytest.param(planted(400, 300, np.arange(1, 301) ** -0.25), id="slow power"),
-            pytest.param(planted(400, 300, np.r_[np.ones(20), np.full(280, 0.5)]), id="twenty equal"),
-            pytest.param(planted(400, 300, np.r_[np.linspace(3, 2, 4), np.linspace(1, 0.8, 296)]), id="four lead"),
+            pytest.param(with_values(300, 300, np.linspace(1, 0.98, 300)), id="nearly all equal"),
+            pytest.param(with_values(300, 300, np.linspace(1, 0.3, 300)), id="linear"),
+            pytest.param(with_values(400, 300, np.arange(1, 301) ** -0.25), id="slow power"),
+            pytest.param(with_values(400, 300, np.r_[np.ones(20), np.full(280, 0.5)]), id="twenty equal"),
+            pytest.param(with_values(400, 300, np.r_[np.linspace(3, 2, 4), np.linspace(1, 0.8, 296)]), id="four lead"),
             pytest.param(
-                planted(600, 500, np.r_[np.ones(4), np.full(12, 0.8), np.linspace(0.7, 0.01, 484)], 1), id="steps"
+                with_values(600, 500, np.r_[np.ones(4), np.full(12, 0.8), np.linspace(0.7, 0.01, 484)], 1), id="steps"
             ),
-            pytest.param(planted(400, 300, np.r_[1, np.linspace(0.01, 0.005, 299)]), id="one dominates"),
-            pytest.param(planted(400, 300, np.r_[1, np.linspace(0.001, 0.0005, 299)]), id="one dominates all"),
-            pytest.param(planted(400, 300, 0.3 ** np.arange(300)), id="geometric"),
+            pytest.param(with_values(400, 300, np.r_[1, np.linspace(0.01, 0.005, 299)]), id="one dominates"),
+            pytest.param(with_values(400, 300, np.r_[1, np.linspace(0.001, 0.0005, 299)]), id="one dominates all"),
+            pytest.param(with_values(400, 300, 0.3 ** np.arange(300)), id="geometric"),
             pytest.param(torch.diag(torch.linspace(1, 0.1, 400)), id="diagonal"),
             pytest.param(torch.eye(300), id="identity"),
             pytest.param(torch.block_diag(*random(6, 60, 60)), id="blocks"),
@@ -126,7 +126,7 @@ class TestTruncated:
 
     @pytest.mark.parametrize("rank", [1, 2, 5, 16, 40, 300])
     def test_other_ranks(self, rank: int) -> None:
-        assert_good(planted(350, 300, shared_out(ENERGY["query"], 300)), rank)
+        assert_good(with_values(350, 300, shared_out(ENERGY["query"], 300)), rank)
 
     def test_more_than_there_is(self) -> None:
         matrix = random(40, 5)
@@ -169,9 +169,9 @@ class TestTruncated:
         for seed in range(160, 170):
             assert assert_good(matrix, 8, seed).s[:3].tolist() == pytest.approx([32**0.5, 1, 0], rel=1e-5)
 
-    def test_stays_orthogonal_beside_a_dominant_direction(self) -> None:
+    def test_stays_orthogonal_next_to_a_dominant_direction(self) -> None:
         """Twelve blocks or so, each of which could let the first direction back in."""
-        assert assert_good(planted(768, 700, np.r_[1, np.linspace(0.01, 0.005, 699)])).blocks > 5
+        assert assert_good(with_values(768, 700, np.r_[1, np.linspace(0.01, 0.005, 699)])).blocks > 5
 
     @pytest.mark.parametrize("scale", [1e-36, 1e-30, 1e-12, 1e-5, 1e5, 1e12, 1e30, 1e34])
     @pytest.mark.parametrize("shape", [(300, 200), (30, 20)])
@@ -238,7 +238,7 @@ class TestTruncated:
         assert torch.equal(matrix, copy)
 
     def test_same_input_same_bits(self) -> None:
-        matrix = planted(400, 300, shared_out(ENERGY["key"], 300))
+        matrix = with_values(400, 300, shared_out(ENERGY["key"], 300))
         torch.manual_seed(1)
         state = torch.get_rng_state()
         first = truncated_svd(matrix, 8, 7)
@@ -274,7 +274,7 @@ class TestTruncated:
     )
     def test_whatever_comes(self, rows: int, columns: int, true_rank: int, rank: int, decay: float, seed: int) -> None:
         values = np.arange(1, min(rows, columns, true_rank) + 1) ** -decay
-        matrix = planted(rows, columns, values, seed % 1000)
+        matrix = with_values(rows, columns, values, seed % 1000)
         factors = truncated_svd(matrix, rank, seed)
         assert worst_error(factors, matrix) < 0.01
         assert not factors.s[len(values) :].any()

@@ -1,4 +1,4 @@
-"""What an atlas publishes, against plain loops over the planted blocks."""
+"""What an atlas publishes, against plain loops over the blocks."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_stored_neighbours_say_the_same_as_a_search(atlas):
         assert one.background == pytest.approx(other.background, abs=1e-4)
 
 
-def test_the_background_is_the_share_of_strangers_at_least_as_similar(atlas, models):
+def test_the_background_is_the_share_of_unrelated_pairs_at_least_as_similar(atlas, models):
     wanted = expected(models)
     people = [
         place for place, one in enumerate(models)
@@ -137,7 +137,7 @@ def test_sql_and_python_read_a_background_alike(atlas):
         assert atlas.background(BASE, ("full", "full"), float(value)) == pytest.approx(known.share(float(value)))
 
 
-def test_two_models_compared_are_told_as_neighbours_are(atlas):
+def test_two_models_compared_are_described_as_neighbours_are(atlas):
     (near,) = atlas.similar("a0/d0-0", 1)
     asked = [resolve_model(atlas, name, None, "input") for name in ("a0/d0-0", near.model)]
     similarity, background, _, matrices = similarity_of(atlas, *asked)
@@ -228,7 +228,7 @@ def test_a_block_that_is_its_centre_gives_no_nan(models):
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_what_a_small_centre_makes_of_strangers(count):
+def test_what_a_small_centre_makes_of_unrelated_models(count):
     """Blocks at right angles, each of another author."""
     raw = np.eye(12, dtype=np.float32)[:count]
     centre = centre_of(raw, [f"author{number}" for number in range(count)], 1)

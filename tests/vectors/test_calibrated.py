@@ -30,7 +30,7 @@ def test_left_out_pairs_reach_a_share_as_often_as_it_says(draw):
 
 
 def test_pairs_that_are_more_alike_reach_it_more_often():
-    """The test above can fail: pairs that share something are no strangers."""
+    """The test above can fail: pairs that share something are not unrelated."""
     rng = np.random.default_rng(4)
     known = Background.of(0.1 * rng.standard_normal(20_000).astype(np.float32))
     shares = np.array([known.share(float(one)) for one in 0.1 * rng.standard_normal(5_000) + 0.15])

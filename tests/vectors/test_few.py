@@ -67,7 +67,7 @@ def test_every_similarity_is_a_number_between_minus_one_and_one(few):
                 assert near.background is None or 0 < near.background <= 1
 
 
-def test_a_background_is_told_only_where_enough_strangers_are_known(few):
+def test_a_background_is_given_only_where_enough_unrelated_pairs_are_known(few):
     _, atlas = few
     rows = atlas.rows("SELECT pairs, share FROM null_similarity")
     assert all(row["pairs"] >= 200 and 0 < row["share"] <= 1 for row in rows)

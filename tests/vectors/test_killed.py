@@ -11,7 +11,7 @@ from query import Atlas
 from tests.conftest import start_python
 from tests.halves import a_few
 from tests.patience import PATIENCE
-from tests.world import BASE
+from tests.tiny_hub import BASE
 
 # In the child: publish, and end at once at some point.
 CRASH = """

@@ -21,7 +21,7 @@ DRAWN = 70  # models of a group that a background is made of
 
 
 def _shares(folder, models: list[Model], groups: tuple[str, str]) -> tuple[list[float], list[float]]:
-    """Shares of all pairs of strangers that the background was not made of; and of pairs with the same data."""
+    """Shares of all unrelated pairs that the background was not made of; and of pairs with the same data."""
     with Atlas(write_atlas(folder, models)) as atlas:
         vectors = atlas.index(BASE).vectors()
         rows = atlas.rows(
@@ -64,7 +64,7 @@ def test_of_pairs_that_a_background_was_not_made_of_one_in_a_hundred_has_one_of_
         error = np.std(found, ddof=1) / np.sqrt(len(found))
         assert abs(np.mean(found) - level) < 3 * error, (level, found)
         assert error < level / 3
-    assert np.mean(of_kin) > 0.2  # pairs on the same data are no strangers
+    assert np.mean(of_kin) > 0.2  # pairs on the same data are not unrelated
 
 
 def _purity(models: list[Model], vectors: np.ndarray) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Two tasks on one text: what the script says of planted models."""
+"""Two tasks on one text: what the script says of known models."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from indexer.names import ModelRef
 from indexer.network.hub_requests import RetryPolicy
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
-from tests.hub_ground import undisturbed
+from tests.hubs import cleared
 from tests.weights.folders import FORMS, a_state, write_config
 
 SHA = "1234567890abcdef1234567890abcdef12345678"
@@ -92,7 +92,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory, bert: dict[str, torch.Tens
 
 @pytest.fixture
 def hub(serving: LoopbackHub) -> Iterator[LoopbackHub]:
-    with undisturbed(serving):
+    with cleared(serving):
         yield serving
 
 

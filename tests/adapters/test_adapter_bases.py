@@ -21,8 +21,7 @@ from indexer.records.identity import SVD_METHOD, Identity, Parent, Spec, Unit
 from indexer.records.record import Record, read_record
 from indexer.records.store import RecordStore
 from scripts.loopback_hub import LoopbackHub
-from tests.conftest import Shell
-from tests.world import BASE, OLD_ID, SIZES, add_model, describe, make_world
+from tests.tiny_hub import BASE, OLD_ID, SIZES, add_model, describe, served_shell
 
 pytestmark = pytest.mark.slow
 
@@ -72,9 +71,9 @@ def full_change(store, name: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def stood(tmp_path_factory):
-    """An atlas of a world with adapters on everything that adapters are found on."""
-    store = make_world(tmp_path_factory.mktemp("stood") / "store", per_dataset=4)
+def stood(tiny_store, tmp_path_factory):
+    """An atlas with adapters on everything that adapters are found on."""
+    store = tiny_store(4, tmp_path_factory.mktemp("adapters") / "store")
     torch.manual_seed(7)
     add_model(
         store,
@@ -115,9 +114,8 @@ def stood(tmp_path_factory):
             ("eve/on-itself", "eve/on-itself", {}),
         ))
     }  # fmt: skip
-    with LoopbackHub(store) as hub:
-        shell = Shell(hub.endpoint, store.parent, {"HF_HOME": str(store.parent / "hf")})
-        ran = shell("index", "build", "--base", BASE, "--workers", "1")
+    with served_shell(store) as shell:
+        ran = shell("index", "build", "--base", BASE)
         assert ran.code == 0, ran.err
         yield store, shell, changes, ran
 
@@ -173,7 +171,7 @@ def test_on_an_adapter_factors_are_joined_and_chains_are_followed_to_their_end(s
     assert found["eve/on-adapter-on-tuned"].identity.parent.count(">") == 1
 
 
-def test_verdicts_and_what_a_person_is_told(stood):
+def test_verdicts_and_what_a_person_is_reported(stood):
     _, shell, changes, ran = stood
     found = verdicts(shell)
     assert {name.removeprefix("eve/on-"): verdict for name, verdict in found.items() if "/on-" in name} == {
@@ -267,7 +265,7 @@ def test_a_row_that_is_older_than_the_file_does_not_decide(stood):
                 "config": {"peft": {"base_model_name_or_path": said}},
             }
             settings = json.loads((store / f"{name}.repo.json").read_text())
-            describe(store, name, **{**settings, "tags": []})  # else the row of now is listed beside it
+            describe(store, name, **{**settings, "tags": []})  # else the current row is listed as well
             Listing(AtlasFolder(shell.folder / "atlas").listing(BASE)).add(row, "adapter", BASE)
         for _ in range(2):
             ran = shell("index", "build", "--base", BASE, "--workers", "1", "--json", HF_ENDPOINT=hub.endpoint)

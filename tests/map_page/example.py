@@ -1,4 +1,4 @@
-"""A map of seven models, some of them hostile."""
+"""A map of seven models, some of them hostile, and what a person sees of its page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,28 @@ from query.map.coloring import grouped
 from query.map.model_map import MapPoint, ModelMap
 from query.map.neighbours import NearPoint, Parent
 from query.population import LeftOut
+
+
+def middle(page):
+    """The window's pixel where the first model lies."""
+    box = page.run("const b = document.getElementById('map').getBoundingClientRect(); return [b.x, b.y]")
+    place = page.run("return [screenX(0), screenY(0)]")
+    return box[0] + place[0], box[1] + place[1]
+
+
+def shown(page):
+    return page.text("#shown summary")
+
+
+def settle(page):
+    """Until what was asked for is drawn."""
+    page.run("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+
+
+def drawn(page):
+    settle(page)
+    return page.run("return document.getElementById('map').toDataURL()")
+
 
 IMAGE = "<img src=x onerror=window.planted=1>"
 SCRIPT = "</script><script>window.planted=1</script>"
@@ -39,7 +61,7 @@ PARENTS = {
 }
 
 
-def planted_map(rows=ROWS, neighbours=NEIGHBOURS, **options):
+def example_map(rows=ROWS, neighbours=NEIGHBOURS, **options):
     groups = grouped("dataset", [row[2][0] if row[2] else None for row in rows])
     return ModelMap(
         base=f"org/{IMAGE}",

@@ -1,4 +1,4 @@
-"""Deltas planted in live transformers models must be read back from the saved files, family by family."""
+"""Deltas added to live transformers models must be read back from the saved files, family by family."""
 
 from __future__ import annotations
 

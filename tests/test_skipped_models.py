@@ -1,4 +1,4 @@
-"""One stranger's model must not stop a publish: what does not fit is skipped, not published, by name and reason."""
+"""One odd model must not stop a publish: what does not fit is skipped, not published, by name and reason."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ from indexer.publish.validation import MOST_CHARACTERS, MOST_ITEMS, InvalidValue
 from indexer.records.record import write_record
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import FailureRecord, RecordStore
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import Shell
 from tests.halves import a_few
-from tests.world import BASE, DATASETS, describe, make_world
+from tests.tiny_hub import BASE, DATASETS, describe, served_shell
 
 
 def entries_of(folder: AtlasFolder) -> list[Entry]:
@@ -62,10 +60,10 @@ def lora(root, identifier: str, size: float = 1.0, **config: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory):
+def hostile(tiny_store, tmp_path_factory):
     """What a build makes of three honest models and some whose numbers are out of range."""
     folder = tmp_path_factory.mktemp("hostile")
-    root = make_world(folder / "store", per_dataset=1)
+    root = tiny_store(1, folder / "store")
     lora(root, "eve/large", lora_alpha=9e29)
     lora(root, "eve/too-large", lora_alpha=9e29, size=1e10)
     lora(root, "eve/tiny", lora_alpha=1e-45)
@@ -74,8 +72,7 @@ def hostile(tmp_path_factory):
     for name in ("id2label", "label2id"):
         config.pop(name, None)
     config_path.write_text(json.dumps({**config, "num_labels": 3_000_000_000}))
-    with LoopbackHub(root) as hub:
-        shell = Shell(hub.endpoint, folder, {"HF_HOME": str(folder / "hf")})
+    with served_shell(root) as shell:
         yield shell, shell("index", "build", "--base", BASE, "--workers", "1", "--spectra", "--json")
 
 
@@ -207,7 +204,7 @@ def test_a_listed_row_whose_name_does_not_fit_is_a_bad_row(atlas):
         assert connection.rows("SELECT count(*) AS n FROM models")[0]["n"] == len(entries) - 1
 
 
-def test_a_base_whose_config_is_no_json_is_published(atlas):
+def test_a_base_whose_config_is_not_json_is_published(atlas):
     entries = entries_of(atlas)
     base = stored_bases(atlas)[0]
     base.__dict__["config"] = {**base.config, "odd": [math.nan, math.inf, "\ud800", {"\udc00": 1}]}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tests.world import describe
+from tests.tiny_hub import describe
 
 Array = NDArray[Any]
 Name = tuple[str, int, str]  # stack, layer, family
@@ -77,7 +77,7 @@ def roberta(layers: int, width: int, inner: int) -> Kind:
 
 
 def gpt2(layers: int, width: int) -> Kind:
-    """Conv1D stores (in, out); queries, keys and values are beside each other in c_attn."""
+    """Conv1D stores (in, out); queries, keys and values are next to each other in c_attn."""
     places = {}
     for layer in range(layers):
         for third, family in enumerate(("query", "key", "value")):

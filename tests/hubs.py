@@ -68,7 +68,7 @@ def use_endpoint(monkeypatch: Any, endpoint: str, limits: HttpLimits = QUICK, sa
     install_session(limits, say or (lambda sentence: None))
 
 
-class Clock:
+class FakeClock:
     """What our HTTP client takes for the time: it stands still, but that sleep moves it on; ``slept`` is how long.
 
     ``meanwhile``: called once, with the seconds, in place of the first sleep; the clock does not move for that one.
@@ -91,16 +91,16 @@ class Clock:
             self.now += seconds
 
 
-def given_clock(monkeypatch: Any, limits: HttpLimits = QUICK, say: Any = None) -> Clock:
+def use_fake_clock(monkeypatch: Any, limits: HttpLimits = QUICK, say: Any = None) -> FakeClock:
     """From now on the client of this process waits by a clock of the test's, and keeps rate limits of its own."""
-    clock = Clock()
+    clock = FakeClock()
     monkeypatch.setattr("indexer.network.session.time", clock)
     limiter = RateLimiter(clock=clock.monotonic)
     set_client_factory(lambda: HubClient(limits, limiter, say or (lambda sentence: None)))
     return clock
 
 
-def as_ever() -> None:
+def reset_session() -> None:
     """Give other tests in this process the limits that everybody gets."""
     install_session(HttpLimits(), lambda sentence: None)
 
@@ -113,7 +113,7 @@ def served(root: Path, monkeypatch: Any, limits: HttpLimits = QUICK, say: Any = 
         try:
             yield hub
         finally:
-            as_ever()
+            reset_session()
 
 
 @dataclass
@@ -138,7 +138,7 @@ def update_listing(listing: Listing, request: CrawlRequest) -> Report:
 
 
 @contextmanager
-def undisturbed(hub: LoopbackHub) -> Iterator[LoopbackHub]:
+def cleared(hub: LoopbackHub) -> Iterator[LoopbackHub]:
     """A Hub that many tests share, for one of them: its log empty, and none of its faults there before or after."""
     hub.faults.clear()
     hub.reset_log()
@@ -148,7 +148,7 @@ def undisturbed(hub: LoopbackHub) -> Iterator[LoopbackHub]:
         hub.faults.clear()
 
 
-def asked(hub: LoopbackHub, part: str = "") -> list[str]:
+def requested(hub: LoopbackHub, part: str = "") -> list[str]:
     """The requests so far whose path and query hold ``part``, as they were sent."""
     paths = [f"{one.path}?{one.query}" if one.query else one.path for one in hub.requests]
     return [one for one in paths if part in one]
@@ -174,7 +174,7 @@ class RawServer:
     def __exit__(self, *problem: object) -> None:
         self._open = False
         self._socket.close()
-        as_ever()
+        reset_session()
 
     def _run(self) -> None:
         while self._open:

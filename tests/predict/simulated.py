@@ -1,4 +1,4 @@
-"""Documented models drawn from a known world: centres for datasets, a manner for every author, heads with labels."""
+"""Simulated models with labels: a centre for each dataset, a shift for each author, heads with labels; and targets."""
 
 from __future__ import annotations
 
@@ -7,25 +7,38 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from query.predict.heads import Head
+from query.predict.target import Target
 from query.predict.training_set import LabelledModels
+
+
+def target(vector, head=None, author="asker", **facts) -> Target:
+    given = {"declared": (), "duplicates": (), "notes": (), "model_id": None}
+    found = None if vector is None else np.asarray(vector, np.float32) / np.linalg.norm(vector)
+    return Target("asker/model", "base", author, vector=found, head=head or Head(), **given | facts)
+
+
+def answer(prediction, dataset):
+    (found,) = [one for one in prediction.answers if one.dataset == dataset]
+    return found
+
 
 CLASSIFIER = "ForSequenceClassification"
 
 
 @dataclass(frozen=True)
-class World:
+class Simulation:
     """How models come about. ``novel``: share of sweeps on a dataset of no other author; ``named``: of heads with names."""
 
     centres: np.ndarray
     noise: float = 1.0
-    manner: float = 0.3
+    shift: float = 0.3
     novel: float = 0.15
     named: float = 0.4
     headless: float = 0.1
     longest_sweep: int = 5
 
     @classmethod
-    def of(cls, datasets: int = 30, length: int = 24, seed: int = 5, **settings) -> World:
+    def of(cls, datasets: int = 30, length: int = 24, seed: int = 5, **settings) -> Simulation:
         return cls(np.random.default_rng(seed).normal(size=(datasets, length)), **settings)
 
     def draw(self, authors: int, tag: str, seed: int) -> LabelledModels:
@@ -35,19 +48,19 @@ class World:
         popularity /= popularity.sum()
         parts = []
         for author in range(authors):
-            manner = self.manner * rng.normal(size=self.centres.shape[1])
+            shift = self.shift * rng.normal(size=self.centres.shape[1])
             for sweep in range(rng.integers(1, 4)):
                 if rng.random() < self.novel:
                     dataset, centre, labels = (
                         f"{tag}{author}/own{sweep}",
-                        rng.normal(size=len(manner)),
+                        rng.normal(size=len(shift)),
                         rng.integers(2, 7),
                     )
                 else:
                     number = rng.choice(len(self.centres), p=popularity)
                     dataset, centre, labels = f"d{number}", self.centres[number], number % 5 + 2
                 for member in range(rng.integers(1, self.longest_sweep + 1)):
-                    vector = centre + manner + self.noise * rng.normal(size=len(manner))
+                    vector = centre + shift + self.noise * rng.normal(size=len(shift))
                     parts.append(
                         (
                             vector,
@@ -58,7 +71,7 @@ class World:
                         )
                     )
         vectors, models, names, datasets, heads = zip(*parts, strict=True)
-        return documents(vectors, names, datasets, heads, models)
+        return labelled_models(vectors, names, datasets, heads, models)
 
     def head(self, dataset: str, labels: int, rng: np.random.Generator) -> Head:
         if rng.random() < self.headless:
@@ -67,7 +80,7 @@ class World:
         return Head(CLASSIFIER, int(labels), names if rng.random() < self.named else None)
 
 
-def documents(vectors, authors, datasets, heads=None, models=None) -> LabelledModels:
+def labelled_models(vectors, authors, datasets, heads=None, models=None) -> LabelledModels:
     """Columns as a test writes them: one name for a set, no heads, any vectors."""
     vectors = np.asarray(vectors, dtype=np.float64)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -91,5 +104,13 @@ def joined(first: LabelledModels, second: LabelledModels) -> LabelledModels:
     )
 
 
-def undocumented(one: LabelledModels) -> LabelledModels:
+def unlabelled(one: LabelledModels) -> LabelledModels:
     return replace(one, datasets=[frozenset()] * len(one.models))
+
+
+# By how well their vectors distinguish datasets.
+SIMULATIONS = {
+    "clear": Simulation.of(noise=0.6),
+    "blurred": Simulation.of(noise=1.0),
+    "rarely new": Simulation.of(noise=1.0, novel=0.03),
+}

@@ -19,7 +19,7 @@ from indexer.publish.staging import staged_database
 from query import Atlas
 from tests.atlas_builder import BASE
 from tests.halves import a_few
-from tests.opening.strangers import IGNORED, NAMES, REFUSED, SECRET, attack
+from tests.opening.conftest import IGNORED, NAMES, REFUSED, SECRET, attack
 
 HAS_TRIGGERS = duckdb.__version__ >= "2"
 
@@ -32,7 +32,7 @@ def near(mine):
 
 @pytest.mark.parametrize("name", a_few(REFUSED, 10))
 def test_what_schema_sql_does_not_make_is_refused_by_name(mine, name):
-    statements, told = REFUSED[name]
+    statements, answer = REFUSED[name]
     if "TRIGGER" in statements[0] and not HAS_TRIGGERS:
         pytest.skip("this DuckDB has no triggers")
     attack(mine, statements)
@@ -42,7 +42,7 @@ def test_what_schema_sql_does_not_make_is_refused_by_name(mine, name):
         with pytest.raises(AtlasError) as caught:
             use()
         assert "is refused: it " in caught.value.message
-        assert told in caught.value.message
+        assert answer in caught.value.message
         assert "index rebuild" in caught.value.hint
         assert SECRET not in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -62,9 +62,9 @@ def test_views_and_macros_of_the_file_are_never_used(mine, near, name):
         assert opened.sql("FROM failures").rows == []
         assert opened.show(NAMES[0])["model"] == NAMES[0]
         notes = opened.notes
-    told = status(AtlasFolder(mine))
-    assert told["failures"] == []
-    assert SECRET not in repr(told)
+    answer = status(AtlasFolder(mine))
+    assert answer["failures"] == []
+    assert SECRET not in repr(answer)
     views = [words.split()[4] for words in IGNORED[name] if "REPLACE VIEW" in words]
     assert all(view in notes[0] for view in views)
 
@@ -101,13 +101,13 @@ def test_ids_and_rank_are_read_of_another_schema(mine):
         assert sibling.connection.execute("SELECT next_model_id FROM atlas_info").fetchone() == (len(NAMES) + 1,)
 
 
-def test_another_schema_is_told_as_that(mine):
+def test_another_schema_is_reported(mine):
     attack(mine, ["UPDATE atlas_info SET schema_version = 2", "ALTER TABLE tags ADD COLUMN more INTEGER"])
     with pytest.raises(AtlasError, match="has schema 2; this version reads schema"):
         Atlas(mine)
 
 
-def test_a_log_beside_the_database_is_not_replayed(mine, near):
+def test_a_log_next_to_the_database_is_not_replayed(mine, near):
     code = (
         "import duckdb, os, sys; connection = duckdb.connect(sys.argv[1]); "
         "connection.execute(\"CREATE OR REPLACE VIEW models AS SELECT 1 AS model; UPDATE fine_tunes SET author = 'x'\");"
@@ -125,7 +125,7 @@ def test_a_log_beside_the_database_is_not_replayed(mine, near):
 
 
 @pytest.mark.parametrize("content", [b"", b"no database" * 1000, b"SQLite format 3\0" + bytes(4096)])
-def test_what_is_no_database_is_told_in_a_line(mine, content):
+def test_what_is_not_a_database_gives_one_line(mine, content):
     (mine / "atlas.duckdb").write_bytes(content)
     with pytest.raises(AtlasError) as caught:
         Atlas(mine)
@@ -133,7 +133,7 @@ def test_what_is_no_database_is_told_in_a_line(mine, content):
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_is_no_file_is_told_in_a_line(mine, kind):
+def test_what_is_not_a_file_gives_one_line(mine, kind):
     (mine / "atlas.duckdb").unlink()
     (mine / "atlas.duckdb").mkdir() if kind == "folder" else os.mkfifo(mine / "atlas.duckdb")
     with pytest.raises(AtlasError, match=r"no atlas.duckdb there"):

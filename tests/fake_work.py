@@ -25,7 +25,7 @@ def unit(name: str) -> Unit:
     return Unit(ModelRef(f"org/{name}"), "c", "org/base", "b", "finetune", Spec())
 
 
-class PretendingWorker(RecordWorker):
+class FakeWorker(RecordWorker):
     """Deadly units kill their process, unlucky ones the first time, slow ones last."""
 
     def __call__(self, unit: Unit) -> Result[Unit]:
@@ -43,16 +43,16 @@ class PretendingWorker(RecordWorker):
         return Result(unit, None)
 
 
-def pretending_worker(folder: Path) -> PretendingWorker:
+def fake_worker(folder: Path) -> FakeWorker:
     """As another process knows the class: not as that of ``__main__``."""
-    from tests import pretended_work
+    from tests import fake_work
 
-    return pretended_work.PretendingWorker(folder, folder / "base")
+    return fake_work.FakeWorker(folder, folder / "base")
 
 
 def main() -> None:
     folder, how, *names = sys.argv[1:]
-    units, worker = [unit(name) for name in names], pretending_worker(Path(folder))
+    units, worker = [unit(name) for name in names], fake_worker(Path(folder))
     try:
         together = executor.in_processes(units, worker, 2)
         for _ in together if how == "together" else executor.one_by_one(units, worker):

@@ -11,13 +11,13 @@ import numpy as np
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
 from indexer.vectors.segments import Vectors
 from tests.atlas_builder import BASE, BEGAN, Model, family, publish_vectors, write_atlas
-from tests.report.planted import BUILDS, EVIL, population
+from tests.report.conftest import BUILDS, EVIL, population
 
 OTHER = "org/other-base"
 PROFILED, MERGED = 1, 3  # ids
 
 
-def plant(folder: Path) -> Path:
+def write_browsed_atlas(folder: Path) -> Path:
     """The report's population, a model for each hostile string, lineage, predictions, a depth profile, backgrounds."""
     kept = [one for one in population() if one.status == "indexed"]
     hostile = [
@@ -90,7 +90,7 @@ def _profile(connection: duckdb.DuckDBPyConnection, number: int, subject: str, m
         )
 
 
-def plant_many(folder: Path, count: int, dimensions: int = 24, seed: int = 0) -> Path:
+def write_many(folder: Path, count: int, dimensions: int = 24, seed: int = 0) -> Path:
     """An atlas of ``count`` models in some two hundred groups, by SQL: it says nothing, and is made in seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(seed)
@@ -148,4 +148,4 @@ def indexed(folder: Path) -> list[str]:
         return [row[0] for row in connection.execute("SELECT model FROM models ORDER BY model_id").fetchall()]
 
 
-__all__ = ["OTHER", "Model", "indexed", "plant", "plant_many"]
+__all__ = ["OTHER", "Model", "indexed", "write_browsed_atlas", "write_many"]

@@ -1,4 +1,4 @@
-"""A tiny Hub of real transformers checkpoints with planted deltas: made in seconds, its answers known.
+"""A tiny Hub of real transformers checkpoints with known deltas, made in seconds.
 
 Every data set has its own input subspace; a model of it changes each block matrix by random rows times that
 subspace, plus a little noise. So neighbours, purity and flags are known beforehand.
@@ -31,7 +31,7 @@ SIZES: dict[str, int] = {
 }
 
 
-def make_world(root: Path, per_dataset: int = 4) -> Path:
+def make_store(root: Path, per_dataset: int = 4) -> Path:
     """Write the base and ``per_dataset`` fine-tunes of every data set as a repository store."""
     import torch
     from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaModel
@@ -46,7 +46,7 @@ def make_world(root: Path, per_dataset: int = 4) -> Path:
         for member in range(per_dataset):
             author = AUTHORS[member % len(AUTHORS)]
             model.roberta.load_state_dict(base.state_dict(), strict=False)
-            plant(model.roberta, number, seed=100 * number + member)
+            shift_weights(model.roberta, number, seed=100 * number + member)
             add_model(
                 root, f"{author}/{dataset}-{member}", model, dataset=dataset, base=BASE,
                 downloads=100 * number + member, created=f"2024-0{number + 1}-0{member + 1}T00:00:00.000Z",
@@ -54,7 +54,7 @@ def make_world(root: Path, per_dataset: int = 4) -> Path:
     return root
 
 
-def plant(body: Any, dataset: int, seed: int, size: float = 1e-2, noise: float = 0.05) -> None:
+def shift_weights(body: Any, dataset: int, seed: int, size: float = 1e-2, noise: float = 0.05) -> None:
     """Change every block matrix along the data set's subspace."""
     import torch
 
@@ -90,10 +90,18 @@ def describe(root: Path, identifier: str, **facts: Any) -> None:
 
 
 @contextmanager
-def indexed(store: Path) -> Iterator[Shell]:
-    """The folder that holds ``store``, in which `index build` has run once; the Hub of the store answers until the end."""
+def served_shell(store: Path, folder: Path | None = None, **environment: str) -> Iterator[Shell]:
+    """A shell in ``folder`` (by default the one that holds the store) for a Hub of ``store``, with its own caches."""
+    folder = folder or store.parent
     with LoopbackHub(store) as hub:
-        shell = Shell(hub.endpoint, store.parent, {"HF_HOME": str(store.parent / "hf")})
-        ran = shell("index", "build", "--base", BASE, "--workers", "1")
+        own = {"HF_HOME": str(folder / "hf"), **environment}
+        yield Shell(hub.endpoint, folder, own, hub, store)
+
+
+@contextmanager
+def indexed(store: Path, folder: Path | None = None) -> Iterator[Shell]:
+    """A shell where `index build` has run once."""
+    with served_shell(store, folder) as shell:
+        ran = shell("index", "build", "--base", BASE)
         assert ran.code == 0, ran.err
         yield shell
