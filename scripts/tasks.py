@@ -1,6 +1,6 @@
-"""Two tasks on one text: whether what is left of a vector without the mean of its text says which task it was.
+"""Two tasks on one text: whether a vector without the mean of its text shows which task the model was tuned on.
 
-Only the demo families say which of their data sets hold one text (``scripts/family/plan.toml``); an atlas cannot know.
+Only the demo families tell which data sets have the same text (``scripts/family/plan.toml``); an atlas does not know it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Text:
 
 @dataclass(frozen=True)
 class SameTask:
-    """Share of a model's m nearest of its text that have its task, where m have it; and what chance gives.
+    """Share of a model's m nearest of its text that have its task, where m have it; and the share by chance.
 
     ``p_models``: tasks are permuted among models. ``p_sweeps``: the models of one author on one task keep their order together.
     """
@@ -70,17 +70,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Atlas(options.atlas) as atlas:
             print(HEAD)
             for base, tasks in itertools.product(atlas.bases(), TEXTS):
-                print(table_row(base, tasks, read_text(atlas, base, tasks)), flush=True)
+                text = read_text(atlas, base, tasks)
+                if text is not None:
+                    print(table_row(base, tasks, text), flush=True)
     except AtlasError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def read_text(atlas: Atlas, base: str, tasks: Sequence[str]) -> Text:
-    """The models that name one of these data sets and no other, with uncentred blocks from their records."""
+def read_text(atlas: Atlas, base: str, tasks: Sequence[str]) -> Text | None:
+    """The models that name only one of these data sets, with uncentred blocks from their records; None without both."""
     family = read_family(atlas, base)
     rows = [row for row, names in enumerate(family.population.datasets) if len(names) == 1 and names <= set(tasks)]
+    if len({min(family.population.datasets[row]) for row in rows}) < len(tasks):
+        return None
     make = representation_named("input").of
     raw = np.stack([make(family.records[row]) for row in rows]).astype(np.float64)
     keys = [delta.key for delta in family.records[0].deltas]
