@@ -1,4 +1,4 @@
-"""How large and how finely cut the code is: lines, files, functions, classes, and how long they are.
+"""Size and granularity of the code: lines, files, functions, classes, and their lengths.
 
 python -m scripts.count_code indexer query         # or any other folder of Python
 """

@@ -1,4 +1,4 @@
-"""Every number that a change of the code's shape must not move, as JSON; and how two such files differ.
+"""Every number that a refactoring must not change, as JSON; and the differences between two such files.
 
 Run it on one atlas before and after: purity of every model, all probabilities of predictions, clusters, lineage, ranks,
 depth profiles and search results, base by base.
@@ -20,9 +20,9 @@ from typing import Any
 from indexer.errors import AtlasError
 from query import Atlas
 
-DIGITS = 7  # that are kept: single precision has no more
+DIGITS = 7  # single precision has no more
 NEIGHBOURS = 20
-# What says when, where or how long something was done, and not what came out.
+# Fields about when, where or how long something was done, not results.
 LEFT_OUT = {"seconds", "told", "answered_at", "bytes_read", "notes", "atlas"}
 
 
@@ -91,7 +91,7 @@ def answers(atlas: Atlas, base: str) -> Iterator[tuple[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it, numbers cut to DIGITS, without what is not a result."""
+    """The value as JSON has it, numbers rounded to DIGITS, without LEFT_OUT."""
     if isinstance(value, dict):
         return {str(name): plain(one) for name, one in value.items() if name not in LEFT_OUT}
     if isinstance(value, list | tuple):

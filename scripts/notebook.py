@@ -1,6 +1,6 @@
-"""Make docs/atlas.ipynb again, with its outputs: python -m scripts.notebook --atlas .demo/atlas.
+"""Write docs/atlas.ipynb with its outputs: python -m scripts.notebook --atlas .demo/atlas.
 
-The cells stand here; they run in a fresh kernel next to the atlas, which the notebook calls "atlas" wherever it is.
+The cells are in this file; they run in a new kernel in a folder where the atlas is called "atlas".
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def executed(atlas: Path) -> Any:
         client.execute()
     made.metadata.pop("widgets", None)
     made.metadata["language_info"] = {"name": "python"}  # no version of this machine
-    for cell in made.cells:  # what a library warns of is not the reader's
+    for cell in made.cells:  # warnings of libraries
         if cell.cell_type == "code":
             cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
     return made

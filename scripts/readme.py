@@ -1,8 +1,8 @@
-"""Put what the demo printed into README.md: one command renews every figure there that depends on vectors.
+"""Put the demo's output into README.md: one command updates every figure there that depends on vectors.
 
 ``python -m scripts.readme .demo`` copies the demo's replies to docs/demo.json and writes them into README.md: below
 every ``$ command`` of a console block whose reply is known, and between the comments ``demo:NAME`` of a sentence.
-A test holds README.md against docs/demo.json.
+A test compares README.md with docs/demo.json.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _prediction(replies: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Renew docs/demo.json, docs/map.png and README.md from the folder of a demo."""
+    """Update docs/demo.json, docs/map.png and README.md from the folder of a demo."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".demo")
     REPLIES.write_text((folder / REPLIES.name).read_text(encoding="utf-8"), encoding="utf-8")
     shutil.copyfile(folder / "map.png", PROJECT / "docs" / "map.png")

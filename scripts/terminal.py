@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[1]
+from scripts.child import PROJECT
+
 MODULES = {"index": "indexer", "query": "query"}
 
 
@@ -23,7 +24,7 @@ class CommandFailed(Exception):
 
 
 class Terminal:
-    """Runs commands in ``folder``, with ``environment`` laid over this process's own."""
+    """Runs commands in ``folder``, with ``environment`` added to this process's own."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
@@ -32,7 +33,7 @@ class Terminal:
 
     @classmethod
     def of_hub(cls, folder: Path, endpoint: str) -> Terminal:
-        """One whose commands talk to the Hub at ``endpoint`` and keep its caches below ``folder``."""
+        """A terminal whose commands use the Hub at ``endpoint`` and caches below ``folder``."""
         caches = str(folder / "huggingface")
         return cls(folder, HF_ENDPOINT=endpoint, HF_HOME=caches, HF_HUB_DISABLE_TELEMETRY="1")
 
@@ -57,7 +58,7 @@ class Terminal:
         return printed
 
     def ask(self, command: str) -> Any:
-        """Run ``command``, whose JSON is returned parsed; shown is the command and, when it ends, its stderr.
+        """Run ``command`` and return its JSON; show the command and, when it ends, its stderr.
 
         Raises:
             CommandFailed: it ended with another exit code than 0; the error holds its last line.
@@ -83,7 +84,7 @@ class Terminal:
 
 
 def _to_its_end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a process prints and says; one that hears Ctrl-C is given the time to keep what it has done."""
+    """Stdout and stderr of a process; on Ctrl-C it gets the time to save its work."""
     try:
         printed, said = process.communicate()
     except KeyboardInterrupt:

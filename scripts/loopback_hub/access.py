@@ -25,7 +25,7 @@ class Access:
         return request.token is not None and repository.id in self._tokens.get(request.token, ())
 
     def find(self, request: Request, id_span: tuple[int, int], *, files: bool) -> Repository | Answer:
-        """The repository whose id lies at ``id_span`` of the request's path, or the answer in its place.
+        """The repository whose id is at ``id_span`` of the request's path, or the error answer.
 
         ``files`` asks for its files, which a gated repository keeps back, rather than for what is said of it.
         """

@@ -1,4 +1,4 @@
-"""Requests, answers, byte ranges, and the ways in which the Hub says no."""
+"""Requests, answers, byte ranges, and the Hub's error answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Request:
         return values[-1] if values else None
 
     def is_set(self, name: str) -> bool:
-        """Whether a query parameter says yes."""
+        """Whether a query parameter is true."""
         return (self.one(name) or "").lower() in ("true", "1")
 
 
@@ -106,7 +106,7 @@ def text_answer(text: str, status: int = 200) -> Answer:
 
 
 def error(status: int, message: str, code: str | None = None) -> Answer:
-    """An error as the Hub tells it: in the body, in ``X-Error-Message``, some in ``X-Error-Code`` too."""
+    """An error as the Hub sends it: in the body, in ``X-Error-Message``, and sometimes in ``X-Error-Code``."""
     answer = json_answer({"error": message}, status)
     answer.headers["X-Error-Message"] = message
     if code:

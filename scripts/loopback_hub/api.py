@@ -1,4 +1,4 @@
-"""The routes below ``/api/models``: the listing, and what is said of one model."""
+"""The routes below ``/api/models``: the listing, and the info of one model."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _IGNORED = frozenset({".gitignore"})
 
 
 class Conflict(Exception):
-    """A commit whose parent is not the head any more, or a name that is taken."""
+    """A commit whose parent is no longer the head, or a name that is taken."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Datasets:
         return {"sha256": self.keep(data), "size": len(data), "oid": _blob_id(data), "lfs": False}
 
     def describe_lfs(self, sha256: str, size: int, xet: str | None = None) -> dict[str, Any]:
-        """A file in LFS, whose bytes came before the commit."""
+        """An LFS file, whose bytes were uploaded before the commit."""
         return {"sha256": sha256, "size": size, "oid": _blob_id(_pointer(sha256, size)), "lfs": True, "xet": xet}
 
     def commit(

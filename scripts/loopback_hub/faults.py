@@ -1,4 +1,4 @@
-"""Deterministic misbehaviour: a table of what goes wrong, on which requests, how often."""
+"""Deterministic faults: a table of what goes wrong, on which requests, and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Hub's API says of a repository's inside: files and folders, refs, pull requests, commits."""
+"""The contents of a repository in the Hub's API: files and folders, refs, pull requests, commits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scripts.loopback_hub.store import MAIN, Repository, Revision
 
 
 def tree_entry(revision: Revision, path: str, modified: Any, *, expand: bool) -> dict[str, Any] | None:
-    """One file or folder as trees and paths-info tell it, or None where there is none of that name."""
+    """One file or folder as in trees and paths-info, or None if there is none of that name."""
     file = revision.files.get(path)
     entry: dict[str, Any]
     if file is not None:
@@ -54,7 +54,7 @@ def refs(repository: Repository, *, pull_requests: bool) -> dict[str, Any]:
 
 
 def pull_requests(repository: Repository) -> list[dict[str, Any]]:
-    """The pull requests among the revisions as the discussions' listing tells them, newest first."""
+    """The pull requests among the revisions as in the discussions' listing, newest first."""
     result = []
     owner = repository.id.partition("/")[0]
     for name, described in repository.described.items():

@@ -12,7 +12,7 @@ from scripts.loopback_hub.store import Repository, Store, StoreError
 class JoinedStore:
     """The repositories below all of ``roots``, each served from where it lies. Thread-safe.
 
-    Raises StoreError where a root is no folder, or an id, old ones included, stands in two of them.
+    Raises StoreError if a root is not a folder, or an id (old ones included) is in two of them.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:

@@ -81,7 +81,7 @@ class Ledger:
             return [replace(record) for record in self._records]
 
     def body_bytes(self, repo_id: str | None = None, filename: str | None = None) -> int:
-        """Body bytes of every answer about that repository and file; None stands for any."""
+        """Body bytes of all answers about a repository and a file; None means any."""
         with self._lock:
             return sum(
                 record.body_bytes

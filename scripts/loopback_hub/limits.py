@@ -41,7 +41,7 @@ class RateLimits:
                 self._quotas[kind] = quota if isinstance(quota, tuple) else (quota, DEFAULT_WINDOW)
 
     def take(self, kind: str, caller: str) -> tuple[bool, dict[str, str]]:
-        """Count one request: whether it may pass, and the headers that tell the caller where it stands."""
+        """Count one request: whether it is allowed, and the headers with the caller's quota."""
         now = time.monotonic()
         with self._lock:
             limit, window = self._quotas.get(kind, (DEFAULT_QUOTAS[kind], DEFAULT_WINDOW))
@@ -49,7 +49,7 @@ class RateLimits:
             if now >= start + window:
                 start, used = now, 0
             is_enforced = kind in self._quotas
-            # Where nothing is enforced the count stands still, so that no client slows down for its sake.
+            # If nothing is enforced the count stays the same, so that clients do not slow down.
             used = used + 1 if is_enforced else 1
             self._windows[kind, caller] = (start, used)
         remaining = max(0, limit - used)

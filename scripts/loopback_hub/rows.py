@@ -1,4 +1,4 @@
-"""What the Hub's API says of a repository as a whole: the fields of a listing's row and of model info."""
+"""A repository in the Hub's API: the fields of a row of the listing, and of model info."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def created_at(repository: Repository) -> Any:
 
 
 def last_modified(repository: Repository) -> Any:
-    """As the store says, else when a file of ``main`` last changed."""
+    """From the store's settings, else the last change of a file of ``main``."""
     if "last_modified" in repository.settings:
         return timestamp(repository.get("last_modified"))
     revision = repository.revision()
@@ -130,7 +130,7 @@ def last_modified(repository: Repository) -> Any:
 
 
 def timestamp(value: Any) -> Any:
-    """A full date and time in the Hub's spelling; anything else as it stands, for tests of malformed rows."""
+    """A full date and time in the Hub's format; anything else unchanged, for tests of malformed rows."""
     if isinstance(value, str) and "T" in value:
         try:
             parsed = datetime.datetime.fromisoformat(value)

@@ -37,7 +37,7 @@ _HASH_CHUNK = 1 << 20
 
 
 class StoreError(Exception):
-    """The store on disk is not what the contract says; the message names the file."""
+    """The store on disk violates the contract; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Revision:
 
 @dataclass(frozen=True)
 class Repository:
-    """One repository: its id, what its ``.repo.json`` says, and where its revisions lie."""
+    """One repository: its id, the settings of its ``.repo.json``, and the folders of its revisions."""
 
     id: str
     settings: dict[str, Any]
@@ -101,7 +101,7 @@ class Repository:
 
     @property
     def described(self) -> dict[str, dict[str, Any]]:
-        """What the settings say of every revision but ``main``, by name."""
+        """The settings of every revision except ``main``, by name."""
         revisions = self.get("revisions") or {}
         if not isinstance(revisions, dict) or not all(isinstance(each, dict) for each in revisions.values()):
             raise StoreError(f"{self.id}{_SETTINGS_SUFFIX}: revisions must map names to objects")
@@ -270,7 +270,7 @@ class Store:
 
 
 def is_repo_id(text: str) -> bool:
-    """Whether it is owner/name as the Hub takes it."""
+    """Whether it is an owner/name that the Hub accepts."""
     return _REPO_ID.fullmatch(text) is not None
 
 
