@@ -35,14 +35,47 @@ _RENAMED = {"told": "answered_at", "because": "evidence"}
 
 @dataclass(frozen=True)
 class AnswerKind:
-    """One kind of stored answer: its table, the command that computes it and the file that keeps it."""
+    """One kind of stored answer: its table, the command that computes it and the file that keeps it.
+
+    ``columns``: keys of a line that are columns of the table; the other keys name the models and their records.
+    ``texts``: keys whose values are texts or null. ``numbers``: keys whose values are numbers. ``added``: columns that
+    lines of version 0.1 lack, of numbers or null.
+    """
 
     table: str
     command: str
     folder: Callable[[AtlasFolder], Path]
     path: Callable[[AtlasFolder, str], Path]
     columns: tuple[str, ...]
-    checked: Callable[[Line], Line]
+    texts: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+
+LINEAGE = AnswerKind(
+    "lineage",
+    "query lineage --all",
+    lambda folder: folder.lineages,
+    AtlasFolder.lineage,
+    columns=(
+        "record_key", "kind", "method", "coefficient", "left", "card", "direction", "evidence", "same", "bytes_read",
+        "answered_at", "probability",
+    ),
+    texts=("record_key", "parent", "parent_key", "kind", "method", "card", "direction", "evidence"),
+    numbers=("coefficient", "left"),
+    added=("probability",),
+)  # fmt: skip
+PREDICTIONS = AnswerKind(
+    "predictions",
+    "query predict --undocumented --store",
+    lambda folder: folder.predicted,
+    AtlasFolder.predictions,
+    columns=(
+        "record_key", "rank", "dataset", "probability", "votes", "agreement", "authors", "vectors", "head", "declared",
+        "calibrated", "models", "representation", "k", "answered_at",
+    ),
+)  # fmt: skip
+ANSWERS = (LINEAGE, PREDICTIONS)
 
 
 def read_answers(kind: AnswerKind, path: Path) -> tuple[list[Line], list[str]]:
@@ -50,7 +83,25 @@ def read_answers(kind: AnswerKind, path: Path) -> tuple[list[Line], list[str]]:
 
     Whether the values fit the columns of the table is checked when they are inserted.
     """
-    return read_lines(path, kind.checked)
+
+    def checked(line: Line) -> Line:
+        line = dict.fromkeys(kind.added) | line
+        missing = {"model", *kind.columns, *kind.texts} - line.keys()
+        if missing:
+            raise ValueError(f"it has no {min(missing)}")
+        texts = [line[name] for name in kind.texts if line[name] is not None]
+        if not all(isinstance(text, str) for text in (line["model"], *texts)):
+            raise ValueError("invalid name")
+        for name in kind.numbers:
+            line[name] = float(line[name])
+        for name in kind.added:
+            line[name] = None if line[name] is None else float(line[name])
+        answered = datetime.fromisoformat(line["answered_at"])
+        if answered.tzinfo is not None:
+            answered = answered.astimezone(UTC).replace(tzinfo=None)
+        return line | {"answered_at": answered}
+
+    return read_lines(path, checked)
 
 
 def read_lines(path: Path, checked: Callable[[Line], Line] = dict) -> tuple[list[Line], list[str]]:
@@ -151,61 +202,3 @@ def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: s
             row["parent_id"] = parent[0] if parent and parent_key else None
         rows.append(row)
     tables.insert(kind.table, valid_rows(kind.table, rows))
-
-
-_LINEAGE_NUMBERS = ("coefficient", "left")
-_LINEAGE_NAMES = ("model", "record_key", "parent", "parent_key", "kind", "method", "card", "direction", "evidence")
-_LINEAGE_KEYS = frozenset((*_LINEAGE_NAMES, *_LINEAGE_NUMBERS, "same", "bytes_read", "answered_at"))
-
-
-def _lineage_line(line: Line) -> Line:
-    """Raises one of WRONG_KINDS if this is not a line that this program writes."""
-    if not line.keys() >= _LINEAGE_KEYS:
-        raise ValueError("a key of a lineage is missing")
-    if not all(line[name] is None or isinstance(line[name], str) for name in _LINEAGE_NAMES):
-        raise ValueError("invalid name")
-    # Lines of version 0.1 and before have no probability.
-    probability = line.get("probability")
-    numbers: Line = {name: float(line[name]) for name in _LINEAGE_NUMBERS}
-    numbers["probability"] = None if probability is None else float(probability)
-    return line | numbers | {"answered_at": _naive_utc(line["answered_at"])}
-
-
-_PREDICTION_COLUMNS = (
-    "record_key", "rank", "dataset", "probability", "votes", "agreement", "authors", "vectors", "head", "declared",
-    "calibrated", "models", "representation", "k", "answered_at",
-)  # fmt: skip
-
-
-def _prediction_line(line: Line) -> Line:
-    """Raises one of WRONG_KINDS if this is not a line that this program writes."""
-    if not line.keys() >= {"model", *_PREDICTION_COLUMNS} or not isinstance(line["model"], str):
-        raise ValueError("a key of a prediction is missing")
-    return line | {"answered_at": _naive_utc(line["answered_at"])}
-
-
-def _naive_utc(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo is None else found.astimezone(UTC).replace(tzinfo=None)
-
-
-LINEAGE = AnswerKind(
-    "lineage",
-    "query lineage --all",
-    lambda folder: folder.lineages,
-    AtlasFolder.lineage,
-    (
-        "record_key", "kind", "method", "coefficient", "left", "card", "direction", "evidence", "same", "bytes_read",
-        "answered_at", "probability",
-    ),
-    _lineage_line,
-)  # fmt: skip
-PREDICTIONS = AnswerKind(
-    "predictions",
-    "query predict --undocumented --store",
-    lambda folder: folder.predicted,
-    AtlasFolder.predictions,
-    _PREDICTION_COLUMNS,
-    _prediction_line,
-)
-ANSWERS = (LINEAGE, PREDICTIONS)
