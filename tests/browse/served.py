@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import duckdb
 
+from tests.browser import KEYS
 from tests.conftest import start_python
 from tests.patience import PATIENCE, wait_for
 
@@ -102,3 +103,26 @@ def state_of(number: str) -> tuple[str, int]:
     except OSError:
         return "Z", 0
     return state, int(parent)
+
+
+# ---- the page in a browser
+
+FIRST = "author0/set0-0"
+
+
+def opened(page, address):
+    page.visit(address)
+    page.wait("document.querySelector('#legend button')")
+
+
+def choose(page, name):
+    page.run("part('search').value = ''")
+    page.type("#search", name + KEYS["enter"])
+    assert name in page.text("#selected h2")
+
+
+def model_page(page, name):
+    choose(page, name)
+    page.click("#all-known")
+    page.wait("document.querySelector('#model-page dl')")
+    page.wait(f"document.querySelector('#model-page h2').innerText.includes({name!r})")

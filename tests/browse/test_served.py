@@ -306,8 +306,8 @@ def test_only_this_machine_and_a_port_of_ones_own(folder):
         ran = query(folder, "browse", "--no-open", "--port", str(port))
         assert (ran.code, ran.out) == (1, "")
         assert ran.err == f"Error: Port {port} is in use. Omit --port to use any free port.\n"
-    with Served(folder, "--base", "paper-base") as running:
-        assert running.printed.endswith("/#base=org%2Fpaper-base")
+    with Served(folder, "--base", "org/base") as running:
+        assert running.printed.endswith("/#base=org%2Fbase")
         assert running.host.startswith("127.0.0.1:")
         with socket.socket() as other:
             other.settimeout(2)
@@ -320,13 +320,13 @@ def test_a_browser_is_started_with_a_ticket_that_is_good_once(folder, tmp_path, 
     script.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened.part && mv {tmp_path}/opened.part {tmp_path}/opened\n')
     script.chmod(0o755)
     monkeypatch.setenv("BROWSER", str(script))
-    with Served(folder, "--open", "--base", "paper-base") as running:
+    with Served(folder, "--open", "--base", "org/base") as running:
         wait_for((tmp_path / "opened").exists)
         opened = (tmp_path / "opened").read_text().strip()
         assert running.token not in opened
         path = "/" + opened.partition("/")[2].partition("/")[2].partition("/")[2]
         status, headers, _ = running.ask(path)
-        assert (status, headers["location"]) == (303, f"/{running.token}/#base=org%2Fpaper-base")
+        assert (status, headers["location"]) == (303, f"/{running.token}/#base=org%2Fbase")
         assert running.ask(path)[0] == 403
 
 
