@@ -69,18 +69,20 @@ def use_endpoint(monkeypatch: Any, endpoint: str, limits: HttpLimits = QUICK, sa
 
 
 class FakeClock:
-    """What our HTTP client takes for the time: it stands still, but that sleep moves it on; ``slept`` is how long.
+    """A clock that stands still unless a test sets ``now`` or something sleeps; ``slept`` is how long. Stands for `time`.
 
     ``meanwhile``: called once, with the seconds, in place of the first sleep; the clock does not move for that one.
     """
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
         self.slept: list[float] = []
         self.meanwhile: Callable[[float], None] | None = None
 
     def monotonic(self) -> float:
         return self.now
+
+    __call__ = monotonic
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)

@@ -15,6 +15,7 @@ from indexer.console.terminal import (
     say,
 )
 from tests.console.speaking import at_terminal, run
+from tests.hubs import FakeClock
 
 
 def test_plain_progress_speaks_now_and_then(capsys, monkeypatch):
@@ -71,7 +72,7 @@ def test_a_bar_only_on_a_terminal():
 def test_a_slow_start_is_forgotten(monkeypatch):
     """Half a minute until the first unit, then one a second: soon the rate is one a second, and not before."""
     monkeypatch.setattr(terminal.verbosity, "quiet", True)
-    clock = Clock(monkeypatch)
+    clock = use_fake_clock(monkeypatch)
     progress = Progress(None, "models")
     assert progress.rate is None
     assert progress.size_rate is None
@@ -90,7 +91,7 @@ def test_a_slow_start_is_forgotten(monkeypatch):
 
 def test_a_rate_of_before_is_forgotten(monkeypatch):
     monkeypatch.setattr(terminal.verbosity, "quiet", True)
-    clock = Clock(monkeypatch)
+    clock = use_fake_clock(monkeypatch)
     progress = Progress(None, "models")
     for seconds, count in ((0.1, 500), (1, 61)):
         for _ in range(count):
@@ -106,7 +107,7 @@ def test_a_rate_of_before_is_forgotten(monkeypatch):
 @pytest.mark.parametrize("done", [0, 1, 399, 400])
 def test_the_text_next_to_the_bar_is_complete_at_any_width(monkeypatch, done):
     monkeypatch.setattr(terminal.verbosity, "quiet", True)
-    clock = Clock(monkeypatch)
+    clock = use_fake_clock(monkeypatch)
     progress = ModelsProgress(400, "org/base")
     for number in range(done):
         clock.now += 5
@@ -126,7 +127,7 @@ def test_the_text_next_to_the_bar_is_complete_at_any_width(monkeypatch, done):
 
 def test_a_large_build_on_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr(terminal.verbosity, "quiet", True)
-    clock = Clock(monkeypatch)
+    clock = use_fake_clock(monkeypatch)
     progress = ModelsProgress(10_000, "org/base")
     for number in range(8_000):
         clock.now += 1.25
@@ -135,7 +136,7 @@ def test_a_large_build_on_a_narrow_terminal(monkeypatch):
 
 
 def test_slow_models_have_a_rate_in_seconds_each(monkeypatch, capsys):
-    clock = Clock(monkeypatch)
+    clock = use_fake_clock(monkeypatch)
     with ModelsProgress(10, "org/base") as progress:
         for _ in range(3):
             clock.now += 120
@@ -183,12 +184,10 @@ def test_a_real_terminal_shows_one_line_that_grows(columns):
     assert out.count("\n") == 3  # what is read, the remark, the bar's end
 
 
-class Clock:
-    """Time that passes as a test says."""
-
-    def __init__(self, monkeypatch):
-        self.now = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+def use_fake_clock(monkeypatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
 
 
 def event(outcome, bytes_read):

@@ -19,7 +19,7 @@ from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import start_python
-from tests.hubs import RawServer, http, served, use_endpoint
+from tests.hubs import FakeClock, RawServer, http, served, use_endpoint
 from tests.patience import PATIENCE
 from tests.session.conftest import failure, info
 from tests.tiny_hub import BASE
@@ -27,20 +27,10 @@ from tests.tiny_hub import BASE
 pytestmark = pytest.mark.slow
 
 
-class Clock:
-    """A clock that stands still unless it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Line(httpcore2.NetworkStream):
     """A connection that takes ``seconds`` for every read and brings ``count`` bytes."""
 
-    def __init__(self, clock: Clock, count: int, seconds: float) -> None:
+    def __init__(self, clock: FakeClock, count: int, seconds: float) -> None:
         self.clock, self.count, self.seconds = clock, count, seconds
         self.reads = 0
 
@@ -56,8 +46,8 @@ class Line(httpcore2.NetworkStream):
         pass
 
 
-def watched(count: int, seconds: float) -> tuple[Clock, Line, WatchedStream]:
-    clock = Clock()
+def watched(count: int, seconds: float) -> tuple[FakeClock, Line, WatchedStream]:
+    clock = FakeClock(0.0)
     line = Line(clock, count, seconds)
     stream = WatchedStream(line, MinThroughput(clock=clock))
     stream.write(b"GET /")
@@ -168,7 +158,7 @@ def test_bodies_that_drip(store, monkeypatch, what):
 @pytest.fixture
 def waiting(monkeypatch):
     """The clock that small files are read by."""
-    clock = Clock()
+    clock = FakeClock(0.0)
     monkeypatch.setattr(
         "indexer.network.hub_requests.time", SimpleNamespace(monotonic=clock, sleep=lambda seconds: None)
     )
