@@ -43,9 +43,10 @@ studies: $(INSTALLED)
 bench: $(INSTALLED)
 	$(PYTHON) -m scripts.bench
 
+# Python compiles what is used, when it is used; pip would compile every file of every package first (a minute).
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(ENVIRONMENT)/bin/python || $(BOOTSTRAP) -m venv $(ENVIRONMENT)
-	$(PYTHON) -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt -e '.[dev]'
+	$(PYTHON) -m pip install --quiet --no-compile --upgrade-strategy only-if-needed -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:

@@ -19,14 +19,14 @@ from scripts.terminal import CommandFailed, Terminal
 
 PROFILED = "gridsweep/tiny-roberta-exception-types-lr1e-3-s7"  # one of a sweep of learning rates
 SENTENCE = "The value of the parameter is returned as a list of strings."
-REPRESENTATIONS = ("input", "output", "delta", "spectrum", "seed", "seed_scaled")
+REPRESENTATIONS = ("input", "spectrum")  # scripts.reproduce has them all
 
 
 def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(".demo"), help="where everything goes")
-    parser.add_argument("--size", default="full", choices=["full", "small"])
+    parser.add_argument("--size", default="demo", choices=["demo", "full", "small"])
     arguments = parser.parse_args()
     started = time.monotonic()
     out = arguments.out.resolve()
@@ -52,7 +52,7 @@ def _show(run: Terminal, family: Path) -> None:
     run('query sql "SELECT status, reason, models, example_model FROM failures ORDER BY ALL"')
     for name in REPRESENTATIONS[1:]:
         run(f"index represent {name}", show=False)
-    print("\nPurity of every representation (share of nearest neighbours with the same data)")
+    print("\nPurity of two representations (share of nearest neighbours with the same data)")
     print(
         f"{'representation':<16}{'purity':>8}{'95 % interval':>18}{'chance':>8}{'p':>8}{'cross-author':>14}{'chance':>8}"
     )

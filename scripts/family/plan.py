@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 FOLDER = Path(__file__).parent
-SIZES = ("mini", "small", "full")  # each holds the one before it
+SIZES = ("mini", "small", "demo", "full")  # each holds the models of the one before it
 PACKAGES_THAT_DECIDE = ("numpy", "peft", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch", "transformers")
 NAME = "NAME"  # stands for the architecture in ids
 
@@ -129,7 +129,7 @@ class Repository:
     """What every model of the family has, however it came to be."""
 
     model: str
-    size: str = "full"  # the smallest size that holds it
+    size: str = "demo"  # the smallest size that holds it
     claim: str = "card"  # how it says what it was tuned from: a key of cards.CLAIMS
     listing: Mapping[str, Any] = field(default_factory=dict)  # laid over repo.json
     card: str = "{}"  # JSON, laid over the card's front matter
