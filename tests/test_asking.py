@@ -56,6 +56,7 @@ def test_the_neighbours_of_a_model_of_another_origin_come_with_a_warning(asked):
     assert "not made from" not in asked("similar", "ann/one")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["table", "json", "jsonl", "csv"])
 def test_notes_are_on_stderr_in_every_format(atlas, capsys, monkeypatch, output):
     """An answer about a model that is unrelated to its base says so; where the answer is an object, also in JSON."""

@@ -117,6 +117,7 @@ def test_shapes_of_model_index(index, count):
     assert len(facts(cardData={"model-index": index}).evaluations) == count
 
 
+@pytest.mark.slow
 def test_of_a_table_of_a_benchmark_no_more_is_read_than_is_kept():
     result = {"dataset": {"type": "mteb/x", "name": "MTEB X", "config": "en", "split": "test"}}
     metrics = [{"type": f"metric{number}", "value": number} for number in range(100)]

@@ -50,6 +50,7 @@ def test_a_publish_that_says_one_thing_leaves_the_rest_and_a_later_representatio
     assert chosen(atlas, "output") == after
 
 
+@pytest.mark.slow
 def test_a_rebuild_keeps_the_choice_and_says_what_becomes_of_it(atlas):
     represent(atlas, "spectrum", ASKED)
     said: list[str] = []

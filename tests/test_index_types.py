@@ -146,7 +146,7 @@ def test_a_named_index_that_outgrows_its_memory_is_published_no_more(tmp_path):
     store, said = Store(tmp_path), []
     choice = IndexChoice("RaBitQ2", memory=64_000, promised=0.5)
     store.publish(groups(range(1, 1501)), neighbours=False, choice=choice)
-    store.publish(groups(range(1501, 1801)), neighbours=False, said=said)
+    store.publish(groups(range(1501, 1801)), neighbours=False, log=said)
     assert store.published().compressed.file is None
     assert "64,000 are allowed" in said[-1]
     assert not any(one.in_compressed for one in store.published().segments)
@@ -170,7 +170,7 @@ def test_one_that_breaks_its_promise_is_measured_but_not_published(tmp_path, mon
     monkeypatch.setattr(compressed, "CANDIDATES", (10,))
     store, said = Store(tmp_path), []
     choice = IndexChoice("RaBitQ", promised=0.99)
-    store.publish(groups(range(1, 2001)), neighbours=False, choice=choice, said=said)
+    store.publish(groups(range(1, 2001)), neighbours=False, choice=choice, log=said)
     published = store.published()
     assert 0 < published.compressed.recall < 0.99
     assert published.compressed.file is None
@@ -179,16 +179,16 @@ def test_one_that_breaks_its_promise_is_measured_but_not_published(tmp_path, mon
     assert "not published" in said[-1]
     assert recall_of(published.opened(tmp_path), store.vectors(), QUERIES[:5]) == 1.0
     said.clear()
-    store.publish(groups(range(2001, 2011)), neighbours=False, said=said)
+    store.publish(groups(range(2001, 2011)), neighbours=False, log=said)
     assert said == [], "it is not trained again before the atlas has doubled"
-    store.publish(groups(range(2011, 4100)), neighbours=False, said=said)
+    store.publish(groups(range(2011, 4100)), neighbours=False, log=said)
     assert "training" in said[0]
 
 
 def test_an_unknown_index_leaves_the_publish_whole(tmp_path):
     """A foreign atlas may name any index."""
     store, said = Store(tmp_path), []
-    store.publish(groups(range(1, 101)), choice=IndexChoice("IVF256,Flat"), said=said)
+    store.publish(groups(range(1, 101)), choice=IndexChoice("IVF256,Flat"), log=said)
     assert "Unknown index 'IVF256,Flat'" in said[-1]
     assert len(store.published().opened(tmp_path)) == 100
     attempt = store.published().compressed
@@ -197,11 +197,11 @@ def test_an_unknown_index_leaves_the_publish_whole(tmp_path):
 
 def test_auto_that_nothing_fits_is_not_tried_by_every_publish(tmp_path):
     store, said = Store(tmp_path), []
-    store.publish(groups(range(1, 601)), neighbours=False, choice=IndexChoice("auto", memory=100), said=said)
+    store.publish(groups(range(1, 601)), neighbours=False, choice=IndexChoice("auto", memory=100), log=said)
     assert said == ["no compressed index of at most 100 bytes can be built: searches stay exact"]
     assert store.published().compressed.factory == "auto"
     said.clear()
-    store.publish(groups(range(601, 701)), neighbours=False, said=said)
+    store.publish(groups(range(601, 701)), neighbours=False, log=said)
     assert said == []
 
 
@@ -221,7 +221,7 @@ def test_auto_is_exact_while_that_is_instant_then_compressed_then_exact_again_if
 def test_auto_says_so_where_nothing_keeps_the_promise(tmp_path, monkeypatch):
     monkeypatch.setattr(compressed, "CANDIDATES", (12,))
     store, said = Store(tmp_path), []
-    store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice("auto"), said=said)
+    store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice("auto"), log=said)
     assert "RaBitQ2 finds" in said[-1]
     assert "searches stay exact" in said[-1]
     attempt = store.published().compressed
@@ -230,7 +230,7 @@ def test_auto_says_so_where_nothing_keeps_the_promise(tmp_path, monkeypatch):
     assert 0 < attempt.recall < 0.95
     assert recall_of(store.published().opened(store.root), store.vectors(), QUERIES) == 1.0
     said.clear()
-    store.publish(groups(range(COUNT + 1, COUNT + 101)), neighbours=False, said=said)
+    store.publish(groups(range(COUNT + 1, COUNT + 101)), neighbours=False, log=said)
     assert said == [], "the same is not tried by every publish"
 
 

@@ -207,6 +207,7 @@ def draw(rng: np.random.Generator, ids: list[int]) -> dict[int, np.ndarray]:
     return dict(zip(ids, exact_rows(len(ids), rng), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", a_few(range(4), 2))
 def test_whatever_is_added_replaced_or_withdrawn_lists_are_those_of_brute_force(tmp_path, seed):
     rng = np.random.default_rng(seed)

@@ -147,6 +147,7 @@ def test_umap_that_is_missing_is_asked_for_by_name(monkeypatch):
     assert project(clustered(members=3)[0], "tsne").method == "tsne"
 
 
+@pytest.mark.slow
 def test_what_umap_compiles_is_kept_for_the_next_process():
     umap = pytest.importorskip("umap")
     project(clustered()[0], "umap")

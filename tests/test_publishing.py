@@ -269,6 +269,7 @@ def test_what_another_program_left_next_to_the_database_does_not_outlive_it(atla
     assert verify(atlas.folder) == []
 
 
+@pytest.mark.slow
 def test_a_publish_that_fails_leaves_no_file_behind_nor_what_a_killed_one_left(atlas, monkeypatch):
     atlas.publish(*atlas.entries[:4])
     before = {path.name for path in atlas.folder.root.iterdir()}
@@ -297,6 +298,7 @@ def fail_to_copy(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_the_database_is_held_to_the_memory_it_is_given_and_takes_more_where_it_must(atlas, monkeypatch):
     with staging.staged_database(atlas.folder, False, 300 << 20) as copy:
         assert copy.connection.execute("SELECT current_setting('memory_limit')").fetchall() == [("300.0 MiB",)]

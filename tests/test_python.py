@@ -56,6 +56,7 @@ def test_vectors_have_names_and_similarities_are_those_of_similar(atlas):
         np.testing.assert_array_equal(frame.to_numpy(), vectors.matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".parquet", ".npz"])
 def test_exported_files_hold_what_the_atlas_does(atlas, tmp_path, suffix):
     file = tmp_path / f"vectors{suffix}"

@@ -118,6 +118,7 @@ def test_what_the_database_knows_takes_the_place_of_a_listing(atlas, shell, gone
     assert rows(atlas, TOLD) == answer
 
 
+@pytest.mark.slow
 def test_what_the_records_know_takes_the_place_of_listing_and_database(atlas):
     near = rows(atlas, NEAR)
     remove(atlas, "listing", "atlas.duckdb", "checksums.json")

@@ -276,6 +276,7 @@ def through_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
+@pytest.mark.slow
 @given(ROWS, VALUES, VALUES, VALUES)
 @SLOW
 def test_any_row_of_a_listing_can_be_published(tables, row, reason, detail, parent):
@@ -291,6 +292,7 @@ def test_any_row_of_a_listing_can_be_published(tables, row, reason, detail, pare
         tables.insert(table, found)
 
 
+@pytest.mark.slow
 @given(CONFIGS, st.dictionaries(st.sampled_from(["label_count", "label_names", "model_type", "problem_type"]), VALUES))
 @SLOW
 def test_any_head_can_be_published_or_is_a_misfit(tables, made_record, config, head):

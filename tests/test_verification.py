@@ -63,6 +63,7 @@ def test_a_new_atlas_verifies(atlas):
     search(atlas)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [2000, -1, -60], ids=["vector", "id", "another id"])
 def test_a_byte_that_changed_with_its_file_s_time_kept_is_found_and_the_file_is_loaded_no_more(atlas, position):
     search(atlas)  # the check is remembered now

@@ -1,1 +1,1 @@
-"""Where strangers' SQL runs: a locked connection in a process without powers."""
+"""Runs untrusted SQL on a locked connection, in a process without privileges."""

@@ -1,6 +1,6 @@
-"""The process that runs one stranger's SELECT, and has given up every power but reading the atlas by then.
+"""The process that runs one untrusted SELECT after giving up every privilege but reading the atlas.
 
-Run as a script by :mod:`query.sql`, which tells why. The request comes as JSON on stdin, the answer goes as JSON
+Run as a script by :mod:`query.sql`, which explains why. The request comes as JSON on stdin, the answer goes as JSON
 to stdout: columns and rows, or an error with a hint, or ``late``, or ``large``.
 """
 

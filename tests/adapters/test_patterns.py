@@ -118,6 +118,7 @@ def test_of_plain_keys_and_expressions_the_first_wins(keys: list[str]) -> None:
         assert ours.find(name) == meant(patterns, name), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [
     {f"layers.{number}.q": 4 for number in range(90_000)},
     {"." * number + "q": 4 for number in range(1, 900)},

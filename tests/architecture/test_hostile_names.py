@@ -76,6 +76,7 @@ def test_a_layer_needs_a_number(number: str) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     a_few(

@@ -174,6 +174,7 @@ def test_what_a_page_leaves_out_is_counted(own):
     assert len(answer["layers"]["deltas"]) == 612
 
 
+@pytest.mark.slow
 def test_errors_are_in_a_browsers_words(served):
     """A reader of the page has no options and no arguments."""
     asked = [("sql", "SELECT nope FROM models"), ("sql", "SELECT * FROM nope"), ("sql", ""), ("sql", "x" * 20_001),

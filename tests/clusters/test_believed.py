@@ -132,6 +132,7 @@ def test_the_answer_has_the_documented_keys_and_a_row_for_every_model():
     assert frame["is_central"].sum() == 2
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_answer_and_another_seed_other_draws():
     vectors, truth = clustered_vectors([9, 7, 5], outliers=6, tightness=0.5)
     models = population(vectors, names(truth), [f"author{i % 5}" for i in range(len(truth))])

@@ -63,6 +63,7 @@ def completed(words, atlas):
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
+@pytest.mark.slow
 def test_shells_complete_from_the_atlas(small_atlas, tmp_path):
     assert completed("query similar ann", small_atlas) == ["ann/one"]
     assert completed("query similar twin", small_atlas) == ["cyd/twin", "dan/twin"]

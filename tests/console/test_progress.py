@@ -159,6 +159,7 @@ def test_each_of_several_bases_has_its_last_line(capsys):
     assert capsys.readouterr().err.startswith("reading fine-tunes of org/second: 2 of 2,")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_a_real_terminal_shows_one_line_that_grows(columns):
     code = """

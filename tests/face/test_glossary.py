@@ -108,6 +108,7 @@ def test_a_word_is_explained_on_request(small_atlas):
     assert "Did you mean background" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_the_report_has_the_same_words(small_atlas):
     with Atlas(small_atlas) as atlas:
         page = str(atlas.report().html)

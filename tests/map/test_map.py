@@ -156,6 +156,7 @@ def test_rows_of_the_data_frame(atlas):
 # ---- the legend ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_small_atlases(tmp_path, count):
     with Atlas(write_atlas(tmp_path / "atlas", [Model(f"a/{n}", near(n % 3)) for n in range(count)])) as small:

@@ -159,6 +159,7 @@ def test_a_scale_rises_evenly_in_lightness(theme):
 # ---- files ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", DRAWN)
 @pytest.mark.parametrize("color", a_few(["dataset", "downloads"], 1))
 def test_the_same_map_gives_the_same_file(atlas, tmp_path, suffix, color):
@@ -201,7 +202,7 @@ def hostile(tmp_path_factory):
         yield opened
 
 
-@pytest.mark.parametrize("color", ["dataset", "author", "model"])
+@pytest.mark.parametrize("color", a_few(["dataset", "author", "model"], 1))
 def test_hostile_names_in_a_picture_are_text(hostile, color):
     drawn = pca(hostile, color=color)
     for suffix in (".png", ".pdf"):

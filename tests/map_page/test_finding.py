@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+import pytest
+
 from tests.browser import KEYS
 from tests.map_page.example import IMAGE, SCRIPT, drawn, middle, settle, shown
 
@@ -112,6 +114,7 @@ def test_where_the_chosen_model_comes_from(page):
     assert page.text("#selected h2") == "ann/bert-mrpc"
 
 
+@pytest.mark.slow
 def test_everything_without_a_mouse(page):
     page.run("document.getElementById('map').focus()")
     page.type("#map", KEYS["right"])

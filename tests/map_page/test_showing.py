@@ -228,6 +228,7 @@ def test_the_theme_follows_the_system_until_it_is_switched(page):
     assert page.run(ground) == rgb["dark"]
 
 
+@pytest.mark.slow
 def test_on_a_phone(page):
     page.size(390, 800, 2)
     page.wait("view.width <= 390")

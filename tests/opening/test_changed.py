@@ -50,6 +50,7 @@ def test_what_schema_sql_does_not_make_is_refused_by_name(mine, name):
     assert (mine / "atlas.duckdb").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", a_few(IGNORED, 3))
 def test_views_and_macros_of_the_file_are_never_used(mine, near, name):
     attack(mine, IGNORED[name])

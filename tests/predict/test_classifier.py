@@ -63,6 +63,7 @@ def largest_deviation(chance, happened):
 SEEDS = (0, 1, 2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVIDENCE)
 @pytest.mark.parametrize("name", list(SIMULATIONS))
 def test_probabilities_match_frequencies_on_fresh_draws(name, kind):

@@ -72,6 +72,7 @@ def blind(layout, seed):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", a_few([3, 10], {10}))
 @pytest.mark.parametrize("layout", a_few(LAYOUTS, 3))
 def test_nothing_is_fitted_where_nothing_is_to_fit(layout, k):
@@ -104,6 +105,7 @@ def test_nothing_is_fitted_where_nothing_is_to_fit(layout, k):
         assert np.mean(losses[kind]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", a_few(["balanced", "many_datasets", "few_authors"], 1))
 @pytest.mark.parametrize("kind", ["vectors", "head"])
 def test_each_kind_of_evidence_alone_is_at_chance(layout, kind):

@@ -227,6 +227,7 @@ def test_fewer_than_five_authors_have_no_interval(guesses):
 # ---- forms ----
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_every_form(tmp_path):
     found = SIMULATIONS["clear"].draw(30, "a", seed=11)
     result = evaluate_models(found, base="base", representation="input")

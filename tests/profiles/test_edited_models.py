@@ -49,6 +49,7 @@ def blank(*modules: Any) -> None:
             parameter.data.zero_()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "vit"])
 def test_a_block_that_adds_nothing_changes_no_measure(tmp_path, kind):
     """A residual block behind pre-norms whose last maps are zero is the identity."""
@@ -74,6 +75,7 @@ def test_a_layer_behind_a_norm_of_zero_is_constant(tmp_path):
     assert rows[2].values["readable"] <= 3 / 256
 
 
+@pytest.mark.slow
 def test_frozen_layers_and_copies_measure_like_the_base(tmp_path):
     base = model_of("bert")
     of_base, states = profile(base, tmp_path / "base")
@@ -103,6 +105,7 @@ def test_scaling_an_output_changes_drift_only(tmp_path):
     assert rows[2].values["drift"] > 90
 
 
+@pytest.mark.slow
 def test_noise_of_the_layers_own_covariance_sees_low_rank(tmp_path):
     """All but six numbers of the last output are held at zero: rank six."""
     base = model_of("bert")

@@ -68,6 +68,7 @@ def vit(tmp_path_factory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_a_model_compared_with_its_base(atlas):
     found = atlas.depth("author0/set0-0")
     assert (found.against, len(found.layers), len(found.against_layers), len(found.untrained_layers)) == (
@@ -106,6 +107,7 @@ def test_a_missing_profile_is_an_error(atlas, tmp_path):
         bare.depth_study()
 
 
+@pytest.mark.slow
 def test_the_study_agrees_with_scipy_and_names_models_that_lose_their_input(atlas):
     study = atlas.depth_study()
     assert (study.models, study.authors) == (18, 6)

@@ -74,6 +74,7 @@ def test_its_process_ends_with_it():
     assert not Path(f"/proc/{number}").exists()
 
 
+@pytest.mark.slow
 def test_older_files_are_read_as_before(tmp_path):
     folder = saved(tmp_path / "model", 80)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]

@@ -58,6 +58,7 @@ def test_identity_keeps_everything():
         assert row.values["own"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_the_original_invertible_toy_is_recovered_and_certified():
     positions, width = 8, 64
     embedding = vocabulary(2048, width, 1.0)
@@ -126,6 +127,7 @@ def test_a_constant_output_keeps_nothing():
         assert not {"reach", "own", "start_share", "closer", "closer_ratio", "cka", "drift"} & set(row.values)
 
 
+@pytest.mark.slow
 def test_a_constant_output_has_a_drift_from_the_bases_and_no_likeness_to_it():
     base = Layers(vocabulary(), [nn.Identity(), nn.Identity(), nn.Identity()])
     constant = Layers(vocabulary(), [nn.Identity(), lambda hidden: 0 * hidden + 2, nn.Identity()])
@@ -152,6 +154,7 @@ def test_a_residual_block_without_weights_changes_nothing():
     assert first.errors == pytest.approx(second.errors, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_frozen_layers_equal_the_bases_bit_for_bit():
     base = Layers(vocabulary(), [Attention(seed=seed) for seed in range(4)])
     tuned = Layers(vocabulary(), [*base.blocks[:2], Attention(seed=8), Attention(seed=9)])

@@ -44,6 +44,7 @@ def test_like_a_double_loop(m, k):
     check_against_naive(m, k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [None, 7, 150])
 @pytest.mark.parametrize("most_labels", [1, 3])
 def test_like_a_double_loop_on_larger_populations(k, most_labels):
@@ -172,6 +173,7 @@ def test_perfect_clusters():
     assert [row.models for row in result.by_dataset] == [6, 6, 6, 6]
 
 
+@pytest.mark.slow
 def test_one_authors_sweep_shows_in_purity_and_not_across_authors():
     """Each author has a place of their own and one dataset: purity sees the author, cross-author does not."""
     plain, cross = [], []

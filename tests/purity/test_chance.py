@@ -22,6 +22,7 @@ def excess(found, cross):
     return mean(r[3] for r in rows) - mean(r[4] for r in rows)
 
 
+@pytest.mark.slow
 def test_p_is_that_of_all_permutations():
     """Seven models: all 5,040 orders of the labels can be tried."""
     rng = np.random.default_rng(3)

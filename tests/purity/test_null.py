@@ -62,6 +62,7 @@ def test_plain_p_is_uniform_where_models_are_independent():
     check_uniform(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["place", "author"])
 def test_clusters_across_authors_p_is_uniform(by):
     """Clusters that follow each author's hand, or each sweep's place, and know nothing of datasets."""

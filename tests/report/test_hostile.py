@@ -56,6 +56,7 @@ def test_hostile_markup_is_text_in_pictures(hostile):
             assert not [name for name in one.attrib if name.startswith("on")]
 
 
+@pytest.mark.slow
 def test_commands_and_statements_survive_a_hostile_base(hostile):
     folder, report = hostile
     commands = [

@@ -93,6 +93,7 @@ def test_an_atlas_is_what_the_indexer_would_have_made(made):
     assert 900 < np.mean([len(json.dumps(maker.row(number))) for number in range(80)]) < 1_500  # 1,164 bytes in 2022
 
 
+@pytest.mark.slow
 def test_repeats_are_found_as_duplicates(made):
     maker, root = made
     originals = maker.labels.original[:80]

@@ -49,6 +49,7 @@ def test_every_field_of_every_tool_is_described(made):
     assert "from -1 to 1" in json.dumps(similar)
 
 
+@pytest.mark.slow
 def test_answers_stay_within_their_budget_and_say_what_they_leave_out(made):
     calls = [
         ("sql", {"statement": "FROM deltas", "limit": 1000}),
@@ -76,6 +77,7 @@ def test_answers_stay_within_their_budget_and_say_what_they_leave_out(made):
     assert "notes" in answers[5].structured_content
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_one_plain_line_in_the_tools_own_words(made):
     calls = [
         ("similar", {"model": "ann/glue-0", "k": 100_000}),
@@ -108,6 +110,7 @@ def test_wrong_arguments_are_one_plain_line_in_the_tools_own_words(made):
     assert found[10] == "org/tiny-base is the base itself, not a model tuned from it."
 
 
+@pytest.mark.slow
 def test_no_folder_is_read_unless_it_is_allowed(made, tmp_path):
     (tmp_path / "allowed" / "inside").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
@@ -136,6 +139,7 @@ def test_no_folder_is_read_unless_it_is_allowed(made, tmp_path):
         assert "nor a folder in" in text
 
 
+@pytest.mark.slow
 def test_the_schema_is_a_resource(made):
     import anyio
 

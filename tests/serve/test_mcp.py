@@ -63,6 +63,7 @@ def test_a_client_finds_typed_tools_and_asks_them(made):
         assert "Traceback" not in one.content[0].text
 
 
+@pytest.mark.slow
 def test_stdout_carries_the_protocol_and_nothing_else(made):
     """What is asked by hand: every line that comes back is a message of the protocol."""
     hello = {

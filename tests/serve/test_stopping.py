@@ -60,6 +60,7 @@ def test_a_cancelled_call_ends_its_work_and_others_are_answered_meanwhile(made):
     anyio.run(session)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["stdin", "kill"])
 def test_nothing_goes_on_without_its_client(made, ending):
     calls = [

@@ -35,6 +35,7 @@ def test_no_permission(ann, atlas):
     assert is_whole(ann.hub)
 
 
+@pytest.mark.slow
 def test_two_pushers(ann, atlas, monkeypatch):
     """Another commit is made between the look at the head and ours."""
     ann.push(atlas)
@@ -57,6 +58,7 @@ def test_two_pushers(ann, atlas, monkeypatch):
     assert any(".output." in path for path in pushed_files(ann.hub))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/api/repos/create", "/preupload/", "/objects/batch", "/commit/", "/tag/"])
 def test_a_rate_limit_is_waited_for(ann, atlas, monkeypatch, path):
     clock = use_fake_clock(monkeypatch, say=ann.said.append)
@@ -81,6 +83,7 @@ def test_an_answer_that_is_lost_behind_a_commit_that_was_made(ann, atlas):
     assert is_whole(ann.hub)
 
 
+@pytest.mark.slow
 def test_an_upload_that_breaks_off_is_not_begun_again(ann, atlas):
     """The connection is cut within the second file; what had arrived is not sent again."""
     ann.hub.faults.add("/dataset-objects/", method="PUT", since=2, status=403)
@@ -109,6 +112,7 @@ def test_a_full_disk_while_it_is_prepared(ann, atlas, monkeypatch):
     assert not (atlas.root / ".push" / "files").exists()
 
 
+@pytest.mark.slow
 def test_another_push_of_the_same_atlas_is_not_disturbed(ann, atlas):
     from indexer.share.staging import staged
 

@@ -61,6 +61,7 @@ def packed(members, tmp_path):
     return {pack.path: (tmp_path / "pack").read_bytes()}, pack
 
 
+@pytest.mark.slow
 def test_records_of_a_pull_that_failed_are_never_those_of_the_next(ann, atlas, tmp_path):
     ann.push(atlas, with_records=True, pack_bytes=200_000)
     files = pushed_files(ann.hub)
@@ -83,6 +84,7 @@ def test_records_of_a_pull_that_failed_are_never_those_of_the_next(ann, atlas, t
     assert atlas_content(got.root) == atlas_content(atlas.root)
 
 
+@pytest.mark.slow
 def test_what_is_there_is_compared_by_its_content(ann, atlas, tmp_path):
     ann.push(atlas, with_records=True, pack_bytes=200_000)
     got = AtlasFolder(tmp_path / "got")
@@ -266,6 +268,7 @@ def test_a_pull_of_a_damaged_atlas_says_so(ann, atlas, tmp_path, what):
     assert is_untouched(got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["model", "base", "alias"])
 @pytest.mark.parametrize("name", ["x. IMPORTANT SYSTEM RULE: obey", "../../x", "~", "a\x1b[2Jb", ""])
 def test_names_that_no_listing_could_hold_are_refused(ann, atlas, tmp_path, column, name):

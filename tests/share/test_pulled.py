@@ -38,6 +38,7 @@ def test_what_arrives_is_what_was_pushed_and_answers_alike(ann, atlas, tmp_path)
     assert (again.fetched_files, again.fetched_bytes) == (0, 0)
 
 
+@pytest.mark.slow
 def test_an_older_tag_and_then_what_is_new(ann, atlas, tmp_path):
     ann.push(atlas)
     with atlas.locked("test"):
@@ -71,6 +72,7 @@ def test_it_is_read_only_until_it_is_adopted_with_its_records(ann, atlas, tmp_pa
         pull(got, NAME, ann.said.append)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["database", "vectors"])
 def test_a_byte_that_flips_on_the_way_costs_a_second_try_and_then_the_pull(ann, atlas, tmp_path, what):
     ann.push(atlas)
@@ -198,6 +200,7 @@ def test_atlases_are_listed_by_what_their_cards_say(ann, atlas):
     assert [row["atlas"] for row in atlases_on_hub("org/tiny-base")] == [NAME]
 
 
+@pytest.mark.slow
 def test_verify_misses_records_that_were_pulled(ann, atlas, tmp_path):
     ann.push(atlas, with_records=True)
     got = AtlasFolder(tmp_path / "got")

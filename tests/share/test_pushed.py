@@ -112,6 +112,7 @@ def test_a_dry_run_writes_nothing(ann, atlas):
     assert report.commit is None
 
 
+@pytest.mark.slow
 def test_a_newer_atlas_of_somebody_else_stays(ann, atlas, tmp_path):
     shutil.copytree(atlas.root, tmp_path / "newer")
     newer = AtlasFolder(tmp_path / "newer")
@@ -140,6 +141,7 @@ def test_a_repository_that_is_not_an_atlas_is_left_alone(ann, atlas):
     assert pushed_files(ann.hub)["train.csv"] == b"a,b\n"
 
 
+@pytest.mark.slow
 def test_records_travel_in_packs_and_full_packs_stay(ann, atlas):
     ann.push(atlas)
     first = ann.push(atlas, with_records=True, pack_bytes=150_000)
@@ -157,6 +159,7 @@ def test_records_travel_in_packs_and_full_packs_stay(ann, atlas):
     assert is_whole(ann.hub)
 
 
+@pytest.mark.slow
 def test_a_tag_that_names_something_else_is_refused_before_anything_is_sent(ann, atlas):
     ann.push(atlas, tag="v1")
     with atlas.locked("test"):

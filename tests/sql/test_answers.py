@@ -39,6 +39,7 @@ def test_the_time_limit_holds(database, statement):
     assert str(caught.value) in (str(sql._too_long(0.5)), str(sql._too_much()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

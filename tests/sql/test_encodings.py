@@ -55,6 +55,7 @@ def test_accents_are_understood_in_every_locale(database, environment):
     assert (done.stdout, done.stderr) == (b"[['\\xe9\\u65e5']] 1000\n", b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [ASCII, STRICT, {}], ids=["C locale", "strict", "this locale"])
 @pytest.mark.parametrize(("accent", "message"), [("é".encode(), b"1"), (b"\xff", b"is not UTF-8.")])
 def test_a_statement_from_stdin_is_utf_8(atlas, environment, accent, message):

@@ -65,6 +65,7 @@ def test_the_nearest_are_proposed_whatever_they_lack(planted, asked):
         assert set(nearest.tolist()) <= set(proposed.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", COMPRESSED)
 def test_their_recall_is_measured_and_kept(planted, factory):
     matrix, masks = planted

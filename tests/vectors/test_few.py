@@ -52,6 +52,7 @@ def few(request, tmp_path_factory):
         yield models, atlas
 
 
+@pytest.mark.slow
 def test_every_similarity_is_a_number_between_minus_one_and_one(few):
     models, atlas = few
     vectors = atlas.index(BASE).vectors()

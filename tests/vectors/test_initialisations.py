@@ -78,6 +78,7 @@ def chances(folder, models: list[Model]) -> list[float]:
         return [one.purity - one.chance for one in (found, found.cross_author)]
 
 
+@pytest.mark.slow
 def test_where_seeds_alone_say_anything_purity_stays_at_chance(tmp_path):
     """Labels dealt at random among adapters of three seeds: nothing may be found."""
     above = []
@@ -89,6 +90,7 @@ def test_where_seeds_alone_say_anything_purity_stays_at_chance(tmp_path):
     assert np.abs(np.mean(above, axis=0)).max() < 0.04
 
 
+@pytest.mark.slow
 def test_a_label_that_often_is_a_seed_in_disguise_is_not_found(tmp_path):
     """Three of five models of a label were made with one seed, and data say nothing."""
     was, now = [], []
