@@ -22,7 +22,7 @@ from indexer.records.store import RecordStore
 
 
 class VectorUpdate:
-    """The vectors of one representation: those published, and the writer of the new ones, which have ``blocks`` blocks."""
+    """The published vectors of one representation and the writer of the new ones, which have ``blocks`` blocks."""
 
     def __init__(self, vectors: PublishedVectors, writer: VectorWriter | UncentredVectors, blocks: int) -> None:
         self.vectors, self.writer, self.blocks = vectors, writer, blocks
