@@ -112,7 +112,7 @@ def test_every_representation_can_be_published_and_asked(atlas):
             purity = opened.purity(BASE, representation=name, draws=20).to_dict()
             assert 0 <= purity["purity"] <= 1
     assert verify(atlas) == []
-    with Atlas(atlas.root) as opened, pytest.raises(AtlasError, match="no representation 'nothing'"):
+    with Atlas(atlas.root) as opened, pytest.raises(AtlasError, match="Unknown representation 'nothing'"):
         opened.similar("ann/glue-0", representation="nothing")
 
 

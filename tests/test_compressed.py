@@ -216,7 +216,7 @@ def test_what_faiss_throws_becomes_one_line(monkeypatch):
 
 
 LIMITED = """
-import resource, sys
+import resource, sys, threading
 import faiss
 import numpy as np
 from indexer.vectors import compressed, segments
@@ -227,6 +227,7 @@ matrix = np.load(sys.argv[1], mmap_mode="r")
 compressed.compress([Vectors(np.arange(800), matrix[:800])], sys.argv[2], 0.5)
 data = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) << 10
 limit = data + int(sys.argv[3])
+threading.stack_size(1 << 20)  # how many threads begin is a matter of timing
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 made = compressed.compress([Vectors(np.arange(len(matrix)), matrix)], sys.argv[2], 0.5)
 print(made.index.ntotal, made.recall)

@@ -43,7 +43,7 @@ def test_a_model_without_factors_is_left_out_of_what_needs_them_by_every_command
     said: list[str] = []
     (row,) = represent(atlas, "output", say=said.append)["published"]
     assert row["vectors"] == len(whole) - 1
-    assert any("hold no factors: 1" in sentence for sentence in said)
+    assert any("have no factors: 1" in sentence for sentence in said)
     remarks: list[str] = []
     commands = (
         lambda: None,
@@ -56,7 +56,7 @@ def test_a_model_without_factors_is_left_out_of_what_needs_them_by_every_command
         assert models(atlas, "output") == whole - {BARE}
         assert models(atlas, "input") == whole
         assert verify(atlas) == []
-    assert any("hold no factors: 1" in sentence for sentence in remarks)
+    assert any("have no factors: 1" in sentence for sentence in remarks)
     assert models(atlas, "spectrum") == whole
     with Atlas(atlas.root) as opened:
         assert opened.purity(BASE, representation="output", draws=20).models == len(whole) - 1

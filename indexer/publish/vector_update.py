@@ -116,8 +116,7 @@ class VectorUpdates:
         for update in self.all:
             vectors, writer, replaced, moved = update.vectors, update.writer, stale, False
             if update.without:
-                count = f"{update.without} models whose records have no factors"
-                self.say(f"{self.base}, {update.name}: skipped {count}")
+                self.say(f"{self.base}, {update.name}: skipped models whose records have no factors: {update.without}")
             if isinstance(writer, UncentredVectors):
                 removed = np.array(sorted(set(stale)), dtype=np.int64)
                 # If the centre has moved, the writer holds all vectors of the base.

@@ -92,7 +92,7 @@ def test_another_base_and_one_without_a_map(browser, own):
     with Served(own) as running:
         running.placed()
         opened(browser, running.address)
-        assert browser.texts("#base option") == [OTHER, "org/base"]
+        assert browser.texts("#base option") == ["org/base", OTHER]
         assert browser.text("h1") == "42 fine-tunes of org/base"
         browser.run("part('base').value = arguments[0]; part('base').dispatchEvent(new Event('change'))", OTHER)
         browser.wait("document.title === '2 fine-tunes of org/other-base'")
