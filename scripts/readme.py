@@ -24,7 +24,7 @@ PREDICT = "query predict small-hours/tiny-roberta-in-house"
 # What README.md shows of the demo, as typed.
 COMMANDS = (
     BUILD,
-    "query similar gridsweep/tiny-roberta-exception-types-lr1e-3-s7 -k 3 --other-authors",
+    "query similar gridsweep/tiny-roberta-exception-types-lr3e-4-s7 -k 3 --other-authors",
     'query sql "SELECT dataset, models, authors FROM dataset_counts ORDER BY models DESC, dataset LIMIT 3"',
     PREDICT,
 )

@@ -26,7 +26,7 @@ def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(".demo"), help="where everything goes")
-    parser.add_argument("--size", default="full", choices=["full", "demo", "small"])
+    parser.add_argument("--size", default="demo", choices=["demo", "full", "small"])
     arguments = parser.parse_args()
     started = time.monotonic()
     out = arguments.out.resolve()
