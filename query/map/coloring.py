@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 LEGEND = 10  # groups with a colour of their own; all others are grey
-_DECADES = 2  # numbers that span so many powers of ten have a logarithmic scale
+_DECADES = 2  # numbers that span this many powers of ten have a logarithmic scale
 
 # Legend of models without a group or number.
 _UNKNOWN = {"dataset": "no dataset named", "cluster": "in no cluster"}

@@ -154,5 +154,5 @@ def shown(text: str) -> str:
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
-    """A number with so many significant digits; None for NaN."""
+    """A number rounded to this many significant digits; None for NaN."""
     return None if value is None or np.isnan(value) else float(f"{value:.{digits}g}")

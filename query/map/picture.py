@@ -28,8 +28,8 @@ _AREA = {WHOLE: 1.0, ADAPTER: 1.1}  # relative areas that look equally large
 _RING = 0.9  # points: line width of models without a group
 _NAME, _LONGEST_NAME = 6.5, 28  # size in points, and characters, of a name on the picture
 _GAP = 3.0  # points between a name and its surroundings
-_RASTERISED = 3000  # with so many points, an SVG or PDF contains an image of them
-_OUTLINED = 1000  # up to so many points, each has an outline and hides those below
+_RASTERISED = 3000  # from this many points on, an SVG or PDF contains an image of them
+_OUTLINED = 1000  # up to this many points, each has an outline and hides those below
 _SECONDS_A_DAY = 86_400.0
 
 Mask = NDArray[np.bool_]

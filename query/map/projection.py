@@ -35,7 +35,7 @@ _FEWEST = 6  # with fewer distinct vectors, neighbourhoods have no meaning
 _SLOW = 2000  # from this number of models, a message says what takes so long
 _ALL = 1 - 1e-6  # this share of the variance is all of it, in float32
 _NOTHING = 1e-12  # a smaller variance of unit vectors is a rounding error
-_DENSE = 64  # up to so many models or dimensions an exact SVD is cheap
+_DENSE = 64  # up to this many models or dimensions an exact SVD is cheap
 
 
 @dataclass(frozen=True)

@@ -204,8 +204,8 @@ def _rows(connection: duckdb.DuckDBPyConnection, statement: str, parameters: Any
             raise _Refused(f"The result is larger than {MOST_RESULT // 10**6} MB.", "Choose fewer columns or rows.")
     truncated = limit is not None and len(rows) > limit
     kept = ",".join(rows[:limit] if truncated else rows)
-    told = {"columns": columns, "types": types, "truncated": truncated}
-    return f'{json.dumps(told)[:-1]}, "rows": [{kept}]}}'
+    answer = {"columns": columns, "types": types, "truncated": truncated}
+    return f'{json.dumps(answer)[:-1]}, "rows": [{kept}]}}'
 
 
 def _plain(value: Any) -> Any:
