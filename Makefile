@@ -11,8 +11,8 @@ ENVIRONMENT := .venv
 endif
 PYTHON ?= $(ENVIRONMENT)/bin/python
 BOOTSTRAP ?= python3
-# Two processes more than two cores: many tests wait, for a browser, a time limit or a server that says nothing.
-SHARED_OUT := --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# Four processes more than two cores: many tests wait, for a browser, a time limit or a server that says nothing.
+SHARED_OUT := --numprocesses 6 --dist loadfile --no-loadscope-reorder
 INSTALLED := $(ENVIRONMENT)/.vectors-in-the-wild-installed
 
 .PHONY: demo notebook reproduce test slow studies bench clean

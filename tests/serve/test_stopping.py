@@ -16,7 +16,7 @@ from tests.serve.clients import ENVIRONMENT, below, client_of, command
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra [agents]")
 
 ENDLESS = {"statement": "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b", "seconds": 30}
-SOON = 8.0  # seconds, on a busy machine; an endless statement ends after 30
+SOON = 20.0  # seconds, on a busy machine; an endless statement ends after 30
 
 
 def sandboxes():
