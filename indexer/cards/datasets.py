@@ -4,8 +4,7 @@
 that people write if there is no dataset. The rules here are few, and in doubt they keep two names apart:
 
 - A name without an owner is looked up ignoring case, blanks, ``-``, ``_``, ``.``, brackets, and a final "dataset". If
-the
-  table does not have it and it looks like an id, it keeps its spelling, lower-cased, with ``_`` for ``-``
+  the table does not have it and it looks like an id, it keeps its spelling, lower-cased, with ``_`` for ``-``
   (``Commonlit-Readibility`` → ``commonlit_readibility``).
 - A name with an owner is either in the table or keeps its owner: ``alice/reviews`` is never ``bob/reviews``.
 - A config is a dataset of its own only if the table says that the collection's configs are tasks (``glue`` + ``mrpc`` →
@@ -18,11 +17,9 @@ from __future__ import annotations
 import re
 import tomllib
 import unicodedata
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 from indexer.names import is_hub_id
 from indexer.untrusted import hub_address
@@ -71,24 +68,6 @@ class AliasTable:
         if names.setdefault(key, dataset) != dataset or key in self.placeholders:
             raise ValueError(f"{_TABLE.name}: {written!r} has more than one meaning")
 
-    def add_group(self, name: str, group: Mapping[str, Any]) -> None:
-        """Add a collection and its tasks as ``collection/task``, and under their own names if ``bare`` lists them."""
-        collection = CanonicalDataset(name)
-        for written in (name, *group["ids"]):
-            self.add(collection, written)
-        self.tasks[name] = {}
-        for task, others in group["tasks"].items():
-            dataset = CanonicalDataset(f"{name}/{task}", name, task)
-            for written in (task, *others):
-                if "/" in written:
-                    self.add(dataset, written)
-                    continue
-                self.tasks[name][fold(written)] = dataset
-                self.add(dataset, f"{name} {written}")
-                self.add(dataset, f"{written} {name}")
-                if task in group.get("bare", ()):
-                    self.add(dataset, written)
-
 
 def fold(text: str) -> str:
     """The common form of all spellings of a name: ``CoNLL-2003`` and ``conll_2003`` → ``conll2003``."""
@@ -109,8 +88,22 @@ def alias_table() -> AliasTable:
         path_endings=tuple(written["paths"]["endings"]),
         evaluations={key: tuple(value) for key, value in written["evaluations"].items()},
     )
+    # Collections, their tasks as collection/task, and the tasks that "bare" lists under their own names too.
     for name, group in written["groups"].items():
-        table.add_group(name, group)
+        for spelling in (name, *group["ids"]):
+            table.add(CanonicalDataset(name), spelling)
+        tasks = table.tasks[name] = {}
+        for task, others in group["tasks"].items():
+            dataset = CanonicalDataset(f"{name}/{task}", name, task)
+            for spelling in (task, *others):
+                if "/" in spelling:
+                    table.add(dataset, spelling)
+                    continue
+                tasks[fold(spelling)] = dataset
+                table.add(dataset, f"{name} {spelling}")
+                table.add(dataset, f"{spelling} {name}")
+                if task in group.get("bare", ()):
+                    table.add(dataset, spelling)
     for name, others in written["datasets"].items():
         for spelling in (name, *others):
             table.add(CanonicalDataset(name), spelling)
@@ -173,8 +166,16 @@ def _canonical(raw: str, config: str | None) -> CanonicalDataset | None:
     text = text.removeprefix("dataset:").removeprefix("datasets/").strip()
     if not text or len(text) > MAX_NAME or is_placeholder(text):
         return None
-    dataset = _known(text) or _by_its_own_name(text)
-    if dataset and config and dataset.name in alias_table().tasks:
+    dataset = _known(text)
+    if dataset is None:
+        # A dataset that is not in the table is called by its id, lower-cased; a path or a file name is not an id.
+        name, table = text.lower(), alias_table()
+        owner, slash, _ = name.partition("/")
+        is_path = name.endswith(table.path_endings) or (slash and owner in table.path_roots)
+        if not is_hub_id(text) or is_path or not any(character.isalpha() for character in name):
+            return None
+        dataset = CanonicalDataset(name if slash else name.replace("-", "_"))
+    if config and dataset.name in alias_table().tasks:
         return _task(dataset.name, config) or dataset
     return dataset
 
@@ -197,15 +198,3 @@ def _task(collection: str, config: str) -> CanonicalDataset | None:
     """The task that a config names; "PAN-X.de" is the task "pan-x" in one language."""
     tasks = alias_table().tasks[collection]
     return tasks.get(fold(config)) or tasks.get(fold(config.partition(".")[0]))
-
-
-def _by_its_own_name(text: str) -> CanonicalDataset | None:
-    """The name of a dataset that is not in the table: an id, lower-cased, or None."""
-    name = text.lower()
-    table = alias_table()
-    owner, slash, _ = name.partition("/")
-    if not is_hub_id(text) or name.endswith(table.path_endings) or (slash and owner in table.path_roots):
-        return None
-    if not any(character.isalpha() for character in name):
-        return None
-    return CanonicalDataset(name if slash else name.replace("-", "_"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,15 +43,53 @@ def read_evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, 
     found = (one for entry in entries for one in reader.items(entry.get("results"), "model-index", MAX_RESULTS))
     for result in (reader.mapping(one, "model-index") for one in found):
         dataset = _first_object(result.get("dataset"))
-        config = _config_of(dataset, reader)
+        configs = [dataset.get(key) for key in ("config", "args")]
+        configs = [first_value(one, "config", "name", "task") if isinstance(one, Mapping) else one for one in configs]
+        written = next((one for one in configs if isinstance(one, str) and one.strip()), None)
+        config = reader.text(written, "model-index")
         evaluated = _dataset_of(dataset, config, reader)
-        if evaluated and not _is_benchmark(result, dataset, evaluated[0]):
-            datasets[evaluated] = None
+        if evaluated:
+            marks = alias_table().evaluations
+            name, source = dataset.get("name"), _first_object(result.get("source"))
+            said = " ".join(source[key][:200] for key in ("name", "url") if isinstance(source.get(key), str)).lower()
+            is_benchmark = (
+                evaluated[0].partition("/")[0].lower() in marks["owners"]
+                or (isinstance(name, str) and name.startswith(marks["names"]))
+                or any(mark in said for mark in marks["sources"])
+            )
+            if not is_benchmark:
+                datasets[evaluated] = None
         if len(evaluations) >= MAX_EVALUATIONS:
             reader.note("model-index", f"cut to {MAX_EVALUATIONS} evaluations")
             break
-        evaluations.extend(_evaluations_of(result, dataset, config, evaluated, reader))
+        tasks = (reader.text(_first_object(result.get("task")).get(key), "model-index") for key in ("type", "name"))
+        task = next(filter(None, tasks), None)
+        split = reader.text(dataset.get("split"), "model-index")
+        raw, means = evaluated or (None, ())
+        # "metric" is the older spelling.
+        for metric in reader.items(first_value(result, "metrics", "metric"), "model-index", MAX_METRICS):
+            if not isinstance(metric, Mapping):
+                reader.note("model-index", "a metric is not an object")
+                continue
+            names = (reader.text(metric.get(key), "model-index") for key in ("type", "name"))
+            evaluations.append(
+                ReportedResult(
+                    task=task,
+                    dataset=means[0].name if means else None,
+                    dataset_raw=raw,
+                    config=config,
+                    split=split,
+                    metric=next(filter(None, names), None),
+                    value=reader.number(metric.get("value")),
+                    verified=metric.get("verified") is True or result.get("verified") is True,
+                )
+            )
     return tuple(dict.fromkeys(evaluations[:MAX_EVALUATIONS])), tuple(datasets)
+
+
+def first_value(item: Mapping[str, Any], *keys: str) -> Any:
+    """The first of ``keys`` that is there and not null; None without one."""
+    return next((item[key] for key in keys if item.get(key) is not None), None)
 
 
 def _first_object(value: Any) -> Mapping[str, Any]:
@@ -61,16 +99,6 @@ def _first_object(value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
         return {"type": value}
     return value if isinstance(value, Mapping) else {}
-
-
-def _config_of(dataset: Mapping[str, Any], reader: Reader) -> str | None:
-    for key in ("config", "args"):
-        value = dataset.get(key)
-        if isinstance(value, Mapping):
-            value = next((value[name] for name in ("config", "name", "task") if name in value), None)
-        if isinstance(value, str) and value.strip():
-            return reader.text(value, "model-index")
-    return None
 
 
 def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) -> Evaluated | None:
@@ -89,50 +117,3 @@ def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) 
         narrower = [other for other in named[1][1] if other.parent == found[0].name]
         return raw, tuple(narrower) or found
     return raw, found
-
-
-def _is_benchmark(result: Mapping[str, Any], dataset: Mapping[str, Any], raw: str) -> bool:
-    marks = alias_table().evaluations
-    name, source = dataset.get("name"), _first_object(result.get("source"))
-    said = " ".join(str(source[key])[:200] for key in ("name", "url") if isinstance(source.get(key), str)).lower()
-    return (
-        raw.partition("/")[0].lower() in marks["owners"]
-        or (isinstance(name, str) and name.startswith(marks["names"]))
-        or any(mark in said for mark in marks["sources"])
-    )
-
-
-def _evaluations_of(
-    result: Mapping[str, Any],
-    dataset: Mapping[str, Any],
-    config: str | None,
-    evaluated: Evaluated | None,
-    reader: Reader,
-) -> Iterator[ReportedResult]:
-    task = _type_or_name(_first_object(result.get("task")), reader)
-    split = reader.text(dataset.get("split"), "model-index")
-    raw, found = evaluated or (None, ())
-    # "metric" is the older spelling.
-    metrics = result["metrics"] if result.get("metrics") is not None else result.get("metric")
-    for metric in reader.items(metrics, "model-index", MAX_METRICS):
-        if not isinstance(metric, Mapping):
-            reader.note("model-index", "a metric is not an object")
-            continue
-        yield ReportedResult(
-            task=task,
-            dataset=found[0].name if found else None,
-            dataset_raw=raw,
-            config=config,
-            split=split,
-            metric=_type_or_name(metric, reader),
-            value=reader.number(metric.get("value")),
-            verified=metric.get("verified") is True or result.get("verified") is True,
-        )
-
-
-def _type_or_name(item: Mapping[str, Any], reader: Reader) -> str | None:
-    for key in ("type", "name"):
-        text = reader.text(item.get(key), "model-index")
-        if text:
-            return text
-    return None

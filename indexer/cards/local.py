@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from indexer.cards.modelcard import ModelFacts, card_facts, read_row
+from indexer.cards.modelcard import ModelFacts, read_row
+from indexer.cards.readme import card_facts
 from indexer.errors import AtlasError
 from indexer.names import LOCAL, ModelRef, is_local_id
 from indexer.untrusted import is_too_deep, load_json
@@ -45,10 +46,16 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
     if adapter.get("base_model_name_or_path"):
         config["peft"] = {"base_model_name_or_path": adapter["base_model_name_or_path"]}
     modified = datetime.fromtimestamp(max(path.stat().st_mtime for path in files), UTC).isoformat()
+    commit = hashlib.sha1(usedforsecurity=False)
+    for path, filename in zip(files, names, strict=True):
+        if path.suffix in _HASHED:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            commit.update(f"{filename} {content}\n".encode())
     return {
         "id": name or reference.id,
         "folder": place_of(folder),
-        "sha": _content_hash(folder, files),
+        "sha": commit.hexdigest(),
         "lastModified": modified,
         "createdAt": modified,
         "tags": [],
@@ -63,16 +70,6 @@ def facts_of(row: Mapping[str, Any]) -> ModelFacts:
     identifier = row.get("id")
     is_folder = isinstance(identifier, str) and (is_local_id(identifier) or Path(identifier).is_absolute())
     return read_row({**row, "id": "local/folder"} if is_folder else row)
-
-
-def _content_hash(folder: Path, files: list[Path]) -> str:
-    digest = hashlib.sha1(usedforsecurity=False)
-    for path in files:
-        if path.suffix in _HASHED:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
-    return digest.hexdigest()
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Reads the facts about a model from a raw row of the Hub's listing.
+"""Reads the facts about a model from a raw row of the Hub's listing, and its head from config.json.
 
-A row is untrusted. A field that cannot be read becomes None or empty and is named in ``ModelFacts.oddities``; only a
+Both are untrusted. A field that cannot be read becomes None or empty and is named in ``ModelFacts.oddities``; only a
 row without the id of a model is refused. All strings are bounded, on one line, and without control characters.
 """
 
@@ -13,35 +13,24 @@ from datetime import datetime
 from typing import Any, Literal
 
 from indexer.cards.datasets import MAX_NAME, CanonicalDataset, canonical_datasets, is_known, is_placeholder
-from indexer.cards.evaluations import ReportedResult, read_evaluations
-from indexer.cards.head import HeadFacts, head_facts
-from indexer.cards.readme import card_facts, trainer_sentence
+from indexer.cards.evaluations import ReportedResult, first_value, read_evaluations
 from indexer.errors import Failed
 from indexer.names import RELATIONS, author_of, is_hub_id
 from indexer.untrusted import COMMIT, Reader, hub_address, printable
-
-__all__ = [
-    "BaseClaim",
-    "DatasetClaim",
-    "HeadFacts",
-    "MalformedRow",
-    "ModelFacts",
-    "ReportedResult",
-    "card_facts",
-    "head_facts",
-    "read_row",
-    "trainer_sentence",
-]
 
 MAX_TAGS = 1_000
 MAX_SIBLINGS = 10_000
 MAX_DATASETS = 200
 MAX_BASES = 50
 MAX_LANGUAGES = 200
+MAX_LABELS = 2_048
+MAX_LABEL = 100  # characters
+MAX_LABEL_COUNT = 10_000_000  # far more than any model has
 
 _OUTSIDE = re.compile(r"^/|\\|(^|/)\.\.(/|$)")  # paths that lead out of the repository
 _DATASET_KEYS = ("datasets", "dataset", "Datasets")
 _NAME_KEYS = ("id", "name", "path", "type", "dataset")
+_PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+", re.IGNORECASE | re.ASCII)
 
 
 class MalformedRow(Failed):
@@ -122,81 +111,72 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
     reader = Reader()
     card = reader.mapping(row.get("cardData"), "cardData")
     config = reader.mapping(row.get("config"), "config")
-    tags = _tags(row.get("tags"), reader)
+    tags: tuple[str, ...] = ()
+    if isinstance(listed := row.get("tags"), list | tuple):
+        strings = [printable(tag) for tag in reader.items(listed, "tags", MAX_TAGS) if isinstance(tag, str)]
+        if len(strings) < min(len(listed), MAX_TAGS):
+            reader.note("tags", "an item is not a string")
+        tags = tuple(dict.fromkeys(strings))
+    elif listed is not None:
+        reader.note("tags", "not a list")
     # The Hub moves it out of the card, old rows have it there, and the Trainer once spelled it with "_".
-    index = _either(row, "model-index", "model_index") or _either(card, "model-index", "model_index")
+    index = first_value(row, "model-index", "model_index") or first_value(card, "model-index", "model_index")
     evaluations, evaluated = read_evaluations(index, reader)
     commit = row.get("sha")
     commit = commit.lower() if isinstance(commit, str) and COMMIT.fullmatch(commit.lower()) else None
     if commit is None and row.get("sha") is not None:
         reader.note("sha", "not 40 hex digits")
+    stated = row.get("gated")  # true, as in old listings, counts as "manual"
+    gated = "manual" if stated is True else stated.lower() if isinstance(stated, str) else None
+    if gated not in ("auto", "manual"):
+        if stated is not None and stated is not False:
+            reader.note("gated", "neither auto, manual nor false")
+        gated = None
     licenses = reader.texts(card.get("license"), "license", 5)
     tagged = (reader.text(text, "license") for text in _after(tags, "license:"))
+    languages: dict[str, None] = {}
+    for item in reader.items(first_value(card, "language", "languages"), "language", MAX_LANGUAGES):
+        # YAML reads the code of Norwegian, "no", as false.
+        text = "no" if item is False else reader.text(item, "language")
+        languages |= {part.strip().lower(): None for part in (text or "").split(",")}
+    languages.pop("", None)
+    # File names inside the repository; others are left out.
+    siblings: dict[str, None] = {}
+    for item in reader.items(row.get("siblings"), "siblings", MAX_SIBLINGS):
+        name = item.get("rfilename") if isinstance(item, Mapping) else item
+        if isinstance(name, str) and 0 < len(name) <= 1_000 and name.isprintable() and not _OUTSIDE.search(name):
+            siblings[name] = None
+        else:
+            reader.note("siblings", "a name that cannot be a file of the repository")
     return ModelFacts(
         id=model_id,
         author=author_of(model_id) or reader.text(row.get("author"), "author") or "",
         commit=commit,
-        created=reader.moment(_either(row, "createdAt", "created_at"), "createdAt"),
-        modified=reader.moment(_either(row, "lastModified", "last_modified"), "lastModified"),
+        created=reader.moment(first_value(row, "createdAt", "created_at"), "createdAt"),
+        modified=reader.moment(first_value(row, "lastModified", "last_modified"), "lastModified"),
         downloads=reader.count(row.get("downloads"), "downloads"),
         likes=reader.count(row.get("likes"), "likes"),
-        gated=_gated(row.get("gated"), reader),
+        gated=gated,
         private=reader.flag(row.get("private"), "private"),
         disabled=reader.flag(row.get("disabled"), "disabled"),
         license=", ".join(licenses) or next((text for text in tagged if text), None),
-        languages=_languages(card, reader),
-        pipeline_tag=reader.text(_either(row, "pipeline_tag") or card.get("pipeline_tag"), "pipeline_tag"),
-        library=reader.text(_either(row, "library_name") or card.get("library_name"), "library_name"),
+        languages=tuple(languages)[:MAX_LANGUAGES],
+        pipeline_tag=reader.text(first_value(row, "pipeline_tag") or card.get("pipeline_tag"), "pipeline_tag"),
+        library=reader.text(first_value(row, "library_name") or card.get("library_name"), "library_name"),
         model_type=reader.text(config.get("model_type"), "model_type"),
         architectures=reader.texts(config.get("architectures"), "architectures", 10),
         tags=tags,
         base_claims=_base_claims(tags, card, config, reader),
         datasets=_dataset_claims(tags, card, evaluated, reader),
         evaluations=evaluations,
-        siblings=_siblings(row.get("siblings"), reader),
+        siblings=tuple(siblings),
         oddities=reader.oddities,
     )
-
-
-def _either(row: Mapping[str, Any], *keys: str) -> Any:
-    return next((row[key] for key in keys if row.get(key) is not None), None)
-
-
-def _tags(value: Any, reader: Reader) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        if value is not None:
-            reader.note("tags", "not a list")
-        return ()
-    kept = [printable(tag) for tag in reader.items(value, "tags", MAX_TAGS) if isinstance(tag, str)]
-    if len(kept) < min(len(value), MAX_TAGS):
-        reader.note("tags", "an item is not a string")
-    return tuple(dict.fromkeys(kept))
 
 
 def _after(tags: Sequence[str], prefix: str) -> Iterator[str]:
     # Control characters of the raw tag have become U+FFFD, which is removed from values.
     return (tag[len(prefix) :].replace("\ufffd", " ") for tag in tags if tag.startswith(prefix))
-
-
-def _gated(value: Any, reader: Reader) -> str | None:
-    """Either "auto" or "manual"; True, as in old listings, counts as "manual"."""
-    if value is None or value is False:
-        return None
-    found = "manual" if value is True else value.lower() if isinstance(value, str) else ""
-    if found in ("auto", "manual"):
-        return found
-    reader.note("gated", "neither auto, manual nor false")
-    return None
-
-
-def _languages(card: Mapping[str, Any], reader: Reader) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for item in reader.items(_either(card, "language", "languages"), "language", MAX_LANGUAGES):
-        # YAML reads the code of Norwegian, "no", as false.
-        text = "no" if item is False else reader.text(item, "language")
-        found |= {part.strip().lower(): None for part in (text or "").split(",")}
-    found.pop("", None)
-    return tuple(found)[:MAX_LANGUAGES]
 
 
 def _base_claims(
@@ -258,8 +238,16 @@ def _dataset_claims(
             claim(raw, canonical_datasets(raw), "tag")
     for key in _DATASET_KEYS:
         for item in reader.items(card.get(key), "datasets", MAX_DATASETS):
-            for raw in _names_in(item, reader):
-                claim(raw, canonical_datasets(raw), "card")
+            named: list[Any] = [item]
+            if isinstance(item, Mapping):  # {"name": …}, or {"common_voice": "fi"}
+                keys = [name for name in list(item)[:5] if isinstance(name, str)]
+                named = [item[name] for name in _NAME_KEYS if isinstance(item.get(name), str)][:1]
+                named = named or [name for name in keys if is_known(name[:MAX_NAME])]
+                if not named:
+                    reader.note("datasets", "an object that names none")
+            for raw in (reader.text(name, "datasets") for name in named):
+                if raw:
+                    claim(raw, canonical_datasets(raw), "card")
     for raw, found in evaluated:
         claim(raw, found, "model-index")
     if len(claims) > MAX_DATASETS:
@@ -267,25 +255,54 @@ def _dataset_claims(
     return tuple(claims)[:MAX_DATASETS]
 
 
-def _names_in(item: Any, reader: Reader) -> list[str]:
-    """The datasets in one item of ``datasets:``: a string, {"name": …}, or {"common_voice": "fi"}."""
-    if not isinstance(item, Mapping):
-        text = reader.text(item, "datasets")
-        return [text] if text else []
-    named = [item[key] for key in _NAME_KEYS if isinstance(item.get(key), str)][:1]
-    named = named or [key for key in list(item)[:5] if isinstance(key, str) and is_known(key[:MAX_NAME])]
-    if not named:
-        reader.note("datasets", "an object that names none")
-    return [text for text in (reader.text(name, "datasets") for name in named) if text]
+@dataclass(frozen=True)
+class HeadFacts:
+    """The head of a model. ``label_names`` is None if there are only LABEL_0, LABEL_1 and so on."""
+
+    architecture_class: str | None
+    label_count: int | None
+    label_names: tuple[str, ...] | None
+    problem_type: str | None
+    model_type: str | None
 
 
-def _siblings(value: Any, reader: Reader) -> tuple[str, ...]:
-    """File names inside the repository; others are left out."""
-    names: dict[str, None] = {}
-    for item in reader.items(value, "siblings", MAX_SIBLINGS):
-        name = item.get("rfilename") if isinstance(item, Mapping) else item
-        if isinstance(name, str) and 0 < len(name) <= 1_000 and name.isprintable() and not _OUTSIDE.search(name):
-            names[name] = None
-        else:
-            reader.note("siblings", "a name that cannot be a file of the repository")
-    return tuple(names)
+def head_facts(config: Mapping[str, Any]) -> HeadFacts:
+    """The head that an untrusted config.json describes; its label names may reveal the dataset.
+
+    Labels are in the order of their indices; more than ``MAX_LABELS`` are counted, but not kept.
+    """
+    reader = Reader()
+    config = reader.mapping(config, "config")
+    architectures = reader.texts(config.get("architectures"), "architectures", 10)
+    # Index → label, from id2label or else from the inverted label2id.
+    pairs = list(reader.mapping(config.get("id2label"), "id2label").items())
+    labels = {index: label for key, label in pairs if (index := _label_index(key)) is not None}
+    if not labels:
+        pairs = list(reader.mapping(config.get("label2id"), "label2id").items())
+        labels = {index: label for label, key in pairs if (index := _label_index(key)) is not None}
+    counts = (bounded_count(config.get(key)) for key in ("num_labels", "_num_labels"))
+    names: list[str] = []
+    for _, label in sorted(labels.items()) if len(labels) <= MAX_LABELS else ():
+        if not isinstance(label, str | bool | float) and not (isinstance(label, int) and abs(label) < 2**63):
+            names = []
+            break
+        names.append(reader.text(label if isinstance(label, str) else str(label), "id2label", MAX_LABEL) or "")
+    is_named = any(name and not _PLACEHOLDER_LABEL.fullmatch(name) for name in names)
+    return HeadFacts(
+        architecture_class=architectures[0] if architectures else None,
+        label_count=len(labels) if labels else next((count for count in counts if count is not None), None),
+        label_names=tuple(names) if is_named else None,
+        problem_type=reader.text(config.get("problem_type"), "problem_type"),
+        model_type=reader.text(config.get("model_type"), "model_type"),
+    )
+
+
+def bounded_count(value: Any) -> int | None:
+    """A plausible number of labels, or None."""
+    return value if type(value) is int and 0 <= value <= MAX_LABEL_COUNT else None
+
+
+def _label_index(value: Any) -> int | None:
+    if isinstance(value, str) and len(value) <= 9 and value.isascii() and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -46,18 +46,30 @@ def card_facts(readme_text: str, oddities: list[str] | None = None) -> dict[str,
     if last is None:
         notes.append("README.md: the front matter does not end")
         return {}
+    front = text[first.end() : last.start()]
+    problem, depth, loaded = "", 0, None
     try:
-        loaded = _plain(_load_yaml(text[first.end() : last.start()]))
+        # A few lines of aliases expand to gigabytes, and the parser is recursive: look at the events first.
+        for number, event in enumerate(yaml.parse(front, Loader=_LOADER)):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if isinstance(event, yaml.AliasEvent):
+                problem = "it uses aliases"
+                break
+            if depth > MAX_DEPTH or number > MAX_EVENTS:
+                problem = "it is too deep or too long"
+                break
+        else:
+            loaded = _plain(yaml.load(front, Loader=_LOADER))
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        reason = str(error) if isinstance(error, _RefusedError) else type(error).__name__
-        notes.append(f"README.md: the front matter cannot be read ({reason})")
-        return {}
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
+        problem = type(error).__name__
+    if problem:
+        notes.append(f"README.md: the front matter cannot be read ({problem})")
+    elif loaded is not None and not isinstance(loaded, dict):
         notes.append("README.md: the front matter is not an object")
-        return {}
-    return loaded
+    return loaded if isinstance(loaded, dict) else {}
 
 
 def trainer_sentence(readme_text: str) -> tuple[str, str | None] | None:
@@ -95,28 +107,6 @@ def _dataset_after(rest: str) -> str | None:
     if word[1]:
         subject = ", ".join(part for part in _AND_THE.split(subject) if part)
     return subject or None
-
-
-class _RefusedError(ValueError):
-    """Front matter that is valid YAML but refused."""
-
-
-def _load_yaml(text: str) -> Any:
-    """``yaml.safe_load`` after checking the events.
-
-    Refuses aliases (a few lines of them expand to gigabytes) and nesting too deep for a recursive parser.
-    """
-    depth = 0
-    for number, event in enumerate(yaml.parse(text, Loader=_LOADER)):
-        if isinstance(event, yaml.AliasEvent):
-            raise _RefusedError("it uses aliases")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH or number > MAX_EVENTS:
-            raise _RefusedError("it is too deep or too long")
-    return yaml.load(text, Loader=_LOADER)
 
 
 def _plain(value: Any) -> Any:

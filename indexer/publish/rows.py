@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from indexer.cards.head import bounded_count
 from indexer.cards.local import facts_of
-from indexer.cards.modelcard import MalformedRow, ModelFacts
+from indexer.cards.modelcard import MalformedRow, ModelFacts, bounded_count
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import ListedModel

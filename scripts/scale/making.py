@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from indexer.atlas import AtlasFolder
-from indexer.cards.head import HeadFacts
+from indexer.cards.modelcard import HeadFacts
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.listing.claims import Claim
 from indexer.listing.listing import Listing
