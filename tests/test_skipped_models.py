@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from indexer.atlas import AtlasFolder, schema_sql
-from indexer.cards.head import head_facts
+from indexer.cards.modelcard import head_facts
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import stored_bases
 from indexer.listing.listing import ListedModel, Listing

@@ -28,8 +28,8 @@ from indexer.deltas.spectra import Spectra
 from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadableParent, by_key, on_record
 from indexer.deltas.svd import Factors, lora_svd, truncated_svd
 from indexer.errors import Failed, Skipped
+from indexer.listing.claims import YES, path_verdict
 from indexer.listing.parents import Parents
-from indexer.listing.untagged import YES, path_verdict
 from indexer.names import DeltaKey
 from indexer.network.hub import model_row
 from indexer.records.identity import ROW_NAMES, AdapterBase, Parent, Traffic, Unit

@@ -1,4 +1,4 @@
-"""What a row of the Hub's listing claims to descend from, read from the row itself. Pure functions.
+"""What a model says it comes from: in its row of the Hub's listing, or in a path in its configuration. Pure functions.
 
 The Hub may answer a filter with rows that lack the tag asked for, so only what the row says itself counts: its
 ``base_model:…`` tags first, then ``base_model`` of its card.
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from indexer.names import RELATIONS
+from indexer.names import RELATIONS, is_hub_id
 from indexer.network.rows import filenames_in
 
 # Where a model has several relations to one base, the first of these counts: what its files are comes first.
@@ -25,6 +25,15 @@ BY_FOLDER = "folder"
 _PREFIX = "base_model:"
 _MOST_TAGS = 10_000
 _LONGEST_TAG = 300
+
+# What a path in a configuration names; see path_verdict.
+YES, NO, UNSURE = "yes", "no", "unsure"
+# First parts of a path that are folders of training scripts, not owners on the Hub.
+_FOLDERS = frozenset((
+    "checkpoint", "checkpoints", "ckpt", "content", "data", "experiments", "home", "kaggle", "mnt", "model",
+    "models", "output", "outputs", "result", "results", "root", "runs", "save", "saved", "saved_model",
+    "saved_models", "scratch", "tmp", "trained_models", "users", "weights", "workspace",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,3 +96,21 @@ def untyped_relation(row: Mapping[str, Any]) -> str:
     """The relation by the files: "adapter" or "finetune"."""
     is_adapter = "adapter_config.json" in filenames_in(row) or row.get("library_name") == "peft"
     return "adapter" if is_adapter else "finetune"
+
+
+def path_verdict(path: str | None, identifier: str, ids: Collection[str]) -> str | None:
+    """What a ``…name_or_path`` names: the base, another model, something unclear, or nothing (None).
+
+    ``identifier`` is the model's own id, which means nothing.
+    """
+    text = (path or "").strip().replace("\\", "/").rstrip("/").lower()
+    names = {name.lower() for name in ids}
+    if not text or text in (identifier.lower(), identifier.lower().rpartition("/")[2]):
+        return None
+    if text in names:
+        return YES
+    owner, _, last = text.rpartition("/")
+    is_local = not owner or text.startswith((".", "~")) or ":" in text or "/" in owner or owner in _FOLDERS
+    if is_local:
+        return YES if last in {name.rpartition("/")[2] for name in names} else UNSURE
+    return NO if is_hub_id(text) else UNSURE

@@ -3,12 +3,22 @@
 One question after another: every id of the base by relation and without one; adapters of its quantised copies; on
 request, fine-tunes of fine-tunes and untagged models with the base's name. Pages are raw JSON, and each row is checked
 by itself. Everything is bounded, because the server controls every cursor and every row.
+
+For a model without a base_model tag the first piece of evidence that names a base decides, for or against:
+
+1. ``adapter_config.json: base_model_name_or_path``
+2. ``config.json: _name_or_path``
+3. the Trainer's sentence in the card: "fine-tuned version of [X](…)"
+4. the name, which is wrong for about 5 models in 100 and therefore only a reason to look at the weights.
+
+A local folder of the author does not name a base, unless its last part is the base's own name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -17,8 +27,9 @@ import httpx2
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
-from indexer.errors import AtlasError, Failed
-from indexer.listing.claims import Claim, relation_to, stated_bases
+from indexer.cards.readme import MAX_README, trainer_sentence
+from indexer.errors import AtlasError, Failed, ModelError
+from indexer.listing.claims import NO, UNSURE, YES, Claim, path_verdict, relation_to, stated_bases, untyped_relation
 from indexer.listing.listing_state import in_utc
 from indexer.listing.questions import (
     BadRow,
@@ -30,10 +41,11 @@ from indexer.listing.questions import (
     RawRow,
     Rejected,
 )
-from indexer.listing.untagged import find_claim
 from indexer.names import is_hub_id
+from indexer.network.hub import fetch_json
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import HubAnswer, ask, is_own, with_parameter
+from indexer.network.hub_requests import HubAnswer, ask, fetch_small, is_own, with_parameter
+from indexer.network.rows import filenames_in
 from indexer.untrusted import Reader, is_too_deep, printable
 
 MOST_PAGES = 10_000
@@ -41,8 +53,23 @@ MOST_ROWS = 2_000_000
 MOST_ROWS_A_PAGE = 10_000
 MOST_PAGES_WITHOUT_NEWS = 3
 LARGEST_ROW = 4 << 20
+_LONGEST_NAME = 500
 _SMALLER_PAGE = "100"
 _CURSOR_REFUSED = (400, 404, 410)
+
+# Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
+_OTHER_BASES = frozenset((
+    "albert", "bigbird", "biomed", "biomedical", "bne", "ca", "camembert", "chinese", "clip", "code", "deberta",
+    "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
+    "mdeberta", "mini", "mt", "multilingual", "norwegian", "small", "spanish", "tiny", "umt", "xlm",
+))  # fmt: skip
+_WORD = re.compile(r"[a-z0-9.]+")
+
+# (file, key, what a claim made there is called)
+_NAMED_IN = (
+    ("adapter_config.json", "base_model_name_or_path", "adapter_config"),
+    ("config.json", "_name_or_path", "config"),
+)
 
 
 def crawl(request: CrawlRequest, progress: CrawlProgress | None = None) -> Iterator[Page]:
@@ -141,27 +168,24 @@ class _Crawl:
             for alias in self._aliases():
                 yield from self._pages(Question("alias", alias, "adapter"))
         if self.request.descendants and "finetune" in self.request.relations:
-            yield from self._descend()
+            # Fine-tunes of fine-tunes, breadth first; each is asked about once, even in a circle.
+            asked = {name.lower() for name in self.request.ids}
+            level = [name for name, (parent, _) in self.progress.fine_tunes.items() if parent.lower() in asked]
+            count = 0
+            for _ in range(self.request.max_depth):
+                level = sorted(
+                    (name for name in level if name.lower() not in asked),
+                    key=lambda name: (-self.progress.fine_tunes[name][1], name),
+                )[: self.request.max_parents - count]
+                count += len(level)
+                asked |= {name.lower() for name in level}
+                for parent in level:
+                    yield from self._pages(Question("descendants", parent, "finetune"))
+                parents = set(level)
+                level = [name for name, (parent, _) in self.progress.fine_tunes.items() if parent in parents]
         if self.request.discover == "names":
             for name in dict.fromkeys(name.rpartition("/")[2] for name in self.request.ids):
                 yield from self._pages(Question("names", name))
-
-    def _descend(self) -> Iterator[Page]:
-        """Fine-tunes of fine-tunes, breadth first; each is asked about once, even in a circle."""
-        asked = {name.lower() for name in self.request.ids}
-        level = [name for name, (parent, _) in self.progress.fine_tunes.items() if parent.lower() in asked]
-        count = 0
-        for _ in range(self.request.max_depth):
-            level = sorted(
-                (name for name in level if name.lower() not in asked),
-                key=lambda name: (-self.progress.fine_tunes[name][1], name),
-            )[: self.request.max_parents - count]
-            count += len(level)
-            asked |= {name.lower() for name in level}
-            for parent in level:
-                yield from self._pages(Question("descendants", parent, "finetune"))
-            parents = set(level)
-            level = [name for name, (parent, _) in self.progress.fine_tunes.items() if parent in parents]
 
     def _aliases(self) -> list[str]:
         """Quantised copies of the base, by downloads: people often attach adapters to them instead."""
@@ -201,7 +225,16 @@ class _Crawl:
                 address, links, ids, without_news, may_restart = first, {first}, set(), 0, False
                 continue
             rows = self._rows_of(answer)
-            page = self._page(question, number, rows)
+            found = [self.filter(question, row) for row in rows]
+            claimed = tuple(one for one in found if isinstance(one, ClaimedRow))
+            bad = tuple(one for one in found if isinstance(one, BadRow))
+            rejected = tuple(one for one in found if isinstance(one, Rejected))
+            unclaimed = len(rows) - len(claimed) - len(bad) - len(rejected)
+            page = Page(question, number, claimed, bad, rejected, unclaimed, is_cut=self.filter.is_cut)
+            for one in claimed:
+                if one.claim.relation == "finetune":
+                    downloads = Reader().count(one.row.get("downloads"), "downloads") or 0
+                    self.progress.fine_tunes.setdefault(one.id, (one.claim.parent, downloads))
             before = len(ids)
             ids.update(str(row.get("id")) for row in rows if isinstance(row, dict))
             without_news = 0 if len(ids) > before else without_news + 1
@@ -224,11 +257,16 @@ class _Crawl:
                 problem = "its pages repeat themselves"
             if problem:
                 yield page
-                raise _stopped(question, problem)
+                break
             yield replace(page, next_link=answer.next_link)
             address = answer.next_link
             links.add(address)
-        raise _stopped(question, f"it has more than {MOST_PAGES} pages")
+        else:
+            problem = f"it has more than {MOST_PAGES} pages"
+        raise AtlasError(
+            f"The Hub's listing of {question.what} was not read to its end: {problem}.",
+            "What was read is kept. Check HF_ENDPOINT and run it again.",
+        )
 
     def _ask(self, address: str) -> HubAnswer:
         """One page; a smaller one where it is too large for the server or for us."""
@@ -253,24 +291,6 @@ class _Crawl:
             )
         return answer.value
 
-    def _page(self, question: Question, number: int, rows: list[Any]) -> Page:
-        claimed: list[ClaimedRow] = []
-        bad: list[BadRow] = []
-        rejected: list[Rejected] = []
-        for row in rows:
-            found = self.filter(question, row)
-            if isinstance(found, ClaimedRow):
-                claimed.append(found)
-                if found.claim.relation == "finetune":
-                    downloads = Reader().count(found.row.get("downloads"), "downloads") or 0
-                    self.progress.fine_tunes.setdefault(found.id, (found.claim.parent, downloads))
-            elif isinstance(found, BadRow):
-                bad.append(found)
-            elif isinstance(found, Rejected):
-                rejected.append(found)
-        unclaimed = len(rows) - len(claimed) - len(bad) - len(rejected)
-        return Page(question, number, tuple(claimed), tuple(bad), tuple(rejected), unclaimed, is_cut=self.filter.is_cut)
-
 
 def _status(error: Exception) -> int | None:
     return error.response.status_code if isinstance(error, HfHubHTTPError) else None
@@ -280,8 +300,59 @@ def _first_page(parameters: list[tuple[str, str]]) -> str:
     return f"{constants.ENDPOINT.rstrip('/')}/api/models?{urlencode(parameters)}"
 
 
-def _stopped(question: Question, problem: str) -> AtlasError:
-    return AtlasError(
-        f"The Hub's listing of {question.what} was not read to its end: {problem}.",
-        "What was read is kept. Check HF_ENDPOINT and run it again.",
-    )
+def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str]:
+    """Whether the model of ``row`` comes from the base that ``ids`` name, the canonical id first.
+
+    Returns its claim, None for a model of another base, and the evidence in words. Reads up to three small files.
+    Raises Failed where one of them could not be read, but may be readable later.
+    """
+    identifier, revision = str(row["id"]), str(row.get("sha") or "main")
+    base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
+    is_unclear = False
+    for filename, key, claimed_by in _NAMED_IN:
+        if names and filename not in names:
+            continue
+        try:
+            config = fetch_json(identifier, filename, revision)
+        except ModelError as error:
+            if isinstance(error, Failed) and error.reason not in ("not_found", "malformed_row", "refused"):
+                raise
+            config = None
+        path = config.get(key) if isinstance(config, dict) else None
+        is_text = isinstance(path, str) and len(path) <= _LONGEST_NAME
+        verdict = path_verdict(path if is_text else None, identifier, ids)
+        if verdict == YES:
+            found = "adapter" if claimed_by == "adapter_config" else relation
+            return Claim(found, claimed_by, base), f"{filename} names it"
+        if verdict == NO:
+            return None, f"{filename} names another model"
+        is_unclear = is_unclear or verdict == UNSURE
+    if not names or "README.md" in names:
+        try:
+            card = fetch_small(identifier, "README.md", revision, MAX_README)
+        except ModelError as error:
+            if isinstance(error, Failed) and error.reason not in ("not_found", "refused"):
+                raise
+            card = b""
+        sentence = trainer_sentence(card.decode("utf-8", errors="replace"))
+        if sentence is not None:
+            is_ours = sentence[0].lower() in {name.lower() for name in ids}
+            said = "names it" if is_ours else "names another model"
+            return Claim(relation, "card", base) if is_ours else None, f"its card {said}"
+    if is_unclear:
+        return None, "its configuration names something else, or a folder"
+    if is_named_after(identifier, ids):
+        return Claim(relation, "name", base), "its name"
+    return None, "nothing names the base"
+
+
+def is_named_after(identifier: str, ids: Collection[str]) -> bool:
+    """Whether the model's name contains the base's, word by word, and not as part of another base's name."""
+    words = _WORD.findall(identifier.lower().rpartition("/")[2])
+    for name in ids:
+        wanted = _WORD.findall(name.lower().rpartition("/")[2])
+        for start in range(len(words) - len(wanted) + 1):
+            if wanted and words[start : start + len(wanted)] == wanted:
+                around = words[max(start - 1, 0) : start] + words[start + len(wanted) :][:1]
+                return not _OTHER_BASES.intersection(around)
+    return False

@@ -21,11 +21,11 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
 from uuid import uuid4
 
 from indexer.errors import AtlasError
@@ -220,11 +220,39 @@ class Listing:
         return crawl
 
     def _read(self) -> State:
+        """The state that the lines of the file add up to, read again if the file has changed."""
         signature = _signature(self.path)
-        if self._state is None or signature != self._signature:
-            self._state, self._problems, self._length, self._tail = _replay(self.path)
-            self._signature = signature
-        return self._state
+        if self._state is not None and signature == self._signature:
+            return self._state
+        state, problems, length, tail, number = State(), list[str](), 0, b"", 0
+        try:
+            with suppress(FileNotFoundError), open_regular(self.path) as file:
+                while line := file.readline(_MOST_LINE + 1):
+                    number, size, end = number + 1, len(line), line
+                    while len(end) > _MOST_LINE and not end.endswith(b"\n"):  # of a long line only the start is kept
+                        end = file.readline(_MOST_LINE + 1)
+                        size += len(end)
+                    if size > _MOST_LINE and end.endswith(b"\n"):
+                        length += size
+                        problems.append(f"line {number} has more than {_MOST_LINE:,} bytes")
+                        continue
+                    if end.endswith(b"\n"):
+                        length += size
+                    elif size <= _MOST_LINE and has_checksum(line[:-1]):
+                        problems.append(f"line {number} has a damaged end")
+                        line = tail = line[:-1] + b"\n"
+                    else:
+                        break  # cut short by a crash; the next append overwrites it
+                    try:
+                        state.apply(parse_checksummed(line[:-1]))
+                    except (ValueError, RecursionError) as error:
+                        if len(problems) < _MOST_PROBLEMS:
+                            problems.append(f"line {number} cannot be read: {error}"[:300])
+        except OSError as error:
+            raise _unusable(self.path, "read", error) from error
+        self._state, self._problems, self._length, self._tail = state, problems, length, tail
+        self._signature = signature
+        return state
 
     def _append(self, lines: Iterable[Line]) -> None:
         """Write and sync, then change the state: what is not on disk is not in the state."""
@@ -310,51 +338,6 @@ def _unusable(path: Path, verb: str, error: OSError) -> AtlasError:
     return AtlasError(
         f"The listing {path} cannot be {verb}: {error.strerror}.", "Check its permissions and the free space."
     )
-
-
-def _replay(path: Path) -> tuple[State, list[str], int, bytes]:
-    """The state of a file, the problems with its lines, where its last complete line ends, and a line after it or b"".
-
-    That last line is complete but for a damaged line end; a line that was cut short by a crash is dropped.
-    """
-    state, length, tail = State(), 0, b""
-    problems: list[str] = []
-    try:
-        with open_regular(path) as file:
-            for number, (line, size, is_whole) in enumerate(_lines_of(file), start=1):
-                if size > _MOST_LINE:
-                    if not is_whole:
-                        break
-                    length += size
-                    problems.append(f"line {number} has more than {_MOST_LINE:,} bytes")
-                    continue
-                if not line.endswith(b"\n"):
-                    if not has_checksum(line[:-1]):
-                        break  # cut short by a crash; the next append overwrites it
-                    problems.append(f"line {number} has a damaged end")
-                    line = tail = line[:-1] + b"\n"
-                else:
-                    length += len(line)
-                try:
-                    state.apply(parse_checksummed(line[:-1]))
-                except (ValueError, RecursionError) as error:
-                    if len(problems) < _MOST_PROBLEMS:
-                        problems.append(f"line {number} cannot be read: {error}"[:300])
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise _unusable(path, "read", error) from error
-    return state, problems, length, tail
-
-
-def _lines_of(file: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
-    """Each line of a file, its size, and whether it ends; only the beginning of one that is too long."""
-    while line := file.readline(_MOST_LINE + 1):
-        size, end = len(line), line
-        while len(end) > _MOST_LINE and not end.endswith(b"\n"):
-            end = file.readline(_MOST_LINE + 1)
-            size += len(end)
-        yield line, size, end.endswith(b"\n")
 
 
 def _encoded(line: Line) -> bytes:

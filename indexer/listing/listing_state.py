@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,8 @@ class ListedModel:
             "id": self.id,
             "first_seen": self.first_seen.isoformat(),
             "seen": self.last_seen.isoformat(),
-            "claims": {key: _claim_line(claim, crawl) for key, (claim, crawl) in self.claims.items()},
-            "was": _claim_line(Claim(self.relation, self.claimed_by, self.parent), ""),
+            "claims": {key: asdict(claim) | {"crawl": crawl} for key, (claim, crawl) in self.claims.items()},
+            "was": {"relation": self.relation, "claimed_by": self.claimed_by, "parent": self.parent, "crawl": ""},
             "row": self.row,
         }
 
@@ -152,51 +152,62 @@ class State:
     def apply(self, line: Any) -> None:
         """Take one line into account. Raises ValueError, without a change, where it is not valid."""
         try:
-            self._apply(line["kind"], line)
+            # Each case reads the whole line before it changes anything.
+            match line["kind"]:
+                case "model":
+                    self._apply_model(line)
+                case "gone":
+                    model, questions = self.models[line["id"]], {str(key) for key in line["questions"]}
+                    left = {key: claim for key, claim in model.claims.items() if key not in questions}
+                    self.models[model.id] = model.with_claims(left)
+                case "bad":
+                    bad = BadRow(str(line["why"]), str(line["raw"]), str(line["key"]), _moment(line["seen"]))
+                    self.bad[bad.key] = (bad, str(line.get("crawl", "")))
+                case "rejected":
+                    self.rejected[str(line["id"])] = (str(line["sha"]), str(line["why"]))
+                case "renamed":
+                    old, new = line["id"], line["to"]
+                    if not (isinstance(old, str) and isinstance(new, str) and is_hub_id(new)) or old == new:
+                        raise ValueError("invalid new name")
+                    self.renamed.pop(new, None)
+                    self.renamed[old] = new
+                    before, after = self.models.pop(old, None), self.models.get(new)
+                    if before is not None and after is not None:
+                        self.models[new] = replace(after, first_seen=min(after.first_seen, before.first_seen))
+                case "removed":
+                    identifier, seen = line["id"], line["seen"]
+                    if not isinstance(identifier, str) or not isinstance(seen, str):
+                        raise ValueError("a removed model without an id")
+                    self.models.pop(identifier, None)
+                    self.removed[identifier] = seen
+                case "base":
+                    ids = line["ids"]
+                    if not isinstance(ids, list) or not all(isinstance(one, str) and is_hub_id(one) for one in ids):
+                        raise ValueError("a base without ids")
+                    self.ids = tuple(dict.fromkeys([*ids[:1], *self.ids, *ids]))
+                case "start":
+                    self.crawl = CrawlState(str(line["crawl"]), _moment(line["seen"]), dict(line["parameters"]))
+                case "page" | "finish" as kind:
+                    crawl = self.crawl
+                    if crawl is None or crawl.id != line["crawl"]:
+                        raise ValueError("a line of an unknown crawl")
+                    if kind == "page":
+                        question, link, is_last = str(line["question"]), line["next"], line["last"]
+                        if is_last:
+                            crawl.finished.add(question)
+                        if line.get("cut"):
+                            crawl.cut.add(question)
+                        crawl.current, crawl.link = (question, str(link)) if link else (None, None)
+                    else:
+                        is_complete = line["complete"]
+                        crawl.is_over = True
+                        if is_complete:
+                            self.bad = {key: pair for key, pair in self.bad.items() if pair[1] == crawl.id}
+                case _:
+                    raise ValueError("a line of an unknown kind")
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"not a line of a listing ({type(error).__name__}: {error})") from error
         self.lines += 1
-
-    def _apply(self, kind: Any, line: Line) -> None:
-        """Each case reads the whole line before it changes anything."""
-        match kind:
-            case "model":
-                self._model(line)
-            case "gone":
-                model, questions = self.models[line["id"]], {str(key) for key in line["questions"]}
-                left = {key: claim for key, claim in model.claims.items() if key not in questions}
-                self.models[model.id] = model.with_claims(left)
-            case "bad":
-                bad = BadRow(str(line["why"]), str(line["raw"]), str(line["key"]), _moment(line["seen"]))
-                self.bad[bad.key] = (bad, str(line.get("crawl", "")))
-            case "rejected":
-                self.rejected[str(line["id"])] = (str(line["sha"]), str(line["why"]))
-            case "renamed":
-                old, new = line["id"], line["to"]
-                if not (isinstance(old, str) and isinstance(new, str) and is_hub_id(new)) or old == new:
-                    raise ValueError("invalid new name")
-                self.renamed.pop(new, None)
-                self.renamed[old] = new
-                before, after = self.models.pop(old, None), self.models.get(new)
-                if before is not None and after is not None:
-                    self.models[new] = replace(after, first_seen=min(after.first_seen, before.first_seen))
-            case "removed":
-                identifier, seen = line["id"], line["seen"]
-                if not isinstance(identifier, str) or not isinstance(seen, str):
-                    raise ValueError("a removed model without an id")
-                self.models.pop(identifier, None)
-                self.removed[identifier] = seen
-            case "base":
-                ids = line["ids"]
-                if not isinstance(ids, list) or not all(isinstance(one, str) and is_hub_id(one) for one in ids):
-                    raise ValueError("a base without ids")
-                self.ids = tuple(dict.fromkeys([*ids[:1], *self.ids, *ids]))
-            case "start":
-                self.crawl = CrawlState(str(line["crawl"]), _moment(line["seen"]), dict(line["parameters"]))
-            case "page" | "finish":
-                self._crawl_line(line)
-            case _:
-                raise ValueError("a line of an unknown kind")
 
     def name_of(self, identifier: str, row: RawRow | None) -> str:
         """The name under which a row's model is listed: the new one, where the row has an old one.
@@ -269,7 +280,7 @@ class State:
         lines += [{"kind": "removed", "id": model, "seen": when} for model, when in self.removed.items()]
         return lines
 
-    def _model(self, line: Line) -> None:
+    def _apply_model(self, line: Line) -> None:
         identifier, seen, crawl = line["id"], _moment(line["seen"]), str(line.get("crawl", ""))
         claims = {
             str(key): (_read_claim(found), str(found.get("crawl", crawl))) for key, found in line["claims"].items()
@@ -300,22 +311,6 @@ class State:
         self.renamed.pop(identifier, None)
         self.removed.pop(identifier, None)
 
-    def _crawl_line(self, line: Line) -> None:
-        if self.crawl is None or self.crawl.id != line["crawl"]:
-            raise ValueError("a line of an unknown crawl")
-        if line["kind"] == "finish":
-            is_complete = line["complete"]
-            self.crawl.is_over = True
-            if is_complete:
-                self.bad = {key: pair for key, pair in self.bad.items() if pair[1] == self.crawl.id}
-            return
-        question, link = str(line["question"]), line["next"]
-        if line["last"]:
-            self.crawl.finished.add(question)
-        if line.get("cut"):
-            self.crawl.cut.add(question)
-        self.crawl.current, self.crawl.link = (question, str(link)) if link else (None, None)
-
 
 def _moment(text: Any) -> datetime:
     """A time that was written here, in UTC. Raises ValueError."""
@@ -328,7 +323,7 @@ def _moment(text: Any) -> datetime:
 
 def model_line(identifier: str, claims: dict[str, Claim], row: RawRow | None, crawl: str, seen: datetime) -> Line:
     """A model as it was seen; ``row`` is None where nothing in it has changed."""
-    said = {key: _claim_line(claim, crawl) for key, claim in claims.items()}
+    said = {key: asdict(claim) | {"crawl": crawl} for key, claim in claims.items()}
     line = {"kind": "model", "id": identifier, "crawl": crawl, "seen": seen.isoformat(), "claims": said}
     return line if row is None else {**line, "row": row}
 
@@ -337,10 +332,6 @@ def bad_line(bad: BadRow, crawl: str) -> Line:
     """A row that could not be used."""
     seen = (bad.seen or datetime.now(UTC)).isoformat()
     return {"kind": "bad", "crawl": crawl, "seen": seen, "key": bad.key, "why": bad.why, "raw": bad.raw}
-
-
-def _claim_line(claim: Claim, crawl: str) -> Line:
-    return {"relation": claim.relation, "claimed_by": claim.claimed_by, "parent": claim.parent, "crawl": crawl}
 
 
 def _read_claim(line: Line) -> Claim:

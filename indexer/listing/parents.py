@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from indexer.errors import Failed, ModelError
-from indexer.listing.claims import relation_to, untyped_relation
+from indexer.listing.claims import NO, UNSURE, path_verdict, relation_to, untyped_relation
 from indexer.listing.listing_state import ListedModel
-from indexer.listing.untagged import NO, UNSURE, path_verdict
 from indexer.names import is_hub_id
 from indexer.network.hub import model_row
 from indexer.network.hub_errors import as_user_error
@@ -52,45 +51,38 @@ class Parents:
 
     def of_row(self, row: Row, alias: str = "") -> Parent | None:
         """The same for an adapter's row; ``alias``: the copy of the base through which it was found."""
-        return self._below(row, (str(row.get("id")).lower(),), alias)
+        identifier = str(row.get("id")).lower()
+        try:
+            return self._below(row, (identifier,), alias)
+        except LookupError:
+            self.unknown[identifier] = named_base(row) or ""
+            return None
 
     def _below(self, row: Row, above: tuple[str, ...], alias: str = "") -> Parent | None:
+        """The model below an adapter, None for the base; ``above``: the ids from the first adapter down to this one.
+
+        Raises LookupError for an unknown model.
+        """
         named = named_base(row)
-        ids = {*self._ids, alias} if alias else self._ids
-        verdict = path_verdict(named, above[-1], ids)
+        verdict = path_verdict(named, above[-1], {*self._ids, alias} if alias else self._ids)
         # Old ids have no owner and look like the name of a folder, so an unclear name may be one too.
         if named is None or verdict not in (NO, UNSURE):
             return None
-        found = self._parent(named.strip(), above) if is_hub_id(named.strip()) else None
-        if found is None:
-            self.unknown[above[0]] = named
-            return None
-        return found if isinstance(found, Parent) else None
-
-    def _parent(self, name: str, above: tuple[str, ...]) -> Parent | bool | None:
-        """The model of that name; True if it is the base after all, None if unknown."""
-        key = name.lower()
-        if key not in self._rows:
-            if self._ask is None or not self._left:
-                return None
+        name = named.strip()
+        if is_hub_id(name) and name.lower() not in self._rows and self._ask is not None and self._left:
             self._left -= 1
-            self._rows[key] = self._ask(name)
-        row = self._rows[key]
-        identifier = str(row.get("id")) if row else ""
-        if row is None or not is_hub_id(identifier) or identifier.lower() in above or len(above) > DEEPEST:
-            return None
-        if identifier.lower() in {one.lower() for one in self._ids} or relation_to(row, self._ids, ("quantized",)):
-            return True
-        commit, relation = commit_of(row), untyped_relation(row)
+            self._rows[name.lower()] = self._ask(name)
+        found = self._rows.get(name.lower()) if is_hub_id(name) else None
+        identifier = str(found.get("id")) if found else ""
+        if found is None or not is_hub_id(identifier) or identifier.lower() in above or len(above) > DEEPEST:
+            raise LookupError(name)
+        if identifier.lower() in {one.lower() for one in self._ids} or relation_to(found, self._ids, ("quantized",)):
+            return None  # the base after all
+        commit, relation = commit_of(found), untyped_relation(found)
         if commit is None:
-            return None
-        below = None
-        if relation == "adapter":
-            before = len(self.unknown)
-            below = self._below(row, (*above, identifier.lower()))
-            if len(self.unknown) > before:
-                return None
-        return Parent(identifier, commit, relation, below, listed_filenames(row))
+            raise LookupError(name)
+        below = self._below(found, (*above, identifier.lower())) if relation == "adapter" else None
+        return Parent(identifier, commit, relation, below, listed_filenames(found))
 
 
 def named_base(row: Row) -> str | None:

@@ -305,8 +305,9 @@ def test_a_chain_of_any_length_ends():
     chain = [row(f"a/step-{number}", f"a/step-{number + 1}") for number in range(DEEPEST + 3)]
     models = listed(*chain, row(f"a/step-{DEEPEST + 3}"))
     parents = Parents((BASE,), models, None)
-    assert parents.of(models[0]) is None
-    assert "a/step-0" in parents.unknown
+    for _ in range(2):  # asking again does not turn it into an adapter of the base
+        assert parents.of(models[0]) is None
+        assert "a/step-0" in parents.unknown
     found = parents.of(models[-3])
     assert found.name == f"a/step-{DEEPEST + 2}@{'c' * 40}>a/step-{DEEPEST + 3}@{'c' * 40}"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.listing.crawl import crawl
+from indexer.listing.claims import path_verdict
+from indexer.listing.crawl import crawl, is_named_after
 from indexer.listing.questions import CrawlProgress, CrawlRequest
-from indexer.listing.untagged import is_named_after, path_verdict
 from tests.crawl.conftest import IDS, claims, crawled
 from tests.hubs import BASE, SHORT, add_repo, requested, served, tags
 
