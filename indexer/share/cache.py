@@ -14,9 +14,10 @@ from huggingface_hub import cached_assets_path, constants, hf_hub_download
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
+from indexer.network.hub_errors import as_model_error
 from indexer.network.session import our_progress_bars
 from indexer.share.pull import Say, fetch
-from indexer.share.repository import Address, is_out_of_reach, resolve
+from indexer.share.repository import Address, resolve
 from indexer.storage.atomic_files import link_or_copy, write_atomically
 
 LIBRARY = "vectors-in-the-wild"
@@ -31,17 +32,6 @@ def cached_atlas(text: str, say: Say) -> Path:
     address = Address.parse(text)
     home = cached_assets_path(LIBRARY, namespace="atlases", subfolder=address.name.replace("/", "--"))
     note = home / "refs" / quote(address.revision or "main", safe="")
-    sha = _commit(address, note, say)
-    folder = AtlasFolder(home / sha)
-    if not folder.database.is_file():
-        say(f"fetching {address} into the cache")
-        fetch(folder, address, sha, _cached, say)
-    if not note.is_file() or note.read_text() != sha:
-        write_atomically(note, sha.encode())
-    return folder.root
-
-
-def _commit(address: Address, note: Path, say: Say) -> str:
     known = note.read_text() if note.is_file() else None
     if constants.HF_HUB_OFFLINE:
         if known is None:
@@ -49,14 +39,28 @@ def _commit(address: Address, note: Path, say: Say) -> str:
                 f"{address} is not in the cache, and HF_HUB_OFFLINE forbids asking the Hub.",
                 "Unset HF_HUB_OFFLINE and run it again.",
             )
-        return known
-    try:
-        return resolve(address)
-    except AtlasError as error:
-        if known is None or not is_out_of_reach(error):
-            raise
-        say(f"the Hub cannot be reached: {address} is taken from the cache, as it was when last fetched")
-        return known
+        sha = known
+    else:
+        try:
+            sha = resolve(address)
+        except AtlasError as error:
+            if known is None or not isinstance(error.__cause__, Exception):
+                raise
+            try:
+                reason = as_model_error(error.__cause__).reason
+            except Exception:
+                raise error from error.__cause__
+            if reason not in ("network", "timeout", "server_error", "rate_limited"):
+                raise
+            say(f"the Hub cannot be reached: {address} is taken from the cache, as it was when last fetched")
+            sha = known
+    folder = AtlasFolder(home / sha)
+    if not folder.database.is_file():
+        say(f"fetching {address} into the cache")
+        fetch(folder, address, sha, _cached, say)
+    if sha != known:
+        write_atomically(note, sha.encode())
+    return folder.root
 
 
 def _cached(name: str, path: str, sha: str, target: Path) -> Path:

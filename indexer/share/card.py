@@ -12,7 +12,7 @@ import yaml
 
 from indexer.names import is_hub_id
 from indexer.share.manifest import Manifest
-from indexer.share.tables import EXPORTS
+from indexer.share.staging import EXPORTS
 from indexer.version import __version__
 
 # By this tag atlases are found: HfApi().list_datasets(filter=TAG).

@@ -82,7 +82,14 @@ def parse(content: bytes, where: str) -> Manifest:
                 f"{where} is of format {printable(str(found['format']), 20)}; this version reads {FORMAT}.",
                 "Upgrade vectors-in-the-wild.",
             )
-        files = tuple(_file_entry(one) for one in found["files"])
+        files: list[FileEntry] = []
+        for one in found["files"]:
+            path, size, sha256, part = one["path"], _count(one["bytes"]), one["sha256"], one["part"]
+            if not (isinstance(path, str) and is_plain(path)):
+                raise ValueError(f"a file named {printable(str(path), 60)!r}")
+            if not (isinstance(sha256, str) and SHA256.fullmatch(sha256)) or part not in PARTS:
+                raise ValueError(f"{path} without a valid checksum or part")
+            files.append(FileEntry(path, size, sha256, part))
         if len(files) > MOST_FILES or len({one.path.lower() for one in files}) != len(files):
             raise ValueError("too many files, or one twice")
         return Manifest(
@@ -100,7 +107,7 @@ def parse(content: bytes, where: str) -> Manifest:
             ),
             representations=tuple(dict(one) for one in found["representations"]),
             counts={printable(str(name), 60): _count(number) for name, number in found["counts"].items()},
-            files=files,
+            files=tuple(files),
             source=printable(str(found.get("source", "")), 64),
         )
     except WRONG_KINDS as error:
@@ -108,15 +115,6 @@ def parse(content: bytes, where: str) -> Manifest:
             f"{where} is not a valid {NAME} ({type(error).__name__}: {printable(str(error), 100)}).",
             "Ask its publisher.",
         ) from error
-
-
-def _file_entry(found: Any) -> FileEntry:
-    path, size, sha256, part = found["path"], _count(found["bytes"]), found["sha256"], found["part"]
-    if not (isinstance(path, str) and is_plain(path)):
-        raise ValueError(f"a file named {printable(str(path), 60)!r}")
-    if not (isinstance(sha256, str) and SHA256.fullmatch(sha256)) or part not in PARTS:
-        raise ValueError(f"{path} without a valid checksum or part")
-    return FileEntry(path, size, sha256, part)
 
 
 def is_plain(path: str) -> bool:

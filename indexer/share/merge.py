@@ -47,7 +47,15 @@ def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> Merg
     compared), or if ``target`` is not empty.
     """
     started = time.monotonic()
-    _check_sources(sources)
+    if len({one.root.resolve() for one in sources}) != len(sources):
+        raise AtlasError("The same atlas is named twice.", "Name each once.")
+    for one in sources:
+        if not one.root.is_dir():
+            raise AtlasError(f"{one.root} does not exist.", "Give the folders of atlases.")
+        if not (one.bases.is_dir() and any(_is_record(path) for path, _ in packable(one))):
+            origin = read_origin(one)
+            hint = f"index pull {origin.repository} --with-records --atlas {one.root}" if origin else "index build"
+            raise AtlasError(f"{one.root} has no records, and a merge is made of them.", f"Fetch or make them: {hint}")
     if target.root.exists() and any(path.name != "lock" for path in target.root.iterdir()):
         raise AtlasError(f"{target.root} is not empty.", "Choose another --atlas: a merge makes a new one.")
     # The newest commit of each base.
@@ -59,10 +67,10 @@ def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> Merg
             # What is published now: all representations of all of them, and how each base is searched.
             found = [PreviousAtlas.read(one) for one in sources]
             aliases: dict[str, tuple[str, ...]] = {}
-            for one in found:
-                for base, names in one.aliases.items():
+            for previous in found:
+                for base, names in previous.aliases.items():
                     aliases[base] = tuple(dict.fromkeys((*aliases.get(base, ()), *names)))
-            representations = dict.fromkeys(name for one in found for name in one.representations)
+            representations = dict.fromkeys(name for previous in found for name in previous.representations)
             choices = {base: choice for one in reversed(found) for base, choice in one.choices.items()}
             before = PreviousAtlas(list(representations), choices, aliases, {})
             rebuilt = rebuild(target, say=say, before=before)
@@ -82,19 +90,6 @@ def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> Merg
         in_several=in_several,
         seconds=round(time.monotonic() - started, 2),
     )
-
-
-def _check_sources(sources: Sequence[AtlasFolder]) -> None:
-    if len({one.root.resolve() for one in sources}) != len(sources):
-        raise AtlasError("The same atlas is named twice.", "Name each once.")
-    for one in sources:
-        if not one.root.is_dir():
-            raise AtlasError(f"{one.root} does not exist.", "Give the folders of atlases.")
-        if any(_is_record(path) for path, _ in packable(one)) and one.bases.is_dir():
-            continue
-        origin = read_origin(one)
-        hint = f"index pull {origin.repository} --with-records --atlas {one.root}" if origin else "index build"
-        raise AtlasError(f"{one.root} has no records, and a merge is made of them.", f"Fetch or make them: {hint}")
 
 
 def _is_record(path: str) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.regular_files import open_regular, regular_status
@@ -47,13 +47,6 @@ class Pack:
     def bytes(self) -> int:
         """Bytes of all members."""
         return sum(self.members.values())
-
-    def is_at(self, roots: Sequence[Path], bytes_: int, sha256: str) -> bool:
-        """Whether the files below ``roots`` would give exactly this pack."""
-        try:
-            return hash_pack(self, *roots) == (bytes_, sha256)
-        except OSError:
-            return False
 
 
 def plan_packs(
@@ -103,46 +96,37 @@ def decode_index(content: bytes, where: str) -> dict[str, Pack]:
         raise AtlasError(f"{INDEX} of {where} cannot be read: {error}.", _ASK) from error
 
 
-def write_pack(pack: Pack, root: Path, target: Path) -> None:
-    """Write a pack from the files below ``root``; the same members give the same bytes. Raises OSError."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as file:
-        _write(pack, [root], file)
-
-
-def hash_pack(pack: Pack, *roots: Path) -> tuple[int, str]:
-    """Bytes and sha256 of what ``write_pack`` would write, without writing it. Raises OSError.
-
-    Each member is read from the first of ``roots`` that has a file of its path and size.
-    """
-    sink = _Hashing()
-    _write(pack, roots, sink)
-    return sink.bytes, sink.digest.hexdigest()
-
-
 class _Hashing:
-    """A writable file that only computes a checksum."""
+    """A writable file that computes a checksum of what passes through it to ``target``."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: BinaryIO | None) -> None:
+        self.target = target
         self.bytes = 0
         self.digest = hashlib.sha256()
 
     def write(self, part: bytes) -> int:
         self.bytes += len(part)
         self.digest.update(part)
-        return len(part)
+        return self.target.write(part) if self.target is not None else len(part)
 
 
-def _write(pack: Pack, roots: Sequence[Path], target: Any) -> None:
+def write_pack(pack: Pack, roots: Sequence[Path], target: BinaryIO | None = None) -> tuple[int, str]:
+    """Write a pack to ``target``, or only compute its bytes and sha256, which are returned. Raises OSError.
+
+    Each member is read from the first of ``roots`` that has a file of its path and size. The same members give the same
+    bytes.
+    """
     sources = {path: first_of(roots, path, size) for path, size in sorted(pack.members.items())}
     # Only the GNU format has room for sizes of more than eleven octal digits in its plain header.
-    is_large = max(pack.members.values(), default=0) >= 8 << 30
-    with tarfile.open(fileobj=target, mode="w|", format=tarfile.GNU_FORMAT if is_large else tarfile.PAX_FORMAT) as tar:
+    form = tarfile.GNU_FORMAT if max(pack.members.values(), default=0) >= 8 << 30 else tarfile.PAX_FORMAT
+    sink: Any = _Hashing(target)
+    with tarfile.open(fileobj=sink, mode="w|", format=form) as tar:
         for path, source in sources.items():
             member = tarfile.TarInfo(path)
             member.size, member.mode = pack.members[path], 0o644
             with open_regular(source) as file:
                 tar.addfile(member, file)
+    return sink.bytes, sink.digest.hexdigest()
 
 
 def first_of(roots: Sequence[Path], path: str, size: int) -> Path:

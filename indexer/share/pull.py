@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
 from indexer.share.contents import CARRIED, PACKED, files_in, named_files
 from indexer.share.manifest import ATLAS, NAME, RECORDS, FileEntry, Manifest
-from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, unpack
+from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, unpack, write_pack
 from indexer.share.repository import Address, RemoteCommit, hub_errors_as_ours, read_commit, resolve
 from indexer.share.staging import DATABASE
 from indexer.storage.atomic_files import link_or_copy, sync_folder
@@ -101,9 +101,9 @@ def fetch(
         work = _Pull(folder, staging, remote, how, say)
         try:
             packs = work.packs(wanted)
-            arrived, files = work.run(manifest, wanted, packs)
+            files = work.run(manifest, wanted, packs)
             paths = {*(one.path for one in files), *(path for pack in packs.values() for path in pack.members)}
-            new = Origin(address.name, address.revision, sha, arrived.generation, arrived.models, has_records)
+            new = Origin(address.name, address.revision, sha, work.generation, work.models, has_records)
             _put_in_place(folder, staging, paths, new, with_records=INDEX in wanted)
             shutil.rmtree(staging, ignore_errors=True)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
@@ -119,9 +119,9 @@ def fetch(
         atlas=str(folder.root),
         repository=address.name,
         commit=sha,
-        generation=arrived.generation,
-        models=arrived.models,
-        bases=arrived.bases,
+        generation=work.generation,
+        models=work.models,
+        bases=work.bases,
         files=len(files),
         bytes=sum(one.bytes for one in files),
         fetched_files=work.fetched_files,
@@ -180,7 +180,10 @@ def _own_origin(folder: AtlasFolder, address: Address) -> Origin | None:
 
 
 class _Pull:
-    """Fetches into ``staging`` the files of one commit, for ``folder``, whose lock is held."""
+    """Fetches into ``staging`` the files of one commit, for ``folder``, whose lock is held.
+
+    After ``run`` it has what the database says: ``generation``, ``models`` (how many) and ``bases``.
+    """
 
     def __init__(self, folder: AtlasFolder, staging: Path, remote: RemoteCommit, how: Fetch, say: Say) -> None:
         self.folder = folder
@@ -190,6 +193,8 @@ class _Pull:
         self.say = say
         self.where = str(remote.address)
         self.fetched_files = self.fetched_bytes = 0
+        self.generation = self.models = 0
+        self.bases: list[str] = []
 
     def packs(self, wanted: Mapping[str, FileEntry]) -> dict[str, Pack]:
         """The packs of records by path, from their index; none if records are not wanted."""
@@ -211,14 +216,16 @@ class _Pull:
                 )
         return packs
 
-    def run(
-        self, manifest: Manifest, wanted: Mapping[str, FileEntry], packs: Mapping[str, Pack]
-    ) -> tuple[_Arrived, list[FileEntry]]:
-        """Fetch and check; returns what the database says and the files, but for packs, that belong to it."""
+    def run(self, manifest: Manifest, wanted: Mapping[str, FileEntry], packs: Mapping[str, Pack]) -> list[FileEntry]:
+        """Fetch and check; returns the files, except packs, that belong to the atlas."""
         # Members of a pack may lie in the atlas or, after a pull that was killed, in the staging folder.
         roots, new = (self.folder.root, self.staging), dict(packs)
         for path, pack in packs.items():
-            if pack.is_at(roots, wanted[path].bytes, wanted[path].sha256):
+            try:
+                is_here = write_pack(pack, roots) == (wanted[path].bytes, wanted[path].sha256)
+            except OSError:
+                is_here = False
+            if is_here:
                 del new[path]
                 for member, size in pack.members.items():
                     if first_of(roots, member, size) == self.folder.root / member:
@@ -236,29 +243,68 @@ class _Pull:
                 "Free space, or choose another --atlas; what was fetched stays.",
             )
 
+        # The database says which other files belong to the atlas, and what the FAISS files must hold.
         if DATABASE in missing:
             self._fetch(wanted[DATABASE])
-        try:
-            arrived = _check_database(self.staging / DATABASE, manifest)
-        except AtlasError as error:
-            raise AtlasError(f"{self.where} is refused: {error.message}", _ASK) from error
-        files = [one for one in wanted.values() if arrived.has(one.path)]
-        for one in files:
-            if one.path in missing - {DATABASE}:
-                self._fetch(one)
-        try:
-            with Reading(self.staging / DATABASE) as connection:
-                for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
-                    published = read_published(connection, row["base"], row["representation"])
-                    for file in published.files if published is not None else ():
-                        check_file(self.staging, file)
-        except AtlasError as error:
-            raise AtlasError(f"{self.where} is refused: {error.message}", _ASK) from error
+        with self._refusing():
+            named = self._check_database(manifest)
+        stems = {file_name(base) for base in self.bases}
+        files = []
+        for path, one in wanted.items():
+            where, _, name = path.rpartition("/")
+            if not where:
+                belongs = path == DATABASE or path in named
+            elif where == "bases":
+                belongs = name.endswith(".safetensors") and name.rpartition("@")[0] in stems
+            else:
+                is_lines = where in (*CARRIED, "listing") and name.endswith(".jsonl")
+                belongs = is_lines and name.removesuffix(".jsonl") in stems
+            if belongs:
+                files.append(one)
+                if path in missing and path != DATABASE:
+                    self._fetch(one)
+        with self._refusing(), Reading(self.staging / DATABASE) as connection:
+            for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
+                published = read_published(connection, row["base"], row["representation"])
+                for file in published.files if published is not None else ():
+                    check_file(self.staging, file)
         for path, pack in new.items():
             source = self._fetch(wanted[path])
             unpack(pack, source, self.staging)
             source.unlink()
-        return arrived, files
+        return files
+
+    def _check_database(self, manifest: Manifest) -> set[str]:
+        """Check the database without running anything of it; returns the FAISS files that it names. Raises AtlasError.
+
+        It must be what schema.sql makes, name only files of the manifest, and hold ids that a listing could hold:
+        people and agents read them, so sentences could harm.
+        """
+        with Reading(self.staging / DATABASE) as connection:
+            named = named_files(connection)
+            for path, sha256 in named.items():
+                entry = manifest.file(path)
+                if entry is None or entry.sha256 != sha256 or not path.endswith(".faiss"):
+                    raise AtlasError(f"its database names {printable(path, 100)}, which it does not hold.")
+            rows = connection.rows(
+                "SELECT base AS id FROM bases UNION SELECT unnest(aliases) FROM bases "
+                "UNION SELECT base FROM fine_tunes UNION SELECT model FROM fine_tunes"
+            )
+            for row in rows:
+                if row["id"] is None or not (is_hub_id(row["id"]) or is_local_id(row["id"])):
+                    raise AtlasError(f"it holds {printable(str(row['id']), 60)!r}, which is not a valid id on the Hub.")
+            self.generation = connection.rows("SELECT max(generation) AS last FROM atlas_info")[0]["last"] or 0
+            self.models = connection.rows("SELECT count(*) AS models FROM models")[0]["models"]
+            self.bases = [row["base"] for row in connection.rows("SELECT DISTINCT base FROM bases ORDER BY base")]
+        return set(named)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Errors of a check say which atlas is refused."""
+        try:
+            yield
+        except AtlasError as error:
+            raise AtlasError(f"{self.where} is refused: {error.message}", _ASK) from error
 
     def _is_here(self, one: FileEntry) -> bool:
         """Whether a correct file lies in the staging folder, or in the atlas, from where it is linked."""
@@ -290,53 +336,6 @@ class _Pull:
         raise AtlasError(
             f"{one.path} of {self.where} is not the file that its {NAME} names: its checksum does not match.",
             "It was changed on the way or on the Hub: try again later, or ask its publisher.",
-        )
-
-
-@dataclass(frozen=True)
-class _Arrived:
-    """What the database that arrived says; ``files``: the paths of all FAISS files that it names."""
-
-    generation: int
-    models: int
-    bases: list[str]
-    files: frozenset[str]
-
-    def has(self, path: str) -> bool:
-        """Whether the file at ``path`` belongs to the atlas (except packs, which their index names)."""
-        folder, _, name = path.rpartition("/")
-        names = {file_name(base) for base in self.bases}
-        if not folder:
-            return path == DATABASE or path in self.files
-        if folder == "bases":
-            return name.endswith(".safetensors") and name.rpartition("@")[0] in names
-        return folder in (*CARRIED, "listing") and name.endswith(".jsonl") and name.removesuffix(".jsonl") in names
-
-
-def _check_database(database: Path, manifest: Manifest) -> _Arrived:
-    """Check a database without running anything of it. Raises AtlasError.
-
-    It must be what schema.sql makes, name only files of the manifest, and hold ids that a listing could hold: people
-    and agents read them, so sentences could harm.
-    """
-    with Reading(database) as connection:
-        named = named_files(connection)
-        for path, sha256 in named.items():
-            entry = manifest.file(path)
-            if entry is None or entry.sha256 != sha256 or not path.endswith(".faiss"):
-                raise AtlasError(f"its database names {printable(path, 100)}, which it does not hold.")
-        rows = connection.rows(
-            "SELECT base AS id FROM bases UNION SELECT unnest(aliases) FROM bases UNION SELECT base FROM fine_tunes "
-            "UNION SELECT model FROM fine_tunes"
-        )
-        for row in rows:
-            if row["id"] is None or not (is_hub_id(row["id"]) or is_local_id(row["id"])):
-                raise AtlasError(f"it holds {printable(str(row['id']), 60)!r}, which is not a valid id on the Hub.")
-        return _Arrived(
-            generation=connection.rows("SELECT max(generation) AS last FROM atlas_info")[0]["last"] or 0,
-            models=connection.rows("SELECT count(*) AS models FROM models")[0]["models"],
-            bases=[row["base"] for row in connection.rows("SELECT DISTINCT base FROM bases ORDER BY base")],
-            files=frozenset(named),
         )
 
 

@@ -35,13 +35,11 @@ from indexer.share.packs import (
     Pack,
     decode_index,
     encode_index,
-    hash_pack,
     plan_packs,
     write_pack,
 )
 from indexer.share.repository import LIMITS, Address, RemoteCommit, hub_errors_as_ours, read_commit, resolve, tags
 from indexer.share.staging import DATABASE, Staged, staged
-from indexer.storage.checksums import file_sha256
 
 CARD = "README.md"
 # Names that an error lists before it only counts.
@@ -286,7 +284,7 @@ def _add_packs(folder: AtlasFolder, stage: Staged, remote: RemoteCommit | None, 
     stage.add(INDEX, index, RECORDS)
     for pack in packs:
         known = there.file(pack.path) if there is not None else None
-        entry = known or FileEntry(pack.path, *hash_pack(pack, folder.root), RECORDS)
+        entry = known or FileEntry(pack.path, *write_pack(pack, [folder.root]), RECORDS)
         stage.manifest = replace(stage.manifest, files=(*stage.manifest.files, entry))
     return {pack.path: pack for pack in packs}
 
@@ -321,8 +319,9 @@ def _commit(
     api.preupload_lfs_files(name, additions, repo_type="dataset", free_memory=False)
     for path in sorted(sent.keys() & packs.keys()):  # packs are written to disk one at a time
         target = stage.folder / path
-        write_pack(packs[path], folder.root, target)
-        if file_sha256(target) != sent[path].sha256:
+        with target.open("wb") as file:
+            _, sha256 = write_pack(packs[path], [folder.root], file)
+        if sha256 != sent[path].sha256:
             raise AtlasError(
                 f"Records of {folder.root} changed while they were being pushed.", "Run it again when no build writes."
             )

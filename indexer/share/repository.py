@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from indexer.atlas import ON_HUB
 from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
 from indexer.names import is_hub_id
-from indexer.network.hub_errors import as_model_error, as_user_error
+from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import ask, fetch_small
 from indexer.network.session import HttpLimits, install_session
 from indexer.share.card import TAG
@@ -28,7 +28,6 @@ LIMITS = HttpLimits(read_seconds=120.0)
 MOST_PAGES = 300  # of a list of files, with a thousand a page
 MOST_ATLASES = 1000
 _REVISION = re.compile(r"[\w.\-/]{1,200}", re.ASCII)
-_REFUSALS = (401, 403)
 _SIZE = "size_categories:"
 _BASE = "base_model:"
 
@@ -91,50 +90,37 @@ def hub_errors_as_ours(name: str, doing: str) -> Iterator[None]:
     except (AtlasError, KeyboardInterrupt):
         raise
     except Exception as error:
-        raise _as_ours(error, name, doing) from error
-
-
-def _as_ours(error: Exception, name: str, doing: str) -> Exception:
-    cause = error
-    # The library wraps the error of one file of several.
-    while not isinstance(cause, HfHubHTTPError | httpx2.HTTPError | OSError | ModelError) and cause.__cause__:
-        if not isinstance(cause.__cause__, Exception):
-            break
-        cause = cause.__cause__
-    if isinstance(cause, HfHubHTTPError) and not isinstance(cause, GatedRepoError):
-        status = cause.response.status_code
-        if status in _REFUSALS and doing != "read":
-            return AtlasError(
-                f"The Hub does not let this account {doing} {name} (HTTP {status}).",
-                "Check the owner's name, and that HF_TOKEN (or `hf auth login`) may write there.",
-            )
-        if status in (409, 412) and doing != "read":
-            return AtlasError(
-                f"Somebody else has published to {name} meanwhile; nothing of this push is visible.",
-                "Look at what is there now (index pull --list), and run it again.",
-            )
-    if isinstance(cause, OSError) and not isinstance(cause, HfHubHTTPError | httpx2.HTTPError) and cause.errno:
-        return cause
-    if "No space left on device" in str(error):  # the Xet client gives no errno
-        return OSError(errno.ENOSPC, "No space left on device")
-    if isinstance(cause, RuntimeError | ValueError) and not isinstance(cause, HfHubHTTPError):
-        said = printable(str(error).splitlines()[0] if str(error) else type(error).__name__, 200)
-        return AtlasError(
-            f"The Hub's storage failed to {doing} {name}: {said.rstrip('.')}.",
-            "Run it again; what arrived is not sent again. HF_HUB_DISABLE_XET=1 avoids the Xet client.",
-        )
-    return as_user_error(cause, f"the atlas {name}")
-
-
-def is_out_of_reach(error: AtlasError) -> bool:
-    """Whether the Hub could not be reached, rather than refused or lacked something."""
-    cause = error.__cause__
-    if not isinstance(cause, Exception):
-        return False
-    try:
-        return as_model_error(cause).reason in ("network", "timeout", "server_error", "rate_limited")
-    except Exception:
-        return False
+        cause = error
+        # The library wraps the error of one file of several.
+        while not isinstance(cause, HfHubHTTPError | httpx2.HTTPError | OSError | ModelError):
+            if not isinstance(cause.__cause__, Exception):
+                break
+            cause = cause.__cause__
+        if isinstance(cause, HfHubHTTPError) and not isinstance(cause, GatedRepoError) and doing != "read":
+            status = cause.response.status_code
+            if status in (401, 403):
+                raise AtlasError(
+                    f"The Hub does not let this account {doing} {name} (HTTP {status}).",
+                    "Check the owner's name, and that HF_TOKEN (or `hf auth login`) may write there.",
+                ) from error
+            if status in (409, 412):
+                raise AtlasError(
+                    f"Somebody else has published to {name} meanwhile; nothing of this push is visible.",
+                    "Look at what is there now (index pull --list), and run it again.",
+                ) from error
+        if isinstance(cause, OSError) and not isinstance(cause, HfHubHTTPError | httpx2.HTTPError) and cause.errno:
+            if cause is error:
+                raise
+            raise cause from error
+        if "No space left on device" in str(error):  # the Xet client gives no errno
+            raise OSError(errno.ENOSPC, "No space left on device") from error
+        if isinstance(cause, RuntimeError | ValueError) and not isinstance(cause, HfHubHTTPError):
+            said = printable(str(error).splitlines()[0] if str(error) else type(error).__name__, 200)
+            raise AtlasError(
+                f"The Hub's storage failed to {doing} {name}: {said.rstrip('.')}.",
+                "Run it again; what arrived is not sent again. HF_HUB_DISABLE_XET=1 avoids the Xet client.",
+            ) from error
+        raise as_user_error(cause, f"the atlas {name}") from error
 
 
 def resolve(address: Address) -> str:
@@ -180,7 +166,28 @@ def tags(name: str) -> dict[str, str]:
 def read_commit(address: Address, sha: str) -> RemoteCommit:
     """The files and the manifest of a commit. Raises AtlasError."""
     with hub_errors_as_ours(address.name, "read"):
-        files = _files(address.name, sha)
+        files: dict[str, ListedFile] = {}
+        link = f"/api/datasets/{address.name}/tree/{sha}?recursive=true&expand=false"
+        for _ in range(MOST_PAGES):
+            answer = ask(link)
+            for row in answer.value if isinstance(answer.value, list) else ():
+                try:
+                    if row["type"] == "file":
+                        sha256 = (row.get("lfs") or {}).get("oid")
+                        is_sha256 = isinstance(sha256, str) and SHA256.fullmatch(sha256)
+                        found = ListedFile(int(row["size"]), str(row["oid"]), sha256 if is_sha256 else None)
+                        files[str(row["path"])] = found
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    raise Failed("server_error", "its list of files cannot be read") from error
+            if len(files) > 2 * MOST_FILES:
+                raise Failed("malformed", "it has more files than an atlas can have")
+            if answer.next_link is None:
+                break
+            if answer.next_link == link or not answer.value:
+                raise Failed("malformed", "its list of files does not end")
+            link = answer.next_link
+        else:
+            raise Failed("malformed", "its list of files does not end")
         if NAME not in files:
             return RemoteCommit(address, sha, files)
         if files[NAME].size > LARGEST:
@@ -189,74 +196,43 @@ def read_commit(address: Address, sha: str) -> RemoteCommit:
         return RemoteCommit(address, sha, files, parse(content, f"{NAME} of {address}"))
 
 
-def _files(name: str, sha: str) -> dict[str, ListedFile]:
-    found: dict[str, ListedFile] = {}
-    link = f"/api/datasets/{name}/tree/{sha}?recursive=true&expand=false"
-    for _ in range(MOST_PAGES):
-        answer = ask(link)
-        for row in answer.value if isinstance(answer.value, list) else ():
-            try:
-                if row["type"] == "file":
-                    sha256 = (row.get("lfs") or {}).get("oid")
-                    is_sha256 = isinstance(sha256, str) and SHA256.fullmatch(sha256)
-                    found[str(row["path"])] = ListedFile(
-                        int(row["size"]), str(row["oid"]), sha256 if is_sha256 else None
-                    )
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise Failed("server_error", "its list of files cannot be read") from error
-        if len(found) > 2 * MOST_FILES:
-            raise Failed("malformed", "it has more files than an atlas can have")
-        if answer.next_link is None:
-            return found
-        if answer.next_link == link or not answer.value:
-            break
-        link = answer.next_link
-    raise Failed("malformed", "its list of files does not end")
-
-
 def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
     """All atlases on the Hub (datasets with our tag), newest first, optionally of one base. Raises AtlasError."""
     install_session(LIMITS)
-    filters = [TAG, *([f"{_BASE}{base}"] if base else [])]
-    parameters = [
-        *(("filter", one) for one in filters),
-        ("sort", "lastModified"),
-        ("direction", "-1"),
-        ("limit", "100"),
-    ]
+    parameters = [("filter", TAG), *([("filter", f"{_BASE}{base}")] if base else [])]
+    parameters += [("sort", "lastModified"), ("direction", "-1"), ("limit", "100")]
     expand = ("cardData", "tags", "lastModified", "private", "downloads", "likes", "sha")
     parameters += [("expand", one) for one in expand]
-    rows: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     with hub_errors_as_ours("list of atlases", "read"):
         answer = ask("/api/datasets", parameters)
         for _ in range(MOST_ATLASES // 20):  # a page of the Hub has a hundred, of some mirrors fewer
-            rows += [_atlas_row(one) for one in answer.value if isinstance(one, dict)]
-            if answer.next_link is None or len(rows) >= MOST_ATLASES:
+            listed += [one for one in answer.value if isinstance(one, dict)] if isinstance(answer.value, list) else []
+            if answer.next_link is None or len(listed) >= MOST_ATLASES:
                 break
             answer = ask(answer.next_link)
+    rows = []
+    for row in listed:
+        # The card says what an atlas holds, the tags say a part of it. Malformed fields are left out.
+        tags_of_row = row.get("tags")
+        tagged = [one for one in tags_of_row if isinstance(one, str)] if isinstance(tags_of_row, list) else []
+        bases = [printable(one.removeprefix(_BASE), 120) for one in tagged if one.startswith(_BASE)]
+        sizes = (printable(one.removeprefix(_SIZE), 20) for one in tagged if one.startswith(_SIZE))
+        models: int | str | None = next(sizes, None)
+        generation = None
+        with suppress(*WRONG_KINDS):
+            atlas: Any = row["cardData"]["atlas"]
+            models, generation = int(atlas["models"]), int(atlas["generation"])
+            bases = [printable(str(one["base"]), 120) for one in atlas["bases"]]
+        rows.append(
+            {
+                "atlas": printable(str(row.get("id")), 120),
+                "bases": bases,
+                "models": models,
+                "generation": generation,
+                "modified": printable(str(row.get("lastModified") or ""), 30)[:10],
+                "private": row.get("private") is True,
+                "downloads": row.get("downloads") if isinstance(row.get("downloads"), int) else None,
+            }
+        )
     return rows
-
-
-def _atlas_row(row: dict[str, Any]) -> dict[str, Any]:
-    """What a row of the Hub says of an atlas; malformed fields are left out."""
-    found_tags = [one for one in row.get("tags") or () if isinstance(one, str)]
-    bases = [printable(one.removeprefix(_BASE), 120) for one in found_tags if one.startswith(_BASE)]
-    sizes = (printable(one.removeprefix(_SIZE), 20) for one in found_tags if one.startswith(_SIZE))
-    models: int | str | None = next(sizes, None)
-    generation = None
-    try:
-        atlas: Any = row["cardData"]["atlas"]
-        models = int(atlas["models"])
-        generation = int(atlas["generation"])
-        bases = [printable(str(one["base"]), 120) for one in atlas["bases"]]
-    except WRONG_KINDS:
-        pass
-    return {
-        "atlas": printable(str(row.get("id")), 120),
-        "bases": bases,
-        "models": models,
-        "generation": generation,
-        "modified": printable(str(row.get("lastModified") or ""), 30)[:10],
-        "private": row.get("private") is True,
-        "downloads": row.get("downloads") if isinstance(row.get("downloads"), int) else None,
-    }

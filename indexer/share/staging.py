@@ -1,8 +1,11 @@
 """Prepare one generation of an atlas for a push, while builds may continue.
 
 The database is rewritten, so that no deleted or replaced rows are left in its file. The files that it names are linked
-(they never change; a publish only removes them), and Parquet files and the card are added. Paths and addresses of this
-machine and its network, and names of removed models, are left out.
+(they never change; a publish only removes them). Paths and addresses of this machine and its network, and names of
+removed models, are left out.
+
+The atlas is added as Parquet, for DuckDB, pandas, ``datasets`` and the Hub's viewer. Row groups have a fixed size and
+rows are sorted, so that unchanged rows give the same bytes.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
-from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
+from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name, schema_sql
 from indexer.cards.local import without_paths
 from indexer.database.connection import Connection, translated_errors
 from indexer.database.reading import Reading
@@ -29,16 +33,39 @@ from indexer.publish.previous_atlas import BY_RECORD
 from indexer.regular_files import descriptor_of, regular_status
 from indexer.share.contents import CARRIED, files_in, known_digests, named_files
 from indexer.share.manifest import ATLAS, DATA, RECORDS, FileEntry, Manifest
-from indexer.share.tables import write_tables, write_vectors
 from indexer.storage.atomic_files import copy_file, link_or_copy
 from indexer.storage.checksums import file_sha256
-from indexer.vectors.published import read_published
+from indexer.vectors.published import Published, read_published
+from indexer.vectors.segments import OpenSegment
 from indexer.version import __version__
 
 DATABASE = "atlas.duckdb"
 _COPY = "published.duckdb"  # in the staging folder; removed before the manifest is made
 # Attempts: a publish may remove files between copying the database and linking the files it names.
 TRIES = 5
+ROWS = 10_000  # of a row group
+VECTOR_ROWS = 1_000
+
+# The SELECT of each table, by the name of its file and of the card's configuration.
+EXPORTS = {
+    "models": "FROM models ORDER BY model_id",
+    "datasets": "SELECT model_id, base, model, dataset, named.parent, raw, source FROM model_datasets AS named "
+    "JOIN fine_tunes USING (model_id) ORDER BY model_id, dataset, raw, source",
+    "neighbours": "SELECT near.representation, asked.base, near.model_id, asked.model, near.rank, near.neighbour_id, "
+    "found.model AS neighbour, near.similarity FROM neighbours AS near "
+    "JOIN fine_tunes AS asked ON asked.model_id = near.model_id "
+    "JOIN fine_tunes AS found ON found.model_id = near.neighbour_id ORDER BY 1, 3, 5",
+    "failures": "SELECT model_id, base, model, author, status, reason, detail, downloads, created FROM fine_tunes "
+    "WHERE status <> 'indexed' ORDER BY model_id",
+    "evaluations": "FROM evaluations ORDER BY ALL",
+    "lineage": "SELECT base, child.model, parents.model AS parent, lineage.* EXCLUDE (record_key, answered_at) "
+    "FROM lineage JOIN fine_tunes AS child USING (model_id) "
+    "LEFT JOIN (SELECT model_id AS parent_id, model FROM fine_tunes) AS parents USING (parent_id) ORDER BY ALL",
+    "depth": "FROM depth_of_models ORDER BY ALL",
+    "bases": "SELECT * EXCLUDE (config), config::VARCHAR AS config FROM bases ORDER BY base",
+}
+# These are written even if they are empty.
+_ALWAYS = ("models", "datasets", "neighbours", "bases")
 
 # Conditions on fine_tunes. The names of gated models are public; only their weights are not.
 _PRIVATE = f"private OR (gated IS NOT NULL AND status = 'indexed') OR claimed_by = '{BY_RECORD}'"
@@ -76,6 +103,53 @@ class Staged:
         self.sources[path] = source
         self.manifest = replace(self.manifest, files=(*self.manifest.files, entry))
         return entry
+
+    def add_table(self, connection: Connection, select: str, path: str, *, is_needed: bool) -> None:
+        """Add the rows of ``select`` as Parquet; an empty table only if it ``is_needed``."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        batches = connection.batches(select, ROWS)
+        first = next(batches)
+        if not (first.num_rows or is_needed):
+            return
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(self.folder / path, first.schema, compression="zstd") as writer:
+            for batch in chain([first], batches):
+                writer.write_table(pa.Table.from_batches([batch]), row_group_size=ROWS)
+        self.add(path, self.folder / path, DATA)
+
+    def add_vectors(self, connection: Connection, published: Published) -> None:
+        """Add the vectors of one (base, representation) as Parquet: model_id, model, vector of a fixed length.
+
+        One file per segment, named after it, so that the next push sends only new ones. Raises AtlasError if a file of
+        the atlas is missing or damaged.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = connection.execute("SELECT model_id, model FROM fine_tunes WHERE base = ?", [published.base]).fetchall()
+        names = dict(rows)
+        schema = pa.schema(
+            [("model_id", pa.int32()), ("model", pa.string()), ("vector", pa.list_(pa.float32(), published.length))]
+        )
+        for segment in published.segments:
+            vectors = OpenSegment(self.folder, segment).vectors()
+            digest = segment.file.name.removesuffix(".faiss").rpartition(".")[2]
+            path = f"vectors/{file_name(published.base)}.{published.representation}/{digest}.parquet"
+            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+            # Unit vectors do not compress, and dictionaries of them only cost time.
+            with pq.ParquetWriter(self.folder / path, schema, use_dictionary=["model"], compression="none") as writer:
+                for start in range(0, len(vectors), VECTOR_ROWS):
+                    chosen = slice(start, start + VECTOR_ROWS)
+                    ids, flat = vectors.ids[chosen], pa.array(vectors.copied(chosen).reshape(-1), pa.float32())
+                    columns = [
+                        pa.array(ids, pa.int32()),
+                        pa.array([names.get(int(one)) for one in ids], pa.string()),
+                        pa.FixedSizeListArray.from_arrays(flat, published.length),
+                    ]
+                    writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=VECTOR_ROWS)
+            self.add(path, self.folder / path, DATA)
 
 
 @contextmanager
@@ -139,16 +213,21 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
                     f"The file {path} is damaged: its checksum does not match.",
                     "Run `index rebuild` before a push.",
                 )
-        for path, source in write_tables(connection, folder):
-            made.add(path, source, DATA)
+        for name, select in EXPORTS.items():
+            made.add_table(connection, select, f"data/{name}.parquet", is_needed=name in _ALWAYS)
+        for base in made.manifest.commits:
+            select = (
+                "SELECT model, deltas.* FROM deltas JOIN fine_tunes USING (model_id) "
+                f"WHERE base = {quoted(base)} ORDER BY model_id, stack, layer, family"
+            )
+            made.add_table(connection, select, f"data/deltas/{file_name(base)}.parquet", is_needed=False)
         for row in made.manifest.representations:
             published = read_published(connection, row["base"], row["representation"])
-            if published is not None and published.segments:
-                for path, source in write_vectors(connection, published, folder, folder):
-                    made.add(path, source, DATA)
-        for which, names in ((_PRIVATE, "private"), (_LOCAL, "local")):
-            rows = connection.rows(f"SELECT DISTINCT model FROM fine_tunes WHERE {which} ORDER BY model")
-            setattr(made, names, tuple(row["model"] for row in rows))
+            if published is not None:
+                made.add_vectors(connection, published)
+        models = "SELECT DISTINCT model FROM fine_tunes WHERE {} ORDER BY model"
+        made.private = tuple(row["model"] for row in connection.rows(models.format(_PRIVATE)))
+        made.local = tuple(row["model"] for row in connection.rows(models.format(_LOCAL)))
         said = connection.rows(_SAID)
         made.with_path = tuple(row["model"] for row in said if without_paths(row["said"]) != row["said"])
         made.skipped = _count(connection, "SELECT count(*) FROM fine_tunes WHERE status IN ('skipped', 'failed')")

@@ -26,6 +26,7 @@ from indexer.share.pull import pull
 from indexer.share.repository import atlases_on_hub
 from query import Atlas
 from tests.conftest import ROOT
+from tests.hubs import RawServer, http, use_endpoint
 from tests.share.conftest import NAME, atlas_content, publish_by_hand, pushed_files, shell_of
 
 EVE = "eve/atlas"
@@ -57,7 +58,8 @@ def packed(members, tmp_path):
         (tmp_path / "packed" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "packed" / path).write_bytes(content)
     pack = Pack({path: len(content) for path, content in members.items()})
-    write_pack(pack, tmp_path / "packed", tmp_path / "pack")
+    with (tmp_path / "pack").open("wb") as file:
+        write_pack(pack, [tmp_path / "packed"], file)
     return {pack.path: (tmp_path / "pack").read_bytes()}, pack
 
 
@@ -72,7 +74,8 @@ def test_records_of_a_pull_that_failed_are_never_those_of_the_next(ann, atlas, t
         path.write_bytes(path.read_bytes()[:-8] + b"poisoned")
     for number, pack in enumerate(packs):
         if number < len(packs) - 1:
-            write_pack(pack, tmp_path / "foreign", tmp_path / "pack")
+            with (tmp_path / "pack").open("wb") as file:
+                write_pack(pack, [tmp_path / "foreign"], file)
             files[pack.path] = (tmp_path / "pack").read_bytes()
         else:  # which ends the pull
             files[pack.path] = b"x" * len(files[pack.path])
@@ -195,11 +198,9 @@ def test_a_record_of_more_than_eight_gigabytes_has_a_plain_header(tmp_path, monk
             if self.tell() >= 10_240:
                 raise Enough
 
-    from indexer.share.packs import _write
-
     target = Beginning()
     with pytest.raises(Enough):
-        _write(Pack({RECORD: 9 << 30}), [tmp_path], target)
+        write_pack(Pack({RECORD: 9 << 30}), [tmp_path], target)
     found = tarfile.TarInfo.frombuf(target.getvalue()[:512], "utf-8", "strict")
     assert (found.name, found.size, found.type) == (RECORD, 9 << 30, tarfile.REGTYPE)
 
@@ -311,6 +312,22 @@ def test_pages_that_never_end_are_left(ann, atlas, tmp_path):
     ann.hub.reset_log()
     atlases_on_hub("org/of-nobody")
     assert len(ann.hub.requests) < 100
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        5,
+        [{"tags": 5, "cardData": []}, 7],
+        [{"id": None, "downloads": "many", "cardData": {"atlas": {"models": []}}}],
+    ],
+)
+def test_malformed_rows_of_the_list_of_atlases_are_left_empty(monkeypatch, answer):
+    with RawServer(http(answer)) as server:
+        use_endpoint(monkeypatch, server.endpoint)
+        for found in atlases_on_hub():
+            assert (found["bases"], found["models"], found["generation"], found["downloads"]) == ([], None, None, None)
 
 
 def test_an_atlas_without_its_records_is_whole(ann, atlas, tmp_path):
