@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -74,7 +75,16 @@ def resolve_base(name: str) -> BaseFacts:
     try:
         row = ask(f"/api/models/{name}").value
         identifier, commit = _identity(row, what)
-        aliases = [alias for alias in (name, *_former_ids(identifier)) if alias != identifier]
+        aliases = [name] if name != identifier else []
+        # Older ids that the Hub still redirects to this one.
+        owner, _, bare = identifier.rpartition("/")
+        for renamed_owner, pattern in _FORMER_IDS:
+            former = pattern.format(name=bare)
+            if former != identifier and renamed_owner in ("", owner):
+                with suppress(RepositoryNotFoundError, EntryNotFoundError):
+                    found = ask(f"/api/models/{former}").value
+                    if isinstance(found, dict) and found.get("id") == identifier:
+                        aliases.append(former)
         try:
             config = fetch_json(identifier, "config.json", commit)
         except ModelError as error:
@@ -102,23 +112,6 @@ def _identity(row: Any, what: str) -> tuple[str, str]:
     if not (isinstance(commit, str) and _COMMIT.fullmatch(commit)):
         raise Failed("malformed_row", f"the Hub's answer about {what} names no commit")
     return identifier, commit
-
-
-def _former_ids(identifier: str) -> list[str]:
-    """The older ids that the Hub still redirects to ``identifier``."""
-    owner, _, name = identifier.rpartition("/")
-    found = []
-    for renamed_owner, pattern in _FORMER_IDS:
-        former = pattern.format(name=name)
-        if former == identifier or renamed_owner not in ("", owner):
-            continue
-        try:
-            row = ask(f"/api/models/{former}").value
-        except (RepositoryNotFoundError, EntryNotFoundError):
-            continue
-        if isinstance(row, dict) and row.get("id") == identifier:
-            found.append(former)
-    return found
 
 
 def unknown_model(name: str) -> AtlasError:
@@ -191,7 +184,28 @@ def conversion_revision(identifier: str) -> str | None:
     commit of ``main`` may hold other weights and is ignored. Raises ModelError.
     """
     try:
-        for number in _conversions(identifier):
+        # The numbers of the converter's open pull requests.
+        numbers: set[int] = set()
+        for page in range(_MOST_DISCUSSION_PAGES):
+            answer = ask(
+                f"/api/models/{identifier}/discussions",
+                [("p", str(page)), ("type", "pull_request"), ("status", "open"), ("author", _CONVERTER)],
+            ).value
+            discussions = answer.get("discussions") if isinstance(answer, dict) else None
+            if not isinstance(discussions, list) or not discussions:
+                break
+            for one in discussions:
+                if not isinstance(one, dict) or not isinstance(one.get("author"), dict):
+                    continue
+                number = one.get("num")
+                is_open = one.get("isPullRequest") is True and one.get("status") == "open"
+                is_conversion = one["author"].get("name") == _CONVERTER and one.get("title") == _CONVERSION
+                if is_open and is_conversion and type(number) is int and 0 < number < 10**9:
+                    numbers.add(number)
+            start, count = answer.get("start"), answer.get("count")
+            if not isinstance(start, int) or not isinstance(count, int) or start + len(discussions) >= count:
+                break
+        for number in sorted(numbers, reverse=True):
             reference = f"refs/pr/{number}"
             commits = ask(f"/api/models/{identifier}/commits/{quote(reference, safe='')}").value
             main = ask(f"/api/models/{identifier}").value
@@ -208,28 +222,3 @@ def conversion_revision(identifier: str) -> str | None:
     except Exception as error:
         raise as_model_error(error) from error
     return None
-
-
-def _conversions(identifier: str) -> list[int]:
-    """The numbers of the converter's open pull requests, newest first."""
-    found: set[int] = set()
-    for page in range(_MOST_DISCUSSION_PAGES):
-        answer = ask(
-            f"/api/models/{identifier}/discussions",
-            [("p", str(page)), ("type", "pull_request"), ("status", "open"), ("author", _CONVERTER)],
-        ).value
-        discussions = answer.get("discussions") if isinstance(answer, dict) else None
-        if not isinstance(discussions, list) or not discussions:
-            break
-        for one in discussions:
-            if not isinstance(one, dict) or not isinstance(one.get("author"), dict):
-                continue
-            number = one.get("num")
-            is_open = one.get("isPullRequest") is True and one.get("status") == "open"
-            is_conversion = one["author"].get("name") == _CONVERTER and one.get("title") == _CONVERSION
-            if is_open and is_conversion and type(number) is int and 0 < number < 10**9:
-                found.add(number)
-        start, count = answer.get("start"), answer.get("count")
-        if not isinstance(start, int) or not isinstance(count, int) or start + len(discussions) >= count:
-            break
-    return sorted(found, reverse=True)

@@ -76,7 +76,18 @@ def as_model_error(exception: Exception) -> ModelError:
     if isinstance(exception, LocalEntryNotFoundError) and isinstance(exception.__cause__, Exception):
         return as_model_error(exception.__cause__)  # what made the library fall back on its cache
     if isinstance(exception, HfHubHTTPError) and not isinstance(exception, _WITH_A_MEANING):
-        return _by_status(exception)
+        status = exception.response.status_code
+        if _token_is_invalid(exception):
+            return Failed("refused", "the Hub does not accept the access token")
+        if status in (401, 403):
+            return Failed("refused", _with_detail(f"the Hub refuses to answer (HTTP {status})", exception))
+        if status in (404, 410):
+            return Failed("not_found", f"there is nothing at this address (HTTP {status})")
+        if status in (408, 504):
+            return Failed("timeout", f"no answer in time (HTTP {status})")
+        if status == 429:
+            return Failed("rate_limited", "the rate limit is used up (HTTP 429)")
+        return Failed("server_error", _with_detail(f"the Hub answered HTTP {status}", exception))
     for known, kind, reason, sentence in _BY_CLASS:
         if isinstance(exception, known):
             return kind(reason, _with_detail(sentence, exception))
@@ -105,21 +116,6 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
     is_gated = error.reason == "gated" and is_hub_id(named)
     hint = access_hint(named) if is_gated else _HINTS.get(error.reason, "")
     return AtlasError(f"Cannot get {what} from {without_user(constants.ENDPOINT)}: {error.detail}.", hint)
-
-
-def _by_status(exception: HfHubHTTPError) -> ModelError:
-    status = exception.response.status_code
-    if _token_is_invalid(exception):
-        return Failed("refused", "the Hub does not accept the access token")
-    if status in (401, 403):
-        return Failed("refused", _with_detail(f"the Hub refuses to answer (HTTP {status})", exception))
-    if status in (404, 410):
-        return Failed("not_found", f"there is nothing at this address (HTTP {status})")
-    if status in (408, 504):
-        return Failed("timeout", f"no answer in time (HTTP {status})")
-    if status == 429:
-        return Failed("rate_limited", "the rate limit is used up (HTTP 429)")
-    return Failed("server_error", _with_detail(f"the Hub answered HTTP {status}", exception))
 
 
 def _token_is_invalid(exception: HfHubHTTPError) -> bool:

@@ -74,10 +74,9 @@ JSON_RETRIES = RetryPolicy(retries=2, first_wait=1.0)
 
 @dataclass(frozen=True)
 class HubAnswer:
-    """Parsed JSON, the address it came from, and the address of the next page if there is one."""
+    """Parsed JSON, and the address of the next page if there is one ("" if that is invalid)."""
 
     value: Any
-    address: str
     next_link: str | None = None
 
 
@@ -89,21 +88,29 @@ def ask(path: str, parameters: Parameters = ()) -> HubAnswer:
     another host.
     """
     ensure_session()
-    address = path if "://" in path else constants.ENDPOINT.rstrip("/") + path
+    endpoint = constants.ENDPOINT.rstrip("/")
+    address = path if "://" in path else endpoint + path
     if parameters:
         address = f"{address}?{urlencode(list(parameters))}"
 
     def get_json() -> HubAnswer:
-        response, final = _send(address, constants.ENDPOINT.rstrip("/"), {}, is_api=True)
+        response, final = _send(address, endpoint, {}, is_api=True)
         try:
             hf_raise_for_status(response)
             content = response.read()
         finally:
             response.close()
         try:
-            return HubAnswer(parse_json(content), final, _next_link(response.links, final))
+            value = parse_json(content)
         except ValueError as error:
             raise TransientError(Failed("server_error", "the Hub's answer is not JSON")) from error
+        link = response.links.get("next", {}).get("url")
+        if not link:
+            return HubAnswer(value)
+        link, public = _joined(final, link), constants.HUGGINGFACE_CO_URL_HOME.rstrip("/")
+        if not is_own(link, endpoint) and is_own(link, public):  # a mirror passes on links to the Hub itself
+            link = endpoint + link[len(public) :]
+        return HubAnswer(value, link)
 
     return JSON_RETRIES.call(get_json)
 
@@ -112,18 +119,6 @@ def parse_json(body: bytes) -> Any:
     """Parsed JSON. Raises ValueError for anything wrong with it."""
     # Python refuses to read integers of thousands of digits, and one of them would cost the whole page.
     return load_json(body, whole_number=lambda digits: int(digits) if len(digits) <= 400 else float(digits))
-
-
-def _next_link(links: dict[Any, dict[str, str]], address: str) -> str | None:
-    """The next page's address. Mirrors pass on links to the Hub itself; those are asked of the mirror."""
-    link = links.get("next", {}).get("url")
-    if not link:
-        return None
-    link, endpoint = _joined(address, link), constants.ENDPOINT.rstrip("/")
-    public = constants.HUGGINGFACE_CO_URL_HOME.rstrip("/")
-    if not is_own(link, endpoint) and is_own(link, public):
-        return endpoint + link[len(public) :]
-    return link
 
 
 def with_parameter(address: str, name: str, value: str) -> str:
@@ -220,9 +215,11 @@ def _send(
             return response, address
         response.close()
         address = _joined(address, response.headers["Location"])
-        found = _repository_in(address, endpoint)
-        if stay is not None and found not in (None, stay):
-            raise Skipped("renamed", f"the model is called {found} now")
+        if stay is not None and is_own(address, endpoint):
+            path = urlsplit(address).path.removeprefix(urlsplit(endpoint).path).strip("/")
+            found, resolve, _ = path.partition("/resolve/")
+            if resolve and is_hub_id(found) and found != stay:
+                raise Skipped("renamed", f"the model is called {found} now")
     raise Failed("server_error", "its address is a chain of redirects")
 
 
@@ -254,14 +251,6 @@ def _origin(address: str) -> tuple[str, str, int | None]:
         return parts.scheme, (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS.get(parts.scheme)
     except ValueError:
         return "", "", None
-
-
-def _repository_in(address: str, endpoint: str) -> str | None:
-    """The id of the repository whose file an address on the endpoint names."""
-    if not is_own(address, endpoint):
-        return None
-    name, resolve, _ = urlsplit(address).path.removeprefix(urlsplit(endpoint).path).strip("/").partition("/resolve/")
-    return name if resolve and is_hub_id(name) else None
 
 
 def _joined(address: str, location: str) -> str:

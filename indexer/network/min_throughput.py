@@ -92,8 +92,24 @@ class WatchedTransport(httpx2.BaseTransport):
             scheme=request.url.raw_scheme, host=request.url.raw_host, port=request.url.port, target=request.url.raw_path
         )
         assert isinstance(request.stream, httpx2.SyncByteStream)
+        # The connections to this host, or to the proxy that the environment names for it.
+        proxies = getproxies()
+        is_direct = proxy_bypass(request.url.host)
+        address = "" if is_direct else proxies.get(request.url.scheme) or proxies.get("all") or ""
+        with self._lock:
+            if address not in self._pools:
+                proxy = None
+                if address:
+                    through = httpx2.URL(address if "://" in address else f"http://{address}")
+                    auth = (through.username, through.password) if through.username or through.password else None
+                    proxy = httpcore2.Proxy(str(through.copy_with(username=None, password=None)), auth=auth)
+                self._pools[address] = httpcore2.ConnectionPool(
+                    self._tls, proxy=proxy, network_backend=self._backend, max_connections=100,
+                    max_keepalive_connections=20, keepalive_expiry=5.0,
+                )  # fmt: skip
+            pool = self._pools[address]
         with _httpx_errors(request):
-            response = self._pool(request.url).handle_request(
+            response = pool.handle_request(
                 httpcore2.Request(
                     request.method, url, headers=request.headers.raw, content=request.stream,
                     extensions=request.extensions,
@@ -112,23 +128,6 @@ class WatchedTransport(httpx2.BaseTransport):
         with self._lock:
             for pool in self._pools.values():
                 pool.close()
-
-    def _pool(self, url: httpx2.URL) -> httpcore2.ConnectionPool:
-        """The connections to a host, or to the proxy that the environment names for it."""
-        proxies = getproxies()
-        address = "" if proxy_bypass(url.host) else proxies.get(url.scheme) or proxies.get("all") or ""
-        with self._lock:
-            if address not in self._pools:
-                proxy = None
-                if address:
-                    through = httpx2.URL(address if "://" in address else f"http://{address}")
-                    auth = (through.username, through.password) if through.username or through.password else None
-                    proxy = httpcore2.Proxy(str(through.copy_with(username=None, password=None)), auth=auth)
-                self._pools[address] = httpcore2.ConnectionPool(
-                    self._tls, proxy=proxy, network_backend=self._backend, max_connections=100,
-                    max_keepalive_connections=20, keepalive_expiry=5.0,
-                )  # fmt: skip
-            return self._pools[address]
 
 
 class _Body(httpx2.SyncByteStream):

@@ -150,22 +150,18 @@ class RateLimiter:
                 while len(self._limits) >= self.MOST_LIMITS:
                     del self._limits[min(self._limits, key=lambda one: self._limits[one].next_free)]
                 self._limits[key] = limit
-                self._write()
+                if self._file is not None:
+                    limits = {name: astuple(one) for name, one in self._limits.items()}
+                    content = json.dumps({"boot": _boot_id(), "limits": limits}).encode()
+                    try:
+                        os.pwrite(self._file, content, 0)
+                        os.ftruncate(self._file, len(content))
+                    except OSError as error:
+                        self._give_up(error)
             finally:
                 if self._file is not None:
                     with suppress(OSError):
                         fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def _write(self) -> None:
-        if self._file is None:
-            return
-        limits = {key: astuple(limit) for key, limit in self._limits.items()}
-        content = json.dumps({"boot": _boot_id(), "limits": limits}).encode()
-        try:
-            os.pwrite(self._file, content, 0)
-            os.ftruncate(self._file, len(content))
-        except OSError as error:
-            self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
         if self._file is not None:

@@ -107,11 +107,13 @@ class RetryingTransport(httpx2.BaseTransport):
         given = request.extensions.get("timeout") or {}
         timeouts |= {name: value for name, value in given.items() if value is not None}
         request.extensions = {**request.extensions, "timeout": timeouts}
-        quota = _quota_of(request.url)
+        kind = "resolve" if _is_file(request.url) else "git" if ".git/" in request.url.path else "api"
+        quota = f"{request.url.netloc.decode('ascii', 'replace')} {kind}"
         wait = min(self._limiter.take_turn(quota, math.inf) or 0.0, limits.longest_rate_limit_wait)
         if wait >= 5:
             self._say(f"close to the rate limit, waiting {math.ceil(wait)} s")
-        _sleep(wait)
+        if wait > 0:
+            time.sleep(wait)
         deadline = time.monotonic() + limits.total_seconds
         key = (request.method, str(request.url))
         since = self._exhausted.pop(key, None)
@@ -136,7 +138,7 @@ class RetryingTransport(httpx2.BaseTransport):
                 break
             if response is not None:
                 response.close()
-            _sleep(max(seconds, turn))
+            time.sleep(max(seconds, turn))
         if error is not None:
             raise error
         assert response is not None
@@ -196,19 +198,9 @@ class RetryingTransport(httpx2.BaseTransport):
         return seconds
 
 
-def _sleep(seconds: float) -> None:
-    if seconds > 0:
-        time.sleep(seconds)
-
-
 def _is_file(url: httpx2.URL) -> bool:
     # The Hub redirects small files to /api/resolve-cache/…
     return "/resolve/" in url.path or "/resolve-cache/" in url.path
-
-
-def _quota_of(url: httpx2.URL) -> str:
-    kind = "resolve" if _is_file(url) else "git" if ".git/" in url.path else "api"
-    return f"{url.netloc.decode('ascii', 'replace')} {kind}"
 
 
 def _read_bounded(response: httpx2.Response, request: httpx2.Request, limits: HttpLimits) -> httpx2.Response:

@@ -6,7 +6,6 @@ Nothing in it comes from a model's card: untrusted text stays in the tables.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import yaml
 
@@ -24,27 +23,29 @@ _HOME = "https://pypi.org/project/vectors-in-the-wild"
 
 def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes: int, skipped: int) -> bytes:
     """README.md of an atlas pushed as ``name`` with files at ``paths``."""
-    head = yaml.safe_dump(_head(manifest, paths), sort_keys=False, allow_unicode=False, width=1000)
-    return f"---\n{head}---\n\n{_body(name, manifest, paths, records_bytes, skipped)}".encode()
-
-
-def _head(manifest: Manifest, paths: Collection[str]) -> dict[str, Any]:
     bases = [str(one["base"]) for one in manifest.bases]
     models = manifest.counts.get("models", 0)
-    size = next((text for most, text in _SIZES if models < most), "n>1M")
-    return {
+    names = ", ".join(one.rpartition("/")[2] for one in bases[:3]) + (" …" if len(bases) > 3 else "")
+    title = f"Atlas of fine-tunes of {names}" if bases else "Atlas of fine-tuned models"
+    # One configuration per table, and one per base and representation for vectors, whose lengths differ.
+    configs = {table: f"data/{table}.parquet" for table in EXPORTS if f"data/{table}.parquet" in paths}
+    if any(path.startswith("data/deltas/") for path in paths):
+        configs["deltas"] = "data/deltas/*.parquet"
+    folders = sorted({path.split("/")[1] for path in paths if path.startswith("vectors/")})
+    configs |= {f"vectors.{folder}": f"vectors/{folder}/*.parquet" for folder in folders}
+    front = {
         "license": LICENCE,
-        "pretty_name": _title(bases),
+        "pretty_name": title,
         "tags": [
             TAG,
             "model-atlas",
             "weight-space-learning",
             *(f"base_model:{one}" for one in bases if is_hub_id(one)),
         ],
-        "size_categories": [size],
+        "size_categories": [next((text for most, text in _SIZES if models < most), "n>1M")],
         "configs": [
-            {"config_name": name, **({"default": True} if name == "models" else {}), "data_files": path}
-            for name, path in _configs(paths)
+            {"config_name": config, **({"default": True} if config == "models" else {}), "data_files": path}
+            for config, path in configs.items()
         ],
         "atlas": {
             "models": models,
@@ -53,24 +54,7 @@ def _head(manifest: Manifest, paths: Collection[str]) -> dict[str, Any]:
             "schema": manifest.schema,
         },
     }
-
-
-def _configs(paths: Collection[str]) -> list[tuple[str, str]]:
-    """One configuration per table, and one per base and representation for vectors, whose lengths differ."""
-    found = [(name, f"data/{name}.parquet") for name in EXPORTS if f"data/{name}.parquet" in paths]
-    if any(path.startswith("data/deltas/") for path in paths):
-        found.append(("deltas", "data/deltas/*.parquet"))
-    folders = sorted({path.split("/")[1] for path in paths if path.startswith("vectors/")})
-    return found + [(f"vectors.{name}", f"vectors/{name}/*.parquet") for name in folders]
-
-
-def _title(bases: list[str]) -> str:
-    names = ", ".join(one.rpartition("/")[2] for one in bases[:3]) + (" …" if len(bases) > 3 else "")
-    return f"Atlas of fine-tunes of {names}" if bases else "Atlas of fine-tuned models"
-
-
-def _body(name: str, manifest: Manifest, paths: Collection[str], records_bytes: int, skipped: int) -> str:
-    bases = [str(one["base"]) for one in manifest.bases]
+    head = yaml.safe_dump(front, sort_keys=False, allow_unicode=False, width=1000)
     rows = "\n".join(f"| {_link(one['base'])} | `{one['commit']}` | {one['models']:,} |" for one in manifest.bases)
     vectors = "\n".join(
         f"| {_link(one['base'])} | `{one['representation']}` | {one['version']} | {one['rank']} | {one['vectors']:,} "
@@ -83,10 +67,13 @@ def _body(name: str, manifest: Manifest, paths: Collection[str], records_bytes: 
         if records_bytes
         else "The records it was made from are not included: it can be queried, but not built further."
     )
-    tables = "\n".join(f"- `{config}`: `{path}`" for config, path in _configs(paths))
-    return f"""# {_title(bases)}
+    tables = "\n".join(f"- `{config}`: `{path}`" for config, path in configs.items())
+    return f"""---
+{head}---
 
-{manifest.counts.get("models", 0):,} fine-tuned models, placed by what fine-tuning did to their weights: vectors of
+# {title}
+
+{models:,} fine-tuned models, placed by what fine-tuning did to their weights: vectors of
 δW = W_tuned − W_base, their neighbours, datasets, norms, ranks and flags. Made by
 [vectors-in-the-wild]({_HOME}) {__version__}; generation {manifest.generation} of {manifest.published or "unknown"}.
 
@@ -134,7 +121,7 @@ Vectors (`vectors/`, and as FAISS files next to `atlas.duckdb`):
 
 The numbers here are under {LICENCE.upper()}. Each model keeps its own licence (column `licence` of `models`), and what
 its card says is its author's. Names and descriptions are as their authors wrote them.
-"""
+""".encode()
 
 
 def _link(base: object) -> str:

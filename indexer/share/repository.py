@@ -152,7 +152,7 @@ def resolve(address: Address) -> str:
 
 
 def tags(name: str) -> dict[str, str]:
-    """The commits by tag. Raises AtlasError."""
+    """The commit of each tag of a dataset. Raises AtlasError."""
     with hub_errors_as_ours(name, "read"):
         refs = ask(f"/api/datasets/{name}/refs").value
         rows = refs.get("tags") if isinstance(refs, dict) else None
