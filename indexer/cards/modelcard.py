@@ -12,25 +12,29 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from indexer.cards.datasets import MAX_NAME, CanonicalDataset, canonical_datasets, is_known, is_placeholder
-from indexer.cards.evaluations import ReportedResult, first_value, read_evaluations
+from indexer.cards.datasets import MAX_NAME, CanonicalDataset, alias_table, canonical_datasets, is_known, is_placeholder
 from indexer.errors import Failed
-from indexer.names import RELATIONS, author_of, is_hub_id
-from indexer.untrusted import COMMIT, Reader, hub_address, printable
+from indexer.names import is_hub_id
+from indexer.untrusted import Reader, hub_address, printable
 
 MAX_TAGS = 1_000
-MAX_SIBLINGS = 10_000
 MAX_DATASETS = 200
 MAX_BASES = 50
 MAX_LANGUAGES = 200
+MAX_ENTRIES = 20
+MAX_RESULTS = 1_000
+MAX_METRICS = 100
+MAX_EVALUATIONS = 2_000
 MAX_LABELS = 2_048
 MAX_LABEL = 100  # characters
 MAX_LABEL_COUNT = 10_000_000  # far more than any model has
 
-_OUTSIDE = re.compile(r"^/|\\|(^|/)\.\.(/|$)")  # paths that lead out of the repository
 _DATASET_KEYS = ("datasets", "dataset", "Datasets")
 _NAME_KEYS = ("id", "name", "path", "type", "dataset")
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+", re.IGNORECASE | re.ASCII)
+
+
+Evaluated = tuple[str, tuple[CanonicalDataset, ...]]  # a dataset's raw name, and what it means
 
 
 class MalformedRow(Failed):
@@ -41,15 +45,6 @@ class MalformedRow(Failed):
 
     def __reduce__(self) -> Any:
         return type(self), (self.detail,)
-
-
-@dataclass(frozen=True)
-class BaseClaim:
-    """A claimed base of the model. "config" is PEFT's entry in adapter_config.json."""
-
-    base: str
-    relation: str | None
-    source: Literal["tag", "card", "config"]
 
 
 @dataclass(frozen=True)
@@ -64,30 +59,38 @@ class DatasetClaim:
 
 
 @dataclass(frozen=True)
+class ReportedResult:
+    """One metric on one dataset, as the card states it; ``verified`` if the Hub measured it itself."""
+
+    task: str | None
+    dataset: str | None
+    dataset_raw: str | None
+    config: str | None
+    split: str | None
+    metric: str | None
+    value: float | None
+    verified: bool
+
+
+@dataclass(frozen=True)
 class ModelFacts:
-    """All facts in a row."""
+    """All facts in a row. ``bases``: ids of the models that it claims to come from."""
 
     id: str
-    author: str
-    commit: str | None
     created: datetime | None
     modified: datetime | None
     downloads: int | None
     likes: int | None
     gated: str | None
     private: bool | None
-    disabled: bool | None
     license: str | None
     languages: tuple[str, ...]
     pipeline_tag: str | None
     library: str | None
-    model_type: str | None
-    architectures: tuple[str, ...]
     tags: tuple[str, ...]
-    base_claims: tuple[BaseClaim, ...]
+    bases: tuple[str, ...]
     datasets: tuple[DatasetClaim, ...]
     evaluations: tuple[ReportedResult, ...]
-    siblings: tuple[str, ...]
     oddities: tuple[str, ...]
 
     @property
@@ -121,11 +124,7 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         reader.note("tags", "not a list")
     # The Hub moves it out of the card, old rows have it there, and the Trainer once spelled it with "_".
     index = first_value(row, "model-index", "model_index") or first_value(card, "model-index", "model_index")
-    evaluations, evaluated = read_evaluations(index, reader)
-    commit = row.get("sha")
-    commit = commit.lower() if isinstance(commit, str) and COMMIT.fullmatch(commit.lower()) else None
-    if commit is None and row.get("sha") is not None:
-        reader.note("sha", "not 40 hex digits")
+    evaluations, evaluated = _evaluations(index, reader)
     stated = row.get("gated")  # true, as in old listings, counts as "manual"
     gated = "manual" if stated is True else stated.lower() if isinstance(stated, str) else None
     if gated not in ("auto", "manual"):
@@ -140,36 +139,22 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         text = "no" if item is False else reader.text(item, "language")
         languages |= {part.strip().lower(): None for part in (text or "").split(",")}
     languages.pop("", None)
-    # File names inside the repository; others are left out.
-    siblings: dict[str, None] = {}
-    for item in reader.items(row.get("siblings"), "siblings", MAX_SIBLINGS):
-        name = item.get("rfilename") if isinstance(item, Mapping) else item
-        if isinstance(name, str) and 0 < len(name) <= 1_000 and name.isprintable() and not _OUTSIDE.search(name):
-            siblings[name] = None
-        else:
-            reader.note("siblings", "a name that cannot be a file of the repository")
     return ModelFacts(
         id=model_id,
-        author=author_of(model_id) or reader.text(row.get("author"), "author") or "",
-        commit=commit,
         created=reader.moment(first_value(row, "createdAt", "created_at"), "createdAt"),
         modified=reader.moment(first_value(row, "lastModified", "last_modified"), "lastModified"),
         downloads=reader.count(row.get("downloads"), "downloads"),
         likes=reader.count(row.get("likes"), "likes"),
         gated=gated,
         private=reader.flag(row.get("private"), "private"),
-        disabled=reader.flag(row.get("disabled"), "disabled"),
         license=", ".join(licenses) or next((text for text in tagged if text), None),
         languages=tuple(languages)[:MAX_LANGUAGES],
         pipeline_tag=reader.text(first_value(row, "pipeline_tag") or card.get("pipeline_tag"), "pipeline_tag"),
         library=reader.text(first_value(row, "library_name") or card.get("library_name"), "library_name"),
-        model_type=reader.text(config.get("model_type"), "model_type"),
-        architectures=reader.texts(config.get("architectures"), "architectures", 10),
         tags=tags,
-        base_claims=_base_claims(tags, card, config, reader),
+        bases=_bases(tags, card, config, reader),
         datasets=_dataset_claims(tags, card, evaluated, reader),
         evaluations=evaluations,
-        siblings=tuple(siblings),
         oddities=reader.oddities,
     )
 
@@ -179,49 +164,32 @@ def _after(tags: Sequence[str], prefix: str) -> Iterator[str]:
     return (tag[len(prefix) :].replace("\ufffd", " ") for tag in tags if tag.startswith(prefix))
 
 
-def _base_claims(
-    tags: Sequence[str], card: Mapping[str, Any], config: Mapping[str, Any], reader: Reader
-) -> tuple[BaseClaim, ...]:
-    claims: dict[BaseClaim, None] = {}
-
-    def claim(base: Any, relation: str | None, source: Literal["tag", "card", "config"]) -> None:
-        if isinstance(base, Mapping):
-            base = next((base[key] for key in _NAME_KEYS if isinstance(base.get(key), str)), None)
-        text = reader.text(base, "base_model")
-        identifier = text if text and is_hub_id(text) else hub_address(text or "", "models")
-        if identifier and len(claims) < MAX_BASES:
-            claims[BaseClaim(identifier, relation, source)] = None
-        elif not identifier:
-            reader.note("base_model", "not a Hub id")
-
+def _bases(tags: Sequence[str], card: Mapping[str, Any], config: Mapping[str, Any], reader: Reader) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    stated: list[Any] = []
     for text in _after(tags, "base_model:"):
-        relation, colon, base = text.partition(":")
-        if colon and relation not in ("http", "https"):
-            claim(base, _relation(relation, reader), "tag")
-        else:
-            claim(text, None, "tag")
-    stated = _relation(card.get("base_model_relation"), reader)
-    for base in reader.items(card.get("base_model"), "base_model", MAX_BASES):
-        claim(base, stated, "card")
+        kind, colon, rest = text.partition(":")  # a relation, or the scheme of an address
+        stated.append(rest if colon and kind not in ("http", "https") else text)
+    stated += reader.items(card.get("base_model"), "base_model", MAX_BASES)
     adapter = config.get("peft")
     if isinstance(adapter, Mapping) and adapter.get("base_model_name_or_path"):
-        claim(adapter["base_model_name_or_path"], "adapter", "config")
-    return tuple(claims)
-
-
-def _relation(value: Any, reader: Reader) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, str) and value.strip().lower() in RELATIONS:
-        return value.strip().lower()
-    reader.note("base_model_relation", "not a known relation")
-    return None
+        stated.append(adapter["base_model_name_or_path"])
+    for base in stated:
+        if isinstance(base, Mapping):
+            base = next((base[key] for key in _NAME_KEYS if isinstance(base.get(key), str)), None)
+        written = reader.text(base, "base_model")
+        identifier = written if written and is_hub_id(written) else hub_address(written or "", "models")
+        if not identifier:
+            reader.note("base_model", "not a Hub id")
+        elif len(found) < MAX_BASES:
+            found[identifier] = None
+    return tuple(found)
 
 
 def _dataset_claims(
     tags: Sequence[str],
     card: Mapping[str, Any],
-    evaluated: Sequence[tuple[str, tuple[CanonicalDataset, ...]]],
+    evaluated: Sequence[Evaluated],
     reader: Reader,
 ) -> tuple[DatasetClaim, ...]:
     claims: dict[DatasetClaim, None] = {}
@@ -253,6 +221,94 @@ def _dataset_claims(
     if len(claims) > MAX_DATASETS:
         reader.note("datasets", f"cut to {MAX_DATASETS} items")
     return tuple(claims)[:MAX_DATASETS]
+
+
+def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...], tuple[Evaluated, ...]]:
+    """The evaluations in a card's ``model-index``, and the datasets that indicate what the model was tuned on.
+
+    The Trainer writes its validation results here, so a dataset in model-index is a claim on the training data,
+    except for benchmarks that are run on finished models (``[evaluations]`` in the alias table: MTEB, leaderboards).
+    """
+    evaluations: list[ReportedResult] = []
+    datasets: dict[Evaluated, None] = {}
+    entries = (reader.mapping(entry, "model-index") for entry in reader.items(index, "model-index", MAX_ENTRIES))
+    found = (one for entry in entries for one in reader.items(entry.get("results"), "model-index", MAX_RESULTS))
+    for result in (reader.mapping(one, "model-index") for one in found):
+        dataset = _first_object(result.get("dataset"))
+        configs = [dataset.get(key) for key in ("config", "args")]
+        configs = [first_value(one, "config", "name", "task") if isinstance(one, Mapping) else one for one in configs]
+        written = next((one for one in configs if isinstance(one, str) and one.strip()), None)
+        config = reader.text(written, "model-index")
+        evaluated = _dataset_of(dataset, config, reader)
+        if evaluated:
+            marks = alias_table().evaluations
+            name, source = dataset.get("name"), _first_object(result.get("source"))
+            said = " ".join(source[key][:200] for key in ("name", "url") if isinstance(source.get(key), str)).lower()
+            is_benchmark = (
+                evaluated[0].partition("/")[0].lower() in marks["owners"]
+                or (isinstance(name, str) and name.startswith(marks["names"]))
+                or any(mark in said for mark in marks["sources"])
+            )
+            if not is_benchmark:
+                datasets[evaluated] = None
+        if len(evaluations) >= MAX_EVALUATIONS:
+            reader.note("model-index", f"cut to {MAX_EVALUATIONS} evaluations")
+            break
+        tasks = (reader.text(_first_object(result.get("task")).get(key), "model-index") for key in ("type", "name"))
+        task = next(filter(None, tasks), None)
+        split = reader.text(dataset.get("split"), "model-index")
+        raw, means = evaluated or (None, ())
+        # "metric" is the older spelling.
+        for metric in reader.items(first_value(result, "metrics", "metric"), "model-index", MAX_METRICS):
+            if not isinstance(metric, Mapping):
+                reader.note("model-index", "a metric is not an object")
+                continue
+            names = (reader.text(metric.get(key), "model-index") for key in ("type", "name"))
+            evaluations.append(
+                ReportedResult(
+                    task=task,
+                    dataset=means[0].name if means else None,
+                    dataset_raw=raw,
+                    config=config,
+                    split=split,
+                    metric=next(filter(None, names), None),
+                    value=reader.number(metric.get("value")),
+                    verified=metric.get("verified") is True or result.get("verified") is True,
+                )
+            )
+    return tuple(dict.fromkeys(evaluations[:MAX_EVALUATIONS])), tuple(datasets)
+
+
+def first_value(item: Mapping[str, Any], *keys: str) -> Any:
+    """The first of ``keys`` that is there and not null; None without one."""
+    return next((item[key] for key in keys if item.get(key) is not None), None)
+
+
+def _first_object(value: Any) -> Mapping[str, Any]:
+    """An object; a list of one and a bare name are accepted as well."""
+    if isinstance(value, list) and value:
+        value = value[0]
+    if isinstance(value, str):
+        return {"type": value}
+    return value if isinstance(value, Mapping) else {}
+
+
+def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) -> Evaluated | None:
+    """The dataset of a result. ``type`` is the Hub id and ``name`` the pretty name; either may be a task or "None".
+
+    The name is used if the type is not a dataset, and for the task if the type is a collection ({"type": "glue",
+    "name": "GLUE MRPC"}).
+    """
+    written = [reader.text(dataset.get(key), "model-index") for key in ("type", "name")]
+    read = [(raw, canonical_datasets(raw, config=config)) for raw in written if raw and not is_placeholder(raw)]
+    named = [(raw, found) for raw, found in read if found]
+    if not named:
+        return read[-1] if read else None
+    raw, found = named[0]
+    if len(named) == 2 and len(found) == 1 and not found[0].subtask:
+        narrower = [other for other in named[1][1] if other.parent == found[0].name]
+        return raw, tuple(narrower) or found
+    return raw, found
 
 
 @dataclass(frozen=True)

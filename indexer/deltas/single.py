@@ -49,9 +49,8 @@ def describe(reference: ModelRef) -> Described:
     install_session()
     row = local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
     facts = facts_of(row)
-    claims = tuple(claim.base for claim in facts.base_claims)
     created = facts.created if reference.folder is None else None
-    return Described(reference, row, claims, tuple(facts.dataset_names), created)
+    return Described(reference, row, facts.bases, tuple(facts.dataset_names), created)
 
 
 def read_model(described: Described, base: PublishedBase) -> Record:

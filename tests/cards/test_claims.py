@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.cards.modelcard import (
-    BaseClaim,
-    DatasetClaim,
-)
+from indexer.cards.modelcard import DatasetClaim
 from tests.cards.rows import facts
 
 
 @pytest.mark.parametrize(
     ("tag", "expected"),
     [
-        ("base_model:roberta-base", ("roberta-base", None)),
-        ("base_model:FacebookAI/roberta-base", ("FacebookAI/roberta-base", None)),
-        ("base_model:adapter:roberta-base", ("roberta-base", "adapter")),
-        ("base_model:quantized:a/b", ("a/b", "quantized")),
-        ("base_model:merge:a/b", ("a/b", "merge")),
-        ("base_model:distilled:a/b", ("a/b", None)),
-        ("base_model:https://huggingface.co/a/b", ("a/b", None)),
+        ("base_model:roberta-base", "roberta-base"),
+        ("base_model:FacebookAI/roberta-base", "FacebookAI/roberta-base"),
+        ("base_model:adapter:roberta-base", "roberta-base"),
+        ("base_model:quantized:a/b", "a/b"),
+        ("base_model:merge:a/b", "a/b"),
+        ("base_model:distilled:a/b", "a/b"),
+        ("base_model:https://huggingface.co/a/b", "a/b"),
         ("base_model:adapter:", None),
         ("base_model:", None),
         ("base_model:adapter:/content/drive/MyDrive/model", None),
@@ -30,35 +27,32 @@ from tests.cards.rows import facts
     ],
 )
 def test_base_tags(tag, expected):
-    claims = facts(tags=[tag]).base_claims
-    assert claims == ((BaseClaim(*expected, "tag"),) if expected else ())
+    assert facts(tags=[tag]).bases == ((expected,) if expected else ())
 
 
 @pytest.mark.parametrize(
     ("card", "expected"),
     [
-        ({"base_model": "a/b"}, [("a/b", None)]),
-        ({"base_model": ["a/b", "c/d", "a/b", None, 5]}, [("a/b", None), ("c/d", None)]),
-        ({"base_model": "a/b", "base_model_relation": "Adapter"}, [("a/b", "adapter")]),
-        ({"base_model": "a/b", "base_model_relation": ["x"]}, [("a/b", None)]),
-        ({"base_model": {"name": "a/b"}}, [("a/b", None)]),
+        ({"base_model": "a/b"}, ["a/b"]),
+        ({"base_model": ["a/b", "c/d", "a/b", None, 5]}, ["a/b", "c/d"]),
+        ({"base_model": {"name": "a/b"}}, ["a/b"]),
         ({"base_model": {"a": "b"}}, []),
         ({"base_model": None}, []),
         ({"base_model": ""}, []),
-        ({"base_model": "https://huggingface.co/bert-base-uncased/tree/main"}, [("bert-base-uncased", None)]),
+        ({"base_model": "https://huggingface.co/bert-base-uncased/tree/main"}, ["bert-base-uncased"]),
         ({"base_model": "https://huggingface.co/datasets/glue"}, []),
         ({"base_model": "https://evil.example/bert-base-uncased"}, []),
     ],
 )
 def test_base_in_the_card(card, expected):
-    assert facts(cardData=card).base_claims == tuple(BaseClaim(*pair, "card") for pair in expected)
+    assert facts(cardData=card).bases == tuple(expected)
 
 
 def test_base_in_an_adapter_config():
     read = facts(config={"peft": {"base_model_name_or_path": "roberta-base", "task_type": "SEQ_CLS"}})
-    assert read.base_claims == (BaseClaim("roberta-base", "adapter", "config"),)
-    assert facts(config={"peft": {"base_model_name_or_path": "/tmp/x"}}).base_claims == ()
-    assert facts(config={"peft": "x"}).base_claims == ()
+    assert read.bases == ("roberta-base",)
+    assert facts(config={"peft": {"base_model_name_or_path": "/tmp/x"}}).bases == ()
+    assert facts(config={"peft": "x"}).bases == ()
 
 
 # --- datasets ----------------------------------------------------------------------------------------------

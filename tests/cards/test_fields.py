@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from indexer.cards.modelcard import (
-    BaseClaim,
     DatasetClaim,
     MalformedRow,
     ReportedResult,
@@ -74,25 +73,14 @@ def test_a_row_as_the_hub_sends_it():
         "siblings": [{"rfilename": "config.json"}, {"rfilename": "model.safetensors"}],
     }
     read = read_row(row)
-    assert (read.id, read.author, read.commit) == ("alice/roberta-mrpc", "alice", COMMIT)
+    assert read.id == "alice/roberta-mrpc"
     assert read.created == datetime(2024, 3, 1, 10, 20, 30, tzinfo=UTC)
     assert read.modified == datetime(2024, 3, 2, 0, 0, 0, 500_000, tzinfo=UTC)
-    assert (read.downloads, read.likes, read.gated, read.private, read.disabled) == (
-        12,
-        0,
-        None,
-        False,
-        False,
-    )
+    assert (read.downloads, read.likes, read.gated, read.private) == (12, 0, None, False)
     assert (read.license, read.languages) == ("mit", ("en",))
     assert (read.pipeline_tag, read.library) == ("text-classification", "transformers")
-    assert (read.model_type, read.architectures) == ("roberta", ("RobertaForSequenceClassification",))
     assert read.tags == tuple(row["tags"][:5])
-    assert read.base_claims == (
-        BaseClaim("FacebookAI/roberta-base", None, "tag"),
-        BaseClaim("FacebookAI/roberta-base", "finetune", "tag"),
-        BaseClaim("roberta-base", None, "card"),
-    )
+    assert read.bases == ("FacebookAI/roberta-base", "roberta-base")
     assert read.datasets == (
         DatasetClaim("glue", "glue", "tag"),
         DatasetClaim("glue", "glue", "card"),
@@ -104,16 +92,15 @@ def test_a_row_as_the_hub_sends_it():
         ReportedResult(*common, "accuracy", 0.87, False),
         ReportedResult(*common, "f1", 0.9, True),
     )
-    assert read.siblings == ("config.json", "model.safetensors")
     assert read.oddities == ()
     assert pickle.loads(pickle.dumps(read)) == read
 
 
 def test_a_row_with_an_id_alone_has_nothing_odd_about_it():
     read = read_row({"modelId": "bert-base-uncased"})
-    assert (read.id, read.author, read.oddities, read.dataset_names) == ("bert-base-uncased", "", (), ())
+    assert (read.id, read.oddities, read.dataset_names) == ("bert-base-uncased", (), ())
     empty = {getattr(read, field.name) for field in fields(read)} - {"bert-base-uncased"}
-    assert empty == {None, (), ""}
+    assert empty == {None, ()}
 
 
 @pytest.mark.parametrize(
@@ -144,11 +131,6 @@ def test_a_row_without_a_usable_id_is_refused(row):
     assert isinstance(caught.value, Failed)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), again.detail) == (MalformedRow, caught.value.detail)
-
-
-def test_the_owner_in_the_id_is_the_author():
-    assert facts(author="mallory").author == "alice"
-    assert read_row({"id": "gpt2", "author": "openai-community"}).author == "openai-community"
 
 
 # --- single fields -----------------------------------------------------------------------------------------
@@ -229,28 +211,8 @@ def test_gated(written, expected):
 @pytest.mark.parametrize(
     ("written", "expected"), [(True, True), (False, False), (None, None), ("yes", None), (1, None), (0, None)]
 )
-def test_private_and_disabled(written, expected):
-    read = facts(private=written, disabled=written)
-    assert read.private is expected
-    assert read.disabled is expected
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        (COMMIT, COMMIT),
-        (COMMIT.upper(), COMMIT),
-        (COMMIT[:39], None),
-        (COMMIT + "0", None),
-        ("main", None),
-        (5, None),
-        (COMMIT + "\n", None),
-        ("../" + COMMIT, None),
-        (None, None),
-    ],
-)
-def test_commit(written, expected):
-    assert facts(sha=written).commit == expected
+def test_private(written, expected):
+    assert facts(private=written).private is expected
 
 
 @pytest.mark.parametrize(
@@ -284,29 +246,3 @@ def test_license(card, tags, expected):
 )
 def test_languages(card, expected):
     assert facts(cardData=card).languages == expected
-
-
-def test_siblings_in_both_spellings_and_never_out_of_the_folder():
-    names = [
-        "a.bin",
-        {"rfilename": "b/c.json"},
-        {"path": "x"},
-        "../up",
-        "/etc/passwd",
-        "a\\b",
-        "x\x1b[2J",
-        "",
-        5,
-        None,
-    ]
-    read = facts(siblings=[*names, "a.bin", "..a/b..c", "x/../../y"])
-    assert read.siblings == ("a.bin", "b/c.json", "..a/b..c")
-    assert len(read.oddities) == 1
-
-
-def test_config_fields():
-    read = facts(config={"model_type": " bert ", "architectures": "BertModel"})
-    assert (read.model_type, read.architectures) == ("bert", ("BertModel",))
-    for config in (None, 5, [], "x", {"model_type": 5, "architectures": {"a": 1}}):
-        read = facts(config=config)
-        assert (read.model_type, read.architectures) == (None, ())
