@@ -38,16 +38,10 @@ _LOOKS_LIKE_AN_ID = re.compile(r"[0-9_\-/]")
 
 @dataclass(frozen=True)
 class CanonicalDataset:
-    """One dataset; for a task of a collection, ``parent`` is the collection and ``subtask`` the task."""
+    """One dataset; for a task of a collection, ``parent`` is the collection."""
 
     name: str
     parent: str | None = None
-    subtask: str | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name and, if there is one, the collection's: a model tuned on glue/mrpc has both."""
-        return (self.parent, self.name) if self.parent else (self.name,)
 
 
 @dataclass
@@ -94,7 +88,7 @@ def alias_table() -> AliasTable:
             table.add(CanonicalDataset(name), spelling)
         tasks = table.tasks[name] = {}
         for task, others in group["tasks"].items():
-            dataset = CanonicalDataset(f"{name}/{task}", name, task)
+            dataset = CanonicalDataset(f"{name}/{task}", name)
             for spelling in (task, *others):
                 if "/" in spelling:
                     table.add(dataset, spelling)

@@ -55,7 +55,6 @@ class DatasetClaim:
     raw: str
     source: Literal["tag", "card", "model-index"]
     parent: str | None = None
-    subtask: str | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ def _dataset_claims(
 
     def claim(raw: str, found: tuple[CanonicalDataset, ...], source: Literal["tag", "card", "model-index"]) -> None:
         for dataset in found:
-            claims[DatasetClaim(dataset.name, raw, source, dataset.parent, dataset.subtask)] = None
+            claims[DatasetClaim(dataset.name, raw, source, dataset.parent)] = None
         if not found and not is_placeholder(raw):
             claims[DatasetClaim(None, raw, source)] = None
 
@@ -305,7 +304,7 @@ def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) 
     if not named:
         return read[-1] if read else None
     raw, found = named[0]
-    if len(named) == 2 and len(found) == 1 and not found[0].subtask:
+    if len(named) == 2 and len(found) == 1 and not found[0].parent:
         narrower = [other for other in named[1][1] if other.parent == found[0].name]
         return raw, tuple(narrower) or found
     return raw, found

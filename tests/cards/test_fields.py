@@ -84,7 +84,7 @@ def test_a_row_as_the_hub_sends_it():
     assert read.datasets == (
         DatasetClaim("glue", "glue", "tag"),
         DatasetClaim("glue", "glue", "card"),
-        DatasetClaim("glue/mrpc", "glue", "model-index", "glue", "mrpc"),
+        DatasetClaim("glue/mrpc", "glue", "model-index", "glue"),
     )
     assert read.dataset_names == ("glue", "glue/mrpc")
     common = ("text-classification", "glue/mrpc", "glue", "mrpc", "validation")

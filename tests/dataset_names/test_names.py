@@ -86,10 +86,9 @@ def test_one_dataset_under_many_spellings(expected, spellings):
     ],
 )
 def test_glue_tasks_by_their_own_name(expected, spellings):
-    wanted = CanonicalDataset(f"glue/{expected}", "glue", expected)
+    wanted = CanonicalDataset(f"glue/{expected}", "glue")
     for spelling in spellings:
         assert canonical_dataset(spelling) == wanted, spelling
-    assert wanted.names == ("glue", f"glue/{expected}")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,6 @@ def test_glue_tasks_by_their_own_name(expected, spellings):
 def test_a_config_is_a_dataset_only_where_it_is_a_task(raw, config, expected, parent):
     dataset = canonical_dataset(raw, config=config)
     assert (dataset.name, dataset.parent) == (expected, parent)
-    assert dataset.subtask == (expected.split("/")[1] if parent else None)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_the_table_is_large_and_every_name_in_it_finds_itself():
         assert set(entry.get("bare", [])) <= set(entry["tasks"]), group
         assert name(group) == group
         for task, others in entry["tasks"].items():
-            wanted = CanonicalDataset(f"{group}/{task}", group, task)
+            wanted = CanonicalDataset(f"{group}/{task}", group)
             assert canonical_dataset(wanted.name) == wanted
             for spelling in (task, *others):
                 if "/" in spelling:
