@@ -52,7 +52,7 @@ def test_a_base_is_found_by_either_id(hub, name):
     assert facts.config == {"model_type": "roberta"}
     assert facts.commit == hub.store.repository(BASE).revision().sha
     assert facts.filenames == ("config.json",)
-    assert not facts.gated
+    assert not facts.row["gated"]
 
 
 def test_a_namesake_is_not_an_alias(store, monkeypatch):
@@ -108,7 +108,7 @@ def test_a_gated_base_says_what_to_do(store, monkeypatch):
         assert "hf auth login" in caught.value.hint
         monkeypatch.setenv("HF_TOKEN", "hf_good")
         facts = resolve_base("meta/gated")
-        assert facts.gated
+        assert facts.row["gated"]
         assert facts.config == {"model_type": "llama"}
 
 

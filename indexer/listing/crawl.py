@@ -215,7 +215,7 @@ class _Crawl:
         first = _first_page(question.parameters(self.request))
         address = (self.progress.link or first) if self.progress.current == question.key else first
         links, ids, without_news, may_restart = {address}, set[str](), 0, True
-        for number in range(MOST_PAGES):
+        for _ in range(MOST_PAGES):
             try:
                 answer = self._ask(address)
             except Exception as error:
@@ -229,8 +229,7 @@ class _Crawl:
             claimed = tuple(one for one in found if isinstance(one, ClaimedRow))
             bad = tuple(one for one in found if isinstance(one, BadRow))
             rejected = tuple(one for one in found if isinstance(one, Rejected))
-            unclaimed = len(rows) - len(claimed) - len(bad) - len(rejected)
-            page = Page(question, number, claimed, bad, rejected, unclaimed, is_cut=self.filter.is_cut)
+            page = Page(question, claimed, bad, rejected, is_cut=self.filter.is_cut)
             for one in claimed:
                 if one.claim.relation == "finetune":
                     downloads = Reader().count(one.row.get("downloads"), "downloads") or 0

@@ -1,4 +1,4 @@
-"""The models of a listing, and the state that the lines of a listing file add up to. No files here."""
+"""The models of a listing, and the state that the lines of a listing file add up to. Nothing here reads a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Line = dict[str, Any]
 _OF_COMMIT = ("siblings", "safetensors")
 # In place of a question, for a model that was restored to the listing from another source.
 RESTORED = "restored"
-# What claims are made by that cost requests of their own.
+# Sources of claims that cost requests to read.
 _EXAMINED = ("adapter_config", "config", "card", "name")
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 

@@ -27,7 +27,7 @@ _NAMES_A_PAGE = 100
 class CrawlRequest:
     """What to look for. ``ids``: every id of the base, the canonical one first.
 
-    ``since`` and ``author`` narrow the questions, so such a crawl cannot find out that a model has gone.
+    ``since`` and ``author`` narrow the questions, so such a crawl cannot notice that a model was deleted.
     ``max_aliases``: quantised copies of the base whose adapters count as its own; ``max_parents``: fine-tunes
     whose fine-tunes are asked for, down to ``max_depth``; ``max_candidates``: untagged models examined.
     """
@@ -147,15 +147,13 @@ class Rejected:
 class Page:
     """One page of answers. ``is_last``: the question is answered; ``next_link``: the next page otherwise.
 
-    ``unclaimed``: number of rows that do not claim the base. ``is_cut``: untagged models were left out by a bound.
+    ``is_cut``: untagged models were left out by a bound.
     """
 
     question: Question
-    number: int
     rows: tuple[ClaimedRow, ...] = ()
     bad: tuple[BadRow, ...] = ()
     rejected: tuple[Rejected, ...] = ()
-    unclaimed: int = 0
     next_link: str | None = None
     is_last: bool = False
     is_cut: bool = False

@@ -54,11 +54,6 @@ class BaseFacts:
         """The files of its repository."""
         return filenames_in(self.row)
 
-    @property
-    def gated(self) -> bool:
-        """Whether only granted accounts can read its files."""
-        return bool(self.row.get("gated"))
-
 
 def resolve_base(name: str) -> BaseFacts:
     """Look up a base by its old or new id, or the address of its page.
@@ -108,9 +103,9 @@ def resolve_base(name: str) -> BaseFacts:
 def _identity(row: Any, what: str) -> tuple[str, str]:
     identifier, commit = (row.get("id"), row.get("sha")) if isinstance(row, dict) else (None, None)
     if not (isinstance(identifier, str) and is_hub_id(identifier)):
-        raise Failed("malformed_row", f"the Hub's answer about {what} names no model")
+        raise Failed("malformed_row", f"the Hub's answer about {what} does not name a model")
     if not (isinstance(commit, str) and _COMMIT.fullmatch(commit)):
-        raise Failed("malformed_row", f"the Hub's answer about {what} names no commit")
+        raise Failed("malformed_row", f"the Hub's answer about {what} does not name a commit")
     return identifier, commit
 
 
@@ -168,7 +163,7 @@ def fetch_json(identifier: str, filename: str, revision: str) -> Any:
     """A JSON file of a repository, parsed.
 
     Raises Skipped("malformed") if it is longer than LARGEST_JSON bytes, Failed("malformed_row") if it is not JSON, and
-    what the Hub's answers mean.
+    ModelError for the Hub's errors.
     """
     body = fetch_small(identifier, filename, revision, LARGEST_JSON)
     try:

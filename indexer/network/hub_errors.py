@@ -48,8 +48,8 @@ _BY_CLASS: tuple[tuple[type[Exception], type[ModelError], str, str], ...] = (
     (ConnectionError, Failed, "network", "the connection failed"),
 )
 
-# What the library says more of than the status.
-_WITH_A_MEANING = (
+# Errors whose class says more than the status code.
+_SPECIFIC = (
     GatedRepoError, DisabledRepoError, EntryNotFoundError, RevisionNotFoundError, RepositoryNotFoundError,
 )  # fmt: skip
 
@@ -67,7 +67,7 @@ _HINTS = {
 
 
 def as_model_error(exception: Exception) -> ModelError:
-    """The ``Skipped`` or ``Failed`` that ``exception`` means for one model.
+    """The ``Skipped`` or ``Failed`` for one model that ``exception`` amounts to.
 
     Raises ``exception`` again if it does not come from the network or the Hub: then it is a bug.
     """
@@ -75,7 +75,7 @@ def as_model_error(exception: Exception) -> ModelError:
         return exception
     if isinstance(exception, LocalEntryNotFoundError) and isinstance(exception.__cause__, Exception):
         return as_model_error(exception.__cause__)  # what made the library fall back on its cache
-    if isinstance(exception, HfHubHTTPError) and not isinstance(exception, _WITH_A_MEANING):
+    if isinstance(exception, HfHubHTTPError) and not isinstance(exception, _SPECIFIC):
         status = exception.response.status_code
         if _token_is_invalid(exception):
             return Failed("refused", "the Hub does not accept the access token")

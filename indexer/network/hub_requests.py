@@ -142,7 +142,7 @@ def fetch_small(
     """The content of a small file.
 
     With ``stay``, raises Skipped("renamed") if the file is served from a repository of another name. Raises
-    Skipped("malformed") if it is longer than ``limit`` (no more than that is read), and what the Hub's answers mean.
+    Skipped("malformed") if it is longer than ``limit`` bytes (no more are read), and ModelError for the Hub's errors.
     """
     ensure_session()
     policy = retries or RetryPolicy()
@@ -179,7 +179,7 @@ def fetch_small(
 def get(
     address: str, endpoint: str, headers: dict[str, str], filename: str, stay: str | None = None
 ) -> Iterator[httpx2.Response]:
-    """GET a file, following redirects; the body is not read yet. With ``stay``, not to another repository than that.
+    """GET a file, following redirects (with ``stay`` only within that repository); the body is not read yet.
 
     Raises ModelError that names the file if there is no response.
     """
@@ -232,7 +232,7 @@ def raise_for_status(response: httpx2.Response, filename: str) -> None:
 
 
 def about(filename: str, error: Exception) -> ModelError:
-    """What an exception of a request means, naming the file. Raises it again if it is a bug."""
+    """The ModelError for an exception of a request, with the file's name. Raises the exception again if it is a bug."""
     if type(error) is ValueError:
         error = Failed("server_error", "it is served from an invalid address")
     meaning = as_model_error(error)

@@ -101,7 +101,7 @@ class RateLimiter:
             return start - now
 
     def pause(self, name: str, seconds: float) -> bool:
-        """Send nothing for ``seconds``. False if another thread or process has already said so."""
+        """Send nothing for ``seconds``. False if another thread or process has already begun this pause."""
         with self.changing(name) as limit:
             until = self._clock() + seconds
             is_new = until > limit.next_free + 0.5
@@ -299,14 +299,14 @@ class Bandwidth:
         self.bytes_per_second = bytes_per_second
         self._limiter = limiter
         self._sleep = sleep
-        self._unpaid = 0
+        self._uncharged = 0
 
     def received(self, count: int) -> None:
         """Count received bytes, and wait if they came too fast."""
-        self._unpaid += count
-        if self._unpaid < self.bytes_per_second * STEP_SECONDS:
+        self._uncharged += count
+        if self._uncharged < self.bytes_per_second * STEP_SECONDS:
             return
-        seconds, self._unpaid = self._unpaid / self.bytes_per_second, 0
+        seconds, self._uncharged = self._uncharged / self.bytes_per_second, 0
         self._sleep((self._limiter or common_limiter()).spend(f"bandwidth {self.name}", seconds))
 
 
@@ -317,7 +317,7 @@ def limit_bandwidth(name: str, bytes_per_second: float | None) -> None:
     """Limit downloads of weights in this process; None lifts the limit."""
     global _bandwidth
     if _bandwidth is not None and (_bandwidth.name, _bandwidth.bytes_per_second) == (name, bytes_per_second):
-        return  # a new one for each model would forget its unpaid bytes, and small models would be free
+        return  # a new one for each model would forget bytes that were not waited for yet
     _bandwidth = Bandwidth(name, bytes_per_second) if bytes_per_second else None
 
 

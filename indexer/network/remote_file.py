@@ -34,10 +34,10 @@ _REFUSALS = frozenset({401, 403, 404, 410})
 class RemoteFile:
     """One file of one commit on the Hub.
 
-    Raises what the Hub's answers mean (``indexer.network.hub_errors``), and Failed: ``range_ignored`` if the server
-    keeps sending the whole file or another part of it; ``short_body`` and ``network`` if bodies keep breaking off;
-    ``timeout``; ``file_changed`` if size, ETag or commit keep differing from the first ones. Every odd response is
-    retried, because it may have come from one bad cache of many.
+    Raises ModelError for the Hub's errors (``indexer.network.hub_errors``), and Failed with one of these reasons:
+    "range_ignored" if the server keeps sending the whole file or another part of it, "short_body" or "network" if
+    bodies keep breaking off, "timeout", and "file_changed" if the size, ETag or commit keeps differing from the first
+    one. Every unexpected response is retried, because it may have come from one bad cache among many.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Time limits, retries and rate limits for every request to the Hub.
 
 ``install_session()`` gives huggingface_hub an HTTP client whose transport applies them to all requests of the process,
-including those of ``model_info`` and its kin, which neither retry nor time out by themselves:
+including those of ``model_info`` and similar functions, which neither retry nor time out by themselves:
 
 - Connecting, each read and a whole body have a time limit. The body of an API response is limited in size and in the
   number of values to parse. Every response has a minimum throughput (``indexer.network.min_throughput``).
@@ -11,8 +11,8 @@ including those of ``model_info`` and its kin, which neither retry nor time out 
 - When the budget of a request is spent, its last response or error is returned as it is, so a 429 or a 5xx never looks
   like an empty response.
 
-huggingface_hub's own ``http_backoff`` does not replace this: only some of its calls use it, it sleeps for however
-long a server says, and it shares nothing between processes.
+huggingface_hub's own ``http_backoff`` does not replace this: only some of its calls use it, it sleeps for as long as a
+server tells it to, and processes do not share what they learn about a limit.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class HubClient(httpx2.Client):
 def install_session(limits: HttpLimits | None = None, say: Callable[[str], None] | None = None) -> None:
     """Give huggingface_hub our client. Every command that may ask the Hub calls this, as often as it likes.
 
-    ``say`` receives one short sentence about each wait that a user may wonder about; None keeps the previous one.
+    ``say`` is called with one short sentence about each long wait; None keeps the previous function.
     """
     if say is not None:
         listen(say)

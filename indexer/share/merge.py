@@ -1,4 +1,4 @@
-"""`index merge`: make one atlas of atlases of different bases, or of shards of one base.
+"""`index merge`: combine atlases of different bases, or shards of one base, into one atlas.
 
 Listings are joined, records linked (or copied), and everything is published again from them: ids are assigned again,
 and duplicates and neighbours are found across the sources. Contradictions between the sources are reported.
@@ -55,7 +55,7 @@ def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> Merg
         if not (one.bases.is_dir() and any(_is_record(path) for path, _ in packable(one))):
             origin = read_origin(one)
             hint = f"index pull {origin.repository} --with-records --atlas {one.root}" if origin else "index build"
-            raise AtlasError(f"{one.root} has no records, and a merge is made of them.", f"Fetch or make them: {hint}")
+            raise AtlasError(f"{one.root} has no records, from which a merge is made.", f"Fetch or make them: {hint}")
     if target.root.exists() and any(path.name != "lock" for path in target.root.iterdir()):
         raise AtlasError(f"{target.root} is not empty.", "Choose another --atlas: a merge makes a new one.")
     # The newest commit of each base.
@@ -99,21 +99,21 @@ def _is_record(path: str) -> bool:
 def _check_bases(sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]]) -> None:
     """Raise AtlasError if the vectors of a base cannot be compared."""
     for name in sorted({name for one in bases for name in one}):
-        having = [(source, found[name]) for source, found in zip(sources, bases, strict=True) if name in found]
-        commits = {base.commit: source for source, base in having}
+        holders = [(source, found[name]) for source, found in zip(sources, bases, strict=True) if name in found]
+        commits = {base.commit: source for source, base in holders}
         if len(commits) > 1:
             places = " and ".join(f"{commit[:12]} in {source.root}" for commit, source in commits.items())
             raise AtlasError(
-                f"{name} is there at two commits: {places}; their vectors cannot be compared.",
+                f"{name} occurs at two commits: {places}; their vectors cannot be compared.",
                 f"Bring one up to date first: index build --base {name}",
             )
-        published = [(source, published_rank(source, name)) for source, _ in having if source.database.is_file()]
+        published = [(source, published_rank(source, name)) for source, _ in holders if source.database.is_file()]
         ranks = {found.rank: source for source, found in published if found is not None}
         if len(ranks) > 1:
             places = " and ".join(f"rank {rank} in {source.root}" for rank, source in ranks.items())
             raise AtlasError(
-                f"{name} is there with two ranks: {places}; their vectors cannot be compared.",
-                f"Make one again: index build --base {name} --rank N",
+                f"{name} occurs with two ranks: {places}; their vectors cannot be compared.",
+                f"Build one of them again: index build --base {name} --rank N",
             )
 
 
@@ -123,10 +123,10 @@ def _gather(
     """Collect everything the atlas is made of; returns how many models more than one source lists."""
     in_several = 0
     for name in sorted({name for one in bases for name in one}):
-        having = [source for source, found in zip(sources, bases, strict=True) if name in found]
+        holders = [source for source, found in zip(sources, bases, strict=True) if name in found]
         stored = next(found[name] for found in bases if name in found)
         link_or_copy(stored.path, target.bases / stored.path.name)
-        joined = join_listings([source.listing(name) for source in having], target.listing(name))
+        joined = join_listings([source.listing(name) for source in holders], target.listing(name))
         in_several += len(joined)
         if joined:
             shown = ", ".join(joined[:3]) + (" …" if len(joined) > 3 else "")

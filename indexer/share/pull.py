@@ -30,7 +30,7 @@ from indexer.regular_files import regular_status
 from indexer.share.contents import CARRIED, PACKED, files_in, named_files
 from indexer.share.manifest import ATLAS, NAME, RECORDS, FileEntry, Manifest
 from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, unpack, write_pack
-from indexer.share.repository import Address, RemoteCommit, hub_errors_as_ours, read_commit, resolve
+from indexer.share.repository import Address, RemoteCommit, read_commit, resolve, translated_hub_errors
 from indexer.share.staging import DATABASE
 from indexer.storage.atomic_files import link_or_copy, sync_folder
 from indexer.storage.checksums import file_sha256
@@ -80,9 +80,9 @@ def pull(folder: AtlasFolder, text: str, say: Say, *, with_records: bool = False
 
 
 def fetch(
-    folder: AtlasFolder, address: Address, sha: str, how: Fetch, say: Say, *, with_records: bool = False
+    folder: AtlasFolder, address: Address, sha: str, fetch_file: Fetch, say: Say, *, with_records: bool = False
 ) -> PullReport:
-    """The same for one commit; ``how`` fetches a file. Raises AtlasError, and OSError for a full disk."""
+    """The same for one commit; ``fetch_file`` fetches one file. Raises AtlasError, and OSError for a full disk."""
     started = time.monotonic()
     remote = read_commit(address, sha)
     manifest = _checked_manifest(remote, with_records)
@@ -98,7 +98,7 @@ def fetch(
         # Records that were pulled before stay if they belong to the same commit.
         has_records = with_records or (origin is not None and origin.has_records and origin.commit == sha)
         staging = folder.root / STAGING
-        work = _Pull(folder, staging, remote, how, say)
+        work = _Pull(folder, staging, remote, fetch_file, say)
         try:
             packs = work.packs(wanted)
             files = work.run(manifest, wanted, packs)
@@ -185,11 +185,11 @@ class _Pull:
     After ``run`` it has what the database says: ``generation``, ``models`` (how many) and ``bases``.
     """
 
-    def __init__(self, folder: AtlasFolder, staging: Path, remote: RemoteCommit, how: Fetch, say: Say) -> None:
+    def __init__(self, folder: AtlasFolder, staging: Path, remote: RemoteCommit, fetch_file: Fetch, say: Say) -> None:
         self.folder = folder
         self.staging = staging
         self.remote = remote
-        self.how = how
+        self.fetch_file = fetch_file
         self.say = say
         self.where = str(remote.address)
         self.fetched_files = self.fetched_bytes = 0
@@ -319,9 +319,9 @@ class _Pull:
     def _fetch(self, one: FileEntry) -> Path:
         """Fetch a file; if it arrives damaged, once more."""
         for is_last in (False, True):
-            with hub_errors_as_ours(self.where, "read"):
+            with translated_hub_errors(self.where, "read"):
                 if one.bytes:
-                    source = self.how(self.remote.address.name, one.path, self.remote.sha, self.staging)
+                    source = self.fetch_file(self.remote.address.name, one.path, self.remote.sha, self.staging)
                 else:  # an empty file costs no request
                     source = self.staging / one.path
                     source.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ from indexer.share.packs import (
     plan_packs,
     write_pack,
 )
-from indexer.share.repository import LIMITS, Address, RemoteCommit, hub_errors_as_ours, read_commit, resolve, tags
+from indexer.share.repository import LIMITS, Address, RemoteCommit, read_commit, resolve, tags, translated_hub_errors
 from indexer.share.staging import DATABASE, Staged, staged
 
 CARD = "README.md"
@@ -143,7 +143,7 @@ def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> Push
             changes = [{"path": path, "bytes": one.bytes, "change": "send"} for path, one in sorted(sent.items())]
             changes += [{"path": path, "bytes": 0, "change": "remove"} for path in removed]
         else:
-            with our_progress_bars(), hub_errors_as_ours(address.name, "write to"):
+            with our_progress_bars(), translated_hub_errors(address.name, "write to"):
                 if remote is None:
                     private = options.get("private") or None
                     HfApi().create_repo(address.name, repo_type="dataset", private=private, exist_ok=True)
@@ -266,7 +266,7 @@ def _add_packs(folder: AtlasFolder, stage: Staged, remote: RemoteCommit | None, 
     before: dict[str, Pack] = {}
     if remote is not None and there is not None and INDEX in remote.files:
         name = remote.address.name
-        with hub_errors_as_ours(name, "read"):
+        with translated_hub_errors(name, "read"):
             before = decode_index(fetch_small(name, INDEX, remote.sha, LARGEST_INDEX, repo_type="dataset"), name)
         # The checksum of a pack in the repository is known, so it need not be written again.
         before = {path: pack for path, pack in before.items() if there.file(path)}

@@ -83,7 +83,7 @@ class RemoteCommit:
 
 
 @contextmanager
-def hub_errors_as_ours(name: str, doing: str) -> Iterator[None]:
+def translated_hub_errors(name: str, doing: str) -> Iterator[None]:
     """Within the block errors on the way to the Hub become AtlasError; ``doing``: "read", "write to"."""
     try:
         yield
@@ -153,7 +153,7 @@ def resolve(address: Address) -> str:
 
 def tags(name: str) -> dict[str, str]:
     """The commit of each tag of a dataset. Raises AtlasError."""
-    with hub_errors_as_ours(name, "read"):
+    with translated_hub_errors(name, "read"):
         refs = ask(f"/api/datasets/{name}/refs").value
         rows = refs.get("tags") if isinstance(refs, dict) else None
         return {
@@ -165,7 +165,7 @@ def tags(name: str) -> dict[str, str]:
 
 def read_commit(address: Address, sha: str) -> RemoteCommit:
     """The files and the manifest of a commit. Raises AtlasError."""
-    with hub_errors_as_ours(address.name, "read"):
+    with translated_hub_errors(address.name, "read"):
         files: dict[str, ListedFile] = {}
         link = f"/api/datasets/{address.name}/tree/{sha}?recursive=true&expand=false"
         for _ in range(MOST_PAGES):
@@ -204,7 +204,7 @@ def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
     expand = ("cardData", "tags", "lastModified", "private", "downloads", "likes", "sha")
     parameters += [("expand", one) for one in expand]
     listed: list[dict[str, Any]] = []
-    with hub_errors_as_ours("list of atlases", "read"):
+    with translated_hub_errors("list of atlases", "read"):
         answer = ask("/api/datasets", parameters)
         for _ in range(MOST_ATLASES // 20):  # a page of the Hub has a hundred, of some mirrors fewer
             listed += [one for one in answer.value if isinstance(one, dict)] if isinstance(answer.value, list) else []

@@ -71,8 +71,8 @@ _ALWAYS = ("models", "datasets", "neighbours", "bases")
 _PRIVATE = f"private OR (gated IS NOT NULL AND status = 'indexed') OR claimed_by = '{BY_RECORD}'"
 _LOCAL = f"author = 'local' OR claimed_by = '{BY_FOLDER}'"
 # Texts from the files of local folders, by model.
-_SAID = (
-    f"SELECT model, named AS said FROM fine_tunes JOIN adapter_bases USING (model_id) WHERE {_LOCAL} "
+_LOCAL_TEXTS = (
+    f"SELECT model, named AS text FROM fine_tunes JOIN adapter_bases USING (model_id) WHERE {_LOCAL} "
     f"UNION SELECT model, raw FROM fine_tunes JOIN model_datasets USING (model_id) WHERE {_LOCAL}"
 )
 # How a bad row of a private model begins.
@@ -228,8 +228,8 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
         models = "SELECT DISTINCT model FROM fine_tunes WHERE {} ORDER BY model"
         made.private = tuple(row["model"] for row in connection.rows(models.format(_PRIVATE)))
         made.local = tuple(row["model"] for row in connection.rows(models.format(_LOCAL)))
-        said = connection.rows(_SAID)
-        made.with_path = tuple(row["model"] for row in said if without_paths(row["said"]) != row["said"])
+        texts = connection.rows(_LOCAL_TEXTS)
+        made.with_path = tuple(row["model"] for row in texts if without_paths(row["text"]) != row["text"])
         made.skipped = _count(connection, "SELECT count(*) FROM fine_tunes WHERE status IN ('skipped', 'failed')")
         if with_records:
             made.digests = known_digests(atlas, connection)

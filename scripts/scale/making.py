@@ -88,8 +88,8 @@ class Maker:
                 ClaimedRow(self.row(model), Claim(self.relation(model), "tag", BASE))
                 for model in models[start : start + _ROWS_OF_PAGE]
             )
-            self.listing.append_page(Page(question, number, rows, next_link=f"https://hub.invalid/?page={number + 1}"))
-        self.listing.append_page(Page(question, 0, is_last=True))
+            self.listing.append_page(Page(question, rows, next_link=f"https://hub.invalid/?page={number + 1}"))
+        self.listing.append_page(Page(question, is_last=True))
         self.listing.finish(is_complete=True)
 
     def record(self, models: range, by: range | None = None, version: int = 0) -> None:

@@ -75,7 +75,7 @@ def test_what_cannot_become_one_is_reported(made, tmp_path):
     path = next((second / "bases").glob("*.safetensors"))
     path.rename(path.with_name(path.name.replace(path.name.partition("@")[2][:6], "000000")))
     _other_commit(next((second / "bases").glob("*.safetensors")))
-    assert "is there at two commits" in refused(first, second)
+    assert "occurs at two commits" in refused(first, second)
     shutil.rmtree(second / "records")
     assert "has no records" in refused(first, second)
     (tmp_path / "full").mkdir()
