@@ -44,7 +44,7 @@ from indexer.listing.questions import (
 from indexer.names import is_hub_id
 from indexer.network.hub import fetch_json
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import HubAnswer, ask, fetch_small, is_own, with_parameter
+from indexer.network.hub_requests import ask, fetch_small, is_own, with_parameter
 from indexer.network.rows import filenames_in
 from indexer.untrusted import Reader, is_too_deep, printable
 
@@ -199,10 +199,10 @@ class _Crawl:
                 ("expand", "tags"),
             ]
             try:
-                answer = self._ask(_first_page(parameters))
+                rows, _ = self._ask(_first_page(parameters))
             except Exception as error:
                 raise as_user_error(error, f"the quantised copies of {identifier}") from error
-            for row in self._rows_of(answer):
+            for row in rows:
                 if isinstance(row, dict) and relation_to(row, self.request.ids, ("quantized",)):
                     name = row.get("id")
                     if isinstance(name, str) and is_hub_id(name) and name.lower() not in self.filter.ids:
@@ -217,14 +217,13 @@ class _Crawl:
         links, ids, without_news, may_restart = {address}, set[str](), 0, True
         for _ in range(MOST_PAGES):
             try:
-                answer = self._ask(address)
+                rows, next_link = self._ask(address)
             except Exception as error:
                 # Where the cursor is no longer accepted, start this question over, once.
                 if address == first or not may_restart or _status(error) not in _CURSOR_REFUSED:
                     raise as_user_error(error, question.what) from error
                 address, links, ids, without_news, may_restart = first, {first}, set(), 0, False
                 continue
-            rows = self._rows_of(answer)
             found = [self.filter(question, row) for row in rows]
             claimed = tuple(one for one in found if isinstance(one, ClaimedRow))
             bad = tuple(one for one in found if isinstance(one, BadRow))
@@ -243,22 +242,22 @@ class _Crawl:
                 moments = [Reader().moment(row.get("createdAt"), "createdAt") for row in rows if isinstance(row, dict)]
                 known = [moment for moment in moments if moment is not None]
                 is_past = bool(known) and known == sorted(known, reverse=True) and known[-1] < since
-            if answer.next_link is None or is_past:
+            if next_link is None or is_past:
                 self.progress.finished.add(question.key)
                 yield replace(page, is_last=True)
                 return
             endpoint, problem = constants.ENDPOINT.rstrip("/"), ""
-            if not is_own(answer.next_link, endpoint):
-                problem = f"its next page is at another host ({printable(answer.next_link, 100)})"
-            elif urlsplit(answer.next_link).path != f"{urlsplit(endpoint).path}/api/models":
-                problem = f"its next page is not a listing ({printable(answer.next_link, 100)})"
-            elif answer.next_link in links or without_news >= MOST_PAGES_WITHOUT_NEWS:
+            if not is_own(next_link, endpoint):
+                problem = f"its next page is at another host ({printable(next_link, 100)})"
+            elif urlsplit(next_link).path != f"{urlsplit(endpoint).path}/api/models":
+                problem = f"its next page is not a listing ({printable(next_link, 100)})"
+            elif next_link in links or without_news >= MOST_PAGES_WITHOUT_NEWS:
                 problem = "its pages repeat themselves"
             if problem:
                 yield page
                 break
-            yield replace(page, next_link=answer.next_link)
-            address = answer.next_link
+            yield replace(page, next_link=next_link)
+            address = next_link
             links.add(address)
         else:
             problem = f"it has more than {MOST_PAGES} pages"
@@ -267,28 +266,27 @@ class _Crawl:
             "What was read is kept. Check HF_ENDPOINT and run it again.",
         )
 
-    def _ask(self, address: str) -> HubAnswer:
-        """One page; a smaller one where it is too large for the server or for us."""
+    def _ask(self, address: str) -> tuple[list[Any], str | None]:
+        """The rows of a page, and the address of the next; asks for a smaller page where one is too large."""
         try:
-            return ask(address)
+            answer = ask(address)
         except (HfHubHTTPError, httpx2.DecodingError) as error:
             smaller = with_parameter(address, "limit", _SMALLER_PAGE)
             if _status(error) not in (None, 504) or smaller == address:
                 raise
-        return ask(smaller)
-
-    def _rows_of(self, answer: HubAnswer) -> list[Any]:
-        if not isinstance(answer.value, list):
+            answer = ask(smaller)
+        rows = answer.value
+        if not isinstance(rows, list):
             raise as_user_error(Failed("server_error", "the answer is not a list"), "a page of the listing")
-        if len(answer.value) > MOST_ROWS_A_PAGE:
-            problem = Failed("server_error", f"it holds {len(answer.value):,} rows, far more than were asked for")
+        if len(rows) > MOST_ROWS_A_PAGE:
+            problem = Failed("server_error", f"it holds {len(rows):,} rows, far more than were asked for")
             raise as_user_error(problem, "a page of the listing")
-        self.rows += len(answer.value)
+        self.rows += len(rows)
         if self.rows > MOST_ROWS:
             raise AtlasError(
                 f"The Hub's listing has more than {MOST_ROWS:,} rows.", "Narrow it with `since` or `author`."
             )
-        return answer.value
+        return rows, answer.next_link
 
 
 def _status(error: Exception) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -17,16 +17,22 @@ from indexer.regular_files import descriptor_of
 from indexer.untrusted import SHA256
 
 
-class Run(ABC):
-    """A range of one file, read once from front to back."""
+class Run:
+    """A range of one file, read once from front to back; ``read_at(position, buffer)`` reads the file.
 
-    def __init__(self, start: int, stop: int) -> None:
+    Here skipping costs nothing and there is nothing to release; a run over a response body does both differently.
+    """
+
+    def __init__(self, start: int, stop: int, read_at: Callable[[int, memoryview], None]) -> None:
         self.position = start  # offset of the next byte in the file
         self._stop = stop
+        self._read_at = read_at
 
-    @abstractmethod
     def read_into(self, buffer: memoryview) -> None:
         """Fill ``buffer`` with the next bytes."""
+        self._check_step(self.position + len(buffer))
+        self._read_at(self.position, buffer)
+        self.position += len(buffer)
 
     def read(self, count: int) -> bytearray:
         """The next ``count`` bytes."""
@@ -35,11 +41,11 @@ class Run(ABC):
         self.read_into(memoryview(buffer))
         return buffer
 
-    @abstractmethod
     def skip_to(self, position: int) -> None:
         """Go on to ``position``, which must not lie before the current one."""
+        self._check_step(position)
+        self.position = position
 
-    @abstractmethod
     def close(self) -> None:
         """End the run; unread bytes are dropped."""
 
@@ -108,7 +114,7 @@ class LocalFile:
     def run(self, start: int, stop: int) -> Run:
         """The range [start, stop), of which only the requested bytes are read."""
         check_range(self, start, stop)
-        return LocalRun(self, start, stop)
+        return Run(start, stop, self.read_into)
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``start`` on."""
@@ -139,28 +145,6 @@ class LocalFile:
         # A descriptor outlives its last reference, and a process has 1,024 of them.
         if getattr(self, "_descriptor", None) is not None:
             self.close()
-
-
-class LocalRun(Run):
-    """A run over a local file: skipping costs nothing."""
-
-    def __init__(self, file: LocalFile, start: int, stop: int) -> None:
-        super().__init__(start, stop)
-        self._file = file
-
-    def read_into(self, buffer: memoryview) -> None:
-        """Fill ``buffer``."""
-        self._check_step(self.position + len(buffer))
-        self._file.read_into(self.position, buffer)
-        self.position += len(buffer)
-
-    def skip_to(self, position: int) -> None:
-        """Go on to ``position``."""
-        self._check_step(position)
-        self.position = position
-
-    def close(self) -> None:
-        """There is nothing to release."""
 
 
 def check_range(source: ByteSource, start: int, stop: int) -> None:

@@ -183,24 +183,18 @@ class StreamRun(Run):
     """A run over a body that arrives in chunks."""
 
     def __init__(self, chunks: Generator[bytes], start: int, stop: int) -> None:
-        super().__init__(start, stop)
+        super().__init__(start, stop, self._receive)
         self._chunks = chunks
         self._rest = memoryview(b"")
-
-    def read_into(self, buffer: memoryview) -> None:
-        """Fill ``buffer``."""
-        self._check_step(self.position + len(buffer))
-        done = 0
-        while done < len(buffer):
-            piece = self._next(len(buffer) - done)
-            buffer[done : done + len(piece)] = piece
-            done += len(piece)
 
     def skip_to(self, position: int) -> None:
         """Receive and drop the bytes before ``position``."""
         self._check_step(position)
-        while self.position < position:
-            self._next(position - self.position)
+        while self.position + len(self._rest) < position:
+            self.position += len(self._rest)
+            self._rest = memoryview(next(self._chunks))
+        self._rest = self._rest[position - self.position :]
+        self.position = position
 
     def close(self) -> None:
         """Finish the body if all of it was wanted, so that the connection can be used again."""
@@ -209,9 +203,12 @@ class StreamRun(Run):
                 pass
         self._chunks.close()
 
-    def _next(self, limit: int) -> memoryview:
-        while not self._rest:
-            self._rest = memoryview(next(self._chunks))
-        piece, self._rest = self._rest[:limit], self._rest[limit:]
-        self.position += len(piece)
-        return piece
+    def _receive(self, position: int, buffer: memoryview) -> None:
+        done = 0
+        while done < len(buffer):
+            while not self._rest:
+                self._rest = memoryview(next(self._chunks))
+            piece = self._rest[: len(buffer) - done]
+            buffer[done : done + len(piece)] = piece
+            self._rest = self._rest[len(piece) :]
+            done += len(piece)

@@ -50,18 +50,17 @@ _EXHAUSTED_SECONDS = 60.0
 _MOST_EXHAUSTED = 1000
 
 
-def _read_seconds() -> float:
-    """huggingface_hub's setting if the user made it, otherwise more than its default of 10 s."""
-    chosen = os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT")
-    return float(constants.HF_HUB_DOWNLOAD_TIMEOUT) if chosen else 30.0
-
-
 @dataclass(frozen=True)
 class HttpLimits:
     """Limits of one request, in seconds, bytes and counts."""
 
     connect_seconds: float = 10.0
-    read_seconds: float = field(default_factory=_read_seconds)
+    read_seconds: float = field(
+        # huggingface_hub's setting if the user made it, otherwise more than its default of 10 s.
+        default_factory=lambda: float(
+            constants.HF_HUB_DOWNLOAD_TIMEOUT if os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") else 30
+        )
+    )
     body_seconds: float = 120.0
     total_seconds: float = 900.0
     body_bytes: int = 32 * _MIB

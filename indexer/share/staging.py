@@ -230,7 +230,8 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
         made.local = tuple(row["model"] for row in connection.rows(models.format(_LOCAL)))
         texts = connection.rows(_LOCAL_TEXTS)
         made.with_path = tuple(row["model"] for row in texts if without_paths(row["text"]) != row["text"])
-        made.skipped = _count(connection, "SELECT count(*) FROM fine_tunes WHERE status IN ('skipped', 'failed')")
+        counted = "SELECT count(*) AS models FROM fine_tunes WHERE status IN ('skipped', 'failed')"
+        made.skipped = connection.rows(counted)[0]["models"]
         if with_records:
             made.digests = known_digests(atlas, connection)
     for path, source in files_in(atlas, CARRIED):
@@ -302,11 +303,9 @@ def _manifest(connection: Connection) -> Manifest:
         representations=tuple(representations),
         counts={
             "models": sum(row["models"] for row in bases),
-            "listed": _count(connection, "SELECT count(*) FROM fine_tunes"),
-            "datasets": _count(connection, "SELECT count(DISTINCT dataset) FROM model_datasets"),
+            **connection.rows(
+                "SELECT (SELECT count(*) FROM fine_tunes) AS listed, "
+                "(SELECT count(DISTINCT dataset) FROM model_datasets) AS datasets"
+            )[0],
         },
     )
-
-
-def _count(connection: Connection, statement: str) -> int:
-    return int(connection.execute(statement).fetchall()[0][0])
