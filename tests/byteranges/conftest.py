@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from indexer.errors import Failed
 from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits, install_session
@@ -24,6 +25,12 @@ QUICK = RetryPolicy(retries=3, first_wait=0.01, longest_wait=0.02)
 
 def remote(hub: LoopbackHub, name: str = "model.safetensors", retries: RetryPolicy = QUICK) -> RemoteFile:
     return RemoteFile("me/model", name, SHA, endpoint=hub.endpoint, retries=retries)
+
+
+def failure_of(call: Callable[[], object]) -> Failed:
+    with pytest.raises(Failed) as failure:
+        call()
+    return failure.value
 
 
 def cdn_requests(hub: LoopbackHub) -> list[str | None]:

@@ -13,7 +13,7 @@ from indexer.errors import Failed, Skipped
 from indexer.network.byterange import LocalFile
 from indexer.network.hub_requests import fetch_small
 from scripts.loopback_hub import LoopbackHub
-from tests.byteranges.conftest import CONTENT, OTHER, QUICK, SHA, SMALL, cdn_requests, remote
+from tests.byteranges.conftest import CONTENT, OTHER, QUICK, SHA, SMALL, cdn_requests, failure_of, remote
 
 
 def test_local_file_gives_exactly_what_is_asked(tmp_path: Path) -> None:
@@ -51,9 +51,7 @@ def test_a_local_file_that_shrinks_or_is_replaced_is_refused(tmp_path: Path) -> 
     file = LocalFile(path)
     file.read(0, 10)
     os.truncate(path, 1000)
-    with pytest.raises(Failed) as failure:
-        file.read(500, 2000)
-    assert failure.value.reason == "file_changed"
+    assert failure_of(lambda: file.read(500, 2000)).reason == "file_changed"
     file.close()
     path.unlink()
     path.write_bytes(OTHER)
@@ -177,16 +175,22 @@ def test_small_files_survive_a_broken_body(hub: LoopbackHub) -> None:
     found = fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
     assert found == b'{"model_type": "bert"}'
     hub.faults.add("config.json", drop_after=5)
-    with pytest.raises(Failed) as failure:
-        fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
-    assert failure.value.reason == "short_body"
+    assert (
+        failure_of(
+            lambda: fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
+        ).reason
+        == "short_body"
+    )
 
 
 def test_redirects_do_not_go_on_for_ever(hub: LoopbackHub) -> None:
     hub.faults.add("config.json", status=302, headers={"Location": "/me/model/resolve/main/config.json"})
-    with pytest.raises(Failed) as failure:
-        fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
-    assert failure.value.reason == "server_error"
+    assert (
+        failure_of(
+            lambda: fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
+        ).reason
+        == "server_error"
+    )
     assert len(hub.requests) <= 6
 
 

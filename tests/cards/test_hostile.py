@@ -15,7 +15,7 @@ from indexer.cards.modelcard import (
     MalformedRow,
     read_row,
 )
-from tests.cards.rows import COMMIT, facts
+from tests.cards.rows import COMMIT, facts, index_of
 from tests.conftest import ROOT
 from tests.patience import lines_run
 
@@ -29,26 +29,11 @@ def rows_of_2022():
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def index_of(dataset, **metric):
-    metric = {"type": "accuracy", "value": 0.5, **metric}
-    return [{"name": "m", "results": [{"task": {"type": "t"}, "dataset": dataset, "metrics": [metric]}]}]
-
-
 # --- hostile strings ---------------------------------------------------------------------------------------
 
 HOSTILE = [
-    "\x1b[31m",
-    "\x00",
-    "\x07",
-    "\x9b2J",
-    "\u202e",
-    "\u2066",
-    "\u2028",
-    "\ud800",
-    "\r\n",
-    "\u200f",
-    "\U000e0041",
-]
+    "\x1b[31m", "\x00", "\x07", "\x9b2J", "\u202e", "\u2066", "\u2028", "\ud800", "\r\n", "\u200f", "\U000e0041",
+]  # fmt: skip
 FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]")
 
 
@@ -126,37 +111,11 @@ def test_a_hostile_card_is_cut_to_size():
 # --- any JSON at all ---------------------------------------------------------------------------------------
 
 WORDS = [
-    "id",
-    "modelId",
-    "sha",
-    "tags",
-    "cardData",
-    "config",
-    "datasets",
-    "dataset",
-    "model-index",
-    "model_index",
-    "results",
-    "metrics",
-    "metric",
-    "value",
-    "type",
-    "name",
-    "args",
-    "task",
-    "base_model",
-    "language",
-    "license",
-    "peft",
-    "base_model_name_or_path",
-    "gated",
-    "createdAt",
-    "downloads",
-    "source",
-    "verified",
-    "split",
+    "id", "modelId", "sha", "tags", "cardData", "config", "datasets", "dataset", "model-index", "model_index",
+    "results", "metrics", "metric", "value", "type", "name", "args", "task", "base_model", "language", "license",
+    "peft", "base_model_name_or_path", "gated", "createdAt", "downloads", "source", "verified", "split",
     "id2label",
-]
+]  # fmt: skip
 TEXTS = st.one_of(
     st.text(max_size=12),
     st.sampled_from(["dataset:glue", "base_model:finetune:a/b", "glue", "mrpc", "license:mit", "a/b", "None", COMMIT]),

@@ -6,17 +6,8 @@ import math
 
 import pytest
 
-from indexer.cards.modelcard import read_row
+from tests.cards.rows import facts, index_of
 from tests.patience import lines_run
-
-
-def facts(**fields_of_row):
-    return read_row({"id": "alice/model", **fields_of_row})
-
-
-def index_of(dataset, **metric):
-    metric = {"type": "accuracy", "value": 0.5, **metric}
-    return [{"name": "m", "results": [{"task": {"type": "t"}, "dataset": dataset, "metrics": [metric]}]}]
 
 
 @pytest.mark.parametrize(
