@@ -166,7 +166,7 @@ def fetch_small(
                         what = f"it took longer than {policy.small_file_seconds:g} s"
                         raise about(filename, Failed("timeout", what))
             except httpx2.TimeoutException as error:
-                stopped = about(filename, Failed("timeout", "it stopped half-way"))
+                stopped = about(filename, Failed("timeout", "the transfer stopped half-way"))
                 raise (stopped if time.monotonic() > deadline else TransientError(stopped)) from error
             except httpx2.TransportError as error:
                 raise TransientError(about(filename, Failed("short_body", "it was cut short"))) from error
@@ -205,7 +205,7 @@ def _send(
         if is_api and not is_endpoint:
             raise Failed("server_error", f"the Hub points to another host ({printable(address, 100)})")
         if _origin(address)[0] not in {"https", _origin(endpoint)[0]}:
-            raise Failed("server_error", "its address cannot be read from")
+            raise Failed("server_error", "its address is neither https nor of the endpoint's own scheme")
         token = build_hf_headers() if is_endpoint else build_hf_headers(token=False)
         request = get_session().build_request(
             "GET", address, headers={**token, "Accept-Encoding": "identity", **headers}
@@ -220,7 +220,7 @@ def _send(
             found, resolve, _ = path.partition("/resolve/")
             if resolve and is_hub_id(found) and found != stay:
                 raise Skipped("renamed", f"the model is called {found} now")
-    raise Failed("server_error", "its address is a chain of redirects")
+    raise Failed("server_error", "its address redirects too many times")
 
 
 def raise_for_status(response: httpx2.Response, filename: str) -> None:

@@ -160,7 +160,7 @@ class RemoteFile:
             raise self._transient("range_ignored", f"was sent whole instead of in part (HTTP {status})")
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
-            raise self._transient("range_ignored", f"was sent encoded, unasked ({shown(encoding)})")
+            raise self._transient("range_ignored", f"was sent encoded, which was not requested ({shown(encoding)})")
         span = _CONTENT_RANGE.fullmatch(said)
         if span is None:
             raise self._transient("range_ignored", f"was sent without a usable Content-Range ({shown(said)})")

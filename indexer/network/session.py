@@ -212,7 +212,9 @@ def _read_bounded(response: httpx2.Response, request: httpx2.Request, limits: Ht
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     deadline = time.monotonic() + limits.body_seconds
     body, values = bytearray(), 0
-    problem = "" if encoding in ("", "identity", *_READABLE_ENCODINGS) else f"is encoded as {encoding[:40]!r}, unasked"
+    problem = ""
+    if encoding not in ("", "identity", *_READABLE_ENCODINGS):
+        problem = f"is encoded as {encoding[:40]!r}, which was not requested"
     try:
         for chunk in () if problem else response.iter_bytes():
             if len(body) + len(chunk) > limits.body_bytes:

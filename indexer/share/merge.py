@@ -131,6 +131,15 @@ def _gather(
         if joined:
             shown = ", ".join(joined[:3]) + (" …" if len(joined) > 3 else "")
             say(f"{name}: {len(joined)} models are in several atlases ({shown}); the latest row is used")
+        for kind in ANSWERS:  # stored lineage and predictions
+            answers: list[Line] = []
+            for source in sources:
+                lines, problems = read_lines(kind.path(source, name))
+                answers += lines
+                for problem in problems[:1]:
+                    say(f"{kind.path(source, name)}: {problem}; the other lines are used")
+            if answers:
+                write_lines(kind.path(target, name), answers)
     store = RecordStore(target)
     differing = 0
     for source in sources:
@@ -148,15 +157,4 @@ def _gather(
                     link_or_copy(file, there)
     if differing:
         say(f"{differing} records of the same models differ; the first readable one is kept")
-    # The lines of stored lineage and predictions.
-    for name in sorted({name for one in bases for name in one}):
-        for path_of in (kind.path for kind in ANSWERS):
-            answers: list[Line] = []
-            for source in sources:
-                lines, problems = read_lines(path_of(source, name))
-                answers += lines
-                for problem in problems[:1]:
-                    say(f"{path_of(source, name)}: {problem}; the other lines are used")
-            if answers:
-                write_lines(path_of(target, name), answers)
     return in_several

@@ -281,7 +281,7 @@ def _add_packs(folder: AtlasFolder, stage: Staged, remote: RemoteCommit | None, 
     index = stage.folder / INDEX
     index.parent.mkdir(parents=True, exist_ok=True)
     index.write_bytes(encode_index(packs))
-    stage.add(INDEX, index, RECORDS)
+    stage.add(INDEX, RECORDS)
     for pack in packs:
         known = there.file(pack.path) if there is not None else None
         entry = known or FileEntry(pack.path, *write_pack(pack, [folder.root]), RECORDS)

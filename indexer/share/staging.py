@@ -97,8 +97,9 @@ class Staged:
     digests: frozenset[str] = frozenset()  # of records and profiles that may be pushed
     skipped: int = 0
 
-    def add(self, path: str, source: Path, part: str) -> FileEntry:
-        """Add a file."""
+    def add(self, path: str, part: str, source: Path | None = None) -> FileEntry:
+        """Add a file of the folder, or the file ``source`` under that path."""
+        source = source or self.folder / path
         entry = FileEntry(path, source.stat().st_size, file_sha256(source), part)
         self.sources[path] = source
         self.manifest = replace(self.manifest, files=(*self.manifest.files, entry))
@@ -117,7 +118,7 @@ class Staged:
         with pq.ParquetWriter(self.folder / path, first.schema, compression="zstd") as writer:
             for batch in chain([first], batches):
                 writer.write_table(pa.Table.from_batches([batch]), row_group_size=ROWS)
-        self.add(path, self.folder / path, DATA)
+        self.add(path, DATA)
 
     def add_vectors(self, connection: Connection, published: Published) -> None:
         """Add the vectors of one (base, representation) as Parquet: model_id, model, vector of a fixed length.
@@ -149,7 +150,7 @@ class Staged:
                         pa.FixedSizeListArray.from_arrays(flat, published.length),
                     ]
                     writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=VECTOR_ROWS)
-            self.add(path, self.folder / path, DATA)
+            self.add(path, DATA)
 
 
 @contextmanager
@@ -206,9 +207,9 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
 
     with Reading(folder / DATABASE) as connection:
         made = Staged(folder, replace(_manifest(connection), source=checksum))
-        made.add(DATABASE, folder / DATABASE, ATLAS)
+        made.add(DATABASE, ATLAS)
         for path, sha256 in named.items():
-            if made.add(path, folder / path, ATLAS).sha256 != sha256:
+            if made.add(path, ATLAS).sha256 != sha256:
                 raise AtlasError(
                     f"The file {path} is damaged: its checksum does not match.",
                     "Run `index rebuild` before a push.",
@@ -235,18 +236,18 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
         if with_records:
             made.digests = known_digests(atlas, connection)
     for path, source in files_in(atlas, CARRIED):
-        made.add(path, source, ATLAS)
+        made.add(path, ATLAS, source)
     for base in made.manifest.commits if with_records else ():
         # The listing of a base and its block matrices, which a build needs.
         matrices = atlas.base(base, made.manifest.commits[base])
         if matrices.is_file():
             regular_status(matrices)
-            made.add(matrices.relative_to(atlas.root).as_posix(), matrices, RECORDS)
+            made.add(matrices.relative_to(atlas.root).as_posix(), RECORDS, matrices)
         listing = Listing(atlas.listing(base))
         if listing.path.is_file():
             target = made.folder / listing.path.relative_to(atlas.root)
             Listing(target).write(_listing_lines(listing))
-            made.add(target.relative_to(made.folder).as_posix(), target, RECORDS)
+            made.add(target.relative_to(made.folder).as_posix(), RECORDS)
     return made
 
 
