@@ -113,11 +113,11 @@ def local_name(folder: Path, taken: Mapping[str, str]) -> str:
     return name
 
 
-def without_paths(said: Any) -> Any:
+def without_paths(value: Any) -> Any:
     """JSON from a card or configuration with every absolute path replaced by ``./NAME``."""
-    if isinstance(said, dict):
-        return {name: without_paths(value) for name, value in said.items()}
-    if isinstance(said, list):
-        return [without_paths(value) for value in said]
-    path = _PATH.fullmatch(said) if isinstance(said, str) else None
-    return f"./{path[1]}" if path else said
+    if isinstance(value, dict):
+        return {name: without_paths(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [without_paths(one) for one in value]
+    path = _PATH.fullmatch(value) if isinstance(value, str) else None
+    return f"./{path[1]}" if path else value

@@ -242,11 +242,12 @@ def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...]
         if evaluated:
             marks = alias_table().evaluations
             name, source = dataset.get("name"), _first_object(result.get("source"))
-            said = " ".join(source[key][:200] for key in ("name", "url") if isinstance(source.get(key), str)).lower()
+            texts = [source[key][:200] for key in ("name", "url") if isinstance(source.get(key), str)]
+            source_text = " ".join(texts).lower()
             is_benchmark = (
                 evaluated[0].partition("/")[0].lower() in marks["owners"]
                 or (isinstance(name, str) and name.startswith(marks["names"]))
-                or any(mark in said for mark in marks["sources"])
+                or any(mark in source_text for mark in marks["sources"])
             )
             if not is_benchmark:
                 datasets[evaluated] = None

@@ -55,7 +55,7 @@ class Claim:
 def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
     """The bases that a row names, in lower case, with the relations to each; None for one without a relation.
 
-    Bases of the card count where the Hub has made no tag for them.
+    Bases of the card count only if the Hub has made no tag for them.
     """
     tags = row.get("tags")
     found: dict[str, set[str | None]] = {}

@@ -75,8 +75,8 @@ _NAMED_IN = (
 def crawl(request: CrawlRequest, progress: CrawlProgress | None = None) -> Iterator[Page]:
     """Ask every question that is not finished in ``progress``; each page may be stored as soon as it is yielded.
 
-    Raises AtlasError where the Hub cannot be asked, its pages do not end, or they lead to another host; the pages
-    before hold what was found.
+    Raises AtlasError if the Hub cannot be asked, its pages do not end, or they lead to another host; pages that were
+    yielded before stay valid.
     """
     return _Crawl(request, progress or CrawlProgress()).run()
 
@@ -84,8 +84,8 @@ def crawl(request: CrawlRequest, progress: CrawlProgress | None = None) -> Itera
 class ClaimFilter:
     """Checks the rows of one crawl: a row is a fine-tune of the base, is not, or cannot be used.
 
-    ``known``: what earlier crawls found out about untagged models, and at which commit. A row never makes this raise;
-    what is wrong with it becomes a BadRow with a reason.
+    ``known``: what earlier crawls found out about untagged models, and at which commit. A bad row
+    never raises: it becomes a BadRow with a reason.
     """
 
     def __init__(self, request: CrawlRequest, known: Mapping[str, tuple[str, Claim | None]]) -> None:
@@ -98,7 +98,7 @@ class ClaimFilter:
     def __call__(self, question: Question, row: Any) -> ClaimedRow | BadRow | Rejected | None:
         """What a row is that answers ``question``; None for one that makes no claim.
 
-        Raises AtlasError where files of an untagged model have to be read and the Hub cannot be asked at all.
+        Raises AtlasError if the files of an untagged model are needed and the Hub cannot be asked at all.
         """
         if is_too_deep(row):
             identifier = row.get("id") if isinstance(row, dict) else None
@@ -301,7 +301,7 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
     """Whether the model of ``row`` comes from the base that ``ids`` name, the canonical id first.
 
     Returns its claim, None for a model of another base, and the evidence in words. Reads up to three small files.
-    Raises Failed where one of them could not be read, but may be readable later.
+    Raises Failed if one of them cannot be read now, but may be readable later.
     """
     identifier, revision = str(row["id"]), str(row.get("sha") or "main")
     base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
@@ -334,8 +334,9 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
         sentence = trainer_sentence(card.decode("utf-8", errors="replace"))
         if sentence is not None:
             is_ours = sentence[0].lower() in {name.lower() for name in ids}
-            said = "names it" if is_ours else "names another model"
-            return Claim(relation, "card", base) if is_ours else None, f"its card {said}"
+            if is_ours:
+                return Claim(relation, "card", base), "its card names it"
+            return None, "its card names another model"
     if is_unclear:
         return None, "its configuration names something else, or a folder"
     if is_named_after(identifier, ids):

@@ -1,9 +1,9 @@
-"""The listing of one base on disk: what the Hub said of its fine-tunes, and how far the last crawl came.
+"""The listing of one base on disk: what the Hub listed for it, and how far the last crawl came.
 
 ``listing/<base>.jsonl`` is only appended to, a page at a time, and synced before the next page is asked for. Each line
 is a JSON object with a checksum and a ``kind``:
 
-- ``model``: a row as it was seen (left out where nothing changed), and what it claims by which question
+- ``model``: a row as it was seen (left out if nothing changed), and its claim by the question that showed it
 - ``gone``: questions that used to show a model and no longer do; a model without any has left the Hub
 - ``bad``: a row that could not be used; ``rejected``: an untagged model that is not a fine-tune of this base
 - ``removed``: a model that the user took out, and that no crawl brings back
@@ -66,7 +66,7 @@ _MOST_LINE = 64 << 20  # bytes; an answer of the Hub is shorter
 class Listing:
     """The listing at ``path``, which need not exist yet; read when needed and again whenever it has changed.
 
-    There must be one writer at a time. Raises AtlasError where the file cannot be read or written.
+    There must be one writer at a time. Raises AtlasError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ class Listing:
         return self._read().as_lines()
 
     def remove_if_empty(self) -> None:
-        """Remove the file where it has no rows, and no crawl that could be resumed."""
+        """Remove the file if it has no rows and no crawl that could be resumed."""
         state = self._read()
         can_go_on = state.crawl is not None and not state.crawl.is_over and state.crawl.link is not None
         if state.models or state.bad or state.rejected or state.renamed or state.removed or can_go_on or self._problems:
@@ -310,7 +310,7 @@ def join_listings(paths: Sequence[Path], target: Path) -> tuple[str, ...]:
     """Write one listing of those at ``paths``; returns the ids of models that several of them contain.
 
     A missing file is an empty listing. Of a model in several listings the row that was seen last counts, its first
-    appearance is the earliest, and it has gone only where no listing shows it any more. Raises AtlasError where a file
+    appearance is the earliest, and it has gone only if no listing shows it any more. Raises AtlasError if a file
     cannot be read or written.
     """
     listings = [Listing(path) for path in paths]

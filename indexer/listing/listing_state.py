@@ -50,11 +50,11 @@ class ListedModel:
 
     @property
     def created(self) -> datetime | None:
-        """When it was created; None where the row does not say so in a readable way."""
+        """When it was created; None if the row has no readable date."""
         return Reader().moment(self.row.get("createdAt"), "createdAt")
 
     def count(self, name: str) -> int:
-        """A number of the row (downloads, likes); 0 where there is none."""
+        """A number of the row (downloads, likes); 0 if it has none."""
         return Reader().count(self.row.get(name), name) or 0
 
     def with_claims(self, claims: Mapping[str, tuple[Claim, str]], last: Claim | None = None) -> ListedModel:
@@ -93,7 +93,7 @@ def select(
 ) -> list[ListedModel]:
     """The first ``limit`` models that match and have not gone, largest first; ties in the order of ids.
 
-    ``since``: created at that time or later; a model without a date does not match. Raises AtlasError where ``sort``
+    ``since``: created at that time or later; a model without a date does not match. Raises AtlasError if ``sort``
     is not one of ``names.SORTS`` or ``limit`` is negative.
     """
     if sort not in SORTS:
@@ -118,7 +118,7 @@ def select(
 
 
 def in_utc(moment: datetime | None) -> datetime | None:
-    """The moment, in UTC where a person typed it without a time zone."""
+    """The moment; one without a time zone is taken to be in UTC."""
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
@@ -150,7 +150,7 @@ class State:
         self.lines = 0
 
     def apply(self, line: Any) -> None:
-        """Take one line into account. Raises ValueError, without a change, where it is not valid."""
+        """Take one line into account. Raises ValueError, without a change, if it is not valid."""
         try:
             # Each case reads the whole line before it changes anything.
             match line["kind"]:
@@ -210,7 +210,7 @@ class State:
         self.lines += 1
 
     def name_of(self, identifier: str, row: RawRow | None) -> str:
-        """The name under which a row's model is listed: the new one, where the row has an old one.
+        """The name under which a row's model is listed: the new one, if the row has an old one.
 
         A row of another commit than the renamed model's belongs to another model that has taken the old name.
         """
@@ -322,9 +322,9 @@ def _moment(text: Any) -> datetime:
 
 
 def model_line(identifier: str, claims: dict[str, Claim], row: RawRow | None, crawl: str, seen: datetime) -> Line:
-    """A model as it was seen; ``row`` is None where nothing in it has changed."""
-    said = {key: asdict(claim) | {"crawl": crawl} for key, claim in claims.items()}
-    line = {"kind": "model", "id": identifier, "crawl": crawl, "seen": seen.isoformat(), "claims": said}
+    """A model as it was seen; ``row`` is None if nothing in it has changed."""
+    found = {key: asdict(claim) | {"crawl": crawl} for key, claim in claims.items()}
+    line = {"kind": "model", "id": identifier, "crawl": crawl, "seen": seen.isoformat(), "claims": found}
     return line if row is None else {**line, "row": row}
 
 

@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 class Parents:
     """Looks up the bases of adapters. ``ids``: every id of the base model.
 
-    ``ask`` returns the Hub's row of a model, or None where there is none that may be read; without ``ask`` only the
+    ``ask`` returns the Hub's row of a model, or None if there is none that may be read; without ``ask`` only the
     listing is used. ``unknown`` collects what could not be resolved: adapter → the name it gives.
     """
 
@@ -86,7 +86,7 @@ class Parents:
 
 
 def named_base(row: Row) -> str | None:
-    """``base_model_name_or_path`` of adapter_config.json, as the Hub's row repeats it; None where it is missing."""
+    """``base_model_name_or_path`` of adapter_config.json, as the Hub's row repeats it; None if it is missing."""
     config = row.get("config")
     peft = config.get("peft") if isinstance(config, Mapping) else None
     named = peft.get("base_model_name_or_path") if isinstance(peft, Mapping) else None
@@ -99,9 +99,9 @@ def names_another(row: Row, base: str) -> bool:
 
 
 def ask_hub(name: str) -> Row | None:
-    """The Hub's row of a model; None where there is none that may be read.
+    """The Hub's row of a model; None if there is none that may be read.
 
-    Raises AtlasError where the Hub cannot be asked.
+    Raises AtlasError if the Hub cannot be asked.
     """
     try:
         return model_row(name)

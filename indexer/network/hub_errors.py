@@ -119,13 +119,13 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
 
 
 def _token_is_invalid(exception: HfHubHTTPError) -> bool:
-    said = f"{exception.response.headers.get('X-Error-Message', '')} {exception.server_message or ''}"
-    return exception.response.status_code == 401 and _INVALID_TOKEN in said
+    message = f"{exception.response.headers.get('X-Error-Message', '')} {exception.server_message or ''}"
+    return exception.response.status_code == 401 and _INVALID_TOKEN in message
 
 
 def _with_detail(sentence: str, exception: Exception) -> str:
     """The sentence, and the first line of the server's message, which is untrusted: printable and short."""
-    said = exception.server_message if isinstance(exception, HfHubHTTPError) else str(exception)
-    lines = (said or "").strip().splitlines()
+    message = exception.server_message if isinstance(exception, HfHubHTTPError) else str(exception)
+    lines = (message or "").strip().splitlines()
     line = tidy(lines[0], _LONGEST) if lines else ""
     return f"{sentence} ({line.rstrip('.')})" if line else sentence

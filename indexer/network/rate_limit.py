@@ -184,7 +184,7 @@ def _parse(content: bytes, latest: float) -> dict[str, Limit]:
 
 @cache
 def _boot_id() -> str:
-    """Identifies the start of the machine, and with it of ``time.monotonic``; empty where the system has none."""
+    """Identifies the start of the machine, and with it of ``time.monotonic``; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -205,7 +205,7 @@ def announce(sentence: str) -> None:
 
 @cache
 def common_limiter() -> RateLimiter:
-    """The limiter of this process, shared with the user's other processes where that is possible."""
+    """The limiter of this process, shared with the user's other processes if that is possible."""
     is_worker = multiprocessing.parent_process() is not None  # the parent has the same problem and reports it
     return shared_limiter((lambda sentence: None) if is_worker else announce)
 
@@ -269,7 +269,7 @@ def requested_wait(status: int, headers: Mapping[str, str]) -> float | None:
     until = _date(text)
     if until is None:
         return None
-    # By the server's own clock where it sends one: the local clock may be wrong.
+    # By the server's own clock if it sends one: the local clock may be wrong.
     now = _date(headers.get("date", "")[:100]) or datetime.now(UTC)
     return max(1.0, (until - now).total_seconds())
 

@@ -150,20 +150,21 @@ class RemoteFile:
                 raise Failed("file_changed", f"{shown(self.name)} was replaced while being read")
             self._location, self._served_etag = found, None
             raise self._transient("server_error", f"cannot be read from its signed address (HTTP {status})")
-        said = response.headers.get("Content-Range", "")
+        content_range = response.headers.get("Content-Range", "")
         if status == 416:
-            if said.endswith(f"/{self.size}"):
+            if content_range.endswith(f"/{self.size}"):
                 raise self._transient("server_error", "cannot be read in parts (HTTP 416)")
-            raise self._transient("file_changed", f"changed size while being read ({shown(said)}, was {self.size})")
+            sentence = f"changed size while being read ({shown(content_range)}, was {self.size})"
+            raise self._transient("file_changed", sentence)
         if status != 206:
             raise_for_status(response, self.name)
             raise self._transient("range_ignored", f"was sent whole instead of in part (HTTP {status})")
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
             raise self._transient("range_ignored", f"was sent encoded, which was not requested ({shown(encoding)})")
-        span = _CONTENT_RANGE.fullmatch(said)
+        span = _CONTENT_RANGE.fullmatch(content_range)
         if span is None:
-            raise self._transient("range_ignored", f"was sent without a usable Content-Range ({shown(said)})")
+            raise self._transient("range_ignored", f"was sent without a usable Content-Range ({shown(content_range)})")
         first, last, total = (int(number) for number in span.groups())
         if total != self.size:
             sentence = f"changed size while being read ({total} bytes, previously {self.size})"

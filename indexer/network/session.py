@@ -100,7 +100,7 @@ class RetryingTransport(httpx2.BaseTransport):
         Returns a response whatever its status. Raises what httpx2 raises if there is none.
         """
         limits = self._limits
-        # Timeouts where the caller set none (the library passes ``timeout=None`` while paging).
+        # Timeouts that the caller did not set (the library passes ``timeout=None`` while paging).
         timeouts = dict.fromkeys(("read", "write"), limits.read_seconds)
         timeouts |= {"connect": limits.connect_seconds, "pool": limits.body_seconds}
         given = request.extensions.get("timeout") or {}

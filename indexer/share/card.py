@@ -81,7 +81,7 @@ def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes
 |---|---|---|
 {rows}
 
-{skipped:,} more were listed and could not be read; `failures` says why.
+{skipped:,} more were listed and could not be read; the table `failures` gives the reasons.
 
 ## Use
 
@@ -119,8 +119,8 @@ Vectors (`vectors/`, and as FAISS files next to `atlas.duckdb`):
 
 ## Licence
 
-The numbers here are under {LICENCE.upper()}. Each model keeps its own licence (column `licence` of `models`), and what
-its card says is its author's. Names and descriptions are as their authors wrote them.
+The numbers here are under {LICENCE.upper()}. Each model keeps its own licence (column `licence` of `models`), and the
+text of its card is its author's. Names and descriptions are as their authors wrote them.
 """.encode()
 
 

@@ -115,9 +115,9 @@ def translated_hub_errors(name: str, doing: str) -> Iterator[None]:
         if "No space left on device" in str(error):  # the Xet client gives no errno
             raise OSError(errno.ENOSPC, "No space left on device") from error
         if isinstance(cause, RuntimeError | ValueError) and not isinstance(cause, HfHubHTTPError):
-            said = printable(str(error).splitlines()[0] if str(error) else type(error).__name__, 200)
+            first_line = printable(str(error).splitlines()[0] if str(error) else type(error).__name__, 200)
             raise AtlasError(
-                f"The Hub's storage failed to {doing} {name}: {said.rstrip('.')}.",
+                f"The Hub's storage failed to {doing} {name}: {first_line.rstrip('.')}.",
                 "Run it again; what arrived is not sent again. HF_HUB_DISABLE_XET=1 avoids the Xet client.",
             ) from error
         raise as_user_error(cause, f"the atlas {name}") from error
