@@ -7,7 +7,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import BadRequestError
 
 from indexer.errors import AtlasError, Failed, Skipped, UnknownRevision
-from indexer.network.hub import conversion_revision, fetch_json, model_row, nearest_ids, resolve_base
+from indexer.network.hub import conversion_revision, fetch_json, model_row, resolve_base, unknown_model
 from indexer.network.hub_requests import RetryPolicy, ask, parse_json, with_parameter
 from tests.hubs import (
     BASE,
@@ -86,7 +86,7 @@ def test_an_unknown_base_like_no_other(hub):
 
 def test_no_nearest_ids_if_the_hub_does_not_answer(hub):
     hub.faults.add("search=", status=500)
-    assert nearest_ids("roberta-bse") == ()
+    assert unknown_model("roberta-bse").hint.startswith("Check the spelling.")
 
 
 @pytest.mark.parametrize(

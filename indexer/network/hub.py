@@ -110,30 +110,25 @@ def _identity(row: Any, what: str) -> tuple[str, str]:
 
 
 def unknown_model(name: str) -> AtlasError:
-    """The error for a model that the Hub does not know."""
-    near = nearest_ids(name)
+    """The error for a model that the Hub does not know; its hint names up to three ids that are spelled like it."""
+    owner, _, bare = name.rpartition("/")
+    words = sorted(re.findall(r"[A-Za-z0-9]{3,}", bare), key=len, reverse=True)
+    filters = [("search", search) for search in dict.fromkeys([bare, *words[:2]])]
+    found: dict[str, None] = {}
+    try:
+        for narrowed in [("author", owner), *filters] if owner else filters:
+            rows = ask("/api/models", [narrowed, ("sort", "downloads"), ("direction", "-1"), ("limit", "100")]).value
+            ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+            found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
+    except Exception as error:
+        as_model_error(error)  # raises a bug again; without an answer of the Hub there are no suggestions
+        found.clear()
+    near = nearest(name, found)
     hint = f"Did you mean {' or '.join(near)}?" if near else "Check the spelling."
     return AtlasError(
         f"There is no model {name} on the Hub, or it is private.",
         f"{hint} For a private model log in with `hf auth login` or set HF_TOKEN.",
     )
-
-
-def nearest_ids(name: str) -> tuple[str, ...]:
-    """Ids on the Hub that are spelled like ``name``, nearest first; () if the Hub cannot be asked."""
-    owner, _, bare = name.rpartition("/")
-    words = sorted(re.findall(r"[A-Za-z0-9]{3,}", bare), key=len, reverse=True)
-    asked = [("search", search) for search in dict.fromkeys([bare, *words[:2]])]
-    found: dict[str, None] = {}
-    for narrowed in [("author", owner), *asked] if owner else asked:
-        try:
-            rows = ask("/api/models", [narrowed, ("sort", "downloads"), ("direction", "-1"), ("limit", "100")]).value
-        except Exception as error:
-            as_model_error(error)
-            return ()
-        ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-        found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
-    return tuple(nearest(name, found))
 
 
 def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:

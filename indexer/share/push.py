@@ -214,7 +214,7 @@ def _require_no_newer(remote: RemoteCommit, stage: Staged) -> None:
     """Raise AtlasError if the repository holds something else, or an atlas that a push must not replace."""
     name, there = remote.address.name, remote.manifest
     if there is None:
-        if remote.is_empty:
+        if not remote.files.keys() - {".gitattributes", CARD}:  # only what the Hub made itself
             return
         raise AtlasError(
             f"The dataset {name} is not an atlas: it has {len(remote.files)} files, but no {NAME}.",

@@ -76,11 +76,6 @@ class RemoteCommit:
     files: dict[str, ListedFile] = field(default_factory=dict)
     manifest: Manifest | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it holds nothing but the Hub's own files and perhaps a card."""
-        return not self.files.keys() - {".gitattributes", "README.md"}
-
 
 @contextmanager
 def translated_hub_errors(name: str, doing: str) -> Iterator[None]:
