@@ -295,7 +295,8 @@ def test_base_in_an_adapter_config():
     read = facts(config={"peft": {"base_model_name_or_path": "roberta-base", "task_type": "SEQ_CLS"}})
     assert read.bases == ("roberta-base",)
     assert facts(config={"peft": {"base_model_name_or_path": "/tmp/x"}}).bases == ()
-    assert facts(config={"peft": "x"}).bases == ()
+    for config in (None, 5, [], "x", {"peft": "x"}, {"peft": {"base_model_name_or_path": 5}}):
+        assert facts(config=config).bases == ()
 
 
 @pytest.mark.parametrize(
