@@ -144,9 +144,10 @@ class RateLimiter:
                     self._limits = _parse(os.pread(self._file, _MOST_BYTES, 0), self._clock() + self.LONGEST)
                 except OSError as error:
                     self._give_up(error)
-            limit = self._limits.pop(key, None) or Limit()
+            limit = self._limits.get(key) or Limit()
             try:
                 yield limit
+                self._limits.pop(key, None)
                 while len(self._limits) >= self.MOST_LIMITS:
                     del self._limits[min(self._limits, key=lambda one: self._limits[one].next_free)]
                 self._limits[key] = limit

@@ -184,6 +184,14 @@ def test_a_file_that_fails_later_is_replaced_by_memory(temporary, monkeypatch, c
         raise OSError("not the clock's")
 
 
+def test_an_interruption_loses_no_limit():
+    limiter = standing(None)
+    limiter.pause("api", 5)
+    with pytest.raises(KeyboardInterrupt), limiter.changing("api"):
+        raise KeyboardInterrupt
+    assert limiter.take_turn("api", 60) == 5
+
+
 def take_turns(path, count):
     limiter = standing(path)
     return [limiter.take_turn("api", 1e9) for _ in range(count)]
