@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from indexer.atlas import file_name, mending
 from indexer.errors import AtlasError
 from indexer.regular_files import regular_status
-from indexer.storage.checksums import file_sha256, forget, is_checked, note_checked, stamp_of
+from indexer.storage.checksums import check_once, file_sha256, stamp_of
 from indexer.untrusted import printable
 from indexer.vectors.choice import COMPRESSED
 
@@ -122,22 +122,20 @@ def check_file(root: Path, file: VectorFile, *, afresh: bool = False) -> Path:
         raise AtlasError(f"The FAISS file {file.name} cannot be read: {error.strerror}.", hint) from error
     if status.st_size != file.size:
         raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", hint)
-    stamp = [*stamp_of(status, file.sha256), file.count, file.length, file.factory]
-    if not afresh and is_checked(path, stamp):
-        return path
-    if file_sha256(path) != file.sha256:
-        forget(path)
-        raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not match.", hint)
-    try:
-        check_format(path, file.factory, file.count, file.length)
-    except MalformedIndex as error:
-        forget(path)
-        raise AtlasError(
-            f"The FAISS file {file.name} is not what the database says "
-            f"({file.count} vectors of {file.length} numbers): it holds {error}.",
-            hint,
-        ) from error
-    note_checked(path, stamp)
+
+    def check() -> None:
+        if file_sha256(path) != file.sha256:
+            raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not match.", hint)
+        try:
+            check_format(path, file.factory, file.count, file.length)
+        except MalformedIndex as error:
+            raise AtlasError(
+                f"The FAISS file {file.name} is not what the database says "
+                f"({file.count} vectors of {file.length} numbers): it holds {error}.",
+                hint,
+            ) from error
+
+    check_once(path, stamp_of(status, file.sha256, file.count, file.length, file.factory), check, afresh=afresh)
     return path
 
 
