@@ -18,7 +18,6 @@ from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
 from indexer.publish import staging
 from indexer.publish.maintenance import represent
-from indexer.publish.neighbours import NeighbourTable
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
@@ -280,7 +279,7 @@ def test_a_publish_that_fails_leaves_no_file_behind_nor_what_a_killed_one_left(a
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(NeighbourTable, "change", fail)
+        patch.setattr("indexer.publish.vector_update.renew_neighbours", fail)
         with pytest.raises(OSError, match="No space"):
             atlas.publish(*atlas.entries)
     assert {path.name for path in atlas.folder.root.iterdir()} == before

@@ -49,7 +49,6 @@ class StoredBase:
         checksum only the header is checked.
         """
 
-
         def check() -> None:
             if actual_checksum(self.path) != stated:
                 raise self._damaged("its checksum does not match")

@@ -21,7 +21,8 @@ from indexer.publish.staging import staged_publish
 from indexer.publish.stored_answers import ANSWERS, renew_answers
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows
-from indexer.publish.vector_update import VectorUpdate, VectorUpdates
+from indexer.publish.vector_update import VectorUpdates
+from indexer.publish.vectors import PublishedVectors
 from indexer.records.identity import ROW_NAMES
 from indexer.records.store import RecordStore
 
@@ -111,12 +112,12 @@ class _Publisher:
         with VectorUpdates(
             self.folder, self.tables, self.publication, representations, self.skipped, self.say
         ) as updates:
-            of_records = [one for one in updates.all if not one.of_profiles]
+            of_records = [one for one in updates.all if not one.representation.of_profiles]
             # A representation that is new in an old atlas needs all records, the others only the new ones.
-            all_needed = [one for one in of_records if one.vectors.is_new and before]
-            self._record_tables(reread, ids, [one for one in of_records if one not in all_needed])
-            for update in all_needed:
-                updates.read_all(update)
+            all_needed = [one for one in of_records if one.is_new and before]
+            self._record_tables(reread, ids, updates, [one for one in of_records if one not in all_needed])
+            for vectors in all_needed:
+                updates.read_all(vectors)
             # Before the centre is computed, because duplicates share one vote.
             if changed or withdrawn:
                 duplicates.renew(touched)
@@ -192,17 +193,19 @@ class _Publisher:
         seen = [{"model_id": ids[one.id], "last_seen": one.last_seen} for one in listed]
         self.tables.update("fine_tunes", {"last_seen": "TIMESTAMP"}, seen)
 
-    def _record_tables(self, reread: list[Entry], ids: dict[str, int], updates: Sequence[VectorUpdate]) -> None:
-        """Write the rows of RECORD_TABLES and, in the same pass over the files, the vectors of the new records."""
+    def _record_tables(
+        self, reread: list[Entry], ids: dict[str, int], updates: VectorUpdates, of_new: Sequence[PublishedVectors]
+    ) -> None:
+        """Write the rows of RECORD_TABLES and, in the same pass over the files, the vectors ``of_new`` records."""
         self.tables.delete(RECORD_TABLES, [ids[entry.listed.id] for entry in reread])
-        representations = [update.vectors.representation for update in updates]
+        representations = [vectors.representation for vectors in of_new]
         rows: dict[str, list[Row]] = {table: [] for table in RECORD_TABLES}
         for entry in reread:
             if not entry.record_key:
                 continue
             model_id = ids[entry.listed.id]
             try:
-                made, vectors = record_rows(
+                made, found = record_rows(
                     model_id, entry.record_key, self.publication.base, self.store, representations
                 )
             except InvalidValue as why:
@@ -210,8 +213,7 @@ class _Publisher:
                 continue
             for table, waiting in rows.items():
                 waiting.extend(made[table])
-            for update in updates:
-                update.add(model_id, vectors)
+            updates.add(of_new, model_id, found)
             if len(rows["deltas"]) > DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)

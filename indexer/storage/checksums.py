@@ -36,9 +36,7 @@ def stamp_of(status: os.stat_result, *expected: int | str) -> list[int | str]:
     return [status.st_size, status.st_mtime_ns, status.st_ino, *expected]
 
 
-def check_once(
-    path: Path, stamp: list[int | str], check: Callable[[], bool | None], *, afresh: bool = False
-) -> None:
+def check_once(path: Path, stamp: list[int | str], check: Callable[[], bool | None], *, afresh: bool = False) -> None:
     """Run ``check`` unless it has succeeded for this file with the same ``stamp``; ``afresh``: run it in any case.
 
     ``check`` raises an exception if the file is wrong. If it returns False, its success is not remembered. If the

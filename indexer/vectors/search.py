@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors.candidates import one_thread
 from indexer.vectors.masks import Masks, changed_blocks, shared_blocks
-from indexer.vectors.segments import OpenSegment, Vectors, ascending, id_selector, joined, positions
+from indexer.vectors.segments import OpenSegment, Vectors, ascending, id_selector, joined, one_thread, positions
 
 if TYPE_CHECKING:
-    from indexer.vectors.candidates import CompressedSearch
+    from indexer.vectors.compressed import CompressedSearch
 
 # More results than asked for, among which ties at the cut are broken by id.
 TIES = 64

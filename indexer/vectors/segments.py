@@ -8,6 +8,7 @@ never many, and a vector is rewritten only a few times.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,16 @@ def id_selector(ids: NDArray[np.int64]) -> Any:
     bits = np.zeros(last + 1, dtype=bool)
     bits[ids] = True
     return faiss.IDSelectorBitmap(np.packbits(bits, bitorder="little"))  # type: ignore[call-arg, arg-type]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """FAISS on one thread: many small steps take three times as long on two, and longer on a busy machine."""
+    import faiss
+
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)
