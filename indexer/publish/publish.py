@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import translated_errors
 from indexer.errors import AtlasError
-from indexer.publish.duplicates import DuplicateGroups
-from indexer.publish.initialisations import renew_initialisations
+from indexer.publish.duplicates import renew_duplicates, renew_initialisations, with_duplicates
 from indexer.publish.profile_tables import renew_profile_tables
 from indexer.publish.publication import Publication, SkippedModels
 from indexer.publish.rows import Entry, record_rows, valid_listing_rows
@@ -103,8 +102,7 @@ class _Publisher:
         reread = [entry for entry in changed if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key]
         withdrawn = [before[model][0] for model in self.publication.withdrawn if model in before]
         stale = [ids[entry.listed.id] for entry in reread] + withdrawn
-        duplicates = DuplicateGroups(self.tables, self.store, self.base, self.publication.thresholds.duplicate_within)
-        touched = duplicates.members_with(stale)
+        touched = with_duplicates(self.tables, stale)
         self.tables.delete((*RECORD_TABLES, *LISTING_TABLES), withdrawn)
         self._listing_tables(changed, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.skipped.unlisted]
@@ -120,7 +118,8 @@ class _Publisher:
                 updates.read_all(vectors)
             # Before the centre is computed, because duplicates share one vote.
             if changed or withdrawn:
-                duplicates.renew(touched)
+                within = self.publication.thresholds.duplicate_within
+                renew_duplicates(self.tables, self.store, self.base, within, touched)
             fresh = {ids[entry.listed.id] for entry in reread}
             renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
             updates.publish(stale, ids.values(), has_new_profiles)
