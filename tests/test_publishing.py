@@ -299,7 +299,7 @@ def fail_to_copy(*_):
 
 @pytest.mark.slow
 def test_the_database_is_held_to_the_memory_it_is_given_and_takes_more_where_it_must(atlas, monkeypatch):
-    with staging.staged_database(atlas.folder, False, 300 << 20) as copy:
+    with staging.staged_publish(atlas.folder, memory=300 << 20) as copy:
         assert copy.connection.execute("SELECT current_setting('memory_limit')").fetchall() == [("300.0 MiB",)]
     said = []
     atlas.publish(*atlas.entries[:6], memory=1, say=said.append)
