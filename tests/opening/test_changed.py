@@ -171,7 +171,7 @@ def test_the_connection_is_locked_before_the_file_is_looked_at(mine):
 
 
 def test_a_publishers_connection_reaches_nothing_outside_its_folder(mine, tmp_path):
-    with staged_database(AtlasFolder(mine), False) as sibling:
+    with staged_publish(AtlasFolder(mine)) as sibling:
         for statement in (
             f"FROM read_text('{tmp_path / 'secret'}')",
             f"COPY (SELECT 1) TO '{tmp_path / 'new.csv'}'",
@@ -181,3 +181,5 @@ def test_a_publishers_connection_reaches_nothing_outside_its_folder(mine, tmp_pa
         ):
             with pytest.raises(duckdb.Error):
                 sibling.connection.execute(statement)
+            sibling.run("ROLLBACK")
+            sibling.run("BEGIN")
