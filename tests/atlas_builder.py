@@ -136,7 +136,7 @@ def publish(
             _add(connection, number, model, BASE, models)
             uncentred.add(number, model.vector.astype(np.float32).ravel())
         writer, moved = Centring(tables, vectors, say).centred(uncentred, np.zeros(0, np.int64))
-    change = vectors.change(writer, (), is_anew=moved)
+    change = vectors.change(writer, (), replaces_all=moved)
     if change is not None:
         renew_neighbours(tables, BASE, "input", *change)
         if moved:

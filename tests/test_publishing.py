@@ -103,7 +103,7 @@ def test_piece_by_piece_is_the_same_as_all_at_once(atlas):
     # As it was made to be.
     assert verify(atlas.folder)[0].problem == "its record belongs to a different model: run `index rebuild`"
     assert len(verify(atlas.folder)) == 1 + 1  # and the record that nobody names now
-    atlas.publish(*final, afresh=True, representations=("spectrum",))
+    atlas.publish(*final, from_scratch=True, representations=("spectrum",))
     at_once = atlas.tables()
     for name in TABLES:
         assert pieces[name] == at_once[name], name
@@ -234,15 +234,15 @@ def test_an_atlas_that_began_without_a_vector_takes_the_first_that_comes(atlas):
     atlas.publish(*atlas.entries)
     pieces = atlas.tables()
     assert verify(atlas.folder) == []
-    atlas.publish(*atlas.entries, afresh=True)
+    atlas.publish(*atlas.entries, from_scratch=True)
     assert pieces == atlas.tables()
 
 
 def test_an_id_that_was_given_is_given_to_no_other_model(atlas):
-    """Also when everything is made afresh, with new models before the old ones."""
+    """Also when everything is published again, with new models before the old ones."""
     atlas.publish(*atlas.entries[4:])
     before = ids_in(atlas.folder)
-    atlas.publish(*atlas.entries, afresh=True)
+    atlas.publish(*atlas.entries, from_scratch=True)
     after = ids_in(atlas.folder)
     assert {model: after[model] for model in before} == before
     assert len(set(after.values())) == len(atlas.entries)

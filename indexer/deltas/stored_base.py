@@ -42,11 +42,11 @@ class StoredBase:
 
     path: Path
 
-    def check(self, *, afresh: bool = False) -> None:
+    def check(self, *, recheck: bool = False) -> None:
         """Raise AtlasError if the file is missing or damaged.
 
-        The whole file is hashed once, then the check is remembered (``afresh``: hash it again). Of a file without a
-        checksum only the header is checked.
+        The whole file is hashed only once, because the check is remembered; ``recheck``: hash it again. In a file
+        without a checksum only the header is checked.
         """
 
         def check() -> None:
@@ -56,7 +56,7 @@ class StoredBase:
         try:
             status, stated = regular_status(self.path), stated_checksum(self.path)
             if stated is not None:
-                check_once(self.path, stamp_of(status, stated), check, afresh=afresh)
+                check_once(self.path, stamp_of(status, stated), check, recheck=recheck)
             elif set(self._header.metadata) != {"base"}:
                 raise self._damaged("its checksum cannot be read")
         except OSError as error:

@@ -131,7 +131,7 @@ def rebuild(
                 f"{base}: restored {len(restored)} models of the listing from database and records; "
                 f"run `index build --base {base}` to list them again"
             )
-    publish(folder, [publication for publication, _, _ in plans], before.representations, afresh=True, say=say)
+    publish(folder, [publication for publication, _, _ in plans], before.representations, from_scratch=True, say=say)
     for digest in damaged:
         store.discard(digest)
     for digest in damaged_failures:

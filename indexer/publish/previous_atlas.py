@@ -36,7 +36,7 @@ USUAL_RANK = 8
 class PreviousAtlas:
     """The atlas as described by its database of any schema; empty if that is missing or damaged.
 
-    ``models``: by base and id, the key of the published record, or None.
+    ``choices`` and ``aliases``: by base. ``models``: by base and id, the key of the published record, or None.
     """
 
     representations: Sequence[str] = ()
@@ -48,19 +48,23 @@ class PreviousAtlas:
     def read(cls, folder: AtlasFolder) -> PreviousAtlas:
         """Each table is read separately, so that a damaged one does not affect the others."""
         representations = _rows_of(folder, "representations", "FROM representations ORDER BY representation")
+        bases = _rows_of(folder, "bases", "SELECT base, aliases FROM bases")
+        models = _rows_of(folder, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id")
+        known = (EXACT, *COMPRESSED)  # older versions had indexes that are now replaced by `auto`
         return cls(
             list(dict.fromkeys(row["representation"] for row in representations)),
-            _choices(representations),
             {
-                row["base"]: tuple(row["aliases"])
-                for row in _rows_of(folder, "bases", "SELECT base, aliases FROM bases")
-            },
-            {
-                (row["base"], row["model"]): row["record_key"]
-                for row in _rows_of(
-                    folder, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id"
+                row["base"]: IndexChoice(
+                    row["index_choice"] if row["index_choice"] in known else AUTO,
+                    row["index_memory"],
+                    row["promised_recall"],
+                    row.get("budget"),
                 )
+                for row in representations
+                if row["representation"] == DEFAULT and "index_choice" in row
             },
+            {row["base"]: tuple(row["aliases"]) for row in bases},
+            {(row["base"], row["model"]): row["record_key"] for row in models},
         )
 
     def missing_after(self, entries: Iterable[Entry], damaged: Collection[str]) -> list[tuple[str, str]]:
@@ -159,21 +163,6 @@ def _rows_of(folder: AtlasFolder, table: str, statement: str) -> list[dict[str, 
     return (earlier_rows(folder.database, [table], [statement]) or [[]])[0]
 
 
-def _choices(representations: Sequence[dict[str, Any]]) -> dict[str, IndexChoice]:
-    """The index choice of each base; older versions had indexes that are now replaced by `auto`."""
-    known = (EXACT, *COMPRESSED)
-    return {
-        row["base"]: IndexChoice(
-            row["index_choice"] if row["index_choice"] in known else AUTO,
-            row["index_memory"],
-            row["promised_recall"],
-            row.get("budget"),
-        )
-        for row in representations
-        if row["representation"] == DEFAULT and "index_choice" in row
-    }
-
-
 def _utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
@@ -197,8 +186,8 @@ class PublishedRank:
 
 def published_rank(folder: AtlasFolder, base: str) -> PublishedRank | None:
     """The rank of a published base; None if it has no vectors or the database cannot be read."""
-    found = earlier_rows(folder.database, ["representations"], ["FROM representations"])
-    rows = [row for row in (found or [[]])[0] if row["base"] == base and row["rank"] and row["vectors"]]
+    found = _rows_of(folder, "representations", "FROM representations")
+    rows = [row for row in found if row["base"] == base and row["rank"] and row["vectors"]]
     if not rows:
         return None
     # Databases of older schemas have no budget.

@@ -38,13 +38,13 @@ def publish(
     publications: Iterable[Publication],
     representations: Sequence[str] = (),
     *,
-    afresh: bool = False,
+    from_scratch: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
     memory: int | None = None,
 ) -> None:
     """Bring the atlas to the state that ``publications`` describe; other bases stay as they are.
 
-    Representations published before are kept up to date, ``representations`` are added. ``afresh`` starts from an
+    Representations published before are kept up to date, ``representations`` are added. ``from_scratch`` starts from an
     empty database, but keeps the ids of the old one if it can be read. ``say`` receives messages for the user.
     ``memory``: limit of the database in bytes, unless that is too little. The caller holds the lock of the writer.
     """
@@ -53,7 +53,7 @@ def publish(
     chosen = list(publications)
 
     def run(limit: int | None) -> None:
-        with staged_publish(folder, afresh=afresh, memory=limit) as tables:
+        with staged_publish(folder, from_scratch=from_scratch, memory=limit) as tables:
             for publication in chosen:
                 _Publisher(folder, tables, publication, say).run(representations)
 

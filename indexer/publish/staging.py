@@ -49,10 +49,10 @@ _MOST_CHECKSUM_BYTES = 1 << 20
 
 
 @contextmanager
-def staged_publish(folder: AtlasFolder, *, afresh: bool = False, memory: int | None = None) -> Iterator[Tables]:
+def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: int | None = None) -> Iterator[Tables]:
     """A private copy of the database with an open transaction; a block without an error makes it the next generation.
 
-    The copy is renamed over the original. ``afresh`` starts with an empty database instead; only the ids of the
+    The copy is renamed over the original. ``from_scratch`` starts with an empty database instead; only the ids of the
     original are kept, if it can be read, and no id is ever given to another model. ``memory``: limit of DuckDB in
     bytes, at least ``LEAST_MEMORY``; the rest is spilled to disk. None: DuckDB's own limit.
 
@@ -78,7 +78,7 @@ def staged_publish(folder: AtlasFolder, *, afresh: bool = False, memory: int | N
     try:
         if folder.database.exists():
             copy_file(folder.database, copy, through_links=True)
-            if afresh:
+            if from_scratch:
                 # What can be read of a database of any schema.
                 files = earlier_rows(copy, _NAMING, [f"SELECT faiss_file FROM {table}" for table in _NAMING])
                 named = None if files is None else frozenset(row["faiss_file"] for rows in files for row in rows)

@@ -125,7 +125,7 @@ class VectorUpdates:
                 for model_id, vector in depth_vectors(self.tables.connection, self.base).items():
                     writer.add(model_id, vector)
                 replaced = list(ids)
-            change = vectors.change(writer, replaced, is_anew=moved, purged=self.publication.purged)
+            change = vectors.change(writer, replaced, replaces_all=moved, purged=self.publication.purged)
             if change is None:
                 continue
             renew_neighbours(self.tables, self.base, vectors.name, *change)

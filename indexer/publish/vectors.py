@@ -143,9 +143,9 @@ class PublishedVectors:
         return np.unique(np.concatenate([_no_ids(), *(OpenSegment(self.root, one).ids for one in self.segments)]))
 
     def change(
-        self, writer: VectorWriter, stale: Iterable[int], *, is_anew: bool = False, purged: bool = False
+        self, writer: VectorWriter, stale: Iterable[int], *, replaces_all: bool = False, purged: bool = False
     ) -> tuple[VectorIndex, Ids, Ids] | None:
-        """Add the vectors of ``writer``. Former vectors of the ``stale`` ids are removed, or all with ``is_anew``.
+        """Add the vectors of ``writer``. Former vectors of the ``stale`` ids are removed, or all with ``replaces_all``.
 
         ``purged``: also rewrite the segments that contain removed vectors.
 
@@ -153,7 +153,7 @@ class PublishedVectors:
         new vector, and the ids whose former vector is no longer valid; None if nothing changes.
         """
         added = np.unique(np.array(writer.ids, dtype=np.int64))
-        wanted = self.ids() if is_anew else np.unique(np.array(list(stale), dtype=np.int64))
+        wanted = self.ids() if replaces_all else np.unique(np.array(list(stale), dtype=np.int64))
         removed = [_no_ids()]
         for position, segment in enumerate(self.segments if len(wanted) else ()):
             there = np.intersect1d(OpenSegment(self.root, segment).ids, wanted)
@@ -165,7 +165,7 @@ class PublishedVectors:
         if not (self.is_new or has_new_choice or len(added) or len(former)):
             return None
         writer.flush()
-        if is_anew:
+        if replaces_all:
             self.segments, self.compressed = [], None
         blocks = writer.blocks or self.masks.blocks
         changed = np.union1d(former, added)

@@ -157,7 +157,7 @@ class _Verifier:
                 continue  # reported above
             stored = StoredBase(path)
             try:
-                stored.check(afresh=True)
+                stored.check(recheck=True)
                 stored.layout  # noqa: B018 - checked when it is read
                 if not stored.has_checksum:  # check every matrix against its norm instead
                     import torch
@@ -226,7 +226,7 @@ class _Verifier:
             is_damaged = False
             for file in one.files:
                 try:
-                    check_file(self.folder.root, file, afresh=True)
+                    check_file(self.folder.root, file, recheck=True)
                 except AtlasError as error:
                     is_damaged = True
                     self.report("vectors", file.name, str(error))

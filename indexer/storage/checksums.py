@@ -36,14 +36,14 @@ def stamp_of(status: os.stat_result, *expected: int | str) -> list[int | str]:
     return [status.st_size, status.st_mtime_ns, status.st_ino, *expected]
 
 
-def check_once(path: Path, stamp: list[int | str], check: Callable[[], bool | None], *, afresh: bool = False) -> None:
-    """Run ``check`` unless it has succeeded for this file with the same ``stamp``; ``afresh``: run it in any case.
+def check_once(path: Path, stamp: list[int | str], check: Callable[[], bool | None], *, recheck: bool = False) -> None:
+    """Run ``check`` unless it has succeeded for this file with the same ``stamp``; ``recheck``: run it in any case.
 
     ``check`` raises an exception if the file is wrong. If it returns False, its success is not remembered. If the
     memory cannot be written, the next command checks the file again.
     """
     key = str(path)
-    if not afresh and _read_memory().get(key) == stamp:
+    if not recheck and _read_memory().get(key) == stamp:
         return
     remembered = None
     try:

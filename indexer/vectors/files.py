@@ -105,10 +105,10 @@ def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:
     return index
 
 
-def check_file(root: Path, file: VectorFile, *, afresh: bool = False) -> Path:
+def check_file(root: Path, file: VectorFile, *, recheck: bool = False) -> Path:
     """The path of a FAISS file whose size, checksum and format are right; raises AtlasError otherwise.
 
-    ``afresh``: check it even if an earlier check is remembered.
+    ``recheck``: check it even if an earlier check is remembered.
     """
     # The name may come from somebody else's database and lead out of the folder.
     if Path(file.name).name != file.name or "\0" in file.name or not file.name.endswith(".faiss"):
@@ -135,7 +135,7 @@ def check_file(root: Path, file: VectorFile, *, afresh: bool = False) -> Path:
                 hint,
             ) from error
 
-    check_once(path, stamp_of(status, file.sha256, file.count, file.length, file.factory), check, afresh=afresh)
+    check_once(path, stamp_of(status, file.sha256, file.count, file.length, file.factory), check, recheck=recheck)
     return path
 
 

@@ -89,7 +89,7 @@ def test_a_rebuild_asks_nothing_of_a_file_that_would_run_something(mine):
     attack(mine, ['CREATE MACRO "="(a, b) AS (SELECT sum(x.range) FROM range(1000000000) x, range(1000000000) y)'])
     folder = AtlasFolder(mine)
     assert published_rank(folder, BASE) is None
-    with staged_publish(folder, afresh=True) as sibling:
+    with staged_publish(folder, from_scratch=True) as sibling:
         assert sibling.kept_ids == {}
 
 
@@ -97,7 +97,7 @@ def test_ids_and_rank_are_read_of_another_schema(mine):
     attack(mine, ["UPDATE atlas_info SET schema_version = 2", "ALTER TABLE tags ADD COLUMN more INTEGER"])
     folder = AtlasFolder(mine)
     assert published_rank(folder, BASE).rank == 8
-    with staged_publish(folder, afresh=True) as sibling:
+    with staged_publish(folder, from_scratch=True) as sibling:
         assert sibling.kept_ids == {(name, BASE): number for number, name in enumerate(NAMES, 1)}
         assert sibling.connection.execute("SELECT next_model_id FROM atlas_info").fetchone() == (len(NAMES) + 1,)
 
