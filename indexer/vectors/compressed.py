@@ -30,7 +30,7 @@ from indexer.machine import processors
 from indexer.vectors.choice import COMPRESSED
 from indexer.vectors.files import VectorFile, rabitq_bytes
 from indexer.vectors.masks import Masks
-from indexer.vectors.segments import Vectors, blocks, id_selector, one_thread, rows_of_block
+from indexer.vectors.segments import Vectors, blocks, id_selector, one_thread, positions, rows_of_block
 
 # Candidates that are compared exactly for ten results: 200, or 1,000 (4 ms more) if the requested recall needs it.
 CANDIDATES = (200, 1000)
@@ -230,9 +230,10 @@ def recall(
     for model_id, vector, last in zip(questions.ids, questions.vectors, questions.last, strict=True):
         proposed = propose(vector, candidates + 1)
         others = np.sort(proposed[proposed != model_id][:candidates])
-        cosines = np.concatenate([part.copied(part.positions(others)) @ vector for part in parts])
+        places = [positions(part.ids, others) for part in parts]
+        cosines = np.concatenate([part.copied(here) @ vector for part, here in zip(parts, places, strict=True)])
         if masks is not None:
-            known = np.concatenate([part.ids[part.positions(others)] for part in parts])
+            known = np.concatenate([part.ids[here] for part, here in zip(parts, places, strict=True)])
             cosines /= masks.divisors(vector[None, :], known)[0]
         found += min(int((cosines >= last - TIE).sum()), questions.at)
     return found / (questions.at * len(questions.ids))

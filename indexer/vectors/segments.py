@@ -62,10 +62,6 @@ class Vectors:
         """The vectors (n, d); a copy unless they are all of ``stored``."""
         return self.stored if self.places is None else self.copied(slice(None))
 
-    def positions(self, ids: NDArray[np.int64]) -> NDArray[np.intp]:
-        """The positions of those of ``ids`` that are here, in the order of ``ids``."""
-        return positions(self.ids, ids)
-
     def copied(self, chosen: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """A copy of the chosen vectors."""
         rows = chosen if self.places is None else self.places[chosen]
@@ -73,7 +69,7 @@ class Vectors:
 
     def row(self, model_id: int) -> NDArray[np.float32] | None:
         """The vector of one model; None if it has none (a zero delta)."""
-        places = self.positions(np.array([model_id], dtype=np.int64))
+        places = positions(self.ids, np.array([model_id], dtype=np.int64))
         return self.matrix[places[0]] if len(places) else None
 
 
@@ -133,14 +129,14 @@ class OpenSegment:
         """The valid vectors, without a copy."""
         if not len(self.segment.removed):
             return self.stored
-        return self._at(np.flatnonzero(np.isin(self.stored.ids, self.segment.removed, invert=True)))
+        places = np.flatnonzero(np.isin(self.stored.ids, self.segment.removed, invert=True))
+        return Vectors(self.stored.ids[places], self.stored.stored, self.masks.blocks, places)
 
     def rows(self, ids: NDArray[np.int64]) -> Vectors:
         """The valid vectors of those of ``ids`` (ascending) that are here, without a copy."""
         removed = self.segment.removed
-        return self._at(self.stored.positions(np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids))
-
-    def _at(self, places: NDArray[np.intp]) -> Vectors:
+        wanted = np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids
+        places = positions(self.stored.ids, wanted)
         return Vectors(self.stored.ids[places], self.stored.stored, self.masks.blocks, places)
 
 
