@@ -51,7 +51,7 @@ def emit(
         elif plain:
             left_out = _sheet(plain[0], optional_columns) if is_one else _table(plain, columns, optional_columns)
             if left_out:
-                say(f"no room for {', '.join(dict.fromkeys(left_out))}: widen the terminal, or --format json")
+                say(f"no room for {', '.join(dict.fromkeys(left_out))}: widen the terminal, or use --format json")
     if not count:
         say("no rows")
 

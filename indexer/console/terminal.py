@@ -232,7 +232,8 @@ def _ended_by(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError) and _is_reader_gone():
         return 0
     if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
-        _print_error(f"Stopped: {error}" if str(error) else "Stopped. What was done stays; run it again to go on.", "")
+        stopped = "Stopped. Finished work is kept; run it again to continue."
+        _print_error(f"Stopped: {error}" if str(error) else stopped, prefix="")
         return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
         assert isinstance(error, click.ClickException)
@@ -252,8 +253,8 @@ def _ended_by(error: BaseException) -> int:
 
 
 _OS_ERRORS = {
-    errno.ENOSPC: "The disk is full{at}. Free space and run it again; what was done stays.",
-    errno.EDQUOT: "The disk quota is used up{at}. Free space and run it again; what was done stays.",
+    errno.ENOSPC: "The disk is full{at}. Free some space and run it again; finished work is kept.",
+    errno.EDQUOT: "The disk quota is used up{at}. Free some space and run it again; finished work is kept.",
     errno.EROFS: "The file system{at} is read-only. Choose another --atlas.",
     errno.EACCES: "No permission{at}. Check who owns it, or choose another --atlas.",
     errno.EPERM: "No permission{at}. Check who owns it, or choose another --atlas.",

@@ -23,7 +23,7 @@ from indexer.untrusted import printable
 if TYPE_CHECKING:
     import duckdb
 
-HINT = "This program did not make it so. To make it again from its records: index rebuild"
+HINT = "This program did not write it like that. To rebuild it from its records: index rebuild"
 
 # A row takes at least a byte, except in a table of repeated values: there this many rows are accepted.
 _ROWS_BELIEVED = 1_000_000
@@ -119,7 +119,7 @@ def examine(connection: duckdb.DuckDBPyConnection, path: Path) -> Found:
             problems.append(f"lacks the table {name!r}")
         for key in sorted(held[kind].keys() & wanted[kind].keys()) if kind != "view" else ():
             if held[kind][key] != wanted[kind][key]:
-                problems.append(f"holds a {kind} {printable(key[1], 60)!r} that is not that of schema.sql")
+                problems.append(f"holds a {kind} {printable(key[1], 60)!r} that differs from schema.sql")
     problems += _too_many_rows(connection, path)
     others = [
         one

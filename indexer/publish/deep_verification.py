@@ -127,7 +127,7 @@ def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagre
         except (AtlasError, TypeError):
             continue  # reported by `verify`
         if record.identity.digest != row["record_key"]:
-            yield Disagreement("record", what, "its record has another identity than its file name")
+            yield Disagreement("record", what, "its record does not belong to its file name")
         yield from _check_facts(connection, model_id, row["record_key"], what, record)
         for published, vectors, centre in opened:
             representation = representation_named(published.representation, published.choice.budget)
@@ -160,7 +160,7 @@ def _check_facts(connection: Connection, model_id: int, key: str, what: str, rec
             mine = place.get((row.get("stack"), row.get("layer"), row.get("family")), {})
             other = [name for name in row if name not in _FROM_OTHERS and not _is_same(mine.get(name), row[name])]
             if other:
-                yield Disagreement("row", what, f"{table} has another {', '.join(sorted(other))} than its record")
+                yield Disagreement("row", what, f"{table} differs from its record in {', '.join(sorted(other))}")
                 break
 
 

@@ -22,9 +22,6 @@ from indexer.records.representation import DEFAULT
 from indexer.records.store import RecordStore
 from indexer.vectors.choice import AUTO, COMPRESSED, EXACT, IndexChoice
 
-# Models that an error message names; the others are only counted.
-MOST_NAMES = 5
-
 # ``claimed_by`` of models known only from a stored record or failure.
 BY_RECORD = "record"
 
@@ -82,21 +79,6 @@ class PreviousAtlas:
             if (base, model) not in after
             or (key is not None and not after[base, model] and (key not in damaged or (had[base] and not has[base])))
         ]
-
-
-def rebuild_refused(lost: Sequence[tuple[str, str]], without_base: Collection[str], root: object) -> AtlasError:
-    """The error raised when a rebuild would lose models. ``without_base``: bases whose matrices are missing."""
-    names = ", ".join(model for _, model in lost[:MOST_NAMES])
-    more = f" and {len(lost) - MOST_NAMES} more" if len(lost) > MOST_NAMES else ""
-    bases = sorted({base for base, _ in lost})
-    why = [f"the block matrices of {base} are missing or damaged" for base in sorted(without_base) if base in bases]
-    why = why or ["their records are missing"]
-    commands = " and ".join(f"`index build --base {base}`" for base in bases)
-    return AtlasError(
-        f"A rebuild of {root} would take {len(lost)} models out of it: {names}{more}; {', '.join(why)}.",
-        f"Nothing was changed. Bring the files back, or run {commands}, which fetches what is missing; "
-        "`index rebuild --force` goes on without.",
-    )
 
 
 def known_models(
@@ -200,7 +182,7 @@ def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
     found = published_rank(folder, base)
     if found is not None and found.rank != rank:
         raise AtlasError(
-            f"This atlas holds {base} at rank {found.rank}, and vectors of rank {rank} cannot be mixed with them.",
+            f"This atlas holds {base} at rank {found.rank}; vectors of rank {rank} cannot be compared with those.",
             f"Use `rank={found.rank}`, or another `atlas`.",
         )
 
@@ -225,6 +207,6 @@ def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) ->
         found_ranks = " and ".join(f"rank {rank} ({count})" for rank, count in sorted(ranks.items()))
         raise AtlasError(
             f"{base.base} has records of {found_ranks}: only those of one rank can be published.",
-            f"Say which: index publish --rank {ranks.most_common(1)[0][0]}",
+            f"Choose one: index publish --rank {ranks.most_common(1)[0][0]}",
         )
     return next(iter(ranks), USUAL_RANK)

@@ -40,7 +40,7 @@ BLOATED_SHARE = 0.5
 # The smallest memory limit that DuckDB gets. What does not fit is spilled to disk, but blocks in use cannot be.
 LEAST_MEMORY = 128 << 20
 
-HINT = "run `index rebuild`, which makes it again from listing and records"
+HINT = "run `index rebuild`, which rebuilds it from the listing and the records"
 
 # Tables that name files of vectors.
 _NAMING = ("internal.segments", "internal.compressed_indexes")

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from indexer.atlas import AtlasFolder
 from indexer.publish.centring import Centring, UncentredVectors
 from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.profile_tables import depth_vectors
-from indexer.publish.publication import Publication, SkippedModels
 from indexer.publish.rows import record_rows
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue
@@ -27,6 +27,9 @@ from indexer.records.store import RecordStore
 from indexer.vectors.background import Background
 from indexer.vectors.centre import GROUPS
 from indexer.vectors.search import VectorIndex
+
+if TYPE_CHECKING:
+    from indexer.publish.publish import Publication, SkippedModels
 
 # Largest sample of a group in a null distribution: half a million pairs within a group.
 MOST_MODELS = 1_024

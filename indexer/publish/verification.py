@@ -250,7 +250,7 @@ class _Verifier:
                     np.array_equal(changed_blocks(block.matrix, part.masks.blocks), part.masks.rows(block.ids))
                     for block in blocks([part.vectors()])
                 ):
-                    why = f"{name} holds models that changed other matrices than their masks say"
+                    why = f"{name} holds models whose changed matrices are not those in their masks"
                     self.report("vectors", what, why)
                 if part.segment.in_compressed and index.compressed is None:
                     why = f"{name} is marked as being in a compressed index, but there is none"

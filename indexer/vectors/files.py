@@ -23,7 +23,7 @@ from indexer.storage.checksums import check_once, file_sha256, stamp_of
 from indexer.untrusted import printable
 from indexer.vectors.choice import COMPRESSED
 
-HINT = "Run `index rebuild` to make it again from the records."
+HINT = "Run `index rebuild` to rebuild it from the records."
 
 # Formats besides those in COMPRESSED: segments of 32-bit and of 16-bit numbers.
 SEGMENT = ""
@@ -130,7 +130,7 @@ def check_file(root: Path, file: VectorFile, *, recheck: bool = False) -> Path:
             check_format(path, file.factory, file.count, file.length)
         except MalformedIndex as error:
             raise AtlasError(
-                f"The FAISS file {file.name} is not what the database says "
+                f"The FAISS file {file.name} does not match the database "
                 f"({file.count} vectors of {file.length} numbers): it holds {error}.",
                 hint,
             ) from error
