@@ -10,12 +10,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
+import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
+from indexer.errors import AtlasError
 from indexer.publish import staging
 from indexer.publish.maintenance import represent
 from indexer.publish.publish import Publication, publish
@@ -310,6 +312,16 @@ def test_the_database_is_held_to_the_memory_it_is_given_and_takes_more_where_it_
     )
     assert verify(atlas.folder) == []
     assert len(atlas.tables()["records"]) == len(atlas.entries)
+
+
+def test_new_vectors_are_not_mixed_with_old_ones_whose_centre_is_missing(atlas):
+    atlas.publish(*atlas.entries[:4])
+    with duckdb.connect(str(atlas.folder.database)) as connection:
+        connection.execute("DELETE FROM internal.centres")
+    before = atlas.folder.database.read_bytes()
+    with pytest.raises(AtlasError, match=r"The centre of .* is missing from the database. Run `index rebuild`"):
+        atlas.publish(*atlas.entries)
+    assert atlas.folder.database.read_bytes() == before
 
 
 def test_what_a_killed_publish_had_spilled_is_removed(atlas):

@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import file_name
+from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
 from indexer.publish.vectors import PublishedVectors, VectorWriter
 from indexer.vectors.centre import ADAPTER, GROUPS, Centre, Mean, data_vote, fewest_votes, initialisation_group
+from indexer.vectors.files import HINT
 from indexer.vectors.published import read_centre
 from indexer.vectors.segments import OpenSegment, blocks, rows_of_block
 
@@ -100,7 +102,8 @@ class Centring:
     def __init__(self, tables: Tables, vectors: PublishedVectors, say: Callable[[str], None]) -> None:
         self.tables, self.vectors, self.say = tables, vectors, say
         self.base, self.name = vectors.base, vectors.name
-        self.stored = None if vectors.is_new else read_centre(tables.connection, self.base, self.name)
+        stored = None if vectors.is_new else read_centre(tables.connection, self.base, self.name)
+        self.stored = stored or Centre({})
         self.models = {
             row[0]: _Model(*row[1:])
             for row in tables.rows(
@@ -123,26 +126,25 @@ class Centring:
                 members[model.group].append(model_id)
                 if model.initialisation is not None:
                     members.setdefault(initialisation_group(model.initialisation), []).append(model_id)
-        if not uncentred.length and self.stored is None:
+        stored = self.stored.groups
+        if not uncentred.length and not stored:
             return VectorWriter(self.vectors.root, self.base, self.vectors.representation), False
+        if not stored and self.vectors.segments:
+            raise AtlasError(f"The centre of {self.base}, {self.name}, is missing from the database.", HINT)
         shape = (uncentred.blocks, uncentred.length // uncentred.blocks)
-        if self.stored is not None:
-            shape = next(iter(self.stored.groups.values())).blocks.shape
+        if stored:
+            shape = next(iter(stored.values())).blocks.shape
         # The groups whose centre is recomputed; if that of the adapters is, those of all initialisations are too.
-        stored = self.stored.groups if self.stored is not None else {}
         due = [name for name in GROUPS if name not in stored or stored[name].is_outgrown(len(members[name]))]
         for name, counted in members.items():
             is_moving = ADAPTER in due or name not in stored or stored[name].is_outgrown(len(counted))
             voters = {self.models[one].voter(name) for one in counted}
             if name not in GROUPS and is_moving and len(voters) >= fewest_votes(voters):
                 due.append(name)
-        centre = self.stored
-        if due or centre is None:
-            centre = self._moved(members, due, uncentred, replaced, shape)
+        centre = self._moved(members, due, uncentred, replaced, shape) if due else self.stored
         writer = VectorWriter(self.vectors.root, self.base, self.vectors.representation, centre.version, shape[0])
         if due:
             for ids, before, vectors in self._published(replaced):
-                assert self.stored is not None
                 for group, chosen in self._by_group(ids, centre):
                     mine = vectors[chosen]
                     if group in due or group != before:
@@ -184,14 +186,13 @@ class Centring:
             norms = None if group in GROUPS else np.array([model.norm for model in models])
             means[group] = Mean(ids, [model.voter(group) for model in models], changed, shape[1], norms)
         for ids, before, vectors in self._published(replaced):
-            assert self.stored is not None
             restored = self.stored.uncentred(vectors, before)
             for mean in means.values():
                 mean.add(ids, restored)
         for ids, vectors in uncentred.chunks():
             for mean in means.values():
                 mean.add(ids, vectors)
-        stored = self.stored.groups if self.stored is not None else {}
+        stored = self.stored.groups
         groups = {name: means[name].centre() if name in means else stored[name] for name in GROUPS}
         if ADAPTER not in due:
             groups |= {name: one for name, one in stored.items() if name not in GROUPS}
@@ -201,7 +202,6 @@ class Centring:
     def _published(self, replaced: Ids) -> Iterator[tuple[Ids, str, NDArray[np.float32]]]:
         """The published vectors except the ``replaced`` ones, in blocks of one group."""
         for segment in self.vectors.segments:
-            assert self.stored is not None
             opened = OpenSegment(self.vectors.root, segment, self.vectors.masks)
             for block in blocks([opened.vectors()]):
                 stays = np.isin(block.ids, replaced, invert=True)
@@ -221,8 +221,7 @@ class Centring:
 
     def _write(self, centre: Centre, members: dict[str, list[int]], due: Sequence[str]) -> None:
         """Rewrite the rows of the groups that are ``due``, and delete those of groups without a centre."""
-        stored = self.stored.groups if self.stored is not None else {}
-        for group in (*due, *(name for name in stored if name not in centre.groups)):
+        for group in (*due, *(name for name in self.stored.groups if name not in centre.groups)):
             for table in ("internal.centres", "internal.centre_members"):
                 self.tables.run(
                     f"DELETE FROM {table} WHERE base = ? AND representation = ? AND vector_group = ?",
