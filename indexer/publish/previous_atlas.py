@@ -16,7 +16,7 @@ from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel
-from indexer.publish.rows import Entry
+from indexer.publish.rows import Entry, moment
 from indexer.records.identity import SVD_METHODS, Identity
 from indexer.records.representation import DEFAULT
 from indexer.records.store import RecordStore
@@ -129,10 +129,7 @@ def known_models(
     for identity, when in identities:
         if identity.base != base or identity.model in listed or identity.model in found:
             continue
-        try:
-            seen = _utc(datetime.fromisoformat(when))
-        except ValueError:
-            seen = now
+        seen = moment(when) or now
         row = {"id": identity.model, "sha": identity.commit}
         found[identity.model] = ListedModel(
             identity.model, row, identity.relation, BY_RECORD, identity.base, seen, seen
@@ -145,13 +142,13 @@ def _rows_of(folder: AtlasFolder, table: str, statement: str) -> list[dict[str, 
     return (earlier_rows(folder.database, [table], [statement]) or [[]])[0]
 
 
-def _utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+def _utc(when: datetime) -> datetime:
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
 
 
-def _as_on_hub(moment: datetime | None) -> str | None:
+def _as_on_hub(when: datetime | None) -> str | None:
     """A time as the Hub writes it."""
-    return None if moment is None else _utc(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if when is None else _utc(when).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import UTC, datetime
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.profiles.store import HINT, Profile, ProfileStore
+from indexer.publish.rows import moment
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue, check_rows
 from indexer.untrusted import printable
@@ -73,14 +72,14 @@ def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Ca
     rows: list[Row] = []
     layer_rows: list[Row] = []
     for number, (digest, profile) in enumerate(profiles.items(), start=next_id):
-        identity, model_id, made = profile.identity, None, None
+        identity, model_id = profile.identity, None
         if identity.subject == "fine_tune":
             model_id = model_ids.get(identity.model)
             if model_id is None:
                 continue
-        with suppress(ValueError, OverflowError):
-            made = datetime.fromisoformat(profile.made).astimezone(UTC).replace(tzinfo=None)
-        row: Row = {"profile_id": number, "model_id": model_id, "profile_key": digest, "made": made}
+        row: Row = {
+            "profile_id": number, "model_id": model_id, "profile_key": digest, "made": moment(profile.made)
+        }  # fmt: skip
         row |= {name: getattr(identity, name) for name in _IDENTITY_FIELDS}
         row |= {name: getattr(profile, name) for name in _PROFILE_FIELDS}
         row["asked"] = list(identity.asked)

@@ -101,7 +101,7 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
             "reason": outcome.reason if outcome and not entry.record_key else None,
             "detail": outcome.detail if outcome and not entry.record_key else None,
             "attempts": outcome.attempts if outcome else None,
-            "tried": _moment(outcome.when) if outcome else None,
+            "tried": moment(outcome.when) if outcome else None,
             "relation": listed.relation,
             "claimed_by": listed.claimed_by,
             "parent": listed.parent,
@@ -158,7 +158,7 @@ def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, 
         "label_names": list(names) if names else None,
         "problem_type": record.head.get("problem_type"),
         "weight_files": [asdict(stored) for stored in record.files],
-        "made": _moment(record.created),
+        "made": moment(record.created),
     }
     row |= {name: getattr(record, name) for name in _RECORD_FIELDS}
     deltas = [
@@ -199,7 +199,7 @@ def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, 
     return {"records": [row], "deltas": deltas, "fused_matrices": fused, "adapter_bases": adapter_bases}
 
 
-def _moment(text: Any) -> datetime | None:
+def moment(text: Any) -> datetime | None:
     """A time in ISO 8601 as UTC; None if it cannot be parsed."""
     try:
         found = datetime.fromisoformat(text)

@@ -1,7 +1,7 @@
 """The staged copy of the database that a publish changes, how it replaces the original, and its checksum.
 
 ``atlas.duckdb`` is the one pointer to everything published: a copy is changed, synced and renamed over it. An atlas
-that is killed at any moment holds the state before or after.
+whose publish is killed at any moment holds the state before or after it.
 
 Two files cannot be renamed at once, so ``checksums.json`` is written before the rename and names the databases before
 and after. The database of an older atlas without that file is checked by reading it.

@@ -165,8 +165,8 @@ def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
 def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: str) -> None:
     """Rewrite the rows of one base from its file.
 
-    Lines whose model or parent has another record now are skipped, and so are lines that cannot be read or do not fit
-    the table, because the file may come from somebody else.
+    A line is skipped if its model or parent has another record now. Lines that cannot be read or do not fit the table
+    are skipped too, because the file may come from an untrusted source.
     """
     indexed = {
         model: (model_id, record_key)

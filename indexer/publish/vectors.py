@@ -175,7 +175,7 @@ class PublishedVectors:
             kinds[kind] = np.union1d(kinds.get(kind, _no_ids()), np.array(models, dtype=np.int64))
         self.masks = Masks.of(blocks, kinds)
         self.centre = writer.centre or self.centre
-        # As long as there are no vectors the length is not known.
+        # The length is known only once there are vectors.
         self.length = (self.length if self.segments else None) or writer.length or self.length or 1
         self.segments += writer.segments
         # Merge segments of similar size; those in the compressed index are never merged with others.

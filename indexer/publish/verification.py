@@ -63,9 +63,9 @@ class Disagreement:
 def verify(folder: AtlasFolder) -> list[Disagreement]:
     """All problems: files that are missing or altered, rows without files, files without rows.
 
-    If the database cannot be read the other files are still checked. In a pulled atlas, files that were not pulled are
-    not missing, and damaged files have to be pulled again. Raises AtlasError if there is no atlas, or if it has
-    another schema.
+    If the database cannot be read, the other files are still checked. In a pulled atlas, files that were not pulled do
+    not count as missing, and damaged files have to be pulled again. Raises AtlasError if there is no atlas or if it
+    has another schema.
     """
     folder.require()
     verifier = _Verifier(folder)

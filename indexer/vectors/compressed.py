@@ -261,10 +261,10 @@ class CompressedSearch:
     def candidates(self, query: NDArray[np.float32], count: int) -> NDArray[np.int64]:
         """At most ``count`` distinct ids for one vector (d,); fewer if the index has fewer.
 
-        If some models lack blocks, half of the candidates are models that share fewer blocks with the query than
-        complete models do, and the rest are others. Ranked by the products of whole vectors nearly all candidates
-        would be of the latter; ranked by similarity, which divides the error of a code by the number of shared blocks,
-        nearly all of the former.
+        If some models lack blocks, half of the candidates are taken from the models that share fewer blocks with the
+        query than complete models do, and half from the others. A single ranking would propose almost only one kind:
+        by the products of whole vectors the complete models, and by similarity the others, because the error of a
+        code is divided by the number of shared blocks too.
         """
         import faiss
 

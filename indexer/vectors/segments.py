@@ -164,8 +164,9 @@ def write_segment(root: Path, base: str, representation: str, vectors: Vectors, 
 def to_merge(segments: Sequence[Segment]) -> list[int]:
     """Positions of the ``segments`` (oldest first, all in the compressed index or none) to merge into one.
 
-    These are the last ones, as long as none is GROWTH times larger than all after it; or, alone, the first of which
-    more than MOST_REMOVED is removed. Segments above half of MOST_BYTES are not merged.
+    These are the newest ones, up to one that is GROWTH times larger than all newer ones together. If there are none, it
+    is the first segment with a share of removed vectors above MOST_REMOVED. Segments above half of MOST_BYTES are not
+    merged.
     """
     growing = [position for position, segment in enumerate(segments) if segment.bytes <= MOST_BYTES // 2]
     total = 0
