@@ -2,7 +2,7 @@
 -- A new atlas.duckdb is made by running this file; no other code creates tables, views or macros.
 -- The schema main is for queries; the schema internal is the program's own bookkeeping.
 -- Times are UTC. A row of fine_tunes is one (model, base) pair; its integer model_id ties everything else to it.
--- One transaction, because DuckDB would otherwise write to disk after each of some six hundred statements.
+-- It is one transaction: otherwise DuckDB would write to disk after each of about six hundred statements.
 
 BEGIN TRANSACTION;
 
@@ -36,10 +36,10 @@ CREATE TABLE bases (
 COMMENT ON TABLE bases IS 'Base models: one row each.';
 COMMENT ON COLUMN bases.base IS 'Canonical id on the Hub, e.g. FacebookAI/roberta-base.';
 COMMENT ON COLUMN bases."commit" IS 'Commit whose weights the deltas are taken against.';
-COMMENT ON COLUMN bases.aliases IS 'Other ids of this base: old short ids, and ids under which it was requested.';
+COMMENT ON COLUMN bases.aliases IS 'Other ids of this base: old short ids, and ids by which users requested it.';
 COMMENT ON COLUMN bases.model_type IS 'model_type of its config.json.';
 COMMENT ON COLUMN bases.architecture IS 'The architecture data file that describes its tensors.';
-COMMENT ON COLUMN bases.layers IS 'Number of layers by stack; the stack is empty where there is one.';
+COMMENT ON COLUMN bases.layers IS 'Number of layers of each stack; the name is empty if there is only one stack.';
 COMMENT ON COLUMN bases.deltas IS 'Names of its deltas, in the order in which vectors concatenate them.';
 COMMENT ON COLUMN bases.block_bytes IS 'Bytes of its block matrices as stored.';
 COMMENT ON COLUMN bases.config IS 'Its config.json.';
@@ -101,11 +101,11 @@ COMMENT ON COLUMN fine_tunes.licence IS 'Licence given by the card.';
 COMMENT ON COLUMN fine_tunes.languages IS 'Languages given by the card.';
 COMMENT ON COLUMN fine_tunes.pipeline_tag IS 'Task, as shown by the Hub.';
 COMMENT ON COLUMN fine_tunes.library IS 'Library tag: transformers, peft, sentence-transformers, …';
-COMMENT ON COLUMN fine_tunes.record_key IS 'Name of its file under records/.';
+COMMENT ON COLUMN fine_tunes.record_key IS 'Name of its record file under records/.';
 COMMENT ON COLUMN fine_tunes.first_seen IS 'When a crawl first saw it.';
 COMMENT ON COLUMN fine_tunes.last_seen IS 'When a crawl last saw it.';
 COMMENT ON COLUMN fine_tunes.deleted_at_hub IS 'Whether it has since been deleted at the Hub; its record stays.';
-COMMENT ON COLUMN fine_tunes.oddities IS 'Malformed fields of its listing row, and how they were interpreted.';
+COMMENT ON COLUMN fine_tunes.oddities IS 'Malformed fields of its listing row and how they were interpreted.';
 COMMENT ON COLUMN fine_tunes.fingerprint IS 'Digest of the inputs of this row: a publish rewrites a row only when it changes.';
 
 CREATE TABLE records (
@@ -140,9 +140,9 @@ CREATE TABLE records (
 );
 COMMENT ON TABLE records IS 'Measurements of the weights of an indexed model: one row per record.';
 COMMENT ON COLUMN records.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN records.record_key IS 'Name of its file under records/.';
-COMMENT ON COLUMN records.verified IS 'Whether its weights confirm the claimed base; null where that cannot be tested (adapters).';
-COMMENT ON COLUMN records.base_cosine IS 'Cosine of its block matrices with the base''s; null for adapters.';
+COMMENT ON COLUMN records.record_key IS 'Name of its record file under records/.';
+COMMENT ON COLUMN records.verified IS 'Whether its weights confirm the claimed base; null if that cannot be tested (adapters).';
+COMMENT ON COLUMN records.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
 COMMENT ON COLUMN records.is_copy IS 'Whether all deltas are zero: a copy of the base.';
 COMMENT ON COLUMN records.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
@@ -152,15 +152,15 @@ COMMENT ON COLUMN records.row_space IS 'Sketch (base64) of the row space of its 
 COMMENT ON COLUMN records.initialisation IS 'Models with the same number have LoRA factors A that started from the same random numbers: same tool and same seed, which says nothing about their data. The number is the model_id of the first such model; null if no other model shares it.';
 COMMENT ON COLUMN records.has_spectra IS 'Whether all singular values of its δW and W are stored (index build --spectra).';
 COMMENT ON COLUMN records.duplicate_group IS 'The model_id of the earliest model of its group of duplicates (its own if it is the earliest); null if it has no duplicates.';
-COMMENT ON COLUMN records.duplicate_of IS 'The model_id of the earlier upload that it repeats; null if it repeats none.';
+COMMENT ON COLUMN records.duplicate_of IS 'The model_id of the earlier upload that it duplicates; null if there is none.';
 COMMENT ON COLUMN records.delta_norm IS 'Frobenius norm of all its deltas taken together.';
-COMMENT ON COLUMN records.relative_norm IS 'delta_norm over the Frobenius norm of the base''s block matrices.';
+COMMENT ON COLUMN records.relative_norm IS 'delta_norm divided by the Frobenius norm of the base''s block matrices.';
 COMMENT ON COLUMN records.model_type IS 'model_type of its config.json.';
 COMMENT ON COLUMN records.head_class IS 'Class of its head, e.g. RobertaForSequenceClassification.';
 COMMENT ON COLUMN records.label_count IS 'Number of labels in its config.json.';
 COMMENT ON COLUMN records.label_names IS 'Names of the labels, unless they are the default LABEL_0, LABEL_1, …';
 COMMENT ON COLUMN records.problem_type IS 'problem_type of its config.json.';
-COMMENT ON COLUMN records.dtype IS 'The dtype of most of the stored weights.';
+COMMENT ON COLUMN records.dtype IS 'The dtype that most of its weights are stored in.';
 COMMENT ON COLUMN records.weight_files IS 'The files that were read, with their LFS ids if known.';
 COMMENT ON COLUMN records.bytes_read IS 'Bytes read to make the record.';
 COMMENT ON COLUMN records.block_bytes IS 'Bytes of its block matrices, or of the factors of an adapter.';
@@ -233,14 +233,14 @@ CREATE TABLE deltas (
 );
 COMMENT ON TABLE deltas IS 'Weight changes: one row per δW, that is per (stack, layer, family) of a model.';
 COMMENT ON COLUMN deltas.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN deltas.stack IS 'encoder or decoder; empty if the base has one stack.';
+COMMENT ON COLUMN deltas.stack IS 'encoder or decoder; empty if the base has only one stack.';
 COMMENT ON COLUMN deltas.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN deltas.family IS 'query, key, value, output, gate, feedforward1, feedforward2, cross_query …';
 COMMENT ON COLUMN deltas.out_features IS 'Rows of δW.';
 COMMENT ON COLUMN deltas.in_features IS 'Columns of δW.';
 COMMENT ON COLUMN deltas.norm IS 'Frobenius norm of δW.';
-COMMENT ON COLUMN deltas.relative_norm IS 'norm over the Frobenius norm of the base''s matrix.';
-COMMENT ON COLUMN deltas.energy IS 'Share of norm² held by the stored singular values.';
+COMMENT ON COLUMN deltas.relative_norm IS 'norm divided by the Frobenius norm of the base''s matrix.';
+COMMENT ON COLUMN deltas.energy IS 'Share of norm² that the stored singular values account for.';
 COMMENT ON COLUMN deltas.singular_values IS 'The largest singular values of δW, descending.';
 COMMENT ON COLUMN deltas.rank_50 IS 'Smallest rank that holds 50 % of the energy; null if it exceeds the stored singular values.';
 COMMENT ON COLUMN deltas.rank_80 IS 'Smallest rank that holds 80 % of the energy, if known.';
@@ -275,7 +275,7 @@ CREATE TABLE fused_matrices (
 );
 COMMENT ON TABLE fused_matrices IS 'Matrices that the base stores fused (such as c_attn of GPT-2), measured as a whole; only for records with spectra.';
 COMMENT ON COLUMN fused_matrices.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN fused_matrices.stack IS 'encoder or decoder; empty if the base has one stack.';
+COMMENT ON COLUMN fused_matrices.stack IS 'encoder or decoder; empty if the base has only one stack.';
 COMMENT ON COLUMN fused_matrices.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN fused_matrices.family IS 'Names of its parts: query_key_value, gate_feedforward1, …';
 COMMENT ON COLUMN fused_matrices.families IS 'The families that it consists of; each also has its own row in deltas.';
@@ -403,7 +403,7 @@ COMMENT ON COLUMN internal.centre_members.representation IS 'Name of the represe
 COMMENT ON COLUMN internal.centre_members.vector_group IS 'adapter, full, or initialisation N.';
 COMMENT ON COLUMN internal.centre_members.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN internal.centre_members.record_key IS 'Its record at that time.';
-COMMENT ON COLUMN internal.centre_members.vote IS 'The vote that it shared in: its author or, for an initialisation, the datasets that it named.';
+COMMENT ON COLUMN internal.centre_members.vote IS 'Whose vote it was part of: its author''s or, for an initialisation, that of the datasets it named.';
 
 CREATE TABLE null_similarity (
     base VARCHAR NOT NULL,
@@ -417,7 +417,7 @@ CREATE TABLE null_similarity (
 COMMENT ON TABLE null_similarity IS 'The null distribution of similarity: that of pairs of unrelated models, by different authors and with no dataset in common (both name some). Each row is one point of the distribution; there are no rows where there are too few pairs. Recomputed whenever the centre changes.';
 COMMENT ON COLUMN null_similarity.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN null_similarity.representation IS 'Name of the representation.';
-COMMENT ON COLUMN null_similarity.one_group IS 'Group of one of the two models, see records.vector_group; the alphabetically first.';
+COMMENT ON COLUMN null_similarity.one_group IS 'Group of one of the two models, see records.vector_group; the first in alphabetical order.';
 COMMENT ON COLUMN null_similarity.other_group IS 'Group of the other model.';
 COMMENT ON COLUMN null_similarity.pairs IS 'Number of pairs that were compared.';
 COMMENT ON COLUMN null_similarity.similarity IS 'A similarity.';
@@ -487,19 +487,19 @@ CREATE TABLE lineage (
 );
 COMMENT ON TABLE lineage IS 'The parents of each model, inferred from the weights: one row per parent (query lineage --all).';
 COMMENT ON COLUMN lineage.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN lineage.record_key IS 'Its record at the time of the answer; a publish drops rows whose model has been read again since.';
+COMMENT ON COLUMN lineage.record_key IS 'The record that the answer was computed from; a publish deletes the row once the model has another record.';
 COMMENT ON COLUMN lineage.parent_id IS 'The parent, see fine_tunes; null for the base, or if the parent is not in the atlas.';
 COMMENT ON COLUMN lineage.kind IS 'tuned from the base, continued, "continued, or a run with the same data and seed", merge, LoRA merged, copy, recast, quantised copy, or unrelated.';
 COMMENT ON COLUMN lineage.method IS 'For a merge: linear, task arithmetic, slerp, layer by layer (a different recipe in each matrix), or "ties or dare".';
 COMMENT ON COLUMN lineage.coefficient IS 'Weight of the parent; 1 except for merges.';
 COMMENT ON COLUMN lineage."left" IS 'Residual: share of the energy of its change that its parents together do not explain.';
-COMMENT ON COLUMN lineage.card IS 'Comparison with the card: confirmed, contradicted, not declared, or "unsure" if the probability is below 0.9.';
-COMMENT ON COLUMN lineage.direction IS 'known, or unknown if neither weights nor dates say which of the two models came first.';
+COMMENT ON COLUMN lineage.card IS 'Comparison with the card: confirmed, contradicted, not declared, or "unsure" if probability is below 0.9.';
+COMMENT ON COLUMN lineage.direction IS 'known, or unknown if neither the weights nor the dates show which of the two models came first.';
 COMMENT ON COLUMN lineage.evidence IS 'The evidence, in a few words.';
 COMMENT ON COLUMN lineage.same IS 'Models whose weights cannot be distinguished from the parent.';
 COMMENT ON COLUMN lineage.bytes_read IS 'Bytes of weights that were read for the answer, summed over all parents.';
 COMMENT ON COLUMN lineage.answered_at IS 'When the answer was computed, UTC.';
-COMMENT ON COLUMN lineage.probability IS 'Probability of the step: of the steps with 0.9, nine in ten are right (docs/lineage.md); null if computed by an older version.';
+COMMENT ON COLUMN lineage.probability IS 'Calibrated probability that the step is right (docs/lineage.md); null if computed by an older version.';
 
 CREATE TABLE predictions (
     model_id INTEGER NOT NULL,
@@ -521,11 +521,11 @@ CREATE TABLE predictions (
 );
 COMMENT ON TABLE predictions IS 'Datasets that models were probably tuned on (query predict --store): one row per (model, dataset).';
 COMMENT ON COLUMN predictions.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN predictions.record_key IS 'Its record at the time of the answer; a publish drops rows whose model has been read again since.';
+COMMENT ON COLUMN predictions.record_key IS 'The record that the answer was computed from; a publish deletes the row once the model has another record.';
 COMMENT ON COLUMN predictions.rank IS '1 for the most probable.';
 COMMENT ON COLUMN predictions.dataset IS 'Canonical name, or "none of these": a dataset that no voter names.';
 COMMENT ON COLUMN predictions.probability IS 'Expected share of this dataset among the datasets of the model.';
-COMMENT ON COLUMN predictions.votes IS 'Votes of those of the k nearest models that name it; the vote of the nearest is 1.';
+COMMENT ON COLUMN predictions.votes IS 'Sum of the votes of the models among the k nearest that name it; the vote of the nearest is 1.';
 COMMENT ON COLUMN predictions.agreement IS 'Share of all votes that name it; 0 if there are no votes.';
 COMMENT ON COLUMN predictions.authors IS 'Number of authors of the models that vote for it.';
 COMMENT ON COLUMN predictions.vectors IS 'The probability by the vectors alone; null if the model has no vector.';
@@ -561,7 +561,7 @@ CREATE TABLE profiles (
     made TIMESTAMP
 );
 COMMENT ON TABLE profiles IS 'Depth profiles (index profile): what each layer of a model keeps of its input. One row per file under profiles/.';
-COMMENT ON COLUMN profiles.profile_id IS 'Joins it with its layers; changes whenever a publish reads the file again.';
+COMMENT ON COLUMN profiles.profile_id IS 'Key to profile_layers; changes whenever a publish reads the file again.';
 COMMENT ON COLUMN profiles.model_id IS 'The model, see fine_tunes; null for a base and for an untrained twin.';
 COMMENT ON COLUMN profiles.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN profiles.subject IS 'base, fine_tune, or untrained (the base''s architecture with fresh weights).';
@@ -570,8 +570,8 @@ COMMENT ON COLUMN profiles."commit" IS 'Commit whose weights were profiled.';
 COMMENT ON COLUMN profiles.base_commit IS 'Commit of the base that drift and cka are taken against.';
 COMMENT ON COLUMN profiles.probe IS 'Kind of input: random, text or image.';
 COMMENT ON COLUMN profiles.probe_sha256 IS 'sha256 of the token ids or pixels; profiles of different probes are not compared.';
-COMMENT ON COLUMN profiles.sequences IS 'Sequences or images of the probe.';
-COMMENT ON COLUMN profiles.tokens IS 'Tokens of a sequence; null for images.';
+COMMENT ON COLUMN profiles.sequences IS 'Number of sequences or images in the probe.';
+COMMENT ON COLUMN profiles.tokens IS 'Number of tokens in a sequence; null for images.';
 COMMENT ON COLUMN profiles.seed IS 'Seed of all draws.';
 COMMENT ON COLUMN profiles.method IS 'Version of the measures.';
 COMMENT ON COLUMN profiles.recipe IS 'default, or seed: the gradient descent of the original papers.';
@@ -579,7 +579,7 @@ COMMENT ON COLUMN profiles.asked IS 'Sets of measures that were requested: defau
 COMMENT ON COLUMN profiles.is_complete IS 'False if the run was stopped; the layers that are present are complete.';
 COMMENT ON COLUMN profiles.profile_key IS 'Name of its file under profiles/.';
 COMMENT ON COLUMN profiles.device IS 'Where it was measured: cpu or cuda.';
-COMMENT ON COLUMN profiles.threads IS 'Number of threads; results of other numbers differ in the last bits.';
+COMMENT ON COLUMN profiles.threads IS 'Number of threads; with another number the results differ in the last bits.';
 COMMENT ON COLUMN profiles.cpu_seconds IS 'Processor time in seconds.';
 COMMENT ON COLUMN profiles.made IS 'When it was made.';
 
@@ -635,7 +635,7 @@ COMMENT ON COLUMN profile_layers.recovered_seed IS 'The same by the method of th
 COMMENT ON COLUMN profile_layers.recovered_seed_error IS 'Standard error of recovered_seed.';
 COMMENT ON COLUMN profile_layers.closer IS 'Share of sequences whose recovered input gives a closer output than a shifted input does: the criterion of the original papers.';
 COMMENT ON COLUMN profile_layers.closer_error IS 'Standard error of closer.';
-COMMENT ON COLUMN profile_layers.closer_ratio IS 'How many times closer it is, on average.';
+COMMENT ON COLUMN profile_layers.closer_ratio IS 'Factor by which it is closer, on average.';
 COMMENT ON COLUMN profile_layers.closer_ratio_error IS 'Standard error of closer_ratio.';
 COMMENT ON COLUMN profile_layers.verified IS 'Share of tokens in sequences that were recovered exactly, with a certificate (index profile --exact). It is 1 nearly everywhere, so it does not measure depth.';
 COMMENT ON COLUMN profile_layers.verified_error IS 'Standard error of verified.';
@@ -647,14 +647,14 @@ COMMENT ON COLUMN profile_layers.start_share IS 'Share of the first quarter of t
 COMMENT ON COLUMN profile_layers.start_share_error IS 'Standard error of start_share.';
 COMMENT ON COLUMN profile_layers.cka IS 'Linear CKA with the same layer of the base on the same probe.';
 COMMENT ON COLUMN profile_layers.cka_error IS 'Standard error of cka.';
-COMMENT ON COLUMN profile_layers.drift IS '‖h − h_base‖ over ‖h_base − its mean‖ on the same probe.';
+COMMENT ON COLUMN profile_layers.drift IS '‖h − h_base‖ / ‖h_base − its mean‖ on the same probe.';
 COMMENT ON COLUMN profile_layers.drift_error IS 'Standard error of drift.';
-COMMENT ON COLUMN profile_layers.image_error IS '‖found − truth‖ over ‖truth − its mean‖ of images recovered from the output of this layer.';
+COMMENT ON COLUMN profile_layers.image_error IS '‖found − truth‖ / ‖truth − its mean‖ for images recovered from the output of this layer.';
 COMMENT ON COLUMN profile_layers.image_error_error IS 'Standard error of image_error.';
 COMMENT ON COLUMN profile_layers.spread IS 'The unit of noise: the median over positions of the rms deviation of outputs from their mean.';
 
 CREATE TABLE rejected_listing_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMP);
-COMMENT ON TABLE rejected_listing_rows IS 'Rows of the listing that could not be read, and models that do not fit the tables.';
+COMMENT ON TABLE rejected_listing_rows IS 'Rows of the listing that could not be read, and models whose values do not fit the tables.';
 COMMENT ON COLUMN rejected_listing_rows.base IS 'The base whose listing contains it.';
 COMMENT ON COLUMN rejected_listing_rows.why IS 'What is wrong with it.';
 COMMENT ON COLUMN rejected_listing_rows.raw IS 'The row, truncated.';
@@ -686,13 +686,13 @@ COMMENT ON COLUMN builds.base_commit IS 'Commit of the base.';
 COMMENT ON COLUMN builds.started IS 'When it started.';
 COMMENT ON COLUMN builds.finished IS 'When it was published.';
 COMMENT ON COLUMN builds.outcome IS 'finished, or stopped (finished work is kept).';
-COMMENT ON COLUMN builds.discovered IS 'Models that were considered: indexed + unchanged + skipped + failed.';
+COMMENT ON COLUMN builds.discovered IS 'Number of models considered: indexed + unchanged + skipped + failed.';
 COMMENT ON COLUMN builds.indexed IS 'Models read and vectorised by this build.';
 COMMENT ON COLUMN builds.unchanged IS 'Models that already had a record of this commit.';
 COMMENT ON COLUMN builds.skipped IS 'Models that cannot be indexed at their commit.';
 COMMENT ON COLUMN builds.failed IS 'Models that will be retried.';
 COMMENT ON COLUMN builds.bytes_read IS 'Bytes of checkpoints that it read.';
-COMMENT ON COLUMN builds.bytes_total IS 'Bytes of the weight files that it read from.';
+COMMENT ON COLUMN builds.bytes_total IS 'Total size in bytes of the weight files that it read parts of.';
 COMMENT ON COLUMN builds.seconds IS 'Wall time in seconds.';
 COMMENT ON COLUMN builds.spec IS 'What was computed: rank, spectra, SVD method, record format; for a build that crawled, also the address of the Hub and the options of the command.';
 COMMENT ON COLUMN builds.thresholds IS 'The thresholds of the flags.';
@@ -707,10 +707,10 @@ CREATE TABLE adapter_bases (
 );
 COMMENT ON TABLE adapter_bases IS 'How the base named by an adapter (adapter_config.json) was resolved: one row per adapter that names one.';
 COMMENT ON COLUMN adapter_bases.model_id IS 'The adapter, see fine_tunes.';
-COMMENT ON COLUMN adapter_bases.named IS 'base_model_name_or_path as written: an id, or a folder on the machine of the author.';
+COMMENT ON COLUMN adapter_bases.named IS 'base_model_name_or_path as written: an id, or a folder on the author''s machine.';
 COMMENT ON COLUMN adapter_bases.verdict IS 'base; finetune (its change is added to that of the adapter); foreign (another base; the adapter is flagged as unrelated); unknown (treated as the base).';
-COMMENT ON COLUMN adapter_bases.resolved_base IS 'The model and commit that it was resolved to, followed by > and the model that this one is itself an adapter of, and so on; empty for the base.';
-COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or why the sum is approximate, as a sentence; else empty.';
+COMMENT ON COLUMN adapter_bases.resolved_base IS 'The model and commit that it was resolved to; if that is itself an adapter, followed by > and the model it adapts, and so on. Empty for the base.';
+COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or why the sum is only approximate, as a sentence; empty otherwise.';
 
 -- Views for common questions.
 
@@ -737,16 +737,16 @@ COMMENT ON COLUMN models."commit" IS 'Commit of the model that this row describe
 COMMENT ON COLUMN models.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
 COMMENT ON COLUMN models.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
 COMMENT ON COLUMN models.parent IS 'The model it was tuned from directly, if that is not the base.';
-COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed base; null where that cannot be tested (adapters).';
-COMMENT ON COLUMN models.base_cosine IS 'Cosine of its block matrices with the base''s; null for adapters.';
+COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed base; null if that cannot be tested (adapters).';
+COMMENT ON COLUMN models.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
 COMMENT ON COLUMN models.is_copy IS 'Whether all deltas are zero: a copy of the base.';
 COMMENT ON COLUMN models.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN models.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
 COMMENT ON COLUMN models.has_spectra IS 'Whether all singular values of its δW and W are stored (index build --spectra).';
-COMMENT ON COLUMN models.duplicate_of IS 'The model_id of the earlier upload that it repeats; null if it repeats none.';
+COMMENT ON COLUMN models.duplicate_of IS 'The model_id of the earlier upload that it duplicates; null if there is none.';
 COMMENT ON COLUMN models.duplicate_group IS 'The model_id of the earliest model of its group of duplicates (its own if it is the earliest); null if it has no duplicates.';
 COMMENT ON COLUMN models.delta_norm IS 'Frobenius norm of all its deltas taken together.';
-COMMENT ON COLUMN models.relative_norm IS 'delta_norm over the Frobenius norm of the base''s block matrices.';
+COMMENT ON COLUMN models.relative_norm IS 'delta_norm divided by the Frobenius norm of the base''s block matrices.';
 COMMENT ON COLUMN models.created IS 'When the repository was created.';
 COMMENT ON COLUMN models.modified IS 'When it was last changed.';
 COMMENT ON COLUMN models.downloads IS 'Downloads in the last 30 days, as listed.';
@@ -761,11 +761,11 @@ COMMENT ON COLUMN models.head_class IS 'Class of its head, e.g. RobertaForSequen
 COMMENT ON COLUMN models.label_count IS 'Number of labels in its config.json.';
 COMMENT ON COLUMN models.label_names IS 'Names of the labels, unless they are the default LABEL_0, LABEL_1, …';
 COMMENT ON COLUMN models.problem_type IS 'problem_type of its config.json.';
-COMMENT ON COLUMN models.dtype IS 'The dtype of most of the stored weights.';
+COMMENT ON COLUMN models.dtype IS 'The dtype that most of its weights are stored in.';
 COMMENT ON COLUMN models.weight_files IS 'The files that were read, with their LFS ids if known.';
 COMMENT ON COLUMN models.bytes_read IS 'Bytes read to make the record.';
 COMMENT ON COLUMN models.block_bytes IS 'Bytes of its block matrices, or of the factors of an adapter.';
-COMMENT ON COLUMN models.record_key IS 'Name of its file under records/.';
+COMMENT ON COLUMN models.record_key IS 'Name of its record file under records/.';
 COMMENT ON COLUMN models.record_seconds IS 'Seconds spent reading and vectorising it.';
 COMMENT ON COLUMN models.first_seen IS 'When a crawl first saw it.';
 COMMENT ON COLUMN models.last_seen IS 'When a crawl last saw it.';
@@ -929,7 +929,7 @@ COMMENT ON COLUMN suspicious_claims.model IS 'Id on the Hub (owner/name), or loc
 COMMENT ON COLUMN suspicious_claims.author IS 'Account that owns it; "local" for a folder.';
 COMMENT ON COLUMN suspicious_claims.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
 COMMENT ON COLUMN suspicious_claims.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
-COMMENT ON COLUMN suspicious_claims.base_cosine IS 'Cosine of its block matrices with the base''s; null for adapters.';
+COMMENT ON COLUMN suspicious_claims.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
 COMMENT ON COLUMN suspicious_claims.downloads IS 'Downloads in the last 30 days, as listed.';
 COMMENT ON COLUMN suspicious_claims.names_base IS 'For an adapter: the base that its adapter_config.json names.';
 COMMENT ON COLUMN suspicious_claims.why IS 'For an adapter: why that base does not derive from this one.';
@@ -969,7 +969,7 @@ FROM lineage
 JOIN fine_tunes AS child ON child.model_id = lineage.model_id
 JOIN fine_tunes AS parent ON parent.model_id = lineage.parent_id
 WHERE direction = 'known' AND parent.licence IS NOT NULL AND child.licence IS DISTINCT FROM parent.licence;
-COMMENT ON VIEW licence_conflicts IS 'Models with a different licence than a parent, or with none. Whether that is permitted needs human judgement.';
+COMMENT ON VIEW licence_conflicts IS 'Models with a different licence than a parent, or with none. A person has to judge whether that is permitted.';
 COMMENT ON COLUMN licence_conflicts.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN licence_conflicts.model IS 'The model.';
 COMMENT ON COLUMN licence_conflicts.parent IS 'A parent of the model.';
@@ -986,13 +986,13 @@ FROM fine_tunes JOIN records USING (model_id) JOIN deltas USING (model_id)
 WHERE NOT is_copy AND NOT is_unrelated AND base_cosine IS NOT NULL
 GROUP BY base, model
 HAVING min(energy) FILTER (norm > 0) >= 0.999;
-COMMENT ON VIEW merged_loras IS 'Full models all of whose deltas have low rank: a LoRA was merged into the base. For ranks above the stored one use query lineage.';
+COMMENT ON VIEW merged_loras IS 'Full models whose deltas all have low rank, because a LoRA was merged into the base. For ranks above the stored one use query lineage.';
 COMMENT ON COLUMN merged_loras.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN merged_loras.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
 COMMENT ON COLUMN merged_loras.relative_norm IS 'The largest relative norm of its deltas.';
 COMMENT ON COLUMN merged_loras.changed IS 'Number of matrices that it changed.';
 COMMENT ON COLUMN merged_loras.untouched IS 'Number of matrices that it left unchanged.';
-COMMENT ON COLUMN merged_loras.energy IS 'The smallest share of the energy of a delta that the stored singular values hold.';
+COMMENT ON COLUMN merged_loras.energy IS 'The smallest share of a delta''s energy that the stored singular values account for.';
 
 CREATE VIEW rank_by_depth AS
 SELECT
@@ -1017,14 +1017,14 @@ WHERE NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL
 GROUP BY base, stack, family, layer;
 COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW and of W by depth, without copies, unrelated models, duplicates and zero deltas. Where some ranks are unknown only models with spectra are averaged, because the known ranks would be the small ones.';
 COMMENT ON COLUMN rank_by_depth.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN rank_by_depth.stack IS 'encoder or decoder; empty if the base has one stack.';
+COMMENT ON COLUMN rank_by_depth.stack IS 'encoder or decoder; empty if the base has only one stack.';
 COMMENT ON COLUMN rank_by_depth.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN rank_by_depth.rank_50 IS 'Mean rank of δW that holds 50 % of the energy; null if unknown.';
 COMMENT ON COLUMN rank_by_depth.rank_80 IS 'Mean rank of δW that holds 80 % of the energy; null if unknown.';
 COMMENT ON COLUMN rank_by_depth.rank_90 IS 'Mean rank of δW that holds 90 % of the energy; null if unknown.';
 COMMENT ON COLUMN rank_by_depth.rank_95 IS 'Mean rank of δW that holds 95 % of the energy; null if unknown.';
 COMMENT ON COLUMN rank_by_depth.rank_99 IS 'Mean rank of δW that holds 99 % of the energy; null if unknown.';
-COMMENT ON COLUMN rank_by_depth.energy IS 'Mean share of norm² that the stored singular values hold.';
+COMMENT ON COLUMN rank_by_depth.energy IS 'Mean share of norm² that the stored singular values account for.';
 COMMENT ON COLUMN rank_by_depth.relative_norm IS 'Mean norm relative to the matrix of the base.';
 COMMENT ON COLUMN rank_by_depth.weight_rank_50 IS 'The same for W itself, at 50 %.';
 COMMENT ON COLUMN rank_by_depth.weight_rank_80 IS 'The same for W itself, at 80 %.';
@@ -1080,7 +1080,7 @@ COMMENT ON COLUMN depth_of_models.recovered_seed IS 'The same by the method of t
 COMMENT ON COLUMN depth_of_models.recovered_seed_error IS 'Standard error of recovered_seed.';
 COMMENT ON COLUMN depth_of_models.closer IS 'Share of sequences whose recovered input gives a closer output than a shifted input does: the criterion of the original papers.';
 COMMENT ON COLUMN depth_of_models.closer_error IS 'Standard error of closer.';
-COMMENT ON COLUMN depth_of_models.closer_ratio IS 'How many times closer it is, on average.';
+COMMENT ON COLUMN depth_of_models.closer_ratio IS 'Factor by which it is closer, on average.';
 COMMENT ON COLUMN depth_of_models.closer_ratio_error IS 'Standard error of closer_ratio.';
 COMMENT ON COLUMN depth_of_models.verified IS 'Share of tokens in sequences that were recovered exactly, with a certificate (index profile --exact). It is 1 nearly everywhere, so it does not measure depth.';
 COMMENT ON COLUMN depth_of_models.verified_error IS 'Standard error of verified.';
@@ -1092,9 +1092,9 @@ COMMENT ON COLUMN depth_of_models.start_share IS 'Share of the first quarter of 
 COMMENT ON COLUMN depth_of_models.start_share_error IS 'Standard error of start_share.';
 COMMENT ON COLUMN depth_of_models.cka IS 'Linear CKA with the same layer of the base on the same probe.';
 COMMENT ON COLUMN depth_of_models.cka_error IS 'Standard error of cka.';
-COMMENT ON COLUMN depth_of_models.drift IS '‖h − h_base‖ over ‖h_base − its mean‖ on the same probe.';
+COMMENT ON COLUMN depth_of_models.drift IS '‖h − h_base‖ / ‖h_base − its mean‖ on the same probe.';
 COMMENT ON COLUMN depth_of_models.drift_error IS 'Standard error of drift.';
-COMMENT ON COLUMN depth_of_models.image_error IS '‖found − truth‖ over ‖truth − its mean‖ of images recovered from the output of this layer.';
+COMMENT ON COLUMN depth_of_models.image_error IS '‖found − truth‖ / ‖truth − its mean‖ for images recovered from the output of this layer.';
 COMMENT ON COLUMN depth_of_models.image_error_error IS 'Standard error of image_error.';
 COMMENT ON COLUMN depth_of_models.spread IS 'The unit of noise: the median over positions of the rms deviation of outputs from their mean.';
 COMMENT ON COLUMN depth_of_models.own_delta IS 'Root of the sum of the squared relative norms of the deltas of this layer; null for bases.';

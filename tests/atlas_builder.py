@@ -18,11 +18,11 @@ import duckdb
 import numpy as np
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
-from indexer.publish.centring import Centring
-from indexer.publish.neighbours import NeighbourTable
-from indexer.publish.null_similarity import renew_null_similarity
+from indexer.publish.centring import Centring, UncentredVectors
+from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.tables import Tables
-from indexer.publish.vectors import Change, PublishedVectors, UncentredVectors, VectorWriter
+from indexer.publish.vector_update import renew_null_similarity
+from indexer.publish.vectors import PublishedVectors, VectorWriter
 from indexer.records.representation import representation_named
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.segments import Vectors
@@ -130,22 +130,23 @@ def publish(
     tables = Tables(connection)
     say = (log if log is not None else []).append
     vectors = PublishedVectors(folder, tables, BASE, representation_named("input"), 8, say)
-    with UncentredVectors(folder, BASE, "input") as uncentred:
+    blocks = len(models[0].vector) if models else 1
+    with UncentredVectors(folder, BASE, "input", blocks) as uncentred:
         for number, model in enumerate(models, first):
             _add(connection, number, model, BASE, models)
-            uncentred.add(number, model.vector.astype(np.float32).ravel(), len(model.vector))
+            uncentred.add(number, model.vector.astype(np.float32).ravel())
         writer, moved = Centring(tables, vectors, say).centred(uncentred, np.zeros(0, np.int64))
-    change = vectors.change(writer, (), is_anew=moved)
+    change = vectors.change(writer, (), replaces_all=moved)
     if change is not None:
-        NeighbourTable(tables, BASE, "input").change(change.index, change.added, change.removed)
+        renew_neighbours(tables, BASE, "input", *change)
         if moved:
-            renew_null_similarity(tables, BASE, "input", change.index)
+            renew_null_similarity(tables, BASE, "input", change[0])
 
 
 def publish_vectors(
     connection: duckdb.DuckDBPyConnection, folder: Path, base: str, name: str, vectors: Vectors, *,
     stale: tuple[int, ...] = (), choice: IndexChoice | None = None, neighbours: bool = True, log: list[str] | None = None,
-) -> Change | None:  # fmt: skip
+):  # fmt: skip
     """Add ``vectors`` as they are (those of ``stale`` ids count no more), and bring the neighbours up to date."""
     tables = Tables(connection)
     representation = representation_named(name)
@@ -155,7 +156,7 @@ def publish_vectors(
         writer.add(model_id, vector)
     change = PublishedVectors(folder, tables, base, representation, 8, say, choice).change(writer, stale)
     if change is not None and neighbours:
-        NeighbourTable(tables, base, name).change(change.index, change.added, change.removed)
+        renew_neighbours(tables, base, name, *change)
     return change
 
 

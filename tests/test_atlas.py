@@ -118,8 +118,8 @@ def test_every_representation_can_be_published_and_asked(atlas):
 
 CRASH = """
 import os, sys
-import indexer.publish.neighbours as neighbours
 import indexer.publish.staging as staging
+import indexer.publish.vector_update as vector_update
 import indexer.publish.vectors as vectors
 from indexer.atlas import AtlasFolder
 from indexer.publish.maintenance import represent
@@ -130,7 +130,7 @@ if point == "vectors":
     real = vectors.write_segment
     vectors.write_segment = lambda *a, **o: (real(*a, **o), die())
 elif point == "neighbours":
-    neighbours.NeighbourTable.change = die
+    vector_update.renew_neighbours = die
 elif point == "commit":
     staging._put_in_place = die
 elif point == "checksums":

@@ -188,7 +188,7 @@ def test_a_build_that_is_stopped_publishes_what_was_done(shell, workers, stop):
     _, said = process.communicate(timeout=PATIENCE)  # the workers have gone as well: they hold stderr
     assert process.returncode == 128 + stop
     assert "Traceback" not in said
-    assert "What was done stays" in said
+    assert "Finished work is kept" in said
     done = rows(shell, "SELECT count(*) FROM models")[0][0]
     assert 0 < done < 12
     assert rows(shell, "SELECT outcome FROM builds") == [("stopped",)]

@@ -13,9 +13,8 @@ import pytest
 from indexer.builds.options import index_change
 from indexer.errors import AtlasError
 from indexer.vectors import compressed as compressed_module
-from indexer.vectors.candidates import CompressedSearch
 from indexer.vectors.choice import COMPRESSED, INDEXES, check_index
-from indexer.vectors.compressed import Compressed, compress, extend, index_bytes
+from indexer.vectors.compressed import Compressed, CompressedSearch, compress, extend, index_bytes
 from indexer.vectors.files import open_index, write_index
 from indexer.vectors.segments import Vectors
 

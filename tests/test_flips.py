@@ -91,7 +91,7 @@ def test_every_byte_of_the_headers_of_a_base_and_a_record_counts(atlas):
     from indexer.records.record import read_record
 
     base, record = files_by_kind(atlas)["base"][0], files_by_kind(atlas)["record"][0]
-    checks = {base: lambda: StoredBase(base).check(afresh=True), record: lambda: read_record(record)}
+    checks = {base: lambda: StoredBase(base).check(recheck=True), record: lambda: read_record(record)}
     for path, check in checks.items():
         length = int.from_bytes(path.read_bytes()[:8], "little")
         missed = []

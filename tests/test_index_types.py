@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from indexer.publish import compression
-from indexer.vectors import candidates as candidates_module
+from indexer.publish import vectors as publish_vectors
 from indexer.vectors import compressed, search
 from indexer.vectors.choice import COMPRESSED, IndexChoice
 from indexer.vectors.segments import Vectors
@@ -20,8 +19,8 @@ COUNT = 3000
 def nothing_is_instant(monkeypatch):
     """So that candidates are asked for at once."""
     monkeypatch.setattr(search, "INSTANT_BYTES", 0)
-    monkeypatch.setattr(compression, "INSTANT_BYTES", 0)
-    monkeypatch.setattr(compression, "EXTEND_ABOVE", 4 * LENGTH * 100)
+    monkeypatch.setattr(publish_vectors, "INSTANT_BYTES", 0)
+    monkeypatch.setattr(publish_vectors, "EXTEND_ABOVE", 4 * LENGTH * 100)
 
 
 def groups(ids: range, seed: int = 0) -> dict[int, np.ndarray]:
@@ -57,7 +56,7 @@ def published(request, tmp_path_factory):
     """COUNT models under one index type, with the store that tells the truth."""
     store = Store(tmp_path_factory.mktemp("types"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compression, "INSTANT_BYTES", 0)
+        patch.setattr(publish_vectors, "INSTANT_BYTES", 0)
         store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice(request.param, promised=0.9))
     return store
 
@@ -124,7 +123,7 @@ def check(store: Store) -> None:
 def test_a_publish_that_leaves_the_index_as_it_is_does_not_open_it(tmp_path, monkeypatch):
     store, opened = Store(tmp_path), []
     store.publish(groups(range(1, 301)), neighbours=False, choice=IndexChoice("RaBitQ", promised=0.5))
-    monkeypatch.setattr(compression, "open_index", lambda *named, **options: opened.append(named))
+    monkeypatch.setattr(publish_vectors, "open_index", lambda *named, **options: opened.append(named))
     store.publish(groups(range(301, 311)))
     assert opened == []
     assert store.published().compressed.file.count == 300
@@ -132,7 +131,7 @@ def test_a_publish_that_leaves_the_index_as_it_is_does_not_open_it(tmp_path, mon
 
 def test_an_index_that_would_outgrow_its_memory_is_chosen_again(tmp_path, monkeypatch):
     store, choice = Store(tmp_path), IndexChoice("auto", memory=64_000, promised=0.5)
-    monkeypatch.setattr(compression, "COMPRESSED", {"RaBitQ2": 2, "RaBitQ": 1})
+    monkeypatch.setattr(publish_vectors, "COMPRESSED", {"RaBitQ2": 2, "RaBitQ": 1})
     store.publish(groups(range(1, 1501)), neighbours=False, choice=choice)
     assert store.published().compressed.factory == "RaBitQ2"
     store.publish(groups(range(1501, 1801)), neighbours=False)
@@ -206,7 +205,7 @@ def test_auto_that_nothing_fits_is_not_tried_by_every_publish(tmp_path):
 
 
 def test_auto_is_exact_while_that_is_instant_then_compressed_then_exact_again_if_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(compression, "INSTANT_BYTES", 4 * LENGTH * 2000)
+    monkeypatch.setattr(publish_vectors, "INSTANT_BYTES", 4 * LENGTH * 2000)
     store = Store(tmp_path)
     store.publish(groups(range(1, 1001)), neighbours=False)
     assert store.published().compressed is None
@@ -240,9 +239,9 @@ def test_more_results_take_more_candidates_so_that_the_promise_holds_for_them_to
     store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice("RaBitQ2", promised=0.5))
     index, vectors = store.published().opened(tmp_path), store.vectors()
     asked = []
-    candidates = candidates_module.CompressedSearch.candidates
+    candidates = compressed.CompressedSearch.candidates
     monkeypatch.setattr(
-        candidates_module.CompressedSearch,
+        compressed.CompressedSearch,
         "candidates",
         lambda search, query, count: (asked.append(count), candidates(search, query, count))[1],
     )

@@ -14,7 +14,17 @@ from indexer.publish.neighbours import COLUMNS, nearest
 from indexer.vectors.compressed import sample
 from indexer.vectors.published import read_published
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import GROWTH, OpenSegment, Vectors, blocks, joined, normalised, to_merge, write_segment
+from indexer.vectors.segments import (
+    GROWTH,
+    OpenSegment,
+    Vectors,
+    blocks,
+    joined,
+    normalised,
+    positions,
+    to_merge,
+    write_segment,
+)
 from tests.atlas_builder import publish_vectors
 from tests.halves import a_few
 
@@ -133,7 +143,7 @@ def test_what_counts_of_a_file_is_copied_block_by_block(tmp_path, monkeypatch):
     np.testing.assert_array_equal(whole.ids, np.delete(vectors.ids, 5))
     np.testing.assert_array_equal(whole.matrix, np.delete(vectors.matrix, 5, axis=0))
     asked = vectors.ids[[3, 5, 77]]
-    np.testing.assert_array_equal(counting.copied(counting.positions(asked)), vectors.matrix[[3, 77]])
+    np.testing.assert_array_equal(counting.copied(positions(counting.ids, asked)), vectors.matrix[[3, 77]])
 
 
 def test_a_list_asks_for_no_more_vectors_than_are_compared_at_a_time(tmp_path, monkeypatch):

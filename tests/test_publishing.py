@@ -10,17 +10,17 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
+import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
+from indexer.errors import AtlasError
 from indexer.publish import staging
 from indexer.publish.maintenance import represent
-from indexer.publish.neighbours import NeighbourTable
-from indexer.publish.publication import Publication
-from indexer.publish.publish import publish
+from indexer.publish.publish import Publication, publish
 from indexer.publish.rows import Entry
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
@@ -104,7 +104,7 @@ def test_piece_by_piece_is_the_same_as_all_at_once(atlas):
     # As it was made to be.
     assert verify(atlas.folder)[0].problem == "its record belongs to a different model: run `index rebuild`"
     assert len(verify(atlas.folder)) == 1 + 1  # and the record that nobody names now
-    atlas.publish(*final, afresh=True, representations=("spectrum",))
+    atlas.publish(*final, from_scratch=True, representations=("spectrum",))
     at_once = atlas.tables()
     for name in TABLES:
         assert pieces[name] == at_once[name], name
@@ -235,15 +235,15 @@ def test_an_atlas_that_began_without_a_vector_takes_the_first_that_comes(atlas):
     atlas.publish(*atlas.entries)
     pieces = atlas.tables()
     assert verify(atlas.folder) == []
-    atlas.publish(*atlas.entries, afresh=True)
+    atlas.publish(*atlas.entries, from_scratch=True)
     assert pieces == atlas.tables()
 
 
 def test_an_id_that_was_given_is_given_to_no_other_model(atlas):
-    """Also when everything is made afresh, with new models before the old ones."""
+    """Also when everything is published again, with new models before the old ones."""
     atlas.publish(*atlas.entries[4:])
     before = ids_in(atlas.folder)
-    atlas.publish(*atlas.entries, afresh=True)
+    atlas.publish(*atlas.entries, from_scratch=True)
     after = ids_in(atlas.folder)
     assert {model: after[model] for model in before} == before
     assert len(set(after.values())) == len(atlas.entries)
@@ -280,7 +280,7 @@ def test_a_publish_that_fails_leaves_no_file_behind_nor_what_a_killed_one_left(a
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(NeighbourTable, "change", fail)
+        patch.setattr("indexer.publish.vector_update.renew_neighbours", fail)
         with pytest.raises(OSError, match="No space"):
             atlas.publish(*atlas.entries)
     assert {path.name for path in atlas.folder.root.iterdir()} == before
@@ -300,7 +300,7 @@ def fail_to_copy(*_):
 
 @pytest.mark.slow
 def test_the_database_is_held_to_the_memory_it_is_given_and_takes_more_where_it_must(atlas, monkeypatch):
-    with staging.staged_database(atlas.folder, False, 300 << 20) as copy:
+    with staging.staged_publish(atlas.folder, memory=300 << 20) as copy:
         assert copy.connection.execute("SELECT current_setting('memory_limit')").fetchall() == [("300.0 MiB",)]
     said = []
     atlas.publish(*atlas.entries[:6], memory=1, say=said.append)
@@ -312,6 +312,16 @@ def test_the_database_is_held_to_the_memory_it_is_given_and_takes_more_where_it_
     )
     assert verify(atlas.folder) == []
     assert len(atlas.tables()["records"]) == len(atlas.entries)
+
+
+def test_new_vectors_are_not_mixed_with_old_ones_whose_centre_is_missing(atlas):
+    atlas.publish(*atlas.entries[:4])
+    with duckdb.connect(str(atlas.folder.database)) as connection:
+        connection.execute("DELETE FROM internal.centres")
+    before = atlas.folder.database.read_bytes()
+    with pytest.raises(AtlasError, match=r"The centre of .* is missing from the database. Run `index rebuild`"):
+        atlas.publish(*atlas.entries)
+    assert atlas.folder.database.read_bytes() == before
 
 
 def test_what_a_killed_publish_had_spilled_is_removed(atlas):

@@ -214,7 +214,7 @@ def refused(atlas, **more):
 def test_without_records_it_is_refused_and_says_which_models_would_go(atlas, shell):
     remove(atlas, "records")
     error = refused(atlas)
-    assert "would take 8 models out" in error.message
+    assert "would lose 8 models" in error.message
     assert "bob/squad-1" in error.message
     assert "and 3 more" in error.message
     assert f"`index build --base {SECOND}`" in error.hint
@@ -228,7 +228,7 @@ def test_half_of_the_records_gone_is_refused_too(atlas):
     kept = sorted(atlas.records.glob("*/*.safetensors"))
     for path in kept[::2]:
         path.unlink()
-    assert "would take 4 models out" in refused(atlas).message
+    assert "would lose 4 models" in refused(atlas).message
     assert rebuild(atlas, force=True)["records"] == 4
 
 
@@ -238,7 +238,7 @@ def test_a_base_of_which_no_record_is_whole_is_refused(atlas):
     flip(paths[0], -1 + paths[0].stat().st_size, 1)
     for path in paths[1:]:
         flip(path, path.stat().st_size - 1, 1)
-    assert "would take 8 models out" in refused(atlas).message
+    assert "would lose 8 models" in refused(atlas).message
 
 
 @pytest.mark.slow

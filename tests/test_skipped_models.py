@@ -23,8 +23,7 @@ from indexer.database.reading import Reading
 from indexer.deltas.stored_base import stored_bases
 from indexer.listing.listing import ListedModel, Listing
 from indexer.publish.maintenance import represent, status
-from indexer.publish.publication import Publication
-from indexer.publish.publish import publish
+from indexer.publish.publish import Publication, publish
 from indexer.publish.rows import Entry, record_rows, valid_listing_rows
 from indexer.publish.tables import Tables
 from indexer.publish.validation import MOST_CHARACTERS, MOST_ITEMS, InvalidValue, check_rows, plain_json, valid_rows
@@ -151,7 +150,7 @@ def test_a_record_that_does_not_fit_is_set_aside_by_name(atlas, what):
     victim = entries[4]
     record = spoilt(store.read(victim.record_key), what)
     write_record(record, atlas.record(victim.record_key))
-    said = publish_all(atlas, entries, afresh=True)
+    said = publish_all(atlas, entries, from_scratch=True)
     assert victim.listed.id in said
     assert said.count("skipped, not published") == 1
     with Reading(atlas.database) as connection:
@@ -169,7 +168,7 @@ def test_a_damaged_record_is_set_aside_too(atlas):
     entries = entries_of(atlas)
     path = atlas.record(entries[2].record_key)
     path.write_bytes(path.read_bytes()[:-40])
-    said = publish_all(atlas, entries, afresh=True)
+    said = publish_all(atlas, entries, from_scratch=True)
     assert entries[2].listed.id in said
     assert "index rebuild" in said
 
@@ -188,7 +187,7 @@ def test_a_count_of_labels_in_an_older_record_is_forgotten_and_nothing_else(atla
     store, entries = RecordStore(atlas), entries_of(atlas)
     record = store.read(entries[0].record_key)
     write_record(replace(record, head={**record.head, "label_count": 3 * 10**9}), atlas.record(entries[0].record_key))
-    assert "skipped, not published" not in publish_all(atlas, entries, afresh=True)
+    assert "skipped, not published" not in publish_all(atlas, entries, from_scratch=True)
     with Reading(atlas.database) as connection:
         (row,) = connection.rows("SELECT label_count FROM models WHERE id = ?", (entries[0].listed.id,))
     assert row["label_count"] is None
@@ -197,7 +196,7 @@ def test_a_count_of_labels_in_an_older_record_is_forgotten_and_nothing_else(atla
 def test_a_listed_row_whose_name_does_not_fit_is_a_bad_row(atlas):
     entries = entries_of(atlas)
     odd = replace(entries[1], listed=replace(entries[1].listed, relation="fine\0tune"))
-    said = publish_all(atlas, [entries[0], odd, *entries[2:]], afresh=True)
+    said = publish_all(atlas, [entries[0], odd, *entries[2:]], from_scratch=True)
     assert odd.listed.id in said
     with Reading(atlas.database) as connection:
         assert odd.listed.id in connection.rows("SELECT raw FROM rejected_listing_rows")[0]["raw"]
@@ -332,5 +331,5 @@ def test_a_publish_of_hostile_models_ends_well(made, tmp_path_factory, hostile_m
         write_record(replace(record, head=said), folder.record(entry.record_key))
         listed = replace(entry.listed, row={**through_json(row), "id": entry.listed.id})
         entries[number] = replace(entry, listed=listed)
-    publish_all(folder, entries, afresh=True)
+    publish_all(folder, entries, from_scratch=True)
     assert status(folder)["bases"][0]["listed"] == len(entries)

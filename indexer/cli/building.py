@@ -62,7 +62,7 @@ def build(
     chosen["keep_factors"] = not chosen.pop("no_keep_factors")
     with BuildView(yes) as view:
         reports = build_bases(list(bases), atlas, dry_run=dry_run, progress=view, confirm=view.confirm, **chosen)
-    _print_reports(reports, output, "What was done is published; run it again to go on.", none_listed)
+    _print_reports(reports, output, "Finished work is published; run it again to continue.", none_listed)
 
 
 @click.command()
@@ -87,7 +87,7 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
         report = work_shard(base, shard, atlas, progress=view, **chosen)
     emit(report.to_dict() | {"shard": str(Shard.parse(shard))}, output)
     if report.stopped:
-        raise AtlasError(f"Stopped: {report.stopped}.", "What was done stays; run it again to go on.")
+        raise AtlasError(f"Stopped: {report.stopped}.", "Finished work is kept; run it again to continue.")
 
 
 @click.command()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_note(event: BuildEvent) -> None:
-    """Print what a command that only makes remarks says: its ``progress``."""
+    """Print the message of an event: the ``progress`` of commands without a bar."""
     say(event.message)
 
 

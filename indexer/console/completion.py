@@ -5,6 +5,8 @@ Completion must be fast and silent: nothing heavy is imported, and errors comple
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from indexer.atlas import AtlasFolder
@@ -12,32 +14,9 @@ from indexer.errors import AtlasError
 from indexer.names import is_hub_id, is_local_id
 
 _MOST = 100
-_MODELS = (
-    "SELECT DISTINCT model AS name FROM fine_tunes WHERE starts_with(lower(model), lower($1)) "
-    "OR (status = 'indexed' AND contains(lower(model), '/' || lower($1))) ORDER BY model"
-)
-_BASES = "SELECT base AS name FROM bases WHERE contains(lower(base), lower($1)) ORDER BY base"
-_REPRESENTATIONS = (
-    "SELECT DISTINCT representation AS name FROM representations WHERE starts_with(representation, $1) ORDER BY ALL"
-)
 
 
-def complete_model(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-    """Ids that begin with the typed text, or whose name after the owner does."""
-    return _names(context, _MODELS, typed)
-
-
-def complete_base(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-    """Bases of the atlas."""
-    return _names(context, _BASES, typed)
-
-
-def complete_representation(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-    """Published representations."""
-    return _names(context, _REPRESENTATIONS, typed)
-
-
-def _names(context: click.Context, statement: str, typed: str) -> list[str]:
+def _complete(statement: str, context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
     from indexer.database.reading import Reading
 
     try:
@@ -48,3 +27,18 @@ def _names(context: click.Context, statement: str, typed: str) -> list[str]:
         return []
     # A shell inserts them unquoted: in an atlas from somebody else, a name could contain a command.
     return [name for name in names if is_hub_id(name) or is_local_id(name)]
+
+
+# Ids that begin with the typed text, or whose name after the owner does.
+complete_model = partial(
+    _complete,
+    "SELECT DISTINCT model AS name FROM fine_tunes WHERE starts_with(lower(model), lower($1)) "
+    "OR (status = 'indexed' AND contains(lower(model), '/' || lower($1))) ORDER BY model",
+)
+complete_base = partial(
+    _complete, "SELECT base AS name FROM bases WHERE contains(lower(base), lower($1)) ORDER BY base"
+)
+complete_representation = partial(
+    _complete,
+    "SELECT DISTINCT representation AS name FROM representations WHERE starts_with(representation, $1) ORDER BY ALL",
+)

@@ -18,7 +18,7 @@ import click
 from indexer.quantities import duration_in_words
 
 PLAIN_PROGRESS_SECONDS = 10.0
-# Weight of the latest update in a rate: some twenty updates count. Several workers finish in bursts.
+# Weight of the latest update in a rate: about twenty updates count, because several workers finish in bursts.
 _SMOOTHING = 0.05
 
 
@@ -34,8 +34,8 @@ class Verbosity:
 verbosity = Verbosity()
 
 
-# Characters without a shape of their own: they hide text, turn its direction or join what is apart (Unicode's
-# Default_Ignorable_Code_Point, except for those in the categories that `clean` checks anyway).
+# Characters without a shape of their own, which hide text, change its direction or join words: Unicode's
+# Default_Ignorable_Code_Point, except for those in the categories that `clean` checks anyway.
 _INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 _MOST_MARKS = 3  # accents on one letter; more are drawn over other lines
 
@@ -78,7 +78,7 @@ def say(sentence: str) -> None:
 
 
 def say_over_the_bar(sentence: str) -> None:
-    """The same in a worker process, whose parent may be drawing a bar: the bar is wiped, and drawn again later."""
+    """The same in a worker process. Its parent may be drawing a bar: the bar is erased, and drawn again later."""
     if not verbosity.quiet:
         click.echo(("\r\x1b[K" if sys.stderr.isatty() else "") + clean(sentence), err=True)
 
@@ -136,9 +136,8 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the recent rate; None if that or the total is not known."""
-        rate = self.rate
-        return None if not rate or self.total is None else max(0, self.total - self.done) / rate
+        """At the recent rate; None if that or the total is not known."""
+        return None if not self.rate or self.total is None else max(0, self.total - self.done) / self.rate
 
     def update(self, count: int = 1, note: str = "", size: float = 0.0) -> None:
         """``count`` more units are done, of ``size`` bytes in all; ``note`` is printed after the numbers."""
@@ -167,8 +166,8 @@ class Progress:
     def words(self) -> list[str]:
         """What a plain line says after the count."""
         left = self.seconds_left
-        words = [f"about {duration_in_words(left)} left"] if left and self.done else []
-        return [*words, self.note] if self.note else words
+        words = [f"about {duration_in_words(left)} left" if left and self.done else "", self.note]
+        return [word for word in words if word]
 
     def _drawn(self) -> Any:
         from tqdm import tqdm

@@ -16,7 +16,7 @@ _TABLE_STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
 
 def shown(sentence: str, table: Any, notes: Iterable[str] = (), picture: bytes | None = None) -> str:
     """The HTML of a result. ``table``: rows, or an object of facts and tables; ``picture``: a PNG, shown instead."""
-    parts = [f"<p>{text(sentence)}</p>"] if sentence else []
+    parts = [f"<p>{_text(sentence)}</p>"] if sentence else []
     if picture is not None:
         image = base64.b64encode(picture).decode()
         alternative = html.escape(clean(sentence))
@@ -30,34 +30,31 @@ def shown(sentence: str, table: Any, notes: Iterable[str] = (), picture: bytes |
                 if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
                     tables.append((name, value))
                 else:
-                    lines.append(f'<tr><th style="text-align:left">{text(name)}</th>{_data(value)}</tr>')
+                    lines.append(f'<tr><th style="text-align:left">{_text(name)}</th>{_cell(value)}</tr>')
             parts += [f'<table style="{_TABLE_STYLE}"><tbody>{"".join(lines)}</tbody></table>'] if lines else []
         for name, rows in tables:
-            parts.append((f"<p><b>{text(name)}</b></p>" if name else "") + rows_of(rows))
-    parts += [f"<p><small>{text(note)}</small></p>" for note in notes]
+            parts.append((f"<p><b>{_text(name)}</b></p>" if name else "") + _rows(rows))
+    parts += [f"<p><small>{_text(note)}</small></p>" for note in notes]
     return f"<div>{''.join(parts)}</div>"
 
 
-def text(string: str) -> str:
+def _text(string: str) -> str:
     """An escaped string, without anything that hides or reorders text."""
     return html.escape(clean(string))
 
 
-def rows_of(rows: Sequence[Mapping[str, Any]]) -> str:
+def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of rows, at most MOST_ROWS of them."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     if not names:
         return "<p>no rows</p>"
-    head = "".join(f'<th style="text-align:left">{text(name)}</th>' for name in names)
-    body = "".join(
-        f"<tr>{''.join(_data(row.get(name)) for name in names)}</tr>"
-        for row in rows[:MOST_ROWS]
-    )  # fmt: skip
+    head = "".join(f'<th style="text-align:left">{_text(name)}</th>' for name in names)
+    body = "".join(f"<tr>{''.join(_cell(row.get(name)) for name in names)}</tr>" for row in rows[:MOST_ROWS])
     rest = len(rows) - MOST_ROWS
     more = f"<p><small>{rest:,} more rows: to_df() has them all</small></p>" if rest > 0 else ""
     return f'<table style="{_TABLE_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}'
 
 
-def _data(value: Any) -> str:
+def _cell(value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return f'<td style="text-align:{"right" if is_number else "left"}">{html.escape(cell_text(value))}</td>'

@@ -51,7 +51,7 @@ def emit(
         elif plain:
             left_out = _sheet(plain[0], optional_columns) if is_one else _table(plain, columns, optional_columns)
             if left_out:
-                say(f"no room for {', '.join(dict.fromkeys(left_out))}: widen the terminal, or --format json")
+                say(f"no room for {', '.join(dict.fromkeys(left_out))}: widen the terminal, or use --format json")
     if not count:
         say("no rows")
 
@@ -109,9 +109,20 @@ _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def _csv(rows: Sequence[Any], columns: Sequence[str] | None) -> str:
-    """RFC 4180: a header, commas, CRLF."""
+    """RFC 4180: a header, commas, CRLF. Objects in objects have columns ``outer.inner``."""
     structs: set[str] = set()
-    rows = [_flat(row, structs) for row in rows]
+
+    def flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in row.items():
+            if isinstance(value, dict):
+                structs.add(f"{before}{name}")
+                found |= flat(value, f"{before}{name}.")
+            else:
+                found[f"{before}{name}"] = value
+        return found
+
+    rows = [flat(row) for row in rows]
     # The column of an object is empty: its values have columns of their own.
     names = [name for name in _names(rows, columns) if name not in structs or any(row.get(name) for row in rows)]
     table = io.StringIO()
@@ -121,18 +132,6 @@ def _csv(rows: Sequence[Any], columns: Sequence[str] | None) -> str:
     for row in rows:
         writer.writerow([_csv_cell(row.get(name)) for name in names])
     return table.getvalue()
-
-
-def _flat(row: Mapping[str, Any], structs: set[str], before: str = "") -> dict[str, Any]:
-    """Objects in objects as ``outer.inner``; the names of objects are added to ``structs``."""
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            structs.add(f"{before}{name}")
-            flat |= _flat(value, structs, f"{before}{name}.")
-        else:
-            flat[f"{before}{name}"] = value
-    return flat
 
 
 def _csv_cell(value: Any) -> Any:
@@ -166,84 +165,69 @@ def _table(
     dropped while text has less than ROOM_FOR_TEXT; then text is cut, then the names of number columns, in their middle.
     Returns the dropped columns.
     """
-    names = _names(rows, names)
-    heads = {name: clean(name) for name in names}
-    cells = {name: [cell_text(row.get(name)) for row in rows] for name in names}
+    names = kept = _names(rows, names)
+    # Every column as texts, its head first.
+    columns = {name: [clean(name), *(cell_text(row.get(name)) for row in rows)] for name in names}
+    widths = {name: max(map(_width, cells)) for name, cells in columns.items()}
+    preferred, narrowest = dict(widths), dict(widths)
     numbers: set[str] = set()
-    widths, preferred, narrowest = {}, {}, {}
-    for name in names:
-        values = [row.get(name) for row in rows]
-        of_head, of_cells = _width(heads[name]), max(map(_width, cells[name]), default=0)
-        widths[name] = preferred[name] = narrowest[name] = max(of_head, of_cells)
-        is_text_before = len(widths) - 1 > len(numbers)
-        if all(value is None or type(value) in (int, float) for value in values):
+    for place, name in enumerate(names):
+        values = [row[name] for row in rows if row.get(name) is not None]
+        of_head, of_cells = _width(columns[name][0]), max(map(_width, columns[name][1:]), default=0)
+        # Ids are copied from the terminal. Unlike plain words, at least one of them has an owner before a slash.
+        are_ids = all(isinstance(one, str) and is_hub_id(one) for one in values) and any("/" in one for one in values)
+        if all(type(value) in (int, float) for value in values):
             numbers.add(name)
             narrowest[name] = max(NARROWEST_TEXT, of_cells)
-        elif is_text_before and not _are_ids(values):
+        elif place > len(numbers) and not are_ids:
             preferred[name], narrowest[name] = max(of_head, min(of_cells, ROOM_FOR_TEXT)), NARROWEST_TEXT
-    kept = names
     if sys.stdout.isatty():
-        columns = shutil.get_terminal_size().columns
+        terminal = shutil.get_terminal_size().columns
         for name in optional_columns:
-            if sum(preferred[one] + 2 for one in kept) - 2 <= columns:
+            if sum(preferred[one] + 2 for one in kept) - 2 <= terminal:
                 break
             kept = [one for one in kept if one != name] or kept
-        room = columns - 2 * (len(kept) - 1)
+        room = terminal - 2 * (len(kept) - 1)
         # The widest text is cut first.
         most = max((widths[name] for name in kept), default=0)
         while most > NARROWEST_TEXT and sum(min(widths[name], max(most, narrowest[name])) for name in kept) > room:
             most -= 1
         widths = {name: min(widths[name], max(most, narrowest[name])) for name in kept}
         if sum(widths.values()) > room:
-            for at in range(len(rows)):
-                lines = [f"{heads[name]}: {cells[name][at]}" for name in names if cells[name][at]]
+            for at in range(1, len(rows) + 1):
+                lines = [f"{cells[0]}: {cells[at]}" for cells in columns.values() if cells[at]]
                 _write("\n".join(lines) + "\n\n")
             return []
-    for number, line in enumerate([heads, *({name: cells[name][at] for name in kept} for at in range(len(rows)))]):
-        texts = []
-        for name in kept:
-            text, width = line[name], widths[name]
-            if number == 0 and _width(text) > width and text.isascii():
-                # Cut in its middle: similar names often differ at their end.
-                end = (width - 1) // 2
-                text = f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
-            texts.append(_padded(text, width, name in numbers))
-        text = "  ".join(texts).rstrip()
-        _write((click.style(text, bold=True) if number == 0 and is_coloured(sys.stdout) else text) + "\n")
-    return [heads[name] for name in names if name not in kept]
+    for at in range(len(rows) + 1):
+        line = "  ".join(
+            _fitted(columns[name][at], widths[name], is_number=name in numbers, is_head=at == 0) for name in kept
+        ).rstrip()
+        _write((_heading(line) if at == 0 else line) + "\n")
+    return [columns[name][0] for name in names if name not in kept]
 
 
 def _sheet(row: Mapping[str, Any], optional_columns: Sequence[str], title: str = "") -> list[str]:
     """Print one object: a line for each value, then the objects and the tables in it, each below its name."""
     left_out: list[str] = []
-    nested = {
-        name: value
-        for name, value in row.items()
-        if isinstance(value, dict)
-        or (isinstance(value, list) and value and all(isinstance(one, dict) for one in value))
-    }
-    # A name without a value would look as if something were missing.
-    values = {
-        clean(name): cell_text(value) if value != [] else "none" for name, value in row.items() if name not in nested
-    }
+    values: dict[str, str] = {}
+    nested: dict[str, Any] = {}
+    for name, value in row.items():
+        is_table = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
+        if is_table or isinstance(value, dict):
+            nested[name] = value
+        else:  # a name without a value would look as if something were missing
+            values[clean(name)] = cell_text(value) if value != [] else "none"
     width = max(map(_width, values), default=0)
     for name, text in values.items():
-        _write(f"{_padded(name, width, False)}  {text}".rstrip() + "\n")
+        _write(f"{_fitted(name, width)}  {text}".rstrip() + "\n")
     for number, (name, value) in enumerate(nested.items()):
         heading = f"{title} {clean(name)}".strip()
-        _write("\n" if number or values else "")
-        _write(f"{click.style(heading, bold=True) if is_coloured(sys.stdout) else heading}\n")
+        _write(("\n" if number or values else "") + _heading(heading) + "\n")
         if isinstance(value, dict):
             left_out += _sheet(value, optional_columns, heading)
         else:
             left_out += _table(value, None, optional_columns)
     return left_out
-
-
-def _are_ids(values: Sequence[Any]) -> bool:
-    """Whether a column holds Hub ids, which people copy; plain words have no owner before a slash."""
-    texts = [value for value in values if value is not None]
-    return all(isinstance(text, str) and is_hub_id(text) for text in texts) and any("/" in text for text in texts)
 
 
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
@@ -274,21 +258,23 @@ def _width(text: str) -> int:
     """The width of ``text`` on a terminal, in columns."""
     if text.isascii():
         return len(text)
-    return sum(
-        0
-        if unicodedata.category(character) in ("Mn", "Me")
-        else 2
-        if unicodedata.east_asian_width(character) in "WF"
-        else 1
-        for character in text
-    )
+    visible = [one for one in text if unicodedata.category(one) not in ("Mn", "Me")]
+    return len(visible) + sum(unicodedata.east_asian_width(one) in "WF" for one in visible)
 
 
-def _padded(text: str, width: int, to_the_right: bool) -> str:
-    """``text``, which is clean, cut or padded to ``width`` columns."""
-    if _width(text) > width:
+def _fitted(text: str, width: int, *, is_number: bool = False, is_head: bool = False) -> str:
+    """``text``, which is clean, cut or padded to ``width`` columns; numbers are aligned to the right."""
+    if _width(text) > width and is_head and text.isascii():
+        # Cut in its middle, because similar names often differ at their end.
+        end = (width - 1) // 2
+        text = f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+    elif _width(text) > width:
         while text and _width(text) > width - 1:
             text = text[:-1]
         text += "…"
     blanks = " " * (width - _width(text))
-    return blanks + text if to_the_right else text + blanks
+    return blanks + text if is_number else text + blanks
+
+
+def _heading(text: str) -> str:
+    return click.style(text, bold=True) if is_coloured(sys.stdout) else text

@@ -116,11 +116,6 @@ def _verbosity_options(hidden: bool) -> list[click.Option]:
     ]
 
 
-def _keep_atlas(context: click.Context, _option: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        context.meta[_ATLAS] = value
-
-
 class AtlasGroup(click.Group):
     """A group of commands with one-line errors, whose ``-q``, ``-v`` and ``--debug`` may follow any command."""
 
@@ -128,8 +123,13 @@ class AtlasGroup(click.Group):
         self.examples = dict(examples or {})
         options.setdefault("context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100})
         super().__init__(*arguments, **options)
+
+        def keep_atlas(context: click.Context, _option: click.Parameter, value: str | None) -> None:
+            if value is not None:
+                context.meta[_ATLAS] = value
+
         self.params.append(
-            click.Option(["--atlas"], metavar="DIR", expose_value=False, callback=_keep_atlas,
+            click.Option(["--atlas"], metavar="DIR", expose_value=False, callback=keep_atlas,
                          help="The atlas's folder; it may also follow the command.")
         )  # fmt: skip
         self.params += _verbosity_options(hidden=False)
@@ -147,9 +147,9 @@ class AtlasGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Every command with the first sentence of its help, wrapped; click would cut it."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = []
-        for name, command in found:
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
             if command and not command.hidden:
                 paragraph = " ".join((command.help or "").split("\n\n")[0].split())
                 rows.append((name, re.split(r"(?<=[.:]) |[:;] ", paragraph)[0].rstrip(".:") + "."))
@@ -232,7 +232,8 @@ def _ended_by(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError) and _is_reader_gone():
         return 0
     if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
-        _print_error(f"Stopped: {error}" if str(error) else "Stopped. What was done stays; run it again to go on.", "")
+        stopped = "Stopped. Finished work is kept; run it again to continue."
+        _print_error(f"Stopped: {error}" if str(error) else stopped, prefix="")
         return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
         assert isinstance(error, click.ClickException)
@@ -252,8 +253,8 @@ def _ended_by(error: BaseException) -> int:
 
 
 _OS_ERRORS = {
-    errno.ENOSPC: "The disk is full{at}. Free space and run it again; what was done stays.",
-    errno.EDQUOT: "The disk quota is used up{at}. Free space and run it again; what was done stays.",
+    errno.ENOSPC: "The disk is full{at}. Free some space and run it again; finished work is kept.",
+    errno.EDQUOT: "The disk quota is used up{at}. Free some space and run it again; finished work is kept.",
     errno.EROFS: "The file system{at} is read-only. Choose another --atlas.",
     errno.EACCES: "No permission{at}. Check who owns it, or choose another --atlas.",
     errno.EPERM: "No permission{at}. Check who owns it, or choose another --atlas.",
@@ -292,7 +293,7 @@ def _print_error(sentence: str, prefix: str = "Error: ") -> None:
 
 
 def _is_reader_gone() -> bool:
-    """Whether the reader closed a pipe that we write to; otherwise a BrokenPipeError is about another connection."""
+    """Whether the reader closed a pipe that this program writes to; else a BrokenPipeError is about something else."""
     import select
 
     for stream in (sys.stdout, sys.stderr):

@@ -10,7 +10,6 @@ is never run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,7 @@ from indexer.untrusted import printable
 if TYPE_CHECKING:
     import duckdb
 
-HINT = "This program did not make it so. To make it again from its records: index rebuild"
+HINT = "This program did not write it like that. To rebuild it from its records: index rebuild"
 
 # A row takes at least a byte, except in a table of repeated values: there this many rows are accepted.
 _ROWS_BELIEVED = 1_000_000
@@ -101,8 +100,26 @@ def examine(connection: duckdb.DuckDBPyConnection, path: Path) -> Found:
     """
     wanted = expected()
     held = {kind: _listed(connection, statement) for kind, statement in _LISTINGS.items()}
-    _check_version(connection, path, held["table"], wanted["table"])
-    problems = [problem for kind in _LISTINGS for problem in _problems(kind, held[kind], wanted[kind])]
+    info = ("main", "atlas_info")
+    if info not in held["table"]:
+        raise AtlasError(f"{path} is not an atlas: it has no atlas_info.", "Give another `atlas`.")
+    if held["table"][info] == wanted["table"][info]:  # as in every version; a different one is not queried
+        row = connection.execute(f"SELECT schema_version FROM {NAME}.main.atlas_info LIMIT 1").fetchone()
+        version = row[0] if row else None
+        if version != SCHEMA_VERSION:
+            newer = isinstance(version, int) and version > SCHEMA_VERSION
+            todo = "Upgrade vectors-in-the-wild." if newer else "Run `index rebuild` to bring it up to date."
+            raise AtlasError(f"{path} has schema {version}; this version reads schema {SCHEMA_VERSION}.", todo)
+    problems = []
+    for kind in _LISTINGS:
+        for schema, name in sorted(held[kind].keys() - wanted[kind].keys()):
+            where = "" if schema in ("main", "") else f" in the schema {printable(schema, 60)!r}"
+            problems.append(f"holds a {kind} {printable(name, 60)!r}{where}, which schema.sql does not make")
+        for _, name in sorted(wanted[kind].keys() - held[kind].keys()) if kind == "table" else ():
+            problems.append(f"lacks the table {name!r}")
+        for key in sorted(held[kind].keys() & wanted[kind].keys()) if kind != "view" else ():
+            if held[kind][key] != wanted[kind][key]:
+                problems.append(f"holds a {kind} {printable(key[1], 60)!r} that differs from schema.sql")
     problems += _too_many_rows(connection, path)
     others = [
         one
@@ -127,7 +144,7 @@ def plain_tables(connection: duckdb.DuckDBPyConnection, path: Path) -> frozenset
     Empty if a macro could shadow a name in the query, or if a table claims too many rows.
     """
     macros = _listed(connection, _LISTINGS["macro"])
-    if any(types != {"table_macro"} for types in macros.values()) or list(_too_many_rows(connection, path)):
+    if any(types != {"table_macro"} for types in macros.values()) or _too_many_rows(connection, path):
         return frozenset()
     tables = _listed(connection, _LISTINGS["table"])
     return frozenset(key for key, made in tables.items() if not any("GENERATED" in sql for sql in made))
@@ -178,42 +195,14 @@ def _listed(connection: duckdb.DuckDBPyConnection, statement: str) -> Listed:
     return held
 
 
-def _problems(kind: str, held: Listed, expected: Listed) -> Iterator[str]:
-    for schema, name in sorted(held.keys() - expected.keys()):
-        where = "" if schema in ("main", "") else f" in the schema {printable(schema, 60)!r}"
-        yield f"holds a {kind} {printable(name, 60)!r}{where}, which schema.sql does not make"
-    for _, name in sorted(expected.keys() - held.keys()):
-        if kind == "table":
-            yield f"lacks the table {name!r}"
-    for key in sorted(held.keys() & expected.keys()):
-        if kind != "view" and held[key] != expected[key]:
-            yield f"holds a {kind} {printable(key[1], 60)!r} that is not that of schema.sql"
-
-
-def _too_many_rows(connection: duckdb.DuckDBPyConnection, path: Path) -> Iterator[str]:
-    """A file of a few kilobytes can claim a billion rows, which would all be read into memory."""
+def _too_many_rows(connection: duckdb.DuckDBPyConnection, path: Path) -> list[str]:
+    """Problems of tables: a file of a few kilobytes can claim a billion rows, which would all be read into memory."""
     most = max(_ROWS_BELIEVED, path.stat().st_size)
     rows = connection.execute(
         f"SELECT table_name, estimated_size FROM system.main.duckdb_tables() WHERE database_name = '{NAME}'"
     ).fetchall()
-    for name, count in rows:
-        if count is not None and count > most:
-            yield f"claims {count:,} rows in the table {printable(name, 60)!r}, more than the file could contain"
-
-
-def _check_version(connection: duckdb.DuckDBPyConnection, path: Path, held: Listed, expected: Listed) -> None:
-    """Raises AtlasError if the file is not an atlas, or has another schema.
-
-    The table atlas_info is the same in every version; a different one is not queried.
-    """
-    key = ("main", "atlas_info")
-    if key not in held:
-        raise AtlasError(f"{path} is not an atlas: it has no atlas_info.", "Give another `atlas`.")
-    if held[key] != expected[key]:
-        return
-    row = connection.execute(f"SELECT schema_version FROM {NAME}.main.atlas_info LIMIT 1").fetchone()
-    version = row[0] if row else None
-    if version != SCHEMA_VERSION:
-        newer = isinstance(version, int) and version > SCHEMA_VERSION
-        todo = "Upgrade vectors-in-the-wild." if newer else "Run `index rebuild` to bring it up to date."
-        raise AtlasError(f"{path} has schema {version}; this version reads schema {SCHEMA_VERSION}.", todo)
+    return [
+        f"claims {count:,} rows in the table {printable(name, 60)!r}, more than the file could contain"
+        for name, count in rows
+        if count is not None and count > most
+    ]

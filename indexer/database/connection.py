@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-REPAIR = "Make it again: index rebuild"
+REPAIR = "Rebuild it: index rebuild"
 
 # Models that an error message names if a name is ambiguous.
 _NAMED = 3
@@ -155,7 +155,7 @@ def model_ending_in(connection: Connection, name: str) -> str | None:
     )
     if len(rows) > 1:
         found = ", ".join(row["model"] for row in rows[:_NAMED]) + (" …" if len(rows) > _NAMED else "")
-        raise AtlasError(f"{len(rows)} models are called {name}: {found}.", "Give the owner, too: OWNER/NAME.")
+        raise AtlasError(f"{len(rows)} models are called {name}: {found}.", "Add the owner: OWNER/NAME.")
     return str(rows[0]["model"]) if rows else None
 
 

@@ -23,7 +23,7 @@ from indexer.database.secure_connection import attached, use
 from indexer.errors import AtlasError
 from indexer.regular_files import regular_status
 from indexer.storage.atomic_files import copy_file
-from indexer.storage.checksums import is_checked, note_checked, stamp_of
+from indexer.storage.checksums import check_once, stamp_of
 
 COPY_NOTE = "another program has the database open for writing; reading a private copy"
 LOG_NOTE = "the changes in {name} were not published and are not read"
@@ -33,9 +33,6 @@ COMPARISON = 1
 
 # A file that changed less than this long ago is not remembered: two changes within a tick of the clock look alike.
 _SETTLED_SECONDS = 3.0
-
-# The tables that can be queried without running anything of the file, by path and state of the file.
-_plain: dict[Path, tuple[tuple[int, ...], frozenset[tuple[str, str]]]] = {}
 
 
 class Reading(Connection):
@@ -54,7 +51,7 @@ class Reading(Connection):
         self.file = path
         self.notes: list[str] = []
         with translated_errors(path), ExitStack() as cleanup:
-            if _log(path) is not None:
+            if _has_log(path):
                 self.file = _private_copy(path, cleanup)
                 self.notes.append(LOG_NOTE.format(name=path.name + ".wal"))
             stamp = _stamp(path)
@@ -67,8 +64,19 @@ class Reading(Connection):
                 self.notes.append(COPY_NOTE)
                 opened = attached(self.file, settings=settings)
             cleanup.callback(opened.close)
-            found = self._compared(opened, path, stamp)
-            refuse(path, found)
+            # If the comparison is remembered there was no difference, except that macros are always replaced.
+            found = Found((), tuple(one for one in definitions() if one.kind == "macro"))
+
+            def compare() -> bool:
+                nonlocal found
+                found = examine(opened, self.file)
+                refuse(path, found)
+                return not found.other_views and stamp == _stamp(path)
+
+            if self.file == path and stamp is not None and stamp == _stamp(path):
+                check_once(path.absolute(), stamp, compare)
+            else:
+                compare()
             use(opened)
             self.stand_ins = [one.created("TEMP") for one in found.others]
             for statement in self.stand_ins:
@@ -78,18 +86,6 @@ class Reading(Connection):
                 self.notes.append(f"views of the file differ from schema.sql and are replaced: {names}")
             self._cleanup = cleanup.pop_all()
         super().__init__(opened, path)
-
-    def _compared(self, opened: Any, path: Path, stamp: list[int | str] | None) -> Found:
-        """The result of the comparison with schema.sql. ``stamp``: of the file, before it was opened."""
-        if self.file != path:
-            return examine(opened, self.file)
-        if stamp is not None and stamp == _stamp(path) and is_checked(path.absolute(), stamp):
-            return Found((), tuple(one for one in definitions() if one.kind == "macro"))
-        found = examine(opened, path)
-        is_same = not found.problems and not found.other_views
-        if is_same and stamp is not None and stamp == _stamp(path):
-            note_checked(path.absolute(), stamp)
-        return found
 
     def close(self) -> None:
         """Close the file, and remove the copy."""
@@ -107,14 +103,9 @@ def earlier_rows(path: Path, tables: Sequence[str], statements: Sequence[str]) -
     keys = {(schema or "main", table) for schema, _, table in (name.rpartition(".") for name in tables)}
     try:
         with translated_errors(path), ExitStack() as cleanup:
-            file = path if _log(path) is None else _private_copy(path, cleanup)
+            file = _private_copy(path, cleanup) if _has_log(path) else path
             connection = cleanup.enter_context(attached(file))
-            status = path.stat()
-            state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            known = _plain.get(path.absolute())
-            if known is None or known[0] != state:  # listing macros takes longer than most queries
-                known = _plain[path.absolute()] = (state, plain_tables(connection, file))
-            if not keys <= known[1]:
+            if not keys <= plain_tables(connection, file):
                 return None
             use(connection)
             return [rows_as_dicts(connection.execute(statement)) for statement in statements]
@@ -122,22 +113,19 @@ def earlier_rows(path: Path, tables: Sequence[str], statements: Sequence[str]) -
         return None
 
 
-def _log(path: Path) -> Path | None:
-    """The write-ahead log of a database, if there is one."""
-    log = path.with_name(path.name + ".wal")
-    return log if os.path.lexists(log) else None
+def _has_log(path: Path) -> bool:
+    return os.path.lexists(path.with_name(path.name + ".wal"))
 
 
 def _private_copy(path: Path, cleanup: ExitStack) -> Path:
     """A copy of a database without its log, in a folder that ``cleanup`` removes."""
-    folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="atlas-"))
-    copy = Path(folder) / path.name
+    copy = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="atlas-"))) / path.name
     copy_file(path, copy, through_links=True)
     return copy
 
 
 def _stamp(path: Path) -> list[int | str] | None:
-    """What a comparison of the file is remembered by; None if it must not be remembered."""
+    """The state of the file and of the comparison, for ``check_once``; None if it must not be remembered."""
     import duckdb
 
     try:
@@ -146,6 +134,5 @@ def _stamp(path: Path) -> list[int | str] | None:
         return None
     if clock() - status.st_ctime < _SETTLED_SECONDS:
         return None
-    compared = f"{COMPARISON} {duckdb.__version__} {schema_sql()}"
-    digest = hashlib.sha256(compared.encode()).hexdigest()
+    digest = hashlib.sha256(f"{COMPARISON} {duckdb.__version__} {schema_sql()}".encode()).hexdigest()
     return [*stamp_of(status, digest), status.st_dev, status.st_ctime_ns]

@@ -24,7 +24,7 @@ from indexer.errors import WRONG_KINDS, AtlasError, ModelError
 from indexer.names import DeltaKey, is_hub_id
 from indexer.network.byterange import LocalFile
 from indexer.regular_files import regular_status
-from indexer.storage.checksums import forget, is_checked, note_checked, stamp_of
+from indexer.storage.checksums import check_once, stamp_of
 from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json
 from indexer.weights.safetensors_header import ITEM_BYTES, MOST_HEADER, SafetensorsHeader, read_header
 
@@ -42,24 +42,23 @@ class StoredBase:
 
     path: Path
 
-    def check(self, *, afresh: bool = False) -> None:
+    def check(self, *, recheck: bool = False) -> None:
         """Raise AtlasError if the file is missing or damaged.
 
-        The whole file is hashed once, then the check is remembered (``afresh``: hash it again). Of a file without a
-        checksum only the header is checked.
+        The whole file is hashed only once, because the check is remembered; ``recheck``: hash it again. In a file
+        without a checksum only the header is checked.
         """
+
+        def check() -> None:
+            if actual_checksum(self.path) != stated:
+                raise self._damaged("its checksum does not match")
+
         try:
             status, stated = regular_status(self.path), stated_checksum(self.path)
-            if stated is None:
-                if set(self._header.metadata) != {"base"}:
-                    raise self._damaged("its checksum cannot be read")
-                return
-            stamp = stamp_of(status, stated)
-            if afresh or not is_checked(self.path, stamp):
-                if actual_checksum(self.path) != stated:
-                    forget(self.path)
-                    raise self._damaged("its checksum does not match")
-                note_checked(self.path, stamp)
+            if stated is not None:
+                check_once(self.path, stamp_of(status, stated), check, recheck=recheck)
+            elif set(self._header.metadata) != {"base"}:
+                raise self._damaged("its checksum cannot be read")
         except OSError as error:
             raise self._damaged(f"it cannot be read: {error.strerror}") from error
 

@@ -7,21 +7,76 @@ centres. No record is read for that, because an uncentred vector follows from th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.atlas import file_name
+from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
-from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
+from indexer.publish.vectors import PublishedVectors, VectorWriter
 from indexer.vectors.centre import ADAPTER, GROUPS, Centre, Mean, data_vote, fewest_votes, initialisation_group
+from indexer.vectors.files import HINT
 from indexer.vectors.published import read_centre
-from indexer.vectors.segments import OpenSegment, blocks
+from indexer.vectors.segments import OpenSegment, blocks, rows_of_block
 
 Ids = NDArray[np.int64]
 
 _PLURAL = {"adapter": "adapters", "full": "full fine-tunes"}
+
+
+class UncentredVectors:
+    """Vectors with unit blocks in a temporary file, until the centre that is subtracted from them is known.
+
+    ``blocks``: blocks of a vector. If a publish is killed, the next one removes the file.
+    """
+
+    def __init__(self, root: Path, base: str, representation: str, blocks: int) -> None:
+        self._path = root / f".{file_name(base)}.{representation}.{os.getpid()}.uncentred.tmp"
+        self.ids: list[int] = []
+        self.changed: list[NDArray[np.bool_]] = []  # the blocks that each model changed
+        self.length = 0
+        self.blocks = blocks
+
+    def __enter__(self) -> Self:
+        self._file = self._path.open("w+b")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def add(self, model_id: int, vector: NDArray[np.float32]) -> None:
+        """Add the vector (d,) of a model; zero vectors are skipped."""
+        self.length = len(vector)
+        if vector.any():
+            self._file.write(np.ascontiguousarray(vector, dtype="<f4").data)
+            self.ids.append(model_id)
+            self.changed.append(np.asarray(vector.reshape(self.blocks, -1).any(axis=1)))
+
+    def chunks(self) -> Iterator[tuple[Ids, NDArray[np.float32]]]:
+        """Ids and vectors, some at a time, in the order in which they were added."""
+        self._file.flush()
+        self._file.seek(0)
+        step = rows_of_block(self.length)
+        for start in range(0, len(self.ids), step):
+            ids = np.array(self.ids[start : start + step], dtype=np.int64)
+            read = self._file.read(4 * self.length * len(ids))
+            vectors = np.frombuffer(read, dtype="<f4").reshape(len(ids), self.length)
+            yield ids, with_unit_blocks(vectors, self.blocks)
+
+
+def with_unit_blocks(vectors: NDArray[np.float32], blocks: int) -> NDArray[np.float32]:
+    """(n, d) vectors with every block scaled to norm 1, or 0 if it is zero; a record may come from elsewhere."""
+    shaped = vectors.astype(np.float64).reshape(len(vectors), blocks, -1)
+    norms = np.linalg.norm(shaped, axis=2, keepdims=True)
+    unit = np.divide(shaped, norms, out=np.zeros_like(shaped), where=norms > 0)
+    return unit.reshape(len(vectors), -1).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -46,8 +101,9 @@ class Centring:
 
     def __init__(self, tables: Tables, vectors: PublishedVectors, say: Callable[[str], None]) -> None:
         self.tables, self.vectors, self.say = tables, vectors, say
-        self.base, self.name = vectors.base, vectors.representation.name
-        self.stored = None if vectors.is_new else read_centre(tables.connection, self.base, self.name)
+        self.base, self.name = vectors.base, vectors.name
+        stored = None if vectors.is_new else read_centre(tables.connection, self.base, self.name)
+        self.stored = stored or Centre({})
         self.models = {
             row[0]: _Model(*row[1:])
             for row in tables.rows(
@@ -70,18 +126,25 @@ class Centring:
                 members[model.group].append(model_id)
                 if model.initialisation is not None:
                     members.setdefault(initialisation_group(model.initialisation), []).append(model_id)
-        if not uncentred.length and self.stored is None:
+        stored = self.stored.groups
+        if not uncentred.length and not stored:
             return VectorWriter(self.vectors.root, self.base, self.vectors.representation), False
-        shape = (uncentred.blocks, uncentred.length // max(uncentred.blocks, 1))
-        if self.stored is not None:
-            shape = next(iter(self.stored.groups.values())).blocks.shape
-        centre, due = self.stored, self._due(members)
-        if due or centre is None:
-            centre = self._moved(members, due, uncentred, replaced, shape)
+        if not stored and self.vectors.segments:
+            raise AtlasError(f"The centre of {self.base}, {self.name}, is missing from the database.", HINT)
+        shape = (uncentred.blocks, uncentred.length // uncentred.blocks)
+        if stored:
+            shape = next(iter(stored.values())).blocks.shape
+        # The groups whose centre is recomputed; if that of the adapters is, those of all initialisations are too.
+        due = [name for name in GROUPS if name not in stored or stored[name].is_outgrown(len(members[name]))]
+        for name, counted in members.items():
+            is_moving = ADAPTER in due or name not in stored or stored[name].is_outgrown(len(counted))
+            voters = {self.models[one].voter(name) for one in counted}
+            if name not in GROUPS and is_moving and len(voters) >= fewest_votes(voters):
+                due.append(name)
+        centre = self._moved(members, due, uncentred, replaced, shape) if due else self.stored
         writer = VectorWriter(self.vectors.root, self.base, self.vectors.representation, centre.version, shape[0])
         if due:
             for ids, before, vectors in self._published(replaced):
-                assert self.stored is not None
                 for group, chosen in self._by_group(ids, centre):
                     mine = vectors[chosen]
                     if group in due or group != before:
@@ -101,17 +164,6 @@ class Centring:
                 f"all {len(kept) + len(uncentred.ids):,} vectors are rewritten"
             )
         return writer, True
-
-    def _due(self, members: dict[str, list[int]]) -> list[str]:
-        """The groups whose centre is recomputed; if that of the adapters is, those of all initialisations are too."""
-        stored = self.stored.groups if self.stored is not None else {}
-        due = [name for name in GROUPS if name not in stored or stored[name].is_outgrown(len(members[name]))]
-        for name, ids in members.items():
-            is_moving = ADAPTER in due or name not in stored or stored[name].is_outgrown(len(ids))
-            voters = {self.models[one].voter(name) for one in ids}
-            if name not in GROUPS and is_moving and len(voters) >= fewest_votes(voters):
-                due.append(name)
-        return due
 
     def _moved(
         self,
@@ -134,14 +186,13 @@ class Centring:
             norms = None if group in GROUPS else np.array([model.norm for model in models])
             means[group] = Mean(ids, [model.voter(group) for model in models], changed, shape[1], norms)
         for ids, before, vectors in self._published(replaced):
-            assert self.stored is not None
             restored = self.stored.uncentred(vectors, before)
             for mean in means.values():
                 mean.add(ids, restored)
         for ids, vectors in uncentred.chunks():
             for mean in means.values():
                 mean.add(ids, vectors)
-        stored = self.stored.groups if self.stored is not None else {}
+        stored = self.stored.groups
         groups = {name: means[name].centre() if name in means else stored[name] for name in GROUPS}
         if ADAPTER not in due:
             groups |= {name: one for name, one in stored.items() if name not in GROUPS}
@@ -151,7 +202,6 @@ class Centring:
     def _published(self, replaced: Ids) -> Iterator[tuple[Ids, str, NDArray[np.float32]]]:
         """The published vectors except the ``replaced`` ones, in blocks of one group."""
         for segment in self.vectors.segments:
-            assert self.stored is not None
             opened = OpenSegment(self.vectors.root, segment, self.vectors.masks)
             for block in blocks([opened.vectors()]):
                 stays = np.isin(block.ids, replaced, invert=True)
@@ -171,8 +221,7 @@ class Centring:
 
     def _write(self, centre: Centre, members: dict[str, list[int]], due: Sequence[str]) -> None:
         """Rewrite the rows of the groups that are ``due``, and delete those of groups without a centre."""
-        stored = self.stored.groups if self.stored is not None else {}
-        for group in (*due, *(name for name in stored if name not in centre.groups)):
+        for group in (*due, *(name for name in self.stored.groups if name not in centre.groups)):
             for table in ("internal.centres", "internal.centre_members"):
                 self.tables.run(
                     f"DELETE FROM {table} WHERE base = ? AND representation = ? AND vector_group = ?",

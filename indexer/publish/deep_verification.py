@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexer.atlas import NEIGHBOURS, AtlasFolder
 from indexer.database import catalog
@@ -128,7 +127,7 @@ def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagre
         except (AtlasError, TypeError):
             continue  # reported by `verify`
         if record.identity.digest != row["record_key"]:
-            yield Disagreement("record", what, "its record has another identity than its file name")
+            yield Disagreement("record", what, "its record does not belong to its file name")
         yield from _check_facts(connection, model_id, row["record_key"], what, record)
         for published, vectors, centre in opened:
             representation = representation_named(published.representation, published.choice.budget)
@@ -161,7 +160,7 @@ def _check_facts(connection: Connection, model_id: int, key: str, what: str, rec
             mine = place.get((row.get("stack"), row.get("layer"), row.get("family")), {})
             other = [name for name in row if name not in _FROM_OTHERS and not _is_same(mine.get(name), row[name])]
             if other:
-                yield Disagreement("row", what, f"{table} has another {', '.join(sorted(other))} than its record")
+                yield Disagreement("row", what, f"{table} differs from its record in {', '.join(sorted(other))}")
                 break
 
 
@@ -239,21 +238,18 @@ def _check_centre(
         if made is None:
             continue
         # A drift is a sum over members, so the tolerance grows with their number.
-        of_drift = TOLERANCE_OF_CENTRES * max(1, stored.models)
-        is_right = (
-            np.array_equal(made.votes, stored.votes)
-            and _are_close(made.blocks, stored.blocks, TOLERANCE_OF_CENTRES)
-            and _are_close(made.drift, stored.drift, of_drift)
-        )
+        is_right = np.array_equal(made.votes, stored.votes)
+        for mine, theirs, tolerance in (
+            (made.blocks, stored.blocks, TOLERANCE_OF_CENTRES),
+            (made.drift, stored.drift, TOLERANCE_OF_CENTRES * max(1, stored.models)),
+        ):
+            if mine is None or theirs is None:
+                is_right = is_right and mine is theirs
+            else:
+                is_right = is_right and mine.shape == theirs.shape and np.allclose(mine, theirs, atol=tolerance)
         if not is_right:
             why = f"the centre of group {group} is not the mean of the models it was made from"
             yield Disagreement("centre", what, why)
-
-
-def _are_close(made: NDArray[np.float32] | None, stored: NDArray[np.float32] | None, tolerance: float) -> bool:
-    if made is None or stored is None:
-        return made is stored
-    return made.shape == stored.shape and np.allclose(made, stored, atol=tolerance)
 
 
 def _centre_from(

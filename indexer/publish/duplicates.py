@@ -1,11 +1,16 @@
-"""Duplicates: models that were uploaded before, byte for byte or in another file format.
+"""Models of a base that have the same weights, or LoRA factors of the same random start.
 
-After a change only pairs that contain a changed model are compared.
+Duplicates are models that were uploaded before, byte for byte or in another file format. After a change only pairs that
+contain a changed model are compared.
+
+LoRA factors that started from the same random A come from the same tool and seed, whatever their data are. A model that
+is read joins the initialisation of the model that agrees with it best, among those read before. It keeps its
+initialisation until it is read again, so that a publish does not have to recompute those of other models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -15,6 +20,7 @@ import numpy as np
 from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
 from indexer.records.difference import alike, difference_of, norms_fit, relative_difference, signatures_from
+from indexer.records.row_space import ALIKE, agreement, from_texts
 from indexer.records.store import RecordStore
 
 
@@ -78,80 +84,103 @@ def find_duplicates(
     }
 
 
-class DuplicateGroups:
-    """The duplicate groups of one base. ``within``: the largest difference between duplicates."""
-
-    def __init__(self, tables: Tables, store: RecordStore, base: str, within: float) -> None:
-        self.tables = tables
-        self.base = base
-        self.within = within
-        self.read = lru_cache(maxsize=64)(store.read)
-
-    def members_with(self, model_ids: Sequence[int]) -> set[int]:
-        """These models and the current members of their groups, which a change may split."""
-        if not model_ids:
-            return set()
-        with self.tables.listed(model_ids):
-            rows = self.tables.rows(
-                "SELECT model_id FROM records WHERE duplicate_group IN (SELECT duplicate_group FROM records "
-                "WHERE model_id IN (SELECT model_id FROM listed))"
-            )
-        return {*model_ids, *(model_id for (model_id,) in rows)}
-
-    def renew(self, touched: Iterable[int]) -> None:
-        """Compare the ``touched`` models with similar ones, and rewrite the groups."""
-        uploads = [
-            Upload(model_id, created, tuple(sorted(hashes)) if hashes and all(hashes) else ())
-            for model_id, created, hashes in self.tables.rows(
-                "SELECT model_id, created, list_transform(weight_files, lambda f: f.sha256) FROM records "
-                "JOIN fine_tunes USING (model_id) WHERE base = ? AND NOT is_copy ORDER BY model_id",
-                [self.base],
-            )
-        ]
-        model_ids = sorted(touched)
-        with self.tables.listed(model_ids):
-            self.tables.run(
-                "DELETE FROM internal.compared_deltas WHERE model_id IN (SELECT model_id FROM listed) "
-                "OR other_id IN (SELECT model_id FROM listed)"
-            )
-        # Compare similar pairs, except within a group: reading records is slow.
-        groups, found = UnionFind(uploads), []
-        for one, other, first_key, second_key in self._near_pairs(model_ids):
-            if groups.find(one) == groups.find(other):
-                continue
-            try:
-                difference = difference_of(self.read(first_key), self.read(second_key))
-            except AtlasError:  # `index verify` reports a damaged record; it must not stop the publish
-                continue
-            found.append({"model_id": one, "other_id": other, "difference": difference})
-            if difference <= self.within:
-                groups.join(one, other)
-        self.tables.insert("internal.compared_deltas", found)
-        compared = self.tables.rows("SELECT model_id, other_id, difference FROM internal.compared_deltas ORDER BY ALL")
-        first_of = find_duplicates(uploads, compared, self.within)
-        rows = []
-        for model_id in (one.model_id for one in uploads):
-            first = first_of.get(model_id)
-            repeated = None if first == model_id else first
-            rows.append({"model_id": model_id, "duplicate_group": first, "duplicate_of": repeated})
-        self.tables.update("records", {"duplicate_group": "INTEGER", "duplicate_of": "INTEGER"}, rows)
-
-    def _near_pairs(self, model_ids: Sequence[int]) -> list[tuple[int, int, str, str]]:
-        """(model id, other id, their records) with similar signatures and norms; each pair once, smaller id first."""
-        rows = self.tables.rows(
-            "SELECT model_id, fine_tunes.record_key, signature, delta_norm, "
-            "coalesce(delta_norm / nullif(relative_norm, 0), 0) FROM records JOIN fine_tunes USING (model_id) "
-            "WHERE base = ? AND NOT is_copy AND signature IS NOT NULL ORDER BY model_id",
-            [self.base],
+def with_duplicates(tables: Tables, model_ids: Sequence[int]) -> set[int]:
+    """These models and the current members of their groups, which a change may split."""
+    if not model_ids:
+        return set()
+    with tables.listed(model_ids):
+        rows = tables.rows(
+            "SELECT model_id FROM records WHERE duplicate_group IN (SELECT duplicate_group FROM records "
+            "WHERE model_id IN (SELECT model_id FROM listed))"
         )
-        if not rows:
-            return []
-        touched = np.flatnonzero(np.isin([row[0] for row in rows], model_ids))
-        found = set()
-        for mine, others in alike(signatures_from([row[2] for row in rows]), touched):
-            for one, other in zip(mine.tolist(), others.tolist(), strict=True):
-                first, second = rows[min(one, other)], rows[max(one, other)]
-                is_near = relative_difference(first[3], second[3]) <= self.within
-                if is_near or norms_fit(first[3], second[3], first[4]):
-                    found.add((first[0], second[0], first[1], second[1]))
-        return sorted(found)
+    return {*model_ids, *(model_id for (model_id,) in rows)}
+
+
+def renew_duplicates(tables: Tables, store: RecordStore, base: str, within: float, touched: Iterable[int]) -> None:
+    """Compare the ``touched`` models of a base with similar ones, and rewrite the groups.
+
+    ``within``: the largest difference between duplicates.
+    """
+    uploads = [
+        Upload(model_id, created, tuple(sorted(hashes)) if hashes and all(hashes) else ())
+        for model_id, created, hashes in tables.rows(
+            "SELECT model_id, created, list_transform(weight_files, lambda f: f.sha256) FROM records "
+            "JOIN fine_tunes USING (model_id) WHERE base = ? AND NOT is_copy ORDER BY model_id",
+            [base],
+        )
+    ]
+    model_ids = sorted(touched)
+    with tables.listed(model_ids):
+        tables.run(
+            "DELETE FROM internal.compared_deltas WHERE model_id IN (SELECT model_id FROM listed) "
+            "OR other_id IN (SELECT model_id FROM listed)"
+        )
+    # Pairs (model id, other id, their records) with similar signatures and norms; each once, the smaller id first.
+    rows = tables.rows(
+        "SELECT model_id, fine_tunes.record_key, signature, delta_norm, "
+        "coalesce(delta_norm / nullif(relative_norm, 0), 0) FROM records JOIN fine_tunes USING (model_id) "
+        "WHERE base = ? AND NOT is_copy AND signature IS NOT NULL ORDER BY model_id",
+        [base],
+    )
+    near = set()
+    places = np.flatnonzero(np.isin([row[0] for row in rows], model_ids))
+    for mine, others in alike(signatures_from([row[2] for row in rows]), places) if rows else ():
+        for one, other in zip(mine.tolist(), others.tolist(), strict=True):
+            first, second = rows[min(one, other)], rows[max(one, other)]
+            is_near = relative_difference(first[3], second[3]) <= within
+            if is_near or norms_fit(first[3], second[3], first[4]):
+                near.add((first[0], second[0], first[1], second[1]))
+    # They are compared matrix by matrix, except within a group: reading records is slow.
+    groups, found = UnionFind(uploads), []
+    read = lru_cache(maxsize=64)(store.read)
+    for model_id, other_id, first_key, second_key in sorted(near):
+        if groups.find(model_id) == groups.find(other_id):
+            continue
+        try:
+            difference = difference_of(read(first_key), read(second_key))
+        except AtlasError:  # `index verify` reports a damaged record; it must not stop the publish
+            continue
+        found.append({"model_id": model_id, "other_id": other_id, "difference": difference})
+        if difference <= within:
+            groups.join(model_id, other_id)
+    tables.insert("internal.compared_deltas", found)
+    compared = tables.rows("SELECT model_id, other_id, difference FROM internal.compared_deltas ORDER BY ALL")
+    first_of = find_duplicates(uploads, compared, within)
+    changes = []
+    for model_id in (one.model_id for one in uploads):
+        first_id = first_of.get(model_id)
+        repeated = None if first_id == model_id else first_id
+        changes.append({"model_id": model_id, "duplicate_group": first_id, "duplicate_of": repeated})
+    tables.update("records", {"duplicate_group": "INTEGER", "duplicate_of": "INTEGER"}, changes)
+
+
+def renew_initialisations(tables: Tables, base: str, matrices: int, fresh: Collection[int]) -> None:
+    """Set the initialisation of the ``fresh`` models of a base: the id of the first model that has it.
+
+    It is null for a model that agrees with no other.
+    """
+    rows = tables.rows(
+        "SELECT model_id, initialisation, row_space FROM records JOIN fine_tunes USING (model_id) "
+        "WHERE base = ? AND row_space IS NOT NULL ORDER BY model_id",
+        [base],
+    )
+    new = [place for place, row in enumerate(rows) if row[0] in fresh]
+    if not new:
+        return
+    ids = [row[0] for row in rows]
+    groups: list[int | None] = [row[1] for row in rows]
+    is_known = np.array([model_id not in fresh for model_id in ids])
+    sketches = from_texts([row[2] for row in rows], matrices)
+    changed = set()
+    for place, agreements in zip(new, agreement(sketches[new], sketches), strict=True):
+        best = int(np.where(is_known, agreements, -1).argmax())
+        is_known[place] = True
+        if best == place or agreements[best] < ALIKE:
+            continue
+        group = groups[best]
+        if group is None:  # either id may still name the former group of a model that was read again
+            group = next((one for one in (ids[best], ids[place]) if one not in groups), None)
+        changed |= {one for one in (place, best) if groups[one] != group}
+        groups[place] = groups[best] = group
+    rows_changed = [{"model_id": ids[one], "initialisation": groups[one]} for one in sorted(changed)]
+    tables.update("records", {"initialisation": "INTEGER"}, rows_changed)

@@ -14,19 +14,15 @@ from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
-from indexer.publish.previous_atlas import (
-    USUAL_RANK,
-    PreviousAtlas,
-    known_models,
-    published_rank,
-    rebuild_refused,
-)
-from indexer.publish.publication import Publication
-from indexer.publish.publish import publish
+from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_models, published_rank
+from indexer.publish.publish import Publication, publish
 from indexer.publish.rows import Entry
 from indexer.records.representation import representation_named
 from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
 from indexer.vectors.choice import IndexChange, IndexChoice
+
+# Models that an error message names; the others are only counted.
+MOST_NAMES = 5
 
 
 def status(folder: AtlasFolder) -> dict[str, Any]:
@@ -119,7 +115,18 @@ def rebuild(
     without_base -= newest.keys()
     lost += sorted((one.identity.base, one.identity.model) for one in records if one.identity.base in without_base)
     if lost and not force:
-        raise rebuild_refused(list(dict.fromkeys(lost)), without_base, folder.root)
+        lost = list(dict.fromkeys(lost))
+        names = ", ".join(model for _, model in lost[:MOST_NAMES])
+        more = f" and {len(lost) - MOST_NAMES} more" if len(lost) > MOST_NAMES else ""
+        bases = sorted({base for base, _ in lost})
+        why = [f"the block matrices of {base} are missing or damaged" for base in bases if base in without_base]
+        commands = " and ".join(f"`index build --base {base}`" for base in bases)
+        raise AtlasError(
+            f"A rebuild of {folder.root} would lose {len(lost)} models: {names}{more}; "
+            f"{', '.join(why) or 'their records are missing'}.",
+            f"Nothing was changed. Restore the files, or run {commands}, which fetches what is missing; "
+            "`index rebuild --force` rebuilds without these models.",
+        )
     if not plans:
         raise AtlasError(f"{folder.root} holds no bases to rebuild from.", "Run `index build --base ID`.")
 
@@ -131,7 +138,7 @@ def rebuild(
                 f"{base}: restored {len(restored)} models of the listing from database and records; "
                 f"run `index build --base {base}` to list them again"
             )
-    publish(folder, [publication for publication, _, _ in plans], before.representations, afresh=True, say=say)
+    publish(folder, [publication for publication, _, _ in plans], before.representations, from_scratch=True, say=say)
     for digest in damaged:
         store.discard(digest)
     for digest in damaged_failures:

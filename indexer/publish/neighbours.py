@@ -5,7 +5,7 @@ Similarities are computed in tiles, with ties broken by id; for new models also 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,29 +75,6 @@ class Pairs:
         )
 
 
-class _Columns:
-    """The columns of the similarity matrix: every stored vector of every segment."""
-
-    def __init__(self, segments: Sequence[OpenSegment]) -> None:
-        none = np.zeros(0, dtype=np.int64)
-        self.ids = np.concatenate([none, *(one.stored.ids for one in segments)])
-        self.is_gone = np.concatenate(
-            [none.astype(bool), *(np.isin(one.stored.ids, one.segment.removed) for one in segments)]
-        )
-        self.masks = segments[0].masks if segments else Masks.none()
-        self.kinds = self.masks.kinds_of(self.ids)
-        self._by_id = np.argsort(self.ids, kind="stable")
-        self._sorted = self.ids[self._by_id]
-
-    def places(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """(rows, columns): for each row of ``ids`` every column of that model."""
-        starts = np.searchsorted(self._sorted, ids, side="left")
-        stops = np.searchsorted(self._sorted, ids, side="right")
-        columns = [self._by_id[start:stop] for start, stop in zip(starts, stops, strict=True)]
-        rows = np.repeat(np.arange(len(ids)), stops - starts)
-        return rows, np.concatenate([np.zeros(0, dtype=np.intp), *columns])
-
-
 def nearest(
     segments: Sequence[OpenSegment],
     asked: Iterable[Vectors],
@@ -109,55 +86,59 @@ def nearest(
     ``known``: owners of existing lists (ascending), and the similarity of the last entry, −2 if the list is not full.
     The models that enter them are pairs (owner, asked model) at least as similar. Asked models have no known lists.
     """
-    columns = _Columns(segments)
+    # The columns of the similarity matrix are the stored vectors of all segments.
+    none = np.zeros(0, dtype=np.int64)
+    ids = np.concatenate([none, *(one.stored.ids for one in segments)])
+    is_gone = np.concatenate([none > 0, *(np.isin(one.stored.ids, one.segment.removed) for one in segments)])
+    masks = segments[0].masks if segments else Masks.none()
+    kinds = masks.kinds_of(ids)
+    by_id = np.argsort(ids, kind="stable")
+    ordered = ids[by_id]
     edges = None
     if known is not None:
         # (columns,) the similarity needed to enter the list of each column; infinite if there is no known list.
         owners, last = known
-        edges = np.full(len(columns.ids), np.inf, dtype=np.float32)
+        edges = np.full(len(ids), np.inf, dtype=np.float32)
         if len(owners):
-            places = np.searchsorted(owners, columns.ids).clip(max=len(owners) - 1)
-            is_known = (owners[places] == columns.ids) & ~columns.is_gone
+            places = np.searchsorted(owners, ids).clip(max=len(owners) - 1)
+            is_known = (owners[places] == ids) & ~is_gone
             # Not −inf, which marks pairs that are not neighbours.
             edges[is_known] = np.maximum(last[places[is_known]] - _NEAR, _NOT_FULL)
     lists: list[Pairs] = []
     entering: list[Pairs] = []
     for block in asked:
         mine = _Lists(block.ids, k)
-        for tile, similarities in _tiles(block, segments, columns):
-            mine.take(similarities, columns.ids[tile])
-            if edges is not None:
-                rows, places = np.nonzero(similarities >= edges[tile])
-                entering.append(Pairs(columns.ids[tile][places], block.ids[rows], similarities[rows, places]))
+        length = block.matrix.shape[1]
+        step = max(1, min(COLUMNS, COPIED_BYTES // (4 * length)))
+        aligned = np.empty((step, length), dtype=np.float32)
+        divisors = masks.divisors_by_kind(block.matrix)
+        # The rows of the block, and the columns of the same models.
+        starts = np.searchsorted(ordered, block.ids, side="left")
+        stops = np.searchsorted(ordered, block.ids, side="right")
+        own_rows = np.repeat(np.arange(len(block.ids)), stops - starts)
+        own_columns = np.concatenate([none, *(by_id[a:b] for a, b in zip(starts, stops, strict=True))])
+        before = 0
+        for one in segments:
+            for start in range(0, len(one.stored), step):
+                stored = one.stored.matrix[start : start + step]
+                tile = slice(before + start, before + start + len(stored))
+                # The numbers in a FAISS file are not aligned: NumPy would copy all of them for each product.
+                np.copyto(aligned[: len(stored)], stored)
+                similarities = block.matrix @ aligned[: len(stored)].T
+                if masks.blocks:
+                    similarities /= divisors[:, kinds[tile]]
+                np.clip(similarities, -1.0, 1.0, out=similarities)
+                # −inf for removed vectors, and for a model with itself.
+                similarities[:, is_gone[tile]] = -np.inf
+                is_here = (own_columns >= tile.start) & (own_columns < tile.stop)
+                similarities[own_rows[is_here], own_columns[is_here] - tile.start] = -np.inf
+                mine.take(similarities, ids[tile])
+                if edges is not None:
+                    rows, columns = np.nonzero(similarities >= edges[tile])
+                    entering.append(Pairs(ids[tile][columns], block.ids[rows], similarities[rows, columns]))
+            before += len(one.stored)
         lists.append(mine.pairs())
     return Pairs.together(lists), Pairs.together(entering)
-
-
-def _tiles(
-    block: Vectors, segments: Sequence[OpenSegment], columns: _Columns
-) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Columns and the (block, columns) similarities, −inf for removed vectors and for a model with itself."""
-    length = block.matrix.shape[1]
-    step = max(1, min(COLUMNS, COPIED_BYTES // (4 * length)))
-    aligned = np.empty((step, length), dtype=np.float32)
-    rows, places = columns.places(block.ids)
-    by_kind = columns.masks.divisors_by_kind(block.matrix)
-    before = 0
-    for one in segments:
-        for start in range(0, len(one.stored), step):
-            stored = one.stored.matrix[start : start + step]
-            tile = slice(before + start, before + start + len(stored))
-            # The numbers in a FAISS file are not aligned: NumPy would copy all of them for each product.
-            np.copyto(aligned[: len(stored)], stored)
-            similarities = block.matrix @ aligned[: len(stored)].T
-            if columns.masks.blocks:
-                similarities /= by_kind[:, columns.kinds[tile]]
-            np.clip(similarities, -1.0, 1.0, out=similarities)
-            similarities[:, columns.is_gone[tile]] = -np.inf
-            is_here = (places >= tile.start) & (places < tile.stop)
-            similarities[rows[is_here], places[is_here] - tile.start] = -np.inf
-            yield tile, similarities
-        before += len(one.stored)
 
 
 class _Lists:
@@ -192,89 +173,81 @@ class _Lists:
         return Pairs(self._ids[found.owner], found.neighbour, found.similarity)
 
 
-class NeighbourTable:
-    """The lists of one base and representation."""
+def renew_neighbours(
+    tables: Tables, base: str, representation: str, index: VectorIndex, added: Ids, removed: Ids
+) -> None:
+    """Update the lists of one base and representation to the vectors in ``index``.
 
-    def __init__(self, tables: Tables, base: str, representation: str) -> None:
-        self.tables = tables
-        self.base = base
-        self.representation = representation
-
-    def change(self, index: VectorIndex, added: Ids, removed: Ids) -> None:
-        """Update the lists to the vectors in ``index``.
-
-        ``added``: models with a new vector. ``removed``: models whose former vector is no longer valid (a replaced
-        vector is both). Their own lists are rewritten, and so are lists that name a removed model or that an added
-        model enters; no others.
-        """
-        step = min(ROWS, rows_of_block(index.length))
-        if len(added) > MOST_NEW * len(index):
-            self.tables.run(
-                "DELETE FROM neighbours WHERE representation = ? AND model_id IN "
-                "(SELECT model_id FROM fine_tunes WHERE base = ?)",
-                [self.representation, self.base],
-            )
-            # Block by block, so that memory stays bounded.
-            for block in blocks((one.vectors() for one in index.segments), step):
-                self._insert(nearest(index.segments, [block], NEIGHBOURS)[0])
-            return
-        with self.tables.listed(removed):
-            naming = self.tables.arrays(
-                "SELECT DISTINCT model_id::BIGINT AS model_id FROM neighbours WHERE representation = ? "
-                "AND neighbour_id IN (SELECT model_id FROM listed)",
-                [self.representation],
-            )["model_id"]
-        again = np.union1d(added, np.setdiff1d(naming, removed))
-        # The lists that are not recomputed. A model without neighbours has no rows yet.
-        others = self.tables.arrays(
-            "SELECT owners.model_id::BIGINT AS model_id, CASE WHEN count(similarity) < ? THEN -2 "
-            "ELSE min(similarity) END::FLOAT AS last FROM (SELECT model_id FROM fine_tunes WHERE base = ?) AS owners "
-            "LEFT JOIN (FROM neighbours WHERE representation = ?) AS lists USING (model_id) "
-            "GROUP BY ALL ORDER BY ALL",
-            [NEIGHBOURS, self.base, self.representation],
+    ``added``: models with a new vector. ``removed``: models whose former vector is no longer valid (a replaced vector
+    is both). Their own lists are rewritten, and so are lists that name a removed model or that an added model enters;
+    no others.
+    """
+    step = min(ROWS, rows_of_block(index.length))
+    if len(added) > MOST_NEW * len(index):
+        tables.run(
+            "DELETE FROM neighbours WHERE representation = ? AND model_id IN "
+            "(SELECT model_id FROM fine_tunes WHERE base = ?)",
+            [representation, base],
         )
-        stays = np.isin(others["model_id"], again, invert=True)
-        lists, entering = [], []
-        for chosen, known in (
-            (added, (others["model_id"][stays], others["last"][stays])),
-            (np.setdiff1d(again, added), None),
-        ):
-            asked = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
-            found, pushed = nearest(index.segments, asked, NEIGHBOURS, known)
-            lists.append(found)
-            entering.append(pushed)
-        changed = self._with_entering(Pairs.together(entering))
-        with self.tables.listed(np.unique(np.concatenate([again, removed, changed.owner]))):
-            self.tables.run(
-                "DELETE FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
-                [self.representation],
-            )
-        self._insert(Pairs.together([*lists, changed]))
-
-    def _with_entering(self, entering: Pairs) -> Pairs:
-        """The complete new lists that the pairs enter (a tie with the last entry may not enter)."""
-        if not len(entering.owner):
-            return entering
-        with self.tables.listed(np.unique(entering.owner)):
-            old = self.tables.arrays(
+        # Block by block, so that memory stays bounded.
+        for block in blocks((one.vectors() for one in index.segments), step):
+            _insert(tables, representation, nearest(index.segments, [block], NEIGHBOURS)[0])
+        return
+    with tables.listed(removed):
+        naming = tables.arrays(
+            "SELECT DISTINCT model_id::BIGINT AS model_id FROM neighbours WHERE representation = ? "
+            "AND neighbour_id IN (SELECT model_id FROM listed)",
+            [representation],
+        )["model_id"]
+    again = np.union1d(added, np.setdiff1d(naming, removed))
+    # The lists that are not recomputed. A model without neighbours has no rows yet.
+    others = tables.arrays(
+        "SELECT owners.model_id::BIGINT AS model_id, CASE WHEN count(similarity) < ? THEN -2 "
+        "ELSE min(similarity) END::FLOAT AS last FROM (SELECT model_id FROM fine_tunes WHERE base = ?) AS owners "
+        "LEFT JOIN (FROM neighbours WHERE representation = ?) AS lists USING (model_id) "
+        "GROUP BY ALL ORDER BY ALL",
+        [NEIGHBOURS, base, representation],
+    )
+    stays = np.isin(others["model_id"], again, invert=True)
+    lists, found_entering = [], []
+    for chosen, known in (
+        (added, (others["model_id"][stays], others["last"][stays])),
+        (np.setdiff1d(again, added), None),
+    ):
+        asked = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
+        found, entering = nearest(index.segments, asked, NEIGHBOURS, known)
+        lists.append(found)
+        found_entering.append(entering)
+    # The complete new lists that models enter; a tie with the last entry may not enter.
+    changed = Pairs.together(found_entering)
+    if len(changed.owner):
+        with tables.listed(np.unique(changed.owner)):
+            old = tables.arrays(
                 "SELECT model_id::BIGINT AS owner, neighbour_id::BIGINT AS neighbour, similarity FROM neighbours "
                 "WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
-                [self.representation],
+                [representation],
             )
-        lists, _ = Pairs.together([Pairs(**old), entering]).first(NEIGHBOURS)
-        entered = np.unique(lists.owner[np.isin(lists.neighbour, entering.neighbour)])
-        is_changed = np.isin(lists.owner, entered)
-        return Pairs(lists.owner[is_changed], lists.neighbour[is_changed], lists.similarity[is_changed])
-
-    def _insert(self, lists: Pairs) -> None:
-        pairs, rank = lists.first(NEIGHBOURS)
-        self.tables.insert_columns(
-            "neighbours",
-            {
-                "representation": np.full(len(rank), self.representation),
-                "model_id": pairs.owner,
-                "rank": rank,
-                "neighbour_id": pairs.neighbour,
-                "similarity": pairs.similarity,
-            },
+        longer, _ = Pairs.together([Pairs(**old), changed]).first(NEIGHBOURS)
+        entered = np.unique(longer.owner[np.isin(longer.neighbour, changed.neighbour)])
+        is_changed = np.isin(longer.owner, entered)
+        changed = Pairs(longer.owner[is_changed], longer.neighbour[is_changed], longer.similarity[is_changed])
+    with tables.listed(np.unique(np.concatenate([again, removed, changed.owner]))):
+        tables.run(
+            "DELETE FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
+            [representation],
         )
+    _insert(tables, representation, Pairs.together([*lists, changed]))
+
+
+def _insert(tables: Tables, representation: str, lists: Pairs) -> None:
+    pairs, rank = lists.first(NEIGHBOURS)
+    tables.insert_columns(
+        "neighbours",
+        {
+            "representation": np.full(len(rank), representation),
+            "model_id": pairs.owner,
+            "rank": rank,
+            "neighbour_id": pairs.neighbour,
+            "similarity": pairs.similarity,
+        },
+    )

@@ -16,14 +16,11 @@ from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel
-from indexer.publish.rows import Entry
+from indexer.publish.rows import Entry, moment
 from indexer.records.identity import SVD_METHODS, Identity
 from indexer.records.representation import DEFAULT
 from indexer.records.store import RecordStore
 from indexer.vectors.choice import AUTO, COMPRESSED, EXACT, IndexChoice
-
-# Models that an error message names; the others are only counted.
-MOST_NAMES = 5
 
 # ``claimed_by`` of models known only from a stored record or failure.
 BY_RECORD = "record"
@@ -36,7 +33,7 @@ USUAL_RANK = 8
 class PreviousAtlas:
     """The atlas as described by its database of any schema; empty if that is missing or damaged.
 
-    ``models``: by base and id, the key of the published record, or None.
+    ``choices`` and ``aliases``: by base. ``models``: by base and id, the key of the published record, or None.
     """
 
     representations: Sequence[str] = ()
@@ -48,19 +45,23 @@ class PreviousAtlas:
     def read(cls, folder: AtlasFolder) -> PreviousAtlas:
         """Each table is read separately, so that a damaged one does not affect the others."""
         representations = _rows_of(folder, "representations", "FROM representations ORDER BY representation")
+        bases = _rows_of(folder, "bases", "SELECT base, aliases FROM bases")
+        models = _rows_of(folder, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id")
+        known = (EXACT, *COMPRESSED)  # older versions had indexes that are now replaced by `auto`
         return cls(
             list(dict.fromkeys(row["representation"] for row in representations)),
-            _choices(representations),
             {
-                row["base"]: tuple(row["aliases"])
-                for row in _rows_of(folder, "bases", "SELECT base, aliases FROM bases")
-            },
-            {
-                (row["base"], row["model"]): row["record_key"]
-                for row in _rows_of(
-                    folder, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id"
+                row["base"]: IndexChoice(
+                    row["index_choice"] if row["index_choice"] in known else AUTO,
+                    row["index_memory"],
+                    row["promised_recall"],
+                    row.get("budget"),
                 )
+                for row in representations
+                if row["representation"] == DEFAULT and "index_choice" in row
             },
+            {row["base"]: tuple(row["aliases"]) for row in bases},
+            {(row["base"], row["model"]): row["record_key"] for row in models},
         )
 
     def missing_after(self, entries: Iterable[Entry], damaged: Collection[str]) -> list[tuple[str, str]]:
@@ -78,21 +79,6 @@ class PreviousAtlas:
             if (base, model) not in after
             or (key is not None and not after[base, model] and (key not in damaged or (had[base] and not has[base])))
         ]
-
-
-def rebuild_refused(lost: Sequence[tuple[str, str]], without_base: Collection[str], root: object) -> AtlasError:
-    """The error raised when a rebuild would lose models. ``without_base``: bases whose matrices are missing."""
-    names = ", ".join(model for _, model in lost[:MOST_NAMES])
-    more = f" and {len(lost) - MOST_NAMES} more" if len(lost) > MOST_NAMES else ""
-    bases = sorted({base for base, _ in lost})
-    why = [f"the block matrices of {base} are missing or damaged" for base in sorted(without_base) if base in bases]
-    why = why or ["their records are missing"]
-    commands = " and ".join(f"`index build --base {base}`" for base in bases)
-    return AtlasError(
-        f"A rebuild of {root} would take {len(lost)} models out of it: {names}{more}; {', '.join(why)}.",
-        f"Nothing was changed. Bring the files back, or run {commands}, which fetches what is missing; "
-        "`index rebuild --force` goes on without.",
-    )
 
 
 def known_models(
@@ -143,10 +129,7 @@ def known_models(
     for identity, when in identities:
         if identity.base != base or identity.model in listed or identity.model in found:
             continue
-        try:
-            seen = _utc(datetime.fromisoformat(when))
-        except ValueError:
-            seen = now
+        seen = moment(when) or now
         row = {"id": identity.model, "sha": identity.commit}
         found[identity.model] = ListedModel(
             identity.model, row, identity.relation, BY_RECORD, identity.base, seen, seen
@@ -159,28 +142,13 @@ def _rows_of(folder: AtlasFolder, table: str, statement: str) -> list[dict[str, 
     return (earlier_rows(folder.database, [table], [statement]) or [[]])[0]
 
 
-def _choices(representations: Sequence[dict[str, Any]]) -> dict[str, IndexChoice]:
-    """The index choice of each base; older versions had indexes that are now replaced by `auto`."""
-    known = (EXACT, *COMPRESSED)
-    return {
-        row["base"]: IndexChoice(
-            row["index_choice"] if row["index_choice"] in known else AUTO,
-            row["index_memory"],
-            row["promised_recall"],
-            row.get("budget"),
-        )
-        for row in representations
-        if row["representation"] == DEFAULT and "index_choice" in row
-    }
+def _utc(when: datetime) -> datetime:
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
 
 
-def _utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
-def _as_on_hub(moment: datetime | None) -> str | None:
+def _as_on_hub(when: datetime | None) -> str | None:
     """A time as the Hub writes it."""
-    return None if moment is None else _utc(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if when is None else _utc(when).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)
@@ -197,8 +165,8 @@ class PublishedRank:
 
 def published_rank(folder: AtlasFolder, base: str) -> PublishedRank | None:
     """The rank of a published base; None if it has no vectors or the database cannot be read."""
-    found = earlier_rows(folder.database, ["representations"], ["FROM representations"])
-    rows = [row for row in (found or [[]])[0] if row["base"] == base and row["rank"] and row["vectors"]]
+    found = _rows_of(folder, "representations", "FROM representations")
+    rows = [row for row in found if row["base"] == base and row["rank"] and row["vectors"]]
     if not rows:
         return None
     # Databases of older schemas have no budget.
@@ -211,7 +179,7 @@ def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
     found = published_rank(folder, base)
     if found is not None and found.rank != rank:
         raise AtlasError(
-            f"This atlas holds {base} at rank {found.rank}, and vectors of rank {rank} cannot be mixed with them.",
+            f"This atlas holds {base} at rank {found.rank}; vectors of rank {rank} cannot be compared with those.",
             f"Use `rank={found.rank}`, or another `atlas`.",
         )
 
@@ -236,6 +204,6 @@ def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) ->
         found_ranks = " and ".join(f"rank {rank} ({count})" for rank, count in sorted(ranks.items()))
         raise AtlasError(
             f"{base.base} has records of {found_ranks}: only those of one rank can be published.",
-            f"Say which: index publish --rank {ranks.most_common(1)[0][0]}",
+            f"Choose one: index publish --rank {ranks.most_common(1)[0][0]}",
         )
     return next(iter(ranks), USUAL_RANK)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import UTC, datetime
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.profiles.store import HINT, Profile, ProfileStore
+from indexer.publish.rows import moment
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue, check_rows
 from indexer.untrusted import printable
@@ -72,14 +72,14 @@ def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Ca
     rows: list[Row] = []
     layer_rows: list[Row] = []
     for number, (digest, profile) in enumerate(profiles.items(), start=next_id):
-        identity, model_id, made = profile.identity, None, None
+        identity, model_id = profile.identity, None
         if identity.subject == "fine_tune":
             model_id = model_ids.get(identity.model)
             if model_id is None:
                 continue
-        with suppress(ValueError, OverflowError):
-            made = datetime.fromisoformat(profile.made).astimezone(UTC).replace(tzinfo=None)
-        row: Row = {"profile_id": number, "model_id": model_id, "profile_key": digest, "made": made}
+        row: Row = {
+            "profile_id": number, "model_id": model_id, "profile_key": digest, "made": moment(profile.made)
+        }  # fmt: skip
         row |= {name: getattr(identity, name) for name in _IDENTITY_FIELDS}
         row |= {name: getattr(profile, name) for name in _PROFILE_FIELDS}
         row["asked"] = list(identity.asked)
@@ -123,21 +123,15 @@ def depth_vectors(connection: duckdb.DuckDBPyConnection | Connection, base: str)
     columns = [name for name in VECTOR_COLUMNS if has_extra or name != EXTRA_COLUMN]
     of_base = found.pop(None)
     ids = sorted(model_id for model_id in found if model_id is not None)
-    matrix = np.array(
-        [[_difference(found[one], of_base, layer, name) for layer in common for name in columns] for one in ids]
-    )
+    matrix = np.zeros((len(ids), len(common) * len(columns)))  # a difference that is not known is 0
+    for row, model_id in enumerate(ids):
+        for place, (layer, name) in enumerate(product(common, columns)):
+            is_logarithm, unchanged = VECTOR_COLUMNS[name]
+            mine = found[model_id][layer][name]
+            theirs = of_base[layer][name] if unchanged is None else unchanged
+            if mine is not None and theirs is not None:
+                ratio = max(mine, LEAST) / max(theirs, LEAST)
+                matrix[row, place] = math.log(ratio) if is_logarithm else mine - theirs
     deviation = matrix.std(axis=0)
     scaled = np.divide(matrix, deviation, out=np.zeros_like(matrix), where=deviation > 1e-9)
     return {model_id: row.astype(np.float32) for model_id, row in zip(ids, scaled, strict=True)}
-
-
-def _difference(model: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]], layer: int, name: str) -> float:
-    """The difference of one measure of one layer; 0 if it is missing."""
-    is_logarithm, unchanged = VECTOR_COLUMNS[name]
-    mine = model[layer][name]
-    theirs = base[layer][name] if unchanged is None else unchanged
-    if mine is None or theirs is None:
-        return 0.0
-    if is_logarithm:
-        return math.log(max(mine, LEAST) / max(theirs, LEAST))
-    return float(mine - theirs)

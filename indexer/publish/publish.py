@@ -8,29 +8,92 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import translated_errors
+from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
-from indexer.publish.duplicates import DuplicateGroups
-from indexer.publish.initialisations import renew_initialisations
+from indexer.listing.questions import BadRow
+from indexer.publish.duplicates import renew_duplicates, renew_initialisations, with_duplicates
 from indexer.publish.profile_tables import renew_profile_tables
-from indexer.publish.publication import Publication, SkippedModels
 from indexer.publish.rows import Entry, record_rows, valid_listing_rows
 from indexer.publish.staging import staged_publish
 from indexer.publish.stored_answers import ANSWERS, renew_answers
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows
-from indexer.publish.vector_update import VectorUpdate, VectorUpdates
-from indexer.records.identity import ROW_NAMES
+from indexer.publish.vector_update import VectorUpdates
+from indexer.publish.vectors import PublishedVectors
+from indexer.records.identity import ROW_NAMES, Thresholds
 from indexer.records.store import RecordStore
+from indexer.vectors.choice import IndexChange
 
 # Rows that are collected before they are inserted.
 ROWS_AT_ONCE = 10_000
 DELTAS_AT_ONCE = 50_000
 
+# Skipped models that the summary names; all are in the database.
+MOST_NAMED = 3
+
 RECORD_TABLES = ("records", "deltas", "fused_matrices", "adapter_bases")
 LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Everything to publish for one base: its listing entries and the build that produced them.
+
+    Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
+    that are ``withdrawn`` are deleted: they were renamed or removed. ``purged``: also rewrite the vector files that
+    contain them, which otherwise happens only some publishes later.
+    """
+
+    base: StoredBase
+    aliases: Sequence[str]
+    entries: Sequence[Entry]
+    rank: int
+    withdrawn: Sequence[str] = ()
+    purged: bool = False
+    rejected_rows: Sequence[Row] | None = None
+    build: Row | None = None
+    index: IndexChange | None = None
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+class SkippedModels:
+    """Models of one base that do not fit the database: a publish skips them instead of failing.
+
+    ``models``: those whose record is not published; ``unlisted``: those whose listing row is not.
+    """
+
+    def __init__(self, tables: Tables, base: str) -> None:
+        self._tables = tables
+        self._base = base
+        self.models: dict[str, InvalidValue] = {}
+        self.unlisted: dict[str, InvalidValue] = {}
+
+    def record(self, model: str, model_id: int, why: InvalidValue) -> None:
+        """Mark a model whose record cannot be published as skipped, with the reason."""
+        self.models[model] = why
+        self._tables.run(
+            "UPDATE fine_tunes SET status = 'skipped', reason = 'does_not_fit', detail = ?, record_key = NULL "
+            "WHERE model_id = ?",
+            [str(why), model_id],
+        )
+
+    def rejected_rows(self) -> list[Row]:
+        """Rows of the table rejected_listing_rows for the models that have no row in fine_tunes."""
+        now = datetime.now(UTC)
+        bad = [BadRow.of({"id": model}, f"it does not fit: {why}", now) for model, why in self.unlisted.items()]
+        return [{"base": self._base, **one.as_row()} for one in bad]
+
+    @property
+    def summary(self) -> str:
+        """A sentence for the user; empty if no model was skipped."""
+        found = [f"{model} ({why})" for model, why in [*self.unlisted.items(), *self.models.items()]]
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        return f"{self._base}: skipped, not published: {', '.join(found[:MOST_NAMED])}{more}" if found else ""
 
 
 def publish(
@@ -38,13 +101,13 @@ def publish(
     publications: Iterable[Publication],
     representations: Sequence[str] = (),
     *,
-    afresh: bool = False,
+    from_scratch: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
     memory: int | None = None,
 ) -> None:
     """Bring the atlas to the state that ``publications`` describe; other bases stay as they are.
 
-    Representations published before are kept up to date, ``representations`` are added. ``afresh`` starts from an
+    Representations published before are kept up to date, ``representations`` are added. ``from_scratch`` starts from an
     empty database, but keeps the ids of the old one if it can be read. ``say`` receives messages for the user.
     ``memory``: limit of the database in bytes, unless that is too little. The caller holds the lock of the writer.
     """
@@ -53,7 +116,7 @@ def publish(
     chosen = list(publications)
 
     def run(limit: int | None) -> None:
-        with staged_publish(folder, afresh=afresh, memory=limit) as tables:
+        with staged_publish(folder, from_scratch=from_scratch, memory=limit) as tables:
             for publication in chosen:
                 _Publisher(folder, tables, publication, say).run(representations)
 
@@ -102,8 +165,7 @@ class _Publisher:
         reread = [entry for entry in changed if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key]
         withdrawn = [before[model][0] for model in self.publication.withdrawn if model in before]
         stale = [ids[entry.listed.id] for entry in reread] + withdrawn
-        duplicates = DuplicateGroups(self.tables, self.store, self.base, self.publication.thresholds.duplicate_within)
-        touched = duplicates.members_with(stale)
+        touched = with_duplicates(self.tables, stale)
         self.tables.delete((*RECORD_TABLES, *LISTING_TABLES), withdrawn)
         self._listing_tables(changed, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.skipped.unlisted]
@@ -111,15 +173,16 @@ class _Publisher:
         with VectorUpdates(
             self.folder, self.tables, self.publication, representations, self.skipped, self.say
         ) as updates:
-            of_records = [one for one in updates.all if not one.of_profiles]
+            of_records = [one for one in updates.all if not one.representation.of_profiles]
             # A representation that is new in an old atlas needs all records, the others only the new ones.
-            all_needed = [one for one in of_records if one.vectors.is_new and before]
-            self._record_tables(reread, ids, [one for one in of_records if one not in all_needed])
-            for update in all_needed:
-                updates.read_all(update)
+            all_needed = [one for one in of_records if one.is_new and before]
+            self._record_tables(reread, ids, updates, [one for one in of_records if one not in all_needed])
+            for vectors in all_needed:
+                updates.read_all(vectors)
             # Before the centre is computed, because duplicates share one vote.
             if changed or withdrawn:
-                duplicates.renew(touched)
+                within = self.publication.thresholds.duplicate_within
+                renew_duplicates(self.tables, self.store, self.base, within, touched)
             fresh = {ids[entry.listed.id] for entry in reread}
             renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
             updates.publish(stale, ids.values(), has_new_profiles)
@@ -192,17 +255,19 @@ class _Publisher:
         seen = [{"model_id": ids[one.id], "last_seen": one.last_seen} for one in listed]
         self.tables.update("fine_tunes", {"last_seen": "TIMESTAMP"}, seen)
 
-    def _record_tables(self, reread: list[Entry], ids: dict[str, int], updates: Sequence[VectorUpdate]) -> None:
-        """Write the rows of RECORD_TABLES and, in the same pass over the files, the vectors of the new records."""
+    def _record_tables(
+        self, reread: list[Entry], ids: dict[str, int], updates: VectorUpdates, of_new: Sequence[PublishedVectors]
+    ) -> None:
+        """Write the rows of RECORD_TABLES and, in the same pass over the files, the vectors ``of_new`` records."""
         self.tables.delete(RECORD_TABLES, [ids[entry.listed.id] for entry in reread])
-        representations = [update.vectors.representation for update in updates]
+        representations = [vectors.representation for vectors in of_new]
         rows: dict[str, list[Row]] = {table: [] for table in RECORD_TABLES}
         for entry in reread:
             if not entry.record_key:
                 continue
             model_id = ids[entry.listed.id]
             try:
-                made, vectors = record_rows(
+                made, found = record_rows(
                     model_id, entry.record_key, self.publication.base, self.store, representations
                 )
             except InvalidValue as why:
@@ -210,8 +275,7 @@ class _Publisher:
                 continue
             for table, waiting in rows.items():
                 waiting.extend(made[table])
-            for update in updates:
-                update.add(model_id, vectors)
+            updates.add(of_new, model_id, found)
             if len(rows["deltas"]) > DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from indexer.cards.local import facts_of
-from indexer.cards.modelcard import MalformedRow, ModelFacts, bounded_count
+from indexer.cards.modelcard import MalformedRow, bounded_count
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import ListedModel
@@ -77,68 +77,57 @@ class Entry:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
-    """The rows of one entry in the tables that the listing fills, by table."""
-    try:
-        facts = facts_of(entry.listed.row)
-    except MalformedRow:
-        # The listing keeps only rows with a usable id; whatever else is wrong is in rejected_listing_rows.
-        facts = facts_of({"id": entry.listed.id})
-    return {
-        "fine_tunes": [_fine_tune_row(model_id, entry, facts)],
-        "tags": [{"model_id": model_id, "tag": tag} for tag in facts.tags],
-        "model_datasets": [
-            {"model_id": model_id} | {name: getattr(claim, name) for name in _CLAIM_FIELDS} for claim in facts.datasets
-        ],
-        "evaluations": [
-            {"model_id": model_id} | {name: getattr(result, name) for name in _RESULT_FIELDS}
-            for result in facts.evaluations
-        ],
-    }
-
-
 def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
-    """The rows of one entry that fit their tables; the others are null or left out, and noted among the oddities.
+    """The rows of one entry, by table; values that do not fit become null or are left out, with a note in oddities.
 
     Raises InvalidValue if not even the name of the model fits.
     """
+    listed, outcome = entry.listed, entry.outcome
     with _as_invalid("the listing row"):
-        rows = listing_rows(model_id, entry)
-    fine_tune, odd = with_nulls("fine_tunes", rows["fine_tunes"][0])
+        try:
+            facts = facts_of(listed.row)
+        except MalformedRow:
+            # The listing keeps only rows with a usable id; whatever else is wrong is in rejected_listing_rows.
+            facts = facts_of({"id": listed.id})
+        row = {name: getattr(facts, name) for name in _FACT_FIELDS} | {
+            "model_id": model_id,
+            "model": listed.id,
+            "base": entry.base,
+            "author": author_of(listed.id),
+            "commit": entry.commit,
+            "subfolder": "",
+            "status": entry.status,
+            "reason": outcome.reason if outcome and not entry.record_key else None,
+            "detail": outcome.detail if outcome and not entry.record_key else None,
+            "attempts": outcome.attempts if outcome else None,
+            "tried": moment(outcome.when) if outcome else None,
+            "relation": listed.relation,
+            "claimed_by": listed.claimed_by,
+            "parent": listed.parent,
+            "licence": facts.license,
+            "languages": list(facts.languages),
+            "record_key": entry.record_key,
+            "first_seen": listed.first_seen,
+            "last_seen": listed.last_seen,
+            "deleted_at_hub": listed.deleted_at_hub,
+            "oddities": list(facts.oddities),
+            "fingerprint": entry.fingerprint,
+        }
+        claims = [{name: getattr(one, name) for name in _CLAIM_FIELDS} for one in facts.datasets]
+        results = [{name: getattr(one, name) for name in _RESULT_FIELDS} for one in facts.evaluations]
+    fine_tune, odd = with_nulls("fine_tunes", row)
     notes = [f"{column}: does not fit" for column in odd]
-    kept = {table: valid_rows(table, found) for table, found in rows.items() if table != "fine_tunes"}
-    notes += [f"{table}: a row does not fit" for table in kept if len(kept[table]) < len(rows[table])]
+    rows = {"fine_tunes": [fine_tune]}
+    of_tables: dict[str, list[Row]] = {
+        "tags": [{"tag": tag} for tag in facts.tags], "model_datasets": claims, "evaluations": results
+    }  # fmt: skip
+    for table, found in of_tables.items():
+        rows[table] = valid_rows(table, [{"model_id": model_id} | one for one in found])
+        if len(rows[table]) < len(found):
+            notes.append(f"{table}: a row does not fit")
     if notes:
         fine_tune["oddities"] = [*(fine_tune["oddities"] or ()), *notes]
-    return {"fine_tunes": [fine_tune], **kept}
-
-
-def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:
-    listed, outcome = entry.listed, entry.outcome
-    return {name: getattr(facts, name) for name in _FACT_FIELDS} | {
-        "model_id": model_id,
-        "model": listed.id,
-        "base": entry.base,
-        "author": author_of(listed.id),
-        "commit": entry.commit,
-        "subfolder": "",
-        "status": entry.status,
-        "reason": outcome.reason if outcome and not entry.record_key else None,
-        "detail": outcome.detail if outcome and not entry.record_key else None,
-        "attempts": outcome.attempts if outcome else None,
-        "tried": _moment(outcome.when) if outcome else None,
-        "relation": listed.relation,
-        "claimed_by": listed.claimed_by,
-        "parent": listed.parent,
-        "licence": facts.license,
-        "languages": list(facts.languages),
-        "record_key": entry.record_key,
-        "first_seen": listed.first_seen,
-        "last_seen": listed.last_seen,
-        "deleted_at_hub": listed.deleted_at_hub,
-        "oddities": list(facts.oddities),
-        "fingerprint": entry.fingerprint,
-    }
+    return rows
 
 
 def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, list[Row]]:
@@ -147,6 +136,13 @@ def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, 
     zeros = [delta.norm == 0.0 for delta in record.deltas]
     names = record.head.get("label_names")
     space = row_space_of(record)
+    shares = [percent / 100 for percent in RANK_THRESHOLDS]
+
+    def ranks(measured: DeltaRecord | FusedMatrixRecord) -> Row:
+        """Ranks of δW and W at the shares of the energy that have a column."""
+        of_change = dict(zip(_CHANGE_RANKS, measured.change_ranks(shares), strict=True))
+        return of_change | dict(zip(_WEIGHT_RANKS, measured.weight_ranks(shares), strict=True))
+
     row = {
         "model_id": model_id,
         "record_key": record_key,
@@ -161,7 +157,7 @@ def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, 
         "label_names": list(names) if names else None,
         "problem_type": record.head.get("problem_type"),
         "weight_files": [asdict(stored) for stored in record.files],
-        "made": _moment(record.created),
+        "made": moment(record.created),
     }
     row |= {name: getattr(record, name) for name in _RECORD_FIELDS}
     deltas = [
@@ -177,7 +173,7 @@ def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, 
             "energy": delta.energy,
             "singular_values": delta.s.tolist(),
         }
-        | _rank_columns(delta)
+        | ranks(delta)
         for delta in record.deltas
     ]
     norms = {delta.key: delta.norm for delta in record.deltas}
@@ -192,37 +188,23 @@ def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, 
             "in_features": whole.shape[1],
             "norm": math.hypot(*(norms[part] for part in whole.parts)),
         }
-        | _rank_columns(whole)
+        | ranks(whole)
         for whole in record.fused_matrices
     ]
-    adapter_bases = [
-        {
-            "model_id": model_id,
-            "named": named.named,
-            "verdict": named.verdict,
-            "resolved_base": named.parent,
-            "why": named.why,
-        }
-        for named in [record.adapter_base]
-        if named is not None
-    ]
+    adapter_bases = []
+    if (named := record.adapter_base) is not None:
+        found = {"named": named.named, "verdict": named.verdict, "resolved_base": named.parent, "why": named.why}
+        adapter_bases = [{"model_id": model_id} | found]
     return {"records": [row], "deltas": deltas, "fused_matrices": fused, "adapter_bases": adapter_bases}
 
 
-def _moment(text: Any) -> datetime | None:
+def moment(text: Any) -> datetime | None:
     """A time in ISO 8601 as UTC; None if it cannot be parsed."""
     try:
         found = datetime.fromisoformat(text)
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _rank_columns(measured: DeltaRecord | FusedMatrixRecord) -> Row:
-    """Ranks of δW and W at the shares of the energy that have a column."""
-    shares = [percent / 100 for percent in RANK_THRESHOLDS]
-    changes = dict(zip(_CHANGE_RANKS, measured.change_ranks(shares), strict=True))
-    return changes | dict(zip(_WEIGHT_RANKS, measured.weight_ranks(shares), strict=True))
 
 
 def record_rows(

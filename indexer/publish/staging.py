@@ -1,7 +1,7 @@
 """The staged copy of the database that a publish changes, how it replaces the original, and its checksum.
 
 ``atlas.duckdb`` is the one pointer to everything published: a copy is changed, synced and renamed over it. An atlas
-that is killed at any moment holds the state before or after.
+whose publish is killed at any moment holds the state before or after it.
 
 Two files cannot be renamed at once, so ``checksums.json`` is written before the rename and names the databases before
 and after. The database of an older atlas without that file is checked by reading it.
@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
 from indexer.database import catalog
@@ -40,7 +40,7 @@ BLOATED_SHARE = 0.5
 # The smallest memory limit that DuckDB gets. What does not fit is spilled to disk, but blocks in use cannot be.
 LEAST_MEMORY = 128 << 20
 
-HINT = "run `index rebuild`, which makes it again from listing and records"
+HINT = "run `index rebuild`, which rebuilds it from the listing and the records"
 
 # Tables that name files of vectors.
 _NAMING = ("internal.segments", "internal.compressed_indexes")
@@ -49,26 +49,12 @@ _MOST_CHECKSUM_BYTES = 1 << 20
 
 
 @contextmanager
-def staged_publish(folder: AtlasFolder, *, afresh: bool = False, memory: int | None = None) -> Iterator[Tables]:
-    """A staged database with an open transaction; a block without an error publishes it as the next generation."""
-    with staged_database(folder, afresh, memory) as tables:
-        tables.run("BEGIN")
-        yield tables
-        tables.run(
-            "UPDATE atlas_info SET generation = generation + 1, published = ?, tool_version = ?",
-            [datetime.now(UTC), __version__],
-        )
-        tables.run("COMMIT")
-        tables.run("CHECKPOINT")
+def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: int | None = None) -> Iterator[Tables]:
+    """A private copy of the database with an open transaction; a block without an error makes it the next generation.
 
-
-@contextmanager
-def staged_database(folder: AtlasFolder, afresh: bool, memory: int | None = None) -> Iterator[Tables]:
-    """A private copy of the database, renamed over the original if the block ends without an error.
-
-    ``afresh`` starts with an empty database instead; only the ids of the original are kept, if it can be read, and no
-    id is ever given to another model. ``memory``: limit of DuckDB in bytes, at least ``LEAST_MEMORY``; the rest is
-    spilled to disk. None: DuckDB's own limit.
+    The copy is renamed over the original. ``from_scratch`` starts with an empty database instead; only the ids of the
+    original are kept, if it can be read, and no id is ever given to another model. ``memory``: limit of DuckDB in
+    bytes, at least ``LEAST_MEMORY``; the rest is spilled to disk. None: DuckDB's own limit.
 
     Raises AtlasError if the original is damaged, has another schema, or has objects that schema.sql does not make: a
     copy would keep them, and run them.
@@ -92,8 +78,14 @@ def staged_database(folder: AtlasFolder, afresh: bool, memory: int | None = None
     try:
         if folder.database.exists():
             copy_file(folder.database, copy, through_links=True)
-            if afresh:
-                named, kept_ids, next_id = _kept_of(copy)
+            if from_scratch:
+                # What can be read of a database of any schema.
+                files = earlier_rows(copy, _NAMING, [f"SELECT faiss_file FROM {table}" for table in _NAMING])
+                named = None if files is None else frozenset(row["faiss_file"] for rows in files for row in rows)
+                statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
+                rows, given = earlier_rows(copy, ("fine_tunes", "atlas_info"), statements) or ([], [])
+                kept_ids = {(row["model"], row["base"]): row["model_id"] for row in rows}
+                next_id = max([1, *(row["next_model_id"] for row in given), *(1 + one for one in kept_ids.values())])
                 copy.unlink()
         is_new = not copy.exists()
         connection = attached_for_writing(copy, settings=settings)
@@ -108,7 +100,14 @@ def staged_database(folder: AtlasFolder, afresh: bool, memory: int | None = None
                 use(connection)
                 catalog.replace_others(connection, found)
                 named = _named_files(connection)
+            connection.execute("BEGIN")
             yield Tables(connection, kept_ids)
+            connection.execute(
+                "UPDATE atlas_info SET generation = generation + 1, published = ?, tool_version = ?",
+                [datetime.now(UTC), __version__],
+            )
+            connection.execute("COMMIT")
+            connection.execute("CHECKPOINT")
             named = None if named is None else named | _named_files(connection)
             block_size, total, free = connection.execute(
                 "SELECT block_size, total_blocks, free_blocks FROM pragma_database_size() "
@@ -158,22 +157,10 @@ def _named_files(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
     return frozenset(name for (name,) in connection.execute(" UNION ".join(names)).fetchall())
 
 
-def _kept_of(database: Path) -> tuple[frozenset[str] | None, dict[tuple[str, str], int], int]:
-    """What is kept of a copy of any schema: FAISS files, ids by model and base, and the first id never used."""
-    files = earlier_rows(database, _NAMING, [f"SELECT faiss_file FROM {table}" for table in _NAMING])
-    named = None if files is None else frozenset(row["faiss_file"] for rows in files for row in rows)
-    statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
-    rows, given = earlier_rows(database, ("fine_tunes", "atlas_info"), statements) or ([], [])
-    ids = {(row["model"], row["base"]): row["model_id"] for row in rows}
-    next_id = max([1, *(row["next_model_id"] for row in given), *(1 + model_id for model_id in ids.values())])
-    return named, ids, next_id
-
-
 def note_checksum(folder: AtlasFolder, coming: Path) -> None:
     """Note the checksum of the next database, ``coming``; that of the current one stays valid. Raises OSError."""
-    rows = [_checksum_row(coming)]
-    if folder.database.is_file() and damage(folder) is None:
-        rows.insert(0, _checksum_row(folder.database))
+    paths = [folder.database, coming] if folder.database.is_file() and damage(folder) is None else [coming]
+    rows = [{"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths]
     write_atomically(folder.checksums, add_checksum(canonical_json({"databases": rows})))
 
 
@@ -181,34 +168,18 @@ def damage(folder: AtlasFolder) -> str | None:
     """What is wrong with the database file as a whole, as a sentence; None if it is intact or has no checksum."""
     if not folder.checksums.is_file():
         return None
-    noted = _noted_checksums(folder)
+    noted: set[tuple[int, str]] = set()
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = read_regular(folder.checksums, most=_MOST_CHECKSUM_BYTES)
+        for row in parse_checksummed(content)["databases"] if has_checksum(content) else []:
+            if type(row["bytes"]) is int and type(row["sha256"]) is str:
+                noted.add((row["bytes"], row["sha256"]))
     if not noted:
         return f"{folder.checksums.name} is damaged: {HINT}"
     size = folder.database.stat().st_size
-    if size not in {row["bytes"] for row in noted}:
-        expected = " or ".join(str(row["bytes"]) for row in noted)
-        return f"is damaged, or was changed by another program: {size} bytes instead of {expected}; {HINT}"
-    if _checksum_row(folder.database) not in noted:
+    if size not in {expected for expected, _ in noted}:
+        sizes = " or ".join(str(expected) for expected, _ in sorted(noted))
+        return f"is damaged, or was changed by another program: {size} bytes instead of {sizes}; {HINT}"
+    if (size, file_sha256(folder.database)) not in noted:
         return f"is damaged, or was changed by another program: its checksum does not match; {HINT}"
     return None
-
-
-def _checksum_row(database: Path) -> dict[str, Any]:
-    return {"bytes": database.stat().st_size, "sha256": file_sha256(database)}
-
-
-def _noted_checksums(folder: AtlasFolder) -> list[dict[str, Any]]:
-    """The rows of the file; empty if it cannot be read."""
-    try:
-        content = read_regular(folder.checksums, most=_MOST_CHECKSUM_BYTES)
-        rows = parse_checksummed(content)["databases"] if has_checksum(content) else []
-        return [
-            row
-            for row in rows
-            if isinstance(row, dict)
-            and row.keys() == {"bytes", "sha256"}
-            and type(row["bytes"]) is int
-            and isinstance(row["sha256"], str)
-        ]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []

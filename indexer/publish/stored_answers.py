@@ -78,36 +78,11 @@ PREDICTIONS = AnswerKind(
 ANSWERS = (LINEAGE, PREDICTIONS)
 
 
-def read_answers(kind: AnswerKind, path: Path) -> tuple[list[Line], list[str]]:
-    """The readable lines, with ``answered_at`` as a naive UTC time, and what is wrong with the others.
+def read_answers(kind: AnswerKind | None, path: Path) -> tuple[list[Line], list[str]]:
+    """The lines of a file, and the problems of lines that cannot be read; both are empty if there is no file.
 
-    Whether the values fit the columns of the table is checked when they are inserted.
-    """
-
-    def checked(line: Line) -> Line:
-        line = dict.fromkeys(kind.added) | line
-        missing = {"model", *kind.columns, *kind.texts} - line.keys()
-        if missing:
-            raise ValueError(f"it has no {min(missing)}")
-        texts = [line[name] for name in kind.texts if line[name] is not None]
-        if not all(isinstance(text, str) for text in (line["model"], *texts)):
-            raise ValueError("invalid name")
-        for name in kind.numbers:
-            line[name] = float(line[name])
-        for name in kind.added:
-            line[name] = None if line[name] is None else float(line[name])
-        answered = datetime.fromisoformat(line["answered_at"])
-        if answered.tzinfo is not None:
-            answered = answered.astimezone(UTC).replace(tzinfo=None)
-        return line | {"answered_at": answered}
-
-    return read_lines(path, checked)
-
-
-def read_lines(path: Path, checked: Callable[[Line], Line] = dict) -> tuple[list[Line], list[str]]:
-    """The readable lines, and what is wrong with the others by line number; both empty if there is no file.
-
-    ``checked`` converts a line; it raises one of WRONG_KINDS if the line is malformed.
+    If the ``kind`` is given, each line is checked: it has the keys of the kind, and ``answered_at`` is returned as a
+    naive UTC time. Whether values fit the columns of the table is checked when they are inserted.
     """
     try:
         content = read_regular(path, most=_MOST_BYTES)
@@ -121,7 +96,22 @@ def read_lines(path: Path, checked: Callable[[Line], Line] = dict) -> tuple[list
         if not raw:
             continue
         try:
-            lines.append(checked({_RENAMED.get(key, key): value for key, value in parse_checksummed(raw).items()}))
+            line = {_RENAMED.get(key, key): value for key, value in parse_checksummed(raw).items()}
+            if kind is not None:
+                line = dict.fromkeys(kind.added) | line
+                missing = {"model", *kind.columns, *kind.texts} - line.keys()
+                if missing:
+                    raise ValueError(f"it has no {min(missing)}")
+                texts = [line[name] for name in kind.texts if line[name] is not None]
+                if not all(isinstance(text, str) for text in (line["model"], *texts)):
+                    raise ValueError("invalid name")
+                for name in (*kind.numbers, *(name for name in kind.added if line[name] is not None)):
+                    line[name] = float(line[name])
+                answered = datetime.fromisoformat(line["answered_at"])
+                if answered.tzinfo is not None:
+                    answered = answered.astimezone(UTC).replace(tzinfo=None)
+                line["answered_at"] = answered
+            lines.append(line)
         except WRONG_KINDS as error:
             if len(problems) < _MOST_PROBLEMS:
                 problems.append(f"line {number} cannot be read: {error}"[:300])
@@ -153,7 +143,7 @@ def store_answers(
             if not connection.rows("SELECT base FROM bases WHERE base = ?", (base,)):
                 raise AtlasError(f"Nothing is published for {base}.", f"Run: index build --base {base}")
         path, asked = kind.path(folder, base), set(models)
-        write_lines(path, [*(line for line in read_lines(path)[0] if line.get("model") not in asked), *lines])
+        write_lines(path, [*(line for line in read_answers(None, path)[0] if line.get("model") not in asked), *lines])
         with staged_publish(folder) as tables:
             renew_answers(kind, tables, folder, base)
 
@@ -162,7 +152,7 @@ def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
     """Remove a model from the files of a base: its own lines, and its name in the lines of others."""
     for kind in ANSWERS:
         path = kind.path(folder, base)
-        before, _ = read_lines(path)
+        before, _ = read_answers(None, path)
         after = []
         for line in before:
             if model not in (line.get("model"), line.get("parent")):
@@ -175,8 +165,8 @@ def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
 def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: str) -> None:
     """Rewrite the rows of one base from its file.
 
-    Lines whose model or parent has another record now are skipped, and so are lines that cannot be read or do not fit
-    the table, because the file may come from somebody else.
+    A line is skipped if its model or parent has another record now. Lines that cannot be read or do not fit the table
+    are skipped too, because the file may come from an untrusted source.
     """
     indexed = {
         model: (model_id, record_key)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from itertools import chain
@@ -29,9 +30,10 @@ MOST_ITEMS = 1 << 16
 
 _EXACT_INTEGER = 1 << 53  # Arrow refuses a larger integer in a column of floats
 _BITS = {"tinyint": 8, "smallint": 16, "integer": 32, "bigint": 64}
-
-# What is wrong with the values of a column, None if nothing is. Nulls are checked elsewhere.
-Check = Callable[[Sequence[Any]], str | None]
+_OF_FLOATS = {
+    "float": (float(np.finfo(np.float32).max), "finite float32"),
+    "double": (float(np.finfo(np.float64).max), "finite number"),
+}
 
 
 class InvalidValue(ValueError):
@@ -67,22 +69,23 @@ def valid_rows(table: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def _problem(table: str, column: str, values: Sequence[Any]) -> str | None:
-    check, is_nullable = columns()[table][column]
+    """What is wrong with the values of a column; None if nothing is."""
+    kind, is_nullable = columns()[table][column]
     present = [value for value in values if value is not None]
     if len(present) < len(values) and not is_nullable:
         return "it is missing"
-    return check(present)
+    return _problem_of(kind, present)
 
 
 @cache
-def columns() -> dict[str, dict[str, tuple[Check, bool]]]:
-    """For every table and column, its check and whether it may be null.
+def columns() -> dict[str, dict[str, tuple[Kind, bool]]]:
+    """For every table and column, its type and whether it may be null.
 
     Taken from schema.sql: the database may have been made by somebody else.
     """
     import duckdb
 
-    found: dict[str, dict[str, tuple[Check, bool]]] = {}
+    found: dict[str, dict[str, tuple[Kind, bool]]] = {}
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
         for one in definitions():
             if one.kind in ("schema", "table"):
@@ -91,47 +94,56 @@ def columns() -> dict[str, dict[str, tuple[Check, bool]]]:
             "SELECT table_name, column_name, data_type, is_nullable FROM duckdb_columns() WHERE NOT internal"
         ).fetchall()
     for table, column, kind, is_nullable in rows:
-        check = _json if kind == "JSON" else _check_of(duckdb.type(kind))
-        found.setdefault(table, {})[column] = check, is_nullable
+        found.setdefault(table, {})[column] = Kind.of("json" if kind == "JSON" else duckdb.type(kind)), is_nullable
     return found
 
 
-def _check_of(kind: DuckDBPyType) -> Check:
-    name = kind.id
-    if name in _BITS:
-        return _whole(_BITS[name])
-    if name == "list":
-        return _listed(_check_of(kind.children[0][1]))
-    if name == "struct":
-        return _structured({field: _check_of(inner) for field, inner in kind.children})
-    if name in ("boolean", "timestamp"):
-        exact = bool if name == "boolean" else datetime
-        return lambda values: _other_than(values, exact)
-    if name in ("float", "double"):
-        is_single = name == "float"
-        kind_of_float = np.finfo(np.float32 if is_single else np.float64)
-        return _floating(float(kind_of_float.max), "finite float32" if is_single else "finite number")
-    return {"varchar": _text}[name]
+@dataclass(frozen=True)
+class Kind:
+    """A type of DuckDB; ``inner``: the types in a list or struct, by the name of the field."""
+
+    name: str
+    inner: Mapping[str, Kind]
+
+    @classmethod
+    def of(cls, kind: DuckDBPyType | str) -> Kind:
+        """From DuckDB's own object; a text is the name of a type without others in it."""
+        if isinstance(kind, str):
+            return cls(kind, {})
+        children = kind.children if kind.id in ("list", "struct") else ()
+        return cls(kind.id, {field: cls.of(inner) for field, inner in children})
 
 
-def _whole(bits: int) -> Check:
-    least, most = -(1 << bits - 1), (1 << bits - 1) - 1
-
-    def check(values: Sequence[Any]) -> str | None:
-        odd = _other_than(values, int)
-        if odd is None and values and (min(values) < least or max(values) > most):
-            odd = min(values) if min(values) < least else max(values)
-            return f"{shown(odd)} is not a {bits}-bit integer"
-        return odd
-
-    return check
-
-
-def _floating(largest: float, name: str) -> Check:
-    def check(values: Sequence[Any]) -> str | None:
-        odd = _other_than(values, float, int)
-        if odd is not None or not values:
-            return odd
+def _problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
+    """What is wrong with values, none of them null, of a column of this type; None if nothing is."""
+    # Exactly these types: True is not an int.
+    allowed: tuple[type, ...] = {
+        "list": (list,), "struct": (dict,), "boolean": (bool,), "timestamp": (datetime,), "varchar": (str,),
+        "json": (str,), "float": (float, int), "double": (float, int),
+    }.get(kind.name, (int,))  # fmt: skip
+    if not set(map(type, values)) <= set(allowed):
+        odd = next(one for one in values if type(one) not in allowed)
+        return f"a {type(odd).__name__} instead of {allowed[0].__name__}"
+    if not values:
+        return None
+    if kind.name == "list":
+        longest = max(map(len, values))
+        if longest > MOST_ITEMS:
+            return f"a list of {longest:,} items"
+        (inner,) = kind.inner.values()
+        return _problem_of(inner, [one for one in chain.from_iterable(values) if one is not None])
+    if kind.name == "struct":
+        for field, inner in kind.inner.items():
+            problem = _problem_of(inner, [one[field] for one in values if one.get(field) is not None])
+            if problem is not None:
+                return f"{field}: {problem}"
+    elif kind.name in _BITS:
+        bits = _BITS[kind.name]
+        for one in (min(values), max(values)):
+            if not -(1 << bits - 1) <= one < 1 << bits - 1:
+                return f"{shown(one)} is not a {bits}-bit integer"
+    elif kind.name in _OF_FLOATS:
+        largest, name = _OF_FLOATS[kind.name]
         with np.errstate(over="ignore"):
             try:
                 sizes = np.abs(np.array(values, dtype=np.float64))
@@ -142,75 +154,23 @@ def _floating(largest: float, name: str) -> Check:
             return f"{shown(next(one for one in values if not abs(one) <= largest))} is not a {name}"
         if any(type(one) is int and abs(one) > _EXACT_INTEGER for one in values):
             return "an integer that is not exact as a float"
-        return None
-
-    return check
-
-
-def _text(values: Sequence[Any]) -> str | None:
-    odd = _other_than(values, str)
-    if odd is not None:
-        return odd
-    for text in values:
-        if len(text) > MOST_CHARACTERS:
-            return f"a text of {len(text):,} characters"
-        if not text.isascii():
+    elif kind.name in ("varchar", "json"):
+        for text in values:
+            if len(text) > MOST_CHARACTERS:
+                return f"a text of {len(text):,} characters"
+            if "\0" in text:
+                return "a text with a zero byte"
             try:
                 text.encode()
             except UnicodeEncodeError:
                 return "a text with a lone surrogate"
-        if "\0" in text:
-            return "a text with a zero byte"
+            try:
+                # plain_json replaces what is not JSON: NaN, infinities and lone surrogates.
+                if kind.name == "json" and (value := json.loads(text)) != plain_json(value):
+                    return "invalid JSON"
+            except (ValueError, RecursionError):
+                return "invalid JSON"
     return None
-
-
-def _json(values: Sequence[Any]) -> str | None:
-    def refuse(name: str) -> Any:
-        raise ValueError(name)
-
-    odd = _text(values)
-    try:
-        for text in values if odd is None else ():
-            value = json.loads(text, parse_constant=refuse)
-            json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
-    except (ValueError, RecursionError):
-        return "invalid JSON"
-    return odd
-
-
-def _listed(inner: Check) -> Check:
-    def check(values: Sequence[Any]) -> str | None:
-        odd = _other_than(values, list)
-        if odd is not None:
-            return odd
-        longest = max(map(len, values), default=0)
-        if longest > MOST_ITEMS:
-            return f"a list of {longest:,} items"
-        return inner([one for one in chain.from_iterable(values) if one is not None])
-
-    return check
-
-
-def _structured(fields: dict[str, Check]) -> Check:
-    def check(values: Sequence[Any]) -> str | None:
-        odd = _other_than(values, dict)
-        if odd is not None:
-            return odd
-        for name, inner in fields.items():
-            problem = inner([one[name] for one in values if one.get(name) is not None])
-            if problem is not None:
-                return f"{name}: {problem}"
-        return None
-
-    return check
-
-
-def _other_than(values: Iterable[Any], *kinds: type) -> str | None:
-    """What is wrong with values that are not exactly of these ``kinds``: True is not an int."""
-    if set(map(type, values)) <= set(kinds):
-        return None
-    odd = next(one for one in values if type(one) not in kinds)
-    return f"a {type(odd).__name__} instead of {kinds[0].__name__}"
 
 
 def plain_json(value: Any) -> Any:

@@ -1,52 +1,45 @@
-"""The new vectors of a publish: for every representation of a base, from the records into segments."""
+"""The new vectors of a publish: for every representation of a base, from the records into segments.
+
+With them change the lists of neighbours and, if the centre moves, the null distributions of similarity.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
-from indexer.publish.centring import Centring
-from indexer.publish.neighbours import NeighbourTable
-from indexer.publish.null_similarity import renew_null_similarity
+from indexer.publish.centring import Centring, UncentredVectors
+from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.profile_tables import depth_vectors
-from indexer.publish.publication import Publication, SkippedModels
 from indexer.publish.rows import record_rows
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue
-from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
+from indexer.publish.vectors import PublishedVectors
 from indexer.records.representation import DEFAULT, Vector, representation_named
 from indexer.records.store import RecordStore
+from indexer.vectors.background import Background
+from indexer.vectors.centre import GROUPS
+from indexer.vectors.search import VectorIndex
 
+if TYPE_CHECKING:
+    from indexer.publish.publish import Publication, SkippedModels
 
-class VectorUpdate:
-    """The published vectors of one representation and the writer of the new ones, which have ``blocks`` blocks."""
-
-    def __init__(self, vectors: PublishedVectors, writer: VectorWriter | UncentredVectors, blocks: int) -> None:
-        self.vectors, self.writer, self.blocks = vectors, writer, blocks
-        self.name = vectors.representation.name
-        # Whether the vectors come from depth profiles instead of records.
-        self.of_profiles = vectors.representation.of_profiles
-        self.without = 0  # models whose record does not hold this representation
-
-    def add(self, model_id: int, found: Mapping[str, Vector]) -> None:
-        """Add the vector of one model, if its record holds this representation."""
-        vector = found.get(self.name)
-        if vector is None:
-            self.without += 1
-        elif isinstance(self.writer, UncentredVectors):
-            self.writer.add(model_id, vector, self.blocks)
-        else:
-            self.writer.add(model_id, vector)
+# Largest sample of a group in a null distribution: half a million pairs within a group.
+MOST_MODELS = 1_024
 
 
 class VectorUpdates:
-    """The vector updates of one base within a publish. Uncentred vectors wait in files that are removed on exit.
+    """The new vectors of one base within a publish. Uncentred vectors wait in files that are removed on exit.
 
-    ``added``: representations to publish besides the default and those published before. Models whose record cannot
-    be published are added to ``skipped``.
+    ``all``: the vectors of every representation. ``added``: representations to publish besides the default and those
+    published before. Models whose record cannot be published are added to ``skipped``.
     """
 
     def __init__(
@@ -61,7 +54,8 @@ class VectorUpdates:
         self.folder, self.tables, self.publication = folder, tables, publication
         self.skipped, self.say = skipped, say
         self.base = publication.base.base
-        self.all: list[VectorUpdate] = []
+        self.all: list[PublishedVectors] = []
+        self._without = Counter[str]()  # models whose record does not hold a representation
         self._added = added
         self._files = ExitStack()
 
@@ -70,23 +64,31 @@ class VectorUpdates:
             "SELECT representation FROM representations WHERE base = ? ORDER BY representation", [self.base]
         )
         root, publication = self.folder.root, self.publication
+        blocks = len(publication.base.layout.matrices)
         with ExitStack() as files:
             for name in dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added]):
                 representation = representation_named(name)
                 vectors = PublishedVectors(
                     root, self.tables, self.base, representation, publication.rank, self.say, publication.index
                 )
-                writer: VectorWriter | UncentredVectors = VectorWriter(root, self.base, vectors.representation)
                 if representation.centred:
-                    writer = files.enter_context(UncentredVectors(root, self.base, name))
-                self.all.append(VectorUpdate(vectors, writer, len(publication.base.layout.matrices)))
+                    vectors.writer = files.enter_context(UncentredVectors(root, self.base, name, blocks))
+                self.all.append(vectors)
             self._files = files.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
-    def read_all(self, update: VectorUpdate) -> None:
+    def add(self, updates: Iterable[PublishedVectors], model_id: int, found: Mapping[str, Vector]) -> None:
+        """Add the vectors of one model, by representation, to those of ``updates`` that its record holds."""
+        for vectors in updates:
+            if vectors.name in found:
+                vectors.writer.add(model_id, found[vectors.name])
+            else:
+                self._without[vectors.name] += 1
+
+    def read_all(self, vectors: PublishedVectors) -> None:
         """Add the vectors of every record, for a representation that is new or has another length."""
         signatures: list[Row] = []
         store = RecordStore(self.folder)
@@ -96,15 +98,13 @@ class VectorUpdates:
             [self.base],
         ):
             try:
-                made, found = record_rows(
-                    model_id, record_key, self.publication.base, store, [update.vectors.representation]
-                )
+                made, found = record_rows(model_id, record_key, self.publication.base, store, [vectors.representation])
             except InvalidValue as why:
                 self.skipped.models[model] = why
                 continue
-            update.add(model_id, found)
+            self.add([vectors], model_id, found)
             signatures.append({"model_id": model_id, "signature": made["records"][0]["signature"]})
-        if update.name == DEFAULT:
+        if vectors.name == DEFAULT:
             self.tables.update("records", {"signature": "VARCHAR"}, signatures)
 
     def publish(self, stale: Sequence[int], ids: Iterable[int], has_new_profiles: bool) -> None:
@@ -113,23 +113,92 @@ class VectorUpdates:
         ``ids``: all models of the base. The vectors of profiles are scaled by all profiles, so each new profile changes
         all of them.
         """
-        for update in self.all:
-            vectors, writer, replaced, moved = update.vectors, update.writer, stale, False
-            if update.without:
-                self.say(f"{self.base}, {update.name}: skipped models whose records have no factors: {update.without}")
+        for vectors in self.all:
+            writer, replaced, moved = vectors.writer, stale, False
+            if self._without[vectors.name]:
+                count = self._without[vectors.name]
+                self.say(f"{self.base}, {vectors.name}: skipped models whose records have no factors: {count}")
             if isinstance(writer, UncentredVectors):
                 removed = np.array(sorted(set(stale)), dtype=np.int64)
                 # If the centre has moved, the writer holds all vectors of the base.
                 writer, moved = Centring(self.tables, vectors, self.say).centred(writer, removed)
-            elif update.of_profiles:
+            elif vectors.representation.of_profiles:
                 if not (has_new_profiles or stale or vectors.is_new or self.publication.index):
                     continue
                 for model_id, vector in depth_vectors(self.tables.connection, self.base).items():
                     writer.add(model_id, vector)
                 replaced = list(ids)
-            change = vectors.change(writer, replaced, is_anew=moved, purged=self.publication.purged)
+            change = vectors.change(writer, replaced, replaces_all=moved, purged=self.publication.purged)
             if change is None:
                 continue
-            NeighbourTable(self.tables, self.base, update.name).change(change.index, change.added, change.removed)
+            renew_neighbours(self.tables, self.base, vectors.name, *change)
             if moved:
-                renew_null_similarity(self.tables, self.base, update.name, change.index)
+                renew_null_similarity(self.tables, self.base, vectors.name, change[0])
+
+
+def renew_null_similarity(tables: Tables, base: str, representation: str, index: VectorIndex) -> None:
+    """Rewrite the null distributions: similarities of unrelated models, per pair of groups with enough such pairs.
+
+    Unrelated models are by different authors and name datasets, none in common. Models that name none are skipped,
+    because they may share one, and so are copies, models unrelated to the base and duplicates.
+    """
+    tables.run("DELETE FROM null_similarity WHERE base = ? AND representation = ?", [base, representation])
+    rows = tables.rows(
+        "SELECT model_id, vector_group, author, datasets FROM models WHERE base = ? AND NOT is_copy "
+        "AND NOT is_unrelated AND duplicate_of IS NULL AND len(datasets) > 0 ORDER BY model_id",
+        [base],
+    )
+    facts = {model_id: (author, set(datasets)) for model_id, _, author, datasets in rows}
+    samples = {}
+    for group in GROUPS:
+        ids = np.array([row[0] for row in rows if row[1] == group], dtype=np.int64)
+        samples[group] = index.rows(drawn(ids, base, group))
+    for place, one in enumerate(GROUPS):
+        for other in GROUPS[place:]:
+            first, second = samples[one], samples[other]
+            if not len(first) or not len(second):
+                continue
+            counts = _are_unrelated([facts[i] for i in first.ids.tolist()], [facts[i] for i in second.ids.tolist()])
+            if one == other:
+                counts = np.triu(counts, 1)
+            similarities = first.matrix @ second.matrix.T / index.masks.divisors(first.matrix, second.ids)
+            found = Background.of(np.clip(similarities[counts], -1.0, 1.0))
+            if found is None:
+                continue
+            count = len(found.shares)
+            tables.insert_columns(
+                "null_similarity",
+                {
+                    "base": [base] * count,
+                    "representation": [representation] * count,
+                    "one_group": [one] * count,
+                    "other_group": [other] * count,
+                    "pairs": [found.pairs] * count,
+                    "similarity": found.similarities,
+                    "share": found.shares,
+                },
+            )
+
+
+def drawn(ids: NDArray[np.int64], base: str, group: str) -> NDArray[np.int64]:
+    """At most MOST_MODELS of the ids, ascending: the same in every publish of the same models."""
+    if len(ids) <= MOST_MODELS:
+        return ids
+    seed = int.from_bytes(hashlib.sha256(f"{base}|{group}".encode()).digest()[:8], "little")
+    return np.sort(np.random.default_rng(seed).choice(ids, MOST_MODELS, replace=False))
+
+
+def _are_unrelated(first: list[tuple[str, set[str]]], second: list[tuple[str, set[str]]]) -> NDArray[np.bool_]:
+    """(a, b): whether the authors differ and no dataset is the same, from pairs (author, datasets)."""
+    from scipy.sparse import csr_array
+
+    names = {name: number for number, name in enumerate({name for _, held in (*first, *second) for name in held})}
+    matrices = []
+    for models in (first, second):
+        pairs = [(row, names[name]) for row, (_, held) in enumerate(models) for name in held]
+        places = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        ones = np.ones(len(pairs), np.float32)
+        matrices.append(csr_array((ones, (places[0], places[1])), shape=(len(models), len(names))))
+    shared = (matrices[0] @ matrices[1].T).toarray() > 0
+    authors = [np.array([author for author, _ in models], dtype=object) for models in (first, second)]
+    return np.asarray((authors[0][:, None] != authors[1][None, :]) & ~shared)

@@ -1,39 +1,48 @@
-"""How a publish changes the vectors of one base and representation: new segments, and the vectors they replace."""
+"""How a publish changes the vectors of one base and representation: its segments and its compressed index."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.atlas import file_name
-from indexer.publish.compression import Compression
+from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
 from indexer.records.representation import DEFAULT, Representation
-from indexer.vectors.choice import IndexChange, IndexChoice
+from indexer.vectors.choice import AUTO, COMPRESSED, EXACT, IndexChange, IndexChoice, check_index
+from indexer.vectors.compressed import Compressed, compress, extend, index_bytes
+from indexer.vectors.files import VectorFile, open_index, write_index
 from indexer.vectors.masks import Masks
 from indexer.vectors.published import read_published
-from indexer.vectors.search import VectorIndex
+from indexer.vectors.search import INSTANT_BYTES, VectorIndex
 from indexer.vectors.segments import (
     OpenSegment,
     Segment,
     Vectors,
     joined,
     normalised,
-    rows_of_block,
     to_merge,
     write_segment,
 )
+
+if TYPE_CHECKING:
+    from indexer.publish.centring import UncentredVectors
 
 Ids = NDArray[np.int64]
 
 # Bytes of vectors that are collected in memory before they are written as a segment.
 MOST_HELD = 256 << 20
+
+# Segments that are not in the compressed index are searched exactly. Beyond this many bytes they are added to it.
+EXTEND_ABOVE = INSTANT_BYTES // 4
+
+# An index is trained again if the atlas has this many times the models that it was trained on, or if it has this many
+# codes per valid model.
+TRAIN_AGAIN = 2.0
 
 
 class VectorWriter:
@@ -84,69 +93,18 @@ class VectorWriter:
             self._held.clear()
 
 
-class UncentredVectors:
-    """Vectors with unit blocks in a temporary file, until the centre that is subtracted from them is known.
-
-    ``blocks``: blocks of a vector. If a publish is killed, the next one removes the file.
-    """
-
-    def __init__(self, root: Path, base: str, representation: str) -> None:
-        self._path = root / f".{file_name(base)}.{representation}.{os.getpid()}.uncentred.tmp"
-        self.ids: list[int] = []
-        self.changed: list[NDArray[np.bool_]] = []  # the blocks that each model changed
-        self.length = 0
-        self.blocks = 0
-
-    def __enter__(self) -> Self:
-        self._file = self._path.open("w+b")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
-
-    def add(self, model_id: int, vector: NDArray[np.float32], blocks: int) -> None:
-        """Add the vector (d,) of a model; zero vectors are skipped."""
-        self.length, self.blocks = len(vector), blocks
-        if vector.any():
-            self._file.write(np.ascontiguousarray(vector, dtype="<f4").data)
-            self.ids.append(model_id)
-            self.changed.append(np.asarray(vector.reshape(blocks, -1).any(axis=1)))
-
-    def chunks(self) -> Iterator[tuple[Ids, NDArray[np.float32]]]:
-        """Ids and vectors, some at a time, in the order in which they were added."""
-        self._file.flush()
-        self._file.seek(0)
-        step = rows_of_block(self.length)
-        for start in range(0, len(self.ids), step):
-            ids = np.array(self.ids[start : start + step], dtype=np.int64)
-            read = self._file.read(4 * self.length * len(ids))
-            vectors = np.frombuffer(read, dtype="<f4").reshape(len(ids), self.length)
-            yield ids, with_unit_blocks(vectors, self.blocks)
-
-
-def with_unit_blocks(vectors: NDArray[np.float32], blocks: int) -> NDArray[np.float32]:
-    """(n, d) vectors with every block scaled to norm 1, or 0 if it is zero; a record may come from elsewhere."""
-    shaped = vectors.astype(np.float64).reshape(len(vectors), blocks, -1)
-    norms = np.linalg.norm(shaped, axis=2, keepdims=True)
-    unit = np.divide(shaped, norms, out=np.zeros_like(shaped), where=norms > 0)
-    return unit.reshape(len(vectors), -1).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a publish changed: ids with a new vector, and ids whose former vector is no longer valid.
-
-    ``index`` has no compressed index, because the lists of neighbours are exact.
-    """
-
-    index: VectorIndex
-    added: Ids
-    removed: Ids
+# The tables that describe the vectors.
+_TABLES = (
+    "representations", "internal.segments", "internal.removed_vectors", "internal.vector_masks",
+    "internal.compressed_indexes",
+)  # fmt: skip
 
 
 class PublishedVectors:
-    """The published vectors of one (base, representation), and how a publish changes them."""
+    """The published vectors of one (base, representation), and how a publish changes them.
+
+    ``writer``: collects the new vectors. ``asked``: a change of the length or of the index.
+    """
 
     def __init__(
         self,
@@ -159,7 +117,8 @@ class PublishedVectors:
         asked: IndexChange | None = None,
     ) -> None:
         self.root, self.tables, self.base, self.rank, self.say = root, tables, base, rank, say
-        found = read_published(tables.connection, base, representation.name)
+        self.name = representation.name
+        found = read_published(tables.connection, base, self.name)
         # A representation that is added later is searched like the default one.
         like = found or read_published(tables.connection, base, DEFAULT)
         self.choice_before = like.choice if like is not None else IndexChoice()
@@ -177,20 +136,24 @@ class PublishedVectors:
         self.compressed = kept.compressed if kept else None
         self.masks = kept.masks if kept else Masks.none()
         self.centre = kept.centre if kept else None
+        self.writer: VectorWriter | UncentredVectors = VectorWriter(root, base, self.representation)
 
     def ids(self) -> Ids:
         """Ids of all models that have a vector, ascending."""
         return np.unique(np.concatenate([_no_ids(), *(OpenSegment(self.root, one).ids for one in self.segments)]))
 
     def change(
-        self, writer: VectorWriter, stale: Iterable[int], *, is_anew: bool = False, purged: bool = False
-    ) -> Change | None:
-        """Add the vectors of ``writer``. Former vectors of the ``stale`` ids are removed, or all with ``is_anew``.
+        self, writer: VectorWriter, stale: Iterable[int], *, replaces_all: bool = False, purged: bool = False
+    ) -> tuple[VectorIndex, Ids, Ids] | None:
+        """Add the vectors of ``writer``. Former vectors of the ``stale`` ids are removed, or all with ``replaces_all``.
 
-        ``purged``: also rewrite the segments that contain removed vectors. None if nothing changes.
+        ``purged``: also rewrite the segments that contain removed vectors.
+
+        Returns all vectors (without the compressed index, because the lists of neighbours are exact), the ids with a
+        new vector, and the ids whose former vector is no longer valid; None if nothing changes.
         """
         added = np.unique(np.array(writer.ids, dtype=np.int64))
-        wanted = self.ids() if is_anew else np.unique(np.array(list(stale), dtype=np.int64))
+        wanted = self.ids() if replaces_all else np.unique(np.array(list(stale), dtype=np.int64))
         removed = [_no_ids()]
         for position, segment in enumerate(self.segments if len(wanted) else ()):
             there = np.intersect1d(OpenSegment(self.root, segment).ids, wanted)
@@ -202,7 +165,7 @@ class PublishedVectors:
         if not (self.is_new or has_new_choice or len(added) or len(former)):
             return None
         writer.flush()
-        if is_anew:
+        if replaces_all:
             self.segments, self.compressed = [], None
         blocks = writer.blocks or self.masks.blocks
         changed = np.union1d(former, added)
@@ -212,19 +175,10 @@ class PublishedVectors:
             kinds[kind] = np.union1d(kinds.get(kind, _no_ids()), np.array(models, dtype=np.int64))
         self.masks = Masks.of(blocks, kinds)
         self.centre = writer.centre or self.centre
-        # As long as there are no vectors the length is not known.
+        # The length is known only once there are vectors.
         self.length = (self.length if self.segments else None) or writer.length or self.length or 1
         self.segments += writer.segments
-        self._merge(purged)
-        compression = Compression(self.root, self.tables, self.base, self.representation.name, self.say, self.masks)
-        stored = None if has_new_choice else self.compressed
-        self.segments = compression.renewed(self.segments, self.choice, stored)
-        self._write()
-        opened = [OpenSegment(self.root, one, self.masks) for one in self.segments]
-        return Change(VectorIndex(opened, self.length, masks=self.masks), added, former)
-
-    def _merge(self, purged: bool) -> None:
-        """Merge segments of similar size; those in the compressed index are never merged with others."""
+        # Merge segments of similar size; those in the compressed index are never merged with others.
         for in_compressed in (True, False):
             while True:
                 group = [one for one in self.segments if one.in_compressed == in_compressed]
@@ -237,6 +191,10 @@ class PublishedVectors:
         if purged:
             parts = [self._rewritten([one]) if len(one.removed) else [one] for one in self.segments]
             self.segments = [one for part in parts for one in part]
+        self._renew_compressed(None if has_new_choice else self.compressed)
+        self._write()
+        opened = [OpenSegment(self.root, one, self.masks) for one in self.segments]
+        return VectorIndex(opened, self.length, masks=self.masks), added, former
 
     def _rewritten(self, segments: Sequence[Segment]) -> list[Segment]:
         """One new segment with the valid vectors of several; none if there are none."""
@@ -244,12 +202,79 @@ class PublishedVectors:
         if not len(vectors):
             return []
         first = segments[0]
-        made = write_segment(self.root, self.base, self.representation.name, vectors, first.centre)
+        made = write_segment(self.root, self.base, self.name, vectors, first.centre)
         return [replace(made, in_compressed=first.in_compressed)]
 
+    def _renew_compressed(self, stored: Compressed | None) -> None:
+        """Build, extend or delete the compressed index, and mark the segments that it covers.
+
+        ``stored``: the current one, if it was made with this choice. An index that cannot be built, or whose recall is
+        too low, is not published: ``say`` receives a message, and the search stays exact.
+        """
+        choice, segments = self.choice, self.segments
+        count = sum(one.count for one in segments)
+        size = sum(one.bytes for one in segments)
+        if choice.index == EXACT or not count or (choice.index == AUTO and size <= INSTANT_BYTES):
+            self.segments = [replace(one, in_compressed=False) for one in segments]
+            self.compressed = None
+            return
+        extended: VectorFile | None = None
+        if stored is not None and count <= TRAIN_AGAIN * stored.trained_on:
+            if stored.file is None:
+                return
+            new = [one for one in segments if not one.in_compressed]
+            is_extended = sum(one.bytes for one in new) > EXTEND_ABOVE
+            codes = stored.file.count + (sum(one.count for one in new) if is_extended else 0)
+            is_too_large = index_bytes(stored.factory, stored.file.length, codes) > choice.memory
+            if not is_too_large and codes <= TRAIN_AGAIN * count:
+                if not is_extended:
+                    return
+                extended = stored.file
+        parts = [OpenSegment(self.root, one, self.masks).vectors() for one in segments]
+        made: Compressed | None = None
+        if stored is not None and extended is not None:
+            added = [part for part, one in zip(parts, segments, strict=True) if not one.in_compressed]
+            old = replace(stored, index=open_index(self.root, extended, is_mapped=False))
+            made = extend(old, added, parts, choice.promised, masks=self.masks)
+        if made is None or made.recall < choice.promised:
+            made = self._trained(parts, count)
+        file = None
+        if made.recall >= choice.promised:
+            file = write_index(self.root, self.base, self.name, made.index, made.factory)
+        elif made.index is not None:
+            self.say(
+                f"{made.factory} finds {made.recall:.1%} of the 10 nearest, less than the promised "
+                f"{choice.promised:.1%}: it is not published, searches stay exact"
+            )
+        elif choice.index == AUTO:
+            self.say(f"no compressed index of at most {choice.memory:,} bytes can be built: searches stay exact")
+        self.compressed = replace(made, file=file)
+        self.segments = [replace(one, in_compressed=file is not None) for one in segments]
+
+    def _trained(self, parts: Sequence[Vectors], count: int) -> Compressed:
+        """The first index with the promised recall, else the best one; without an ``index`` if none can be built."""
+        choice, best = self.choice, Compressed(self.choice.index, count, candidates=0)
+        factories = [choice.index]
+        if choice.index == AUTO:
+            length = parts[0].length
+            factories = [name for name in COMPRESSED if index_bytes(name, length, count) <= choice.memory]
+        for factory in factories:
+            try:
+                check_index(factory)
+                self.say(f"{self.base}, {self.name}: training a compressed index, {factory}")
+                made = compress(parts, factory, choice.promised, memory=choice.memory, masks=self.masks)
+            except AtlasError as error:
+                self.say(f"{error.message} It is not published.")
+                continue
+            if best.index is None or made.recall > best.recall:
+                best = made
+            if made.recall >= choice.promised:
+                break
+        return best
+
     def _write(self) -> None:
-        key = {"base": self.base, "representation": self.representation.name}
-        for table in ("representations", "internal.segments", "internal.removed_vectors", "internal.vector_masks"):
+        key = {"base": self.base, "representation": self.name}
+        for table in _TABLES:
             self.tables.run(f"DELETE FROM {table} WHERE base = $base AND representation = $representation", key)
         row = {
             "version": self.representation.version,
@@ -283,6 +308,21 @@ class PublishedVectors:
             for kind, ids in self.masks.members().items()
         ]
         self.tables.insert("internal.vector_masks", masks)
+        if self.compressed is not None:
+            # Also if nothing could be measured, so that the next publish does not try the same again.
+            file = self.compressed.file
+            row = {
+                "factory": self.compressed.factory,
+                "candidates": self.compressed.candidates,
+                "trained_on": self.compressed.trained_on,
+                "vectors": self.compressed.vectors,
+                "recall_at_10": self.compressed.recall,
+                "queries": self.compressed.queries,
+                "faiss_file": file.name if file else None,
+                "faiss_sha256": file.sha256 if file else None,
+                "faiss_bytes": file.size if file else None,
+            }
+            self.tables.insert("internal.compressed_indexes", [key | row])
 
 
 def _no_ids() -> Ids:

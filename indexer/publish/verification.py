@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from indexer.records.store import RecordStore
 from indexer.vectors.files import check_file
 from indexer.vectors.masks import changed_blocks
 from indexer.vectors.published import Published, read_centre, read_published
-from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import blocks
 
 # The advice at the end of a message, after a colon, semicolon or full stop. It does not apply to a pulled atlas.
@@ -34,15 +34,8 @@ _ADVICE = re.compile(r"[:;.] [^:;.]*(?:index (?:rebuild|build|publish)|build\(|a
 
 # Columns that refer to a row of another table: (table, column, other table, its column).
 _OF_MODELS = (
-    "records",
-    "tags",
-    "model_datasets",
-    "evaluations",
-    "deltas",
-    "fused_matrices",
-    "predictions",
-    "neighbours",
-)
+    "records", "tags", "model_datasets", "evaluations", "deltas", "fused_matrices", "predictions", "neighbours",
+)  # fmt: skip
 _OF_BASES = (
     "fine_tunes", "representations", "rejected_listing_rows", "internal.segments", "internal.removed_vectors",
     "internal.compressed_indexes",
@@ -70,9 +63,9 @@ class Disagreement:
 def verify(folder: AtlasFolder) -> list[Disagreement]:
     """All problems: files that are missing or altered, rows without files, files without rows.
 
-    If the database cannot be read the other files are still checked. In a pulled atlas, files that were not pulled are
-    not missing, and damaged files have to be pulled again. Raises AtlasError if there is no atlas, or if it has
-    another schema.
+    If the database cannot be read, the other files are still checked. In a pulled atlas, files that were not pulled do
+    not count as missing, and damaged files have to be pulled again. Raises AtlasError if there is no atlas or if it
+    has another schema.
     """
     folder.require()
     verifier = _Verifier(folder)
@@ -98,8 +91,7 @@ class _Verifier:
         self.is_known = False
         self.models: list[dict[str, Any]] = []
         self.bases: list[dict[str, Any]] = []
-        self.vectors: list[Published] = []
-        self.centre_problems: list[list[str]] = []  # of each of these vectors
+        self.vectors: list[tuple[Published, list[str]]] = []  # with the problems of their centre
         self.copies: set[int] = set()
         self.profiles: set[str] = set()
         self.profiled: dict[str, set[int]] = {}  # models with a vector of depth profiles, by base
@@ -140,8 +132,7 @@ class _Verifier:
                 for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
                     published = read_published(connection, row["base"], row["representation"])
                     if published is not None:
-                        self.vectors.append(published)
-                        self.centre_problems.append(_problems_of_centre(published, connection))
+                        self.vectors.append((published, _problems_of_centre(published, connection)))
                 self.profiles = {row["profile_key"] for row in connection.rows("SELECT profile_key FROM profiles")}
                 self.copies = {row["model_id"] for row in connection.rows("SELECT model_id FROM records WHERE is_copy")}
                 self.models = connection.rows(
@@ -151,7 +142,7 @@ class _Verifier:
         except AtlasError:
             if problem is None:
                 raise
-            self.vectors, self.centre_problems = [], []
+            self.vectors = []
         else:
             self.is_known = True
 
@@ -166,10 +157,18 @@ class _Verifier:
                 continue  # reported above
             stored = StoredBase(path)
             try:
-                stored.check(afresh=True)
+                stored.check(recheck=True)
                 stored.layout  # noqa: B018 - checked when it is read
-                if not stored.has_checksum:
-                    _check_norms(path)
+                if not stored.has_checksum:  # check every matrix against its norm instead
+                    import torch
+
+                    from indexer.deltas.base import BaseMatrices
+
+                    with closing(BaseMatrices(path, resident=False)) as matrices:
+                        for key, norm in matrices.norms.items():
+                            found = float(torch.linalg.vector_norm(matrices.matrix(key).float()))
+                            if not abs(found - norm) <= 1e-5 * norm:
+                                raise ValueError(f"{key} has norm {found:g} instead of {norm:g}")
             except AtlasError as error:
                 self.report("base", path.name, str(error))
                 continue
@@ -183,7 +182,7 @@ class _Verifier:
     def _check_records(self) -> Mapping[str, set[int]]:
         """Check every record and failure. Returns the models whose records do not hold each representation."""
         store = RecordStore(self.folder)
-        without: dict[str, set[int]] = {one.representation: set() for one in self.vectors}
+        without: dict[str, set[int]] = {one.representation: set() for one, _ in self.vectors}
         named: set[str] = set()
         current: set[tuple[str, str]] = set()
         for row in self.models:
@@ -223,11 +222,11 @@ class _Verifier:
 
     def _check_vectors(self, without: Mapping[str, set[int]] | None) -> None:
         """Check every file, and which models have a vector. ``without``: see _check_records; None without records."""
-        for one, centre_problems in zip(self.vectors, self.centre_problems, strict=True):
+        for one, centre_problems in self.vectors:
             is_damaged = False
             for file in one.files:
                 try:
-                    check_file(self.folder.root, file, afresh=True)
+                    check_file(self.folder.root, file, recheck=True)
                 except AtlasError as error:
                     is_damaged = True
                     self.report("vectors", file.name, str(error))
@@ -241,8 +240,21 @@ class _Verifier:
                 continue
             for problem in centre_problems:
                 self.report("centre", what, problem)
-            for problem in _problems_of_index(one, index):
-                self.report("vectors", what, problem)
+            if one.count != len(index):
+                self.report("vectors", what, f"holds {len(index)} vectors; there should be {one.count}")
+            for part in index.segments:
+                name = part.segment.file.name
+                if not np.isin(part.segment.removed, part.stored.ids).all():
+                    self.report("vectors", what, f"{name} lacks vectors that are marked as removed from it")
+                if index.masks.blocks and not all(
+                    np.array_equal(changed_blocks(block.matrix, part.masks.blocks), part.masks.rows(block.ids))
+                    for block in blocks([part.vectors()])
+                ):
+                    why = f"{name} holds models whose changed matrices are not those in their masks"
+                    self.report("vectors", what, why)
+                if part.segment.in_compressed and index.compressed is None:
+                    why = f"{name} is marked as being in a compressed index, but there is none"
+                    self.report("vectors", what, why)
             rows = {row["model_id"] for row in self.models if row["base"] == one.base and row["record_key"]}
             allowed, needed = rows - self.copies, set[int]()
             if one.representation in REPRESENTATIONS and REPRESENTATIONS[one.representation].of_profiles:
@@ -250,12 +262,9 @@ class _Verifier:
             elif without is not None:
                 allowed = needed = allowed - without[one.representation]
             ids = set(index.ids.tolist())
-            missing, extra = sorted(needed - ids), sorted(ids - allowed)
-            if missing:
-                self.report("vectors", what, f"lacks {len(missing)} models (first id {missing[0]})")
-            if extra:
-                why = f"holds {len(extra)} models the database lacks (first id {extra[0]})"
-                self.report("vectors", what, why)
+            for odd, why in ((needed - ids, "lacks {} models"), (ids - allowed, "holds {} models the database lacks")):
+                if odd:
+                    self.report("vectors", what, f"{why.format(len(odd))} (first id {min(odd)})")
             if len(ids) < len(index.ids):
                 self.report("vectors", what, f"holds {len(index.ids) - len(ids)} models more than once")
 
@@ -310,22 +319,6 @@ class _Verifier:
         return names.get(path.name, path.stem.replace("--", "/", 1))
 
 
-def _check_norms(path: Path) -> None:
-    """Check every matrix of a base without a checksum against its stored norm. Raises ValueError."""
-    import torch
-
-    from indexer.deltas.base import BaseMatrices
-
-    matrices = BaseMatrices(path, resident=False)
-    try:
-        for key, norm in matrices.norms.items():
-            found = float(torch.linalg.vector_norm(matrices.matrix(key).float()))
-            if not abs(found - norm) <= 1e-5 * norm:
-                raise ValueError(f"{key} has norm {found:g} instead of {norm:g}")
-    finally:
-        matrices.close()
-
-
 def _problems_of_centre(published: Published, connection: Connection) -> list[str]:
     """Whether all vectors were centred with the published centre."""
     found = []
@@ -344,23 +337,6 @@ def _problems_of_centre(published: Published, connection: Connection) -> list[st
     if any(one.blocks.size != published.length for one in centre.groups.values()):
         found.append(f"has vectors of {published.length} numbers, and a centre of another length")
     return found
-
-
-def _problems_of_index(published: Published, index: VectorIndex) -> Iterator[str]:
-    """Contradictions between the rows, or between rows and files."""
-    if published.count != len(index):
-        yield f"holds {len(index)} vectors; there should be {published.count}"
-    for one in index.segments:
-        name = one.segment.file.name
-        if not np.isin(one.segment.removed, one.stored.ids).all():
-            yield f"{name} lacks vectors that are marked as removed from it"
-        if index.masks.blocks and not all(
-            np.array_equal(changed_blocks(block.matrix, one.masks.blocks), one.masks.rows(block.ids))
-            for block in blocks([one.vectors()])
-        ):
-            yield f"{name} holds models that changed other matrices than their masks say"
-        if one.segment.in_compressed and index.compressed is None:
-            yield f"{name} is marked as being in a compressed index, but there is none"
 
 
 def _problems_of_tables(connection: Connection) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from indexer.listing.listing import join_listings
 from indexer.publish.maintenance import rebuild
 from indexer.publish.origin import read_origin
 from indexer.publish.previous_atlas import PreviousAtlas, published_rank
-from indexer.publish.stored_answers import ANSWERS, Line, read_lines, write_lines
+from indexer.publish.stored_answers import ANSWERS, Line, read_answers, write_lines
 from indexer.records.store import RecordStore
 from indexer.share.contents import packable
 from indexer.storage.atomic_files import link_or_copy
@@ -134,7 +134,7 @@ def _gather(
         for kind in ANSWERS:  # stored lineage and predictions
             answers: list[Line] = []
             for source in sources:
-                lines, problems = read_lines(kind.path(source, name))
+                lines, problems = read_answers(None, kind.path(source, name))
                 answers += lines
                 for problem in problems[:1]:
                     say(f"{kind.path(source, name)}: {problem}; the other lines are used")

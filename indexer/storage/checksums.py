@@ -1,7 +1,7 @@
-"""Checksums of files, and a record of the verified ones by size, modification time and inode.
+"""Checksums of files, and checks that are run once and then remembered.
 
-A large file is therefore hashed once and not by every command that opens it. The memory lies in the user's cache,
-outside every atlas, and is used only if no other user can have written it.
+A large file is hashed once and not by every command that opens it. The memory lies in the user's cache, outside every
+atlas, and is used only if no other user can have written it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from indexer.regular_files import open_regular
 from indexer.storage.atomic_files import replacing
+
+_Memory = dict[str, list[int | str]]
 
 
 def user_cache() -> Path:
@@ -29,35 +31,38 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def stamp_of(status: os.stat_result, sha256: str) -> list[int | str]:
-    """What a verified file is remembered by; it changes whenever the file is changed, except by a failing disk."""
-    return [status.st_size, status.st_mtime_ns, status.st_ino, sha256]
+def stamp_of(status: os.stat_result, *expected: int | str) -> list[int | str]:
+    """The state of a file and what is expected of it; only a failing disk changes a file and not its stamp."""
+    return [status.st_size, status.st_mtime_ns, status.st_ino, *expected]
 
 
-def is_checked(path: Path, stamp: list[int | str]) -> bool:
-    """Whether the file was verified when it had this stamp."""
-    return _remembered().get(str(path)) == stamp
+def check_once(path: Path, stamp: list[int | str], check: Callable[[], bool | None], *, recheck: bool = False) -> None:
+    """Run ``check`` unless it has succeeded for this file with the same ``stamp``; ``recheck``: run it in any case.
+
+    ``check`` raises an exception if the file is wrong. If it returns False, its success is not remembered. If the
+    memory cannot be written, the next command checks the file again.
+    """
+    key = str(path)
+    if not recheck and _read_memory().get(key) == stamp:
+        return
+    remembered = None
+    try:
+        if check() is not False:
+            remembered = stamp
+    finally:
+        memory = _read_memory()  # again, because other processes write it
+        if memory.get(key) != remembered:
+            memory.pop(key, None)
+            _write_memory(memory if remembered is None else memory | {key: remembered})
 
 
-def note_checked(path: Path, stamp: list[int | str]) -> None:
-    """Remember that the file was verified. If that cannot be written, the next command hashes the file again."""
-    _remember(_remembered() | {str(path): stamp})
-
-
-def forget(path: Path) -> None:
-    """Forget that a file was verified."""
-    remembered = _remembered()
-    if remembered.pop(str(path), None) is not None:
-        _remember(remembered)
-
-
-def _memory() -> Path:
+def _memory_file() -> Path:
     return user_cache() / "checked.json"
 
 
-def _remembered() -> dict[str, Any]:
+def _read_memory() -> _Memory:
     try:
-        with open_regular(_memory()) as file:
+        with open_regular(_memory_file()) as file:
             status = os.fstat(file.fileno())
             is_ours = status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
             found = json.loads(file.read()) if is_ours else {}
@@ -66,11 +71,10 @@ def _remembered() -> dict[str, Any]:
         return {}
 
 
-def _remember(checked: dict[str, Any]) -> None:
+def _write_memory(memory: _Memory) -> None:
     try:
-        memory = _memory()
-        kept = {path: stamp for path, stamp in checked.items() if Path(path).exists()}
-        with replacing(memory, sync=False) as file:
+        kept = {path: stamp for path, stamp in memory.items() if Path(path).exists()}
+        with replacing(_memory_file(), sync=False) as file:
             file.write(json.dumps(kept).encode())
     except (OSError, RuntimeError):
         return

@@ -44,11 +44,7 @@ class Background:
         last = np.append(points[1:] < points[:-1], True)
         return cls(count, points[last], (1.0 + ranks[last]) / (1.0 + count))
 
-    def share(self, similarity: float) -> float:
-        """The share of unrelated pairs at least as similar, interpolated linearly between the points."""
-        return float(self.shares_at(np.array([similarity]))[0])
-
-    def shares_at(self, similarities: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The same for an array of similarities."""
+    def share(self, similarities: NDArray[np.floating] | float) -> NDArray[np.float64]:
+        """The shares of unrelated pairs at least as similar, interpolated linearly between the points."""
         beyond = 1.0 / (1.0 + self.pairs)
-        return np.interp(-similarities, -self.similarities, self.shares, left=beyond, right=1.0)
+        return np.interp(-np.asarray(similarities), -self.similarities, self.shares, left=beyond, right=1.0)

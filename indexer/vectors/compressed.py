@@ -1,5 +1,8 @@
 """Compressed indexes: RaBitQ codes (Gao & Long, 2024) of 1 or 2 bits per number, and their measured recall.
 
+A compressed index proposes candidates, which are then compared exactly. It does not know which models were removed or
+filtered out: the caller drops invalid candidates and asks for more. An id that was added twice does no harm.
+
 Cosines are ordered by inner product. The codes have no centre and no inverted lists: one centre for all vectors keeps
 their order better than one for each list. Of 100,000 vectors of 8,208 numbers with the statistics of real models
 (scripts/scale), RaBitQ finds .97 of the ten nearest among 1,000 candidates in 32 ms, RaBitQ2 .985 among 200 in 75 ms.
@@ -12,7 +15,9 @@ Faithfull, 2017, "ANN-Benchmarks").
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,11 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
-from indexer.vectors.candidates import CANDIDATES, CompressedSearch, one_thread
+from indexer.machine import processors
 from indexer.vectors.choice import COMPRESSED
-from indexer.vectors.files import rabitq_bytes
+from indexer.vectors.files import VectorFile, rabitq_bytes
 from indexer.vectors.masks import Masks
-from indexer.vectors.segments import Vectors, blocks, rows_of_block
+from indexer.vectors.segments import Vectors, blocks, id_selector, one_thread, positions, rows_of_block
+
+# Candidates that are compared exactly for ten results: 200, or 1,000 (4 ms more) if the requested recall needs it.
+CANDIDATES = (200, 1000)
+
+# Codes per thread for which starting it is worth the time.
+CODES_A_THREAD = 4096
 
 # Models whose neighbours are searched to measure the recall: its standard error is about .005.
 QUERIES = 256
@@ -46,17 +57,21 @@ MEMORY = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """A trained and measured index.
+    """A compressed index and its measured recall.
 
     ``factory``: one of COMPRESSED. ``candidates``: how many are compared exactly for ten results. ``recall``: the
-    recall@10 of ``queries`` models of the atlas.
+    recall@10 of ``queries`` models. ``trained_on``: the number of models when it was trained; ``vectors``: the number
+    of codes in it. ``file``: None if it is not published. ``index``: that of FAISS, if it is in memory.
     """
 
-    index: Any
     factory: str
+    trained_on: int
     candidates: int
-    recall: float
-    queries: int
+    recall: float = 0.0
+    queries: int = 0
+    vectors: int = 0
+    file: VectorFile | None = None
+    index: Any = None
 
 
 def index_bytes(factory: str, length: int, count: int) -> int:
@@ -104,7 +119,7 @@ def compress(
         with_ids = faiss.IndexIDMap(index)
         for block in blocks(parts):
             with_ids.add_with_ids(block.matrix, block.ids)
-    return _measured(Compressed(with_ids, factory, CANDIDATES[0], 0.0, 0), parts, promised, seed, masks)
+    return _measured(Compressed(factory, count, CANDIDATES[0], index=with_ids), parts, promised, seed, masks)
 
 
 def extend(
@@ -137,7 +152,9 @@ def _measured(
         found = recall(questions, search.candidates, candidates, parts, masks)
         if found >= promised:
             break
-    return replace(made, candidates=candidates, recall=found, queries=len(questions.ids))
+    return replace(
+        made, candidates=candidates, recall=found, queries=len(questions.ids), vectors=int(made.index.ntotal)
+    )
 
 
 @contextmanager
@@ -213,9 +230,92 @@ def recall(
     for model_id, vector, last in zip(questions.ids, questions.vectors, questions.last, strict=True):
         proposed = propose(vector, candidates + 1)
         others = np.sort(proposed[proposed != model_id][:candidates])
-        cosines = np.concatenate([part.copied(part.positions(others)) @ vector for part in parts])
+        places = [positions(part.ids, others) for part in parts]
+        cosines = np.concatenate([part.copied(here) @ vector for part, here in zip(parts, places, strict=True)])
         if masks is not None:
-            known = np.concatenate([part.ids[part.positions(others)] for part in parts])
+            known = np.concatenate([part.ids[here] for part, here in zip(parts, places, strict=True)])
             cosines /= masks.divisors(vector[None, :], known)[0]
         found += min(int((cosines >= last - TIE).sum()), questions.at)
     return found / (questions.at * len(questions.ids))
+
+
+class CompressedSearch:
+    """Proposes candidates from a compressed index. ``fewest``: how many are compared exactly for ten results."""
+
+    def __init__(self, index: Any, fewest: int = CANDIDATES[0], masks: Masks | None = None) -> None:
+        import faiss
+
+        self.index = index
+        self.fewest = fewest
+        self.masks = masks or Masks.none()
+        # Ranges of ids with about equally many codes, one per thread; empty if one thread is enough.
+        self._ranges: list[tuple[int, int]] = []
+        threads = min(processors(), int(index.ntotal) // CODES_A_THREAD)
+        if threads > 1:
+            inner = faiss.downcast_index(index)
+            assert isinstance(inner, faiss.IndexIDMap)
+            ids = faiss.vector_to_array(inner.id_map)
+            edges = np.sort(ids)[np.arange(1, threads) * len(ids) // threads].tolist()
+            self._ranges = list(itertools.pairwise([np.iinfo(np.int64).min, *edges, np.iinfo(np.int64).max]))
+
+    def candidates(self, query: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+        """At most ``count`` distinct ids for one vector (d,); fewer if the index has fewer.
+
+        If some models lack blocks, half of the candidates are taken from the models that share fewer blocks with the
+        query than complete models do, and half from the others. A single ranking would propose almost only one kind:
+        by the products of whole vectors the complete models, and by similarity the others, because the error of a
+        code is divided by the number of shared blocks too.
+        """
+        import faiss
+
+        masks, total = self.masks, int(self.index.ntotal)
+        fewer = np.zeros(0, dtype=np.int64)
+        if masks.blocks and not masks.are_all_full:
+            shared = masks.divisors_by_kind(query[None, :])[0]
+            fewer = masks.ids[shared[masks.places] < shared[0]]
+        if not len(fewer):
+            return self._nearest(query, min(count, total), None)
+        those = id_selector(fewer)
+        others = max(0, total - len(fewer))
+        # Half each; if one part has fewer models, the rest come from the other.
+        of_fewer = min(len(fewer), max(count // 2, count - others))
+        of_others = min(others, count - of_fewer)
+        return np.concatenate(
+            [
+                self._nearest(query, of_others, faiss.IDSelectorNot(those)),
+                self._nearest(query, of_fewer, those),
+            ]
+        )
+
+    def _nearest(self, query: NDArray[np.float32], count: int, selector: Any) -> NDArray[np.int64]:
+        """At most ``count`` of the selected ids (None: of all), nearest first."""
+        import faiss
+
+        if not self._ranges:
+            return self._proposed(query, count, selector)[0]
+
+        def of_range(ids: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+            within = faiss.IDSelectorRange(*ids)
+            return self._proposed(query, count, within if selector is None else faiss.IDSelectorAnd(selector, within))
+
+        # The threads end with the search: a process forked from this one could not use a pool that is kept.
+        with ThreadPoolExecutor(len(self._ranges)) as threads:
+            found = list(threads.map(of_range, self._ranges))
+        ids, products = (np.concatenate(one) for one in zip(*found, strict=True))
+        return ids[np.argsort(-products, kind="stable")[:count]]
+
+    def _proposed(
+        self, query: NDArray[np.float32], count: int, selector: Any
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Distinct ids and their approximate inner products."""
+        import faiss
+
+        if count < 1:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+        asked = np.ascontiguousarray(query[None, :], dtype=np.float32)
+        parameters = None if selector is None else faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+        with one_thread():
+            (products,), (proposed,) = self.index.search(asked, count, params=parameters)
+        products, proposed = products[proposed >= 0], proposed[proposed >= 0]
+        once = np.sort(np.unique(proposed, return_index=True)[1])
+        return proposed[once], products[once]

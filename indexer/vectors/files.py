@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexer.atlas import file_name, mending
 from indexer.errors import AtlasError
 from indexer.regular_files import regular_status
-from indexer.storage.checksums import file_sha256, forget, is_checked, note_checked, stamp_of
+from indexer.storage.checksums import check_once, file_sha256, stamp_of
 from indexer.untrusted import printable
 from indexer.vectors.choice import COMPRESSED
 
-HINT = "Run `index rebuild` to make it again from the records."
+HINT = "Run `index rebuild` to rebuild it from the records."
 
 # Formats besides those in COMPRESSED: segments of 32-bit and of 16-bit numbers.
 SEGMENT = ""
@@ -105,10 +104,10 @@ def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:
     return index
 
 
-def check_file(root: Path, file: VectorFile, *, afresh: bool = False) -> Path:
+def check_file(root: Path, file: VectorFile, *, recheck: bool = False) -> Path:
     """The path of a FAISS file whose size, checksum and format are right; raises AtlasError otherwise.
 
-    ``afresh``: check it even if an earlier check is remembered.
+    ``recheck``: check it even if an earlier check is remembered.
     """
     # The name may come from somebody else's database and lead out of the folder.
     if Path(file.name).name != file.name or "\0" in file.name or not file.name.endswith(".faiss"):
@@ -122,22 +121,20 @@ def check_file(root: Path, file: VectorFile, *, afresh: bool = False) -> Path:
         raise AtlasError(f"The FAISS file {file.name} cannot be read: {error.strerror}.", hint) from error
     if status.st_size != file.size:
         raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", hint)
-    stamp = [*stamp_of(status, file.sha256), file.count, file.length, file.factory]
-    if not afresh and is_checked(path, stamp):
-        return path
-    if file_sha256(path) != file.sha256:
-        forget(path)
-        raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not match.", hint)
-    try:
-        check_format(path, file.factory, file.count, file.length)
-    except MalformedIndex as error:
-        forget(path)
-        raise AtlasError(
-            f"The FAISS file {file.name} is not what the database says "
-            f"({file.count} vectors of {file.length} numbers): it holds {error}.",
-            hint,
-        ) from error
-    note_checked(path, stamp)
+
+    def check() -> None:
+        if file_sha256(path) != file.sha256:
+            raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not match.", hint)
+        try:
+            check_format(path, file.factory, file.count, file.length)
+        except MalformedIndex as error:
+            raise AtlasError(
+                f"The FAISS file {file.name} does not match the database "
+                f"({file.count} vectors of {file.length} numbers): it holds {error}.",
+                hint,
+            ) from error
+
+    check_once(path, stamp_of(status, file.sha256, file.count, file.length, file.factory), check, recheck=recheck)
     return path
 
 
@@ -153,80 +150,44 @@ def rabitq_bytes(bits: int, length: int) -> int:
 def check_format(path: Path, factory: str, count: int, length: int) -> None:
     """Check that a file is a FAISS index of ``count`` vectors of ``length`` numbers.
 
-    Every field must have the one value that follows from ``factory`` (as in VectorFile), length and count, and the
-    file must end after its last field. The format is described only by FAISS's index_write.cpp and index_read.cpp.
+    Everything in it but vectors, codes and ids follows from ``factory`` (as in VectorFile), length and count. The
+    format is described only by FAISS's index_write.cpp and index_read.cpp; integers are little-endian.
 
     Raises MalformedIndex if it is not, or OSError.
     """
     if factory not in (SEGMENT, HALF, *COMPRESSED):
         raise MalformedIndex(f"an index that this version does not write ({factory[:60]!r})")
-    content = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
     if count < 0 or not 0 < length <= MOST_NUMBERS:
         raise MalformedIndex(f"{count} vectors of {length} numbers")
-    header = ("<iqqqBi", length, count, _UNUSED, _UNUSED, 1, _INNER_PRODUCT)
-    fields = _Fields(np.asarray(content))
-    fields.expect_name("IxMp")
-    fields.expect(*header)
+    header = struct.pack("<iqqqBi", length, count, _UNUSED, _UNUSED, 1, _INNER_PRODUCT)
+    # The fields in their order: bytes that must be there, or the size of something else. An array follows its length.
+    fields: list[bytes | int] = [b"IxMp" + header]
     if factory == SEGMENT:
-        fields.expect_name("IxFI")
-        fields.expect(*header)
-        fields.array("<f4", count * length)
+        fields += [b"IxFI" + header + struct.pack("<Q", count * length), 4 * count * length]
     elif factory == HALF:
-        fields.expect_name("IxSQ")
-        fields.expect(*header)
-        fields.expect("<iifQQ", _FP16, 0, 0.0, length, 2 * length)
-        fields.array("<f4", 0)
-        fields.array("u1", count * 2 * length)
+        quantizer = struct.pack("<iifQQQ", _FP16, 0, 0.0, length, 2 * length, 0)
+        fields += [b"IxSQ" + header + quantizer + struct.pack("<Q", count * 2 * length), 2 * count * length]
     else:
         bits = COMPRESSED[factory]
         size = rabitq_bytes(bits, length)
-        fields.expect_name("Ixrq" if bits == 1 else "Ixrr")
-        fields.expect(*header)
-        fields.expect("<QQi", length, size, _INNER_PRODUCT)
-        if bits > 1:
-            fields.expect("<Q", bits)
-        fields.array("u1", count * size)
-        fields.array("<f4", length)
-        query_bits = int(fields.take(1)[0])
-        if query_bits > _QUERY_BITS:
-            raise MalformedIndex(f"{query_bits} bits of a query")
-    ids = fields.array("<i8", count)
+        quantizer = struct.pack("<QQi", length, size, _INNER_PRODUCT) + (struct.pack("<Q", bits) if bits > 1 else b"")
+        name = b"Ixrq" if bits == 1 else b"Ixrr"
+        fields += [name + header + quantizer + struct.pack("<Q", count * size), count * size]
+        fields += [struct.pack("<Q", length), 4 * length, 1]  # the centre, and the bits of a query
+    fields += [struct.pack("<Q", count), 8 * count]
+    sizes = [one if isinstance(one, int) else len(one) for one in fields]
+    if path.stat().st_size != sum(sizes):
+        raise MalformedIndex(f"{path.stat().st_size} bytes instead of {sum(sizes)}")
+    content = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    at = 0
+    for field, size in zip(fields, sizes, strict=True):
+        if isinstance(field, bytes) and content[at : at + size].tobytes() != field:
+            raise MalformedIndex(f"other fields at byte {at}")
+        at += size
+    if factory in COMPRESSED and content[at - 8 * count - 9] > _QUERY_BITS:
+        raise MalformedIndex(f"{content[at - 8 * count - 9]} bits of a query")
+    ids = content[at - 8 * count :].view("<i8")
     if len(ids) and ids.min() < 0:
         raise MalformedIndex("a negative id")
     if factory in (SEGMENT, HALF) and not (ids[1:] > ids[:-1]).all():
         raise MalformedIndex("ids that do not ascend")
-    if fields.at != len(content):
-        raise MalformedIndex(f"{len(content) - fields.at} bytes after its end")
-
-
-class _Fields:
-    """The fields of a file, read from the front; integers are little-endian."""
-
-    def __init__(self, content: NDArray[np.uint8]) -> None:
-        self.content = content
-        self.at = 0
-
-    def take(self, size: int) -> NDArray[np.uint8]:
-        """The next ``size`` bytes."""
-        if not 0 <= size <= len(self.content) - self.at:
-            raise MalformedIndex("an early end")
-        self.at += size
-        return self.content[self.at - size : self.at]
-
-    def expect_name(self, name: str) -> None:
-        """Check the next four bytes."""
-        found = self.take(4).tobytes()
-        if found != name.encode():
-            raise MalformedIndex(f"{found!r} instead of {name}")
-
-    def expect(self, form: str, *values: float) -> None:
-        """Check the next fields of a struct."""
-        if struct.unpack(form, self.take(struct.calcsize(form)).tobytes()) != values:
-            raise MalformedIndex(f"other fields at byte {self.at}")
-
-    def array(self, kind: str, count: int) -> NDArray[Any]:
-        """An array after its length, which must be ``count``."""
-        stored = int.from_bytes(self.take(8).tobytes(), "little")
-        if stored != count:
-            raise MalformedIndex(f"{stored} numbers at byte {self.at}")
-        return self.take(count * np.dtype(kind).itemsize).view(kind)

@@ -11,6 +11,7 @@ import numpy as np
 from indexer.errors import AtlasError
 from indexer.vectors.centre import GROUPS, Centre, GroupCentre
 from indexer.vectors.choice import IndexChoice
+from indexer.vectors.compressed import Compressed, CompressedSearch
 from indexer.vectors.files import HALF, HINT, SEGMENT, VectorFile, open_index
 from indexer.vectors.masks import Masks
 from indexer.vectors.search import VectorIndex
@@ -33,24 +34,12 @@ class PublishedBase:
 
 
 @dataclass(frozen=True)
-class StoredIndex:
-    """The compressed index as described by the database; it has no file if its recall was too low."""
-
-    factory: str
-    candidates: int
-    trained_on: int
-    recall: float
-    queries: int
-    file: VectorFile | None
-
-
-@dataclass(frozen=True)
 class Published:
     """The vectors of one (base, representation): ``count`` vectors of ``length`` numbers, in ``segments``.
 
     ``per_delta``: a vector is a concatenation of equally long blocks in the order of the base's deltas. ``masks``: the
     blocks each model changed, if blocks are compared separately. ``centre``: the version of the centre that was
-    subtracted.
+    subtracted. ``compressed`` has no file if its recall was too low.
     """
 
     base: str
@@ -62,7 +51,7 @@ class Published:
     per_delta: bool
     choice: IndexChoice
     segments: tuple[Segment, ...]
-    compressed: StoredIndex | None
+    compressed: Compressed | None
     masks: Masks
     centre: str | None = None
 
@@ -77,8 +66,6 @@ class Published:
         search = None
         try:
             if self.compressed is not None and self.compressed.file is not None:
-                from indexer.vectors.candidates import CompressedSearch
-
                 index = open_index(root, self.compressed.file)
                 search = CompressedSearch(index, self.compressed.candidates, self.masks)
             segments = [OpenSegment(root, one, self.masks) for one in self.segments]
@@ -119,7 +106,7 @@ def read_published(
         "faiss_bytes, vectors FROM internal.compressed_indexes WHERE base = ? AND representation = ?"
     ):
         file = None if name is None else VectorFile(name, sha256, size, stored, length, factory)
-        compressed = StoredIndex(factory, candidates, trained_on, recall, queries, file)
+        compressed = Compressed(factory, trained_on, candidates, recall, queries, stored, file)
     masks = Masks.none()
     if blocks:
         members = rows("SELECT changed, model_ids FROM internal.vector_masks WHERE base = ? AND representation = ?")

@@ -3,9 +3,9 @@
 Similarities are always exact. Without a compressed index every vector is compared; with one, it proposes candidates,
 and only those are compared, together with the vectors that it does not contain yet.
 
-FAISS compares whole vectors. If a vector consists of blocks, of which some models changed only some, its inner products
-are divided by the number of blocks that both changed (``indexer.vectors.masks``). Models with the same divisor are
-searched together and each such class separately, so that the nearest of all are among the nearest of the classes.
+FAISS compares whole vectors. If vectors consist of blocks, an inner product is divided by the number of blocks that
+both models changed (``indexer.vectors.masks``). The order of FAISS is right only among models with the same divisor, so
+each such class of models is searched separately, and the nearest of all are among the nearest of the classes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors.candidates import one_thread
 from indexer.vectors.masks import Masks, changed_blocks, shared_blocks
-from indexer.vectors.segments import OpenSegment, Vectors, ascending, id_selector, joined, positions
+from indexer.vectors.segments import OpenSegment, Vectors, ascending, id_selector, joined, one_thread, positions
 
 if TYPE_CHECKING:
-    from indexer.vectors.candidates import CompressedSearch
+    from indexer.vectors.compressed import CompressedSearch
 
 # More results than asked for, among which ties at the cut are broken by id.
 TIES = 64
@@ -35,12 +34,12 @@ TIE_DIGITS = 6
 # thread.
 INSTANT_BYTES = 640 << 20
 
-# The recall of a compressed index is measured for PROMISED_AT results. For more results more candidates are compared,
-# in proportion but at most EACH_MORE for each: where 1,000 are compared for ten, 5,100 would be for 51. Of 100,000
-# models 856 of them, for 200, find .95 of the 51 nearest.
+# The recall of a compressed index is measured for PROMISED_AT results. More results need more candidates, in proportion
+# but at most EACH_MORE for each additional result: otherwise 51 results would need 5,100 candidates if ten need 1,000.
+# If ten need 200, then 51 get 856, which find .95 of the 51 nearest of 100,000 models.
 PROMISED_AT, EACH_MORE = 10, 16
 
-# More candidates are requested than are to be compared, because some, first of all the model itself, are not valid.
+# More candidates are requested than are compared, because some are not valid: the model itself, for example.
 SLACK = 1.02
 
 Found = list[tuple[int, float]]
@@ -114,7 +113,7 @@ class VectorIndex:
     def _exactly(
         self, segments: Sequence[OpenSegment], query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
     ) -> list[_Compared]:
-        """A few more than k of each segment, so that the smallest ids are kept of equal similarities at the cut."""
+        """The k nearest of each segment and a few more, so that ties at the cut can be broken by id."""
         # Kinds of models by their divisor; None stands for all models.
         classes: list[tuple[float, NDArray[np.bool_] | None]] = [(1.0, None)]
         if self.masks.blocks:
@@ -131,7 +130,7 @@ class VectorIndex:
     def _with_candidates(
         self, compressed: CompressedSearch, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
     ) -> list[_Compared]:
-        """Valid and allowed candidates, compared exactly; four times as many of them until there are enough."""
+        """Compare the valid and allowed candidates exactly; ask for four times as many until there are enough."""
         covered = [one for one in self.segments if one.segment.in_compressed]
         others = [one for one in self.segments if not one.segment.in_compressed]
         known = sum(one.segment.count for one in covered)

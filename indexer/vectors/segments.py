@@ -8,6 +8,7 @@ never many, and a vector is rewritten only a few times.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,6 @@ class Vectors:
         """The vectors (n, d); a copy unless they are all of ``stored``."""
         return self.stored if self.places is None else self.copied(slice(None))
 
-    def positions(self, ids: NDArray[np.int64]) -> NDArray[np.intp]:
-        """The positions of those of ``ids`` that are here, in the order of ``ids``."""
-        return positions(self.ids, ids)
-
     def copied(self, chosen: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """A copy of the chosen vectors."""
         rows = chosen if self.places is None else self.places[chosen]
@@ -72,7 +69,7 @@ class Vectors:
 
     def row(self, model_id: int) -> NDArray[np.float32] | None:
         """The vector of one model; None if it has none (a zero delta)."""
-        places = self.positions(np.array([model_id], dtype=np.int64))
+        places = positions(self.ids, np.array([model_id], dtype=np.int64))
         return self.matrix[places[0]] if len(places) else None
 
 
@@ -132,14 +129,14 @@ class OpenSegment:
         """The valid vectors, without a copy."""
         if not len(self.segment.removed):
             return self.stored
-        return self._at(np.flatnonzero(np.isin(self.stored.ids, self.segment.removed, invert=True)))
+        places = np.flatnonzero(np.isin(self.stored.ids, self.segment.removed, invert=True))
+        return Vectors(self.stored.ids[places], self.stored.stored, self.masks.blocks, places)
 
     def rows(self, ids: NDArray[np.int64]) -> Vectors:
         """The valid vectors of those of ``ids`` (ascending) that are here, without a copy."""
         removed = self.segment.removed
-        return self._at(self.stored.positions(np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids))
-
-    def _at(self, places: NDArray[np.intp]) -> Vectors:
+        wanted = np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids
+        places = positions(self.stored.ids, wanted)
         return Vectors(self.stored.ids[places], self.stored.stored, self.masks.blocks, places)
 
 
@@ -167,8 +164,9 @@ def write_segment(root: Path, base: str, representation: str, vectors: Vectors, 
 def to_merge(segments: Sequence[Segment]) -> list[int]:
     """Positions of the ``segments`` (oldest first, all in the compressed index or none) to merge into one.
 
-    These are the last ones, as long as none is GROWTH times larger than all after it; or, alone, the first of which
-    more than MOST_REMOVED is removed. Segments above half of MOST_BYTES are not merged.
+    These are the newest ones, up to one that is GROWTH times larger than all newer ones together. If there are none, it
+    is the first segment with a share of removed vectors above MOST_REMOVED. Segments above half of MOST_BYTES are not
+    merged.
     """
     growing = [position for position, segment in enumerate(segments) if segment.bytes <= MOST_BYTES // 2]
     total = 0
@@ -244,3 +242,16 @@ def id_selector(ids: NDArray[np.int64]) -> Any:
     bits = np.zeros(last + 1, dtype=bool)
     bits[ids] = True
     return faiss.IDSelectorBitmap(np.packbits(bits, bitorder="little"))  # type: ignore[call-arg, arg-type]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """FAISS on one thread: many small steps take three times as long on two, and longer on a busy machine."""
+    import faiss
+
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)

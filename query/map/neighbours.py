@@ -76,7 +76,7 @@ def read_neighbours(atlas: AtlasReader, base: str, representation: str) -> Neigh
     shares, pairs = np.full(len(similarities), np.nan), np.zeros(len(similarities), dtype=np.int64)
     for (one, other), background in _backgrounds(atlas, base, representation).items():
         rows = np.flatnonzero((found["one_group"] == one) & (found["other_group"] == other))
-        shares[rows], pairs[rows] = background.shares_at(similarities[rows]), background.pairs
+        shares[rows], pairs[rows] = background.share(similarities[rows]), background.pairs
     return Neighbours(
         np.asarray(found["model_id"], dtype=np.int64),
         np.asarray(found["neighbour_id"], dtype=np.int64),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from indexer.names import DeltaKey
-from indexer.publish.initialisations import renew_initialisations
+from indexer.publish.duplicates import renew_initialisations
 from indexer.publish.tables import Tables
 from indexer.records.record import DeltaRecord, StoredFile, read_record, write_record
 from indexer.records.row_space import ALIKE, agreement, as_text, from_texts, row_space, row_space_of

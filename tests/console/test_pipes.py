@@ -83,7 +83,7 @@ def test_a_full_disk_behind_stdout(tool, count):
         ["bash", "-c", f"{tool} rows {count} > /dev/full"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr == "Error: The disk is full. Free space and run it again; what was done stays.\n"
+    assert done.stderr == "Error: The disk is full. Free some space and run it again; finished work is kept.\n"
 
 
 def test_ctrl_c_leaves_no_traceback(tool):
@@ -92,7 +92,7 @@ def test_ctrl_c_leaves_no_traceback(tool):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert (out, err) == ("", "Stopped. What was done stays; run it again to go on.\n")
+    assert (out, err) == ("", "Stopped. Finished work is kept; run it again to continue.\n")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- 2>&-", "<&- >&- 2>&-"])

@@ -213,7 +213,7 @@ def read(atlas: AtlasFolder, kind: str, path: Path) -> None:
 
     def base() -> None:
         stored = StoredBase(path)
-        stored.check(afresh=True)
+        stored.check(recheck=True)
         assert [stored.layout.matrices, stored.norms, stored.file_hashes]
 
     def identity() -> None:

@@ -15,7 +15,7 @@ from indexer.database.secure_connection import attached
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import status
 from indexer.publish.previous_atlas import published_rank
-from indexer.publish.staging import staged_database
+from indexer.publish.staging import staged_publish
 from query import Atlas
 from tests.atlas_builder import BASE
 from tests.halves import a_few
@@ -38,7 +38,7 @@ def test_what_schema_sql_does_not_make_is_refused_by_name(mine, name):
     attack(mine, statements)
     before = (mine / "atlas.duckdb").read_bytes()
     folder = AtlasFolder(mine)
-    for use in (lambda: Atlas(mine), lambda: status(folder), lambda: staged_database(folder, False).__enter__()):
+    for use in (lambda: Atlas(mine), lambda: status(folder), lambda: staged_publish(folder).__enter__()):
         with pytest.raises(AtlasError) as caught:
             use()
         assert "is refused: it " in caught.value.message
@@ -73,7 +73,7 @@ def test_views_and_macros_of_the_file_are_never_used(mine, near, name):
 def test_a_publish_puts_our_own_views_and_macros_in_their_place(mine, near):
     attack(mine, [statement for statements in IGNORED.values() for statement in statements[:1]] + ["{models}"])
     folder = AtlasFolder(mine)
-    with staged_database(folder, False) as sibling:
+    with staged_publish(folder) as sibling:
         sibling.connection.execute("UPDATE atlas_info SET generation = generation + 1")
     with Atlas(mine) as opened:
         assert opened.notes == []
@@ -89,7 +89,7 @@ def test_a_rebuild_asks_nothing_of_a_file_that_would_run_something(mine):
     attack(mine, ['CREATE MACRO "="(a, b) AS (SELECT sum(x.range) FROM range(1000000000) x, range(1000000000) y)'])
     folder = AtlasFolder(mine)
     assert published_rank(folder, BASE) is None
-    with staged_database(folder, True) as sibling:
+    with staged_publish(folder, from_scratch=True) as sibling:
         assert sibling.kept_ids == {}
 
 
@@ -97,7 +97,7 @@ def test_ids_and_rank_are_read_of_another_schema(mine):
     attack(mine, ["UPDATE atlas_info SET schema_version = 2", "ALTER TABLE tags ADD COLUMN more INTEGER"])
     folder = AtlasFolder(mine)
     assert published_rank(folder, BASE).rank == 8
-    with staged_database(folder, True) as sibling:
+    with staged_publish(folder, from_scratch=True) as sibling:
         assert sibling.kept_ids == {(name, BASE): number for number, name in enumerate(NAMES, 1)}
         assert sibling.connection.execute("SELECT next_model_id FROM atlas_info").fetchone() == (len(NAMES) + 1,)
 
@@ -171,7 +171,7 @@ def test_the_connection_is_locked_before_the_file_is_looked_at(mine):
 
 
 def test_a_publishers_connection_reaches_nothing_outside_its_folder(mine, tmp_path):
-    with staged_database(AtlasFolder(mine), False) as sibling:
+    with staged_publish(AtlasFolder(mine)) as sibling:
         for statement in (
             f"FROM read_text('{tmp_path / 'secret'}')",
             f"COPY (SELECT 1) TO '{tmp_path / 'new.csv'}'",
@@ -181,3 +181,5 @@ def test_a_publishers_connection_reaches_nothing_outside_its_folder(mine, tmp_pa
         ):
             with pytest.raises(duckdb.Error):
                 sibling.connection.execute(statement)
+            sibling.run("ROLLBACK")
+            sibling.run("BEGIN")

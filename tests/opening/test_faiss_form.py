@@ -108,7 +108,7 @@ def test_no_other_kind_of_index_is_read(tmp_path, kind):
 def test_a_file_of_another_kind_is_refused_though_everything_else_fits(tmp_path):
     path = written(tmp_path / "a.faiss", "RaBitQ")
     answer = VectorFile(path.name, file_sha256(path), path.stat().st_size, COUNT, LENGTH)
-    with pytest.raises(AtlasError, match="is not what the database says"):
+    with pytest.raises(AtlasError, match="does not match the database"):
         check_file(tmp_path, answer)
     link = tmp_path / "b.faiss"
     link.symlink_to(path)

@@ -6,9 +6,8 @@ import faiss
 import numpy as np
 import pytest
 
-from indexer.vectors.candidates import CompressedSearch
 from indexer.vectors.choice import COMPRESSED
-from indexer.vectors.compressed import ask, compress, recall
+from indexer.vectors.compressed import CompressedSearch, ask, compress, recall
 from indexer.vectors.masks import Masks
 from indexer.vectors.segments import Vectors, id_selector
 
@@ -121,10 +120,10 @@ def test_codes_that_several_threads_compare_propose_the_same(planted, monkeypatc
     masks = Masks.none() if lacking == "no model" else Masks.of(BLOCKS, members)
     places = np.random.default_rng(5).permutation(COUNT)
     made = compress([Vectors(ids[places], matrix[order][places])], "RaBitQ", 0.1, masks=masks)
-    monkeypatch.setattr("indexer.vectors.candidates.CODES_A_THREAD", 1000)
-    monkeypatch.setattr("indexer.vectors.candidates.processors", lambda: 1)
+    monkeypatch.setattr("indexer.vectors.compressed.CODES_A_THREAD", 1000)
+    monkeypatch.setattr("indexer.vectors.compressed.processors", lambda: 1)
     alone = CompressedSearch(made.index, masks=masks)
-    monkeypatch.setattr("indexer.vectors.candidates.processors", lambda: 3)
+    monkeypatch.setattr("indexer.vectors.compressed.processors", lambda: 3)
     several = CompressedSearch(made.index, masks=masks)
     assert len(several._ranges) == 3
     for asked in (0, 1, 5):

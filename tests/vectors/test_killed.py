@@ -17,7 +17,6 @@ from tests.tiny_hub import BASE
 CRASH = """
 import os, sys
 import indexer.publish.centring as centring
-import indexer.publish.neighbours as neighbours
 import indexer.publish.staging as staging
 import indexer.publish.vector_update as vector_update
 import indexer.publish.vectors as vectors
@@ -37,7 +36,7 @@ elif point == "vectors written":
 elif point == "vectors named":
     vectors.PublishedVectors._write = after(vectors.PublishedVectors._write)
 elif point == "neighbours":
-    neighbours.NeighbourTable.change = die
+    vector_update.renew_neighbours = die
 elif point == "backgrounds":
     vector_update.renew_null_similarity = die
 elif point == "commit":

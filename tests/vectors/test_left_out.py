@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from indexer.publish import null_similarity
+from indexer.publish import vector_update
 from indexer.vectors.background import Background
 from query import Atlas
 from query.population import Population
@@ -32,7 +32,7 @@ def _shares(folder, models: list[Model], groups: tuple[str, str]) -> tuple[list[
     points = [np.array([row[name] for row in rows]) for name in ("similarity", "share")]
     known = Background(rows[0]["pairs"], *points)
     ids = {name: np.array([number for number, one in enumerate(models, 1) if one.group == name]) for name in groups}
-    used = {name: set(null_similarity._drawn(ids[name], f"{BASE}|{name}").tolist()) for name in groups}
+    used = {name: set(vector_update.drawn(ids[name], BASE, name).tolist()) for name in groups}
     free = {name: [number for number in ids[name].tolist() if number not in used[name]] for name in groups}
     alike = similarities(vectors.matrix, vectors.matrix, 6)
     strangers, kin = [], []
@@ -50,7 +50,7 @@ def test_of_pairs_that_a_background_was_not_made_of_one_in_a_hundred_has_one_of_
     groups, tmp_path, monkeypatch
 ):
     """Eight populations, as pairs of one share their models: the mean share lies within three standard errors."""
-    monkeypatch.setattr(null_similarity, "MOST_MODELS", DRAWN)
+    monkeypatch.setattr(vector_update, "MOST_MODELS", DRAWN)
     low: dict[float, list[float]] = {0.1: [], 0.01: []}
     of_kin = []
     for seed in DRAWS:
