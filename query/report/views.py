@@ -226,7 +226,8 @@ def lineage(source: Source, _section: Section) -> dict[str, Any]:
             source.rows(
                 "SELECT child.model, coalesce(parent.model, child.base) AS parent, kind FROM lineage "
                 "JOIN fine_tunes AS child USING (model_id) "
-                "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id WHERE child.base = ? AND card = 'contradicted' ORDER BY child.model, parent"
+                "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id "
+                "WHERE child.base = ? AND card = 'contradicted' ORDER BY child.model, parent"
             ),
             most=_MOST,
             everything=source.query("FROM lineage WHERE card = 'contradicted'"),
