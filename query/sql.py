@@ -27,12 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, BadArgument
 from query.results import Result, to_frame
-from query.sandbox.locked import MEMORY, connect_locked
+from query.sandbox.locked import MEMORY
 
 if TYPE_CHECKING:
     import pandas
-
-__all__ = ["Condition", "SqlResult", "asked_condition", "check_condition", "connect_locked", "prepare", "run_sql"]
 
 PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
 Started = Callable[[subprocess.Popen[bytes]], None]
@@ -161,11 +159,6 @@ def asked_condition(
     return Condition(where, _Question({**request, "seconds": CONDITION_SECONDS, "parameters": None}, started))
 
 
-def check_condition(database: Path, where: str, view: str = "models", *, stand_ins: Sequence[str] = ()) -> list[int]:
-    """``asked_condition``, and its answer."""
-    return asked_condition(database, where, view, stand_ins=stand_ins).model_ids()
-
-
 def _opened_as(database: Path, stand_ins: Sequence[str]) -> dict[str, Any]:
     return {"database": str(Path(database).absolute()), "stand_ins": list(stand_ins)}
 
@@ -248,9 +241,10 @@ class _Question:
             raise _too_long(self._seconds) from error
         finally:
             self.abandon()
-        answer = _answer_in(output)
-        if answer is None:
-            raise _death(self._process.returncode, complaint, self._seconds)
+        try:
+            answer: dict[str, Any] = json.loads(output)
+        except ValueError as error:
+            raise _death(self._process.returncode, complaint, self._seconds) from error
         if answer.get("late"):
             raise _too_long(self._seconds)
         if answer.get("large"):
@@ -264,14 +258,6 @@ class _Question:
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
-
-
-def _answer_in(output: bytes) -> dict[str, Any] | None:
-    try:
-        answer: dict[str, Any] = json.loads(output)
-    except ValueError:
-        return None
-    return answer
 
 
 def _death(code: int, complaint: bytes, seconds: float) -> AtlasError:

@@ -23,8 +23,7 @@ from indexer.console.messages import clean
 from indexer.errors import AtlasError, require
 from indexer.names import is_hub_id
 from indexer.version import __version__
-from query.glossary import definition
-from query.schema import schema
+from query.glossary import definition, schema
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer

@@ -15,10 +15,11 @@ import pytest
 from indexer.errors import AtlasError
 from query import sql
 from query.sandbox import process
-from query.sql import check_condition, connect_locked, run_sql
+from query.sandbox.locked import connect_locked
+from query.sql import run_sql
 from tests.halves import a_few
 from tests.patience import PATIENCE, wait_for
-from tests.sql.conftest import state
+from tests.sql.conftest import check_condition, state
 
 ENDLESS = [
     "SELECT len(range(100000000))",

@@ -15,7 +15,8 @@ import pytest
 from indexer.errors import AtlasError
 from query import sql
 from query.sandbox import process
-from query.sql import connect_locked, run_sql
+from query.sandbox.locked import connect_locked
+from query.sql import run_sql
 from tests.sql.conftest import SECRET, state
 
 # Statements that want out. {file}: the database itself, {folder}: where it lies.
