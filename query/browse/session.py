@@ -16,7 +16,7 @@ from query.browse.layout import Layout, LayoutJob, start_process
 from query.browse.model import model_page
 from query.map.coloring import grouped, scaled
 from query.map.neighbours import near_points, read_neighbours, read_parents
-from query.map.page import coloring_data, facet, facet_of_many, number, payload, shown
+from query.map.page import coloring_data, facet, number, payload, shown
 from query.population import leading_datasets
 from query.reader import AtlasReader
 from query.sql import SqlResult, Started, asked_condition, run_sql
@@ -207,7 +207,7 @@ def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[s
     later = {"follows": True}  # its filter is below the histograms
     hidden = {"hidden": True}  # it is not a column of the table, and shown only if it is known
     facets = [
-        facet_of_many("dataset", columns["datasets"], "no dataset named") | {"opens": True},
+        facet("dataset", columns["datasets"], "no dataset named", many=True) | {"opens": True},
         facet("relation", columns["relation"]) | {"opens": True},
         *([facet("cluster", clusters, "in no cluster") | later] if any(clusters) else []),
         facet("author", columns["author"]) | later,
@@ -215,7 +215,7 @@ def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[s
         facet("predicted", columns["predicted"], "not predicted") | later,
         facet("task", columns["pipeline_tag"], "not known") | later | hidden,
         facet("head", columns["head_class"], "not known") | later | hidden,
-        facet_of_many("oddity", odd, "nothing odd") | later | hidden,
+        facet("oddity", odd, "nothing odd", many=True) | later | hidden,
     ]
     groups = {
         "dataset": leading_datasets([frozenset(names) for names in columns["datasets"]]),

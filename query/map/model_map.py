@@ -21,7 +21,7 @@ from indexer.errors import AtlasError
 from query.figures import FORMATS, checked_output, draw, write_output
 from query.map.coloring import ColorGroups, Coloring, coloring, scaled
 from query.map.neighbours import NearPoint, Parent, known_near, near_points, read_neighbours, read_parents
-from query.map.page import coloring_data, facet, facet_of_many, map_page, number, payload
+from query.map.page import coloring_data, facet, map_page, number, payload
 from query.map.picture import map_figure
 from query.map.projection import METHODS, Projection, most_neighbours, project, usual_method
 from query.population import LeftOut, Population, distinct, read_population
@@ -166,7 +166,7 @@ class ModelMap(Drawn):
             base=self.base,
             places=places,
             facets=[
-                facet_of_many("dataset", [point.datasets for point in points], "no dataset named"),
+                facet("dataset", [point.datasets for point in points], "no dataset named", many=True),
                 facet("author", [point.author for point in points]),
                 facet("licence", [point.licence or None for point in points], "none named"),
                 facet("relation", [point.relation for point in points]),
