@@ -201,14 +201,14 @@ def _pairs(means: Means | None, first: Sequence[Part], second: Sequence[Part]) -
 
 
 def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str) -> tuple[str, ...]:
-    """A note if the centre of two models is of so few votes that unrelated models come out far below zero."""
+    """A note if so few models define the centre that the similarity of unrelated models is expected far below zero."""
     from indexer.vectors.centre import ADAPTER, GROUPS, INITIALISATION_SHRINK, SHRINK, cosine_from_centring
     from indexer.vectors.masks import changed_blocks
 
     centre, group = atlas.centre(one.base, representation), one.group
     if centre is None or group != other.group or one.author == other.author:
         return ()
-    if one.model_id is None or other.model_id is None:  # a model that was read for this question had no vote
+    if one.model_id is None or other.model_id is None:  # the centre does not include a model that was read just now
         return ()
     mine, theirs = (centre.group_of(group, each.initialisation) for each in (one, other))
     group = mine if mine == theirs else group
@@ -227,6 +227,6 @@ def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, 
     if not is_group:
         kind = f"adapters of their initialisation, on {count} data sets,"
     return (
-        f"Only {kind} changed the matrices that both changed. What these have in common is "
-        f"subtracted, and with so few of them this alone brings unrelated models to {expected:.2f} instead of 0.",
+        f"Only {kind} changed the matrices that both models changed. Their mean is subtracted from every vector; with "
+        f"so few of them, this alone gives unrelated models a similarity of {expected:.2f} instead of 0.",
     )

@@ -1,4 +1,4 @@
-"""The style of all pictures, in a light and a dark theme, and how they are written; without global state.
+"""The style of all pictures, in a light and a dark theme, and writing them to files; without global state.
 
 The first seven colours are Okabe and Ito's (2008), slightly adjusted. Three more were found by search, so that any two
 are at least 19 apart in CIELAB for normal vision, protanopia, deuteranopia and tritanopia (Machado et al., 2009). None

@@ -95,7 +95,7 @@ class Drawn(Result):
         raise NotImplementedError
 
     def write(self, path: str | Path, theme: ThemeName = "light") -> None:
-        """Write the picture as .png, .svg or .pdf. Raises AtlasError: another suffix, or it cannot be written."""
+        """Write the picture as .png, .svg or .pdf. Raises AtlasError for another suffix, or if it fails."""
         from query.figures import checked_output, draw, write_output
 
         file = checked_output(path)

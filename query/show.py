@@ -116,7 +116,7 @@ def show(atlas: AtlasReader, model: str | Path, base: str | None = None) -> Show
 
 
 def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
-    """The same for a model that is known by its id. Raises AtlasError if there is none."""
+    """What ``show`` says of the model with this id. Raises AtlasError if there is none."""
     found = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
     if not found:
         raise AtlasError(f"The atlas holds no model {model_id}.", "")

@@ -40,7 +40,7 @@ def browse(
 
     canonical = None if base is None else atlas.base_named(base)
     token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24) if opens else ""
-    behind = "" if canonical is None else f"#base={quote(canonical, safe='')}"
+    fragment = "" if canonical is None else f"#base={quote(canonical, safe='')}"
     try:
         listening = socket.create_server((HOSTS[0], port), backlog=_BACKLOG)
     except OSError as error:
@@ -52,10 +52,10 @@ def browse(
     with listening:
         session = BrowseSession(atlas, method)
         root = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/"
-        on_address(f"{root}{token}/{behind}")
+        on_address(f"{root}{token}/{fragment}")
         try:
             if opens:
                 webbrowser.open(root + ticket)
-            serve(session, listening, token, ticket, behind)
+            serve(session, listening, token, ticket, fragment)
         finally:
             session.stop()

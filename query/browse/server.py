@@ -56,11 +56,11 @@ MOST_WAITING = 12  # statements and predictions that run or wait
 OWN_SCRIPTS = ("browse_model.js", "browse_depth.js", "browse_asked.js", "browse_watch.js")
 
 
-def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str = "", behind: str = "") -> ASGIApp:
+def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str = "", fragment: str = "") -> ASGIApp:
     """The application. Everything is served under ``/token/``; any other request is refused.
 
     ``ending``: set when no answer should be waited for. ``ticket``: ``/ticket`` redirects to the page once, for a
-    browser whose command line every user of the machine can read. ``behind``: the fragment of the redirect's address.
+    browser whose command line every user of the machine can read. ``fragment``: of the redirect's address.
     """
     answers = _Answers(ending)
     statements, predictions = asyncio.Semaphore(MOST_STATEMENTS), asyncio.Semaphore(1)
@@ -88,7 +88,7 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
         return session.state(base) if base is not None else {}
 
     def where(request: Request, started: Started) -> dict[str, Any]:
-        return {"ids": session.fulfilling(str(base_of(request)), _query(request), started)}
+        return {"ids": session.matching(str(base_of(request)), _query(request), started)}
 
     def sql(request: Request, started: Started) -> Any:
         return harmless(session.sql(_query(request), started).to_dict(), longest=None)
@@ -114,7 +114,7 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
         Route("/sql", answers.slow(statements, sql)),
     ]
     inner = Router([Mount("/{token}", Router(routes, redirect_slashes=False))], redirect_slashes=False)
-    return _Guard(inner, token, ticket, behind)
+    return _Guard(inner, token, ticket, fragment)
 
 
 def _query(request: Request) -> str:
@@ -130,10 +130,10 @@ class _Guard:
     Every answer, including refusals, has the same additional headers.
     """
 
-    def __init__(self, inner: ASGIApp, token: str, ticket: str, behind: str) -> None:
+    def __init__(self, inner: ASGIApp, token: str, ticket: str, fragment: str) -> None:
 
         self._inner, self._token = inner, token
-        self._ticket, self._behind = ticket, behind
+        self._ticket, self._fragment = ticket, fragment
         self._to_this_machine = TrustedHostMiddleware(self._guarded, allowed_hosts=list(HOSTS), www_redirect=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,7 +152,7 @@ class _Guard:
         given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
         if self._ticket and secrets.compare_digest(given.encode(), self._ticket.encode()):
             self._ticket = ""
-            await RedirectResponse(f"/{self._token}/{self._behind}", 303)(scope, receive, send)
+            await RedirectResponse(f"/{self._token}/{self._fragment}", 303)(scope, receive, send)
         elif not secrets.compare_digest(given.encode(), self._token.encode()):
             await PlainTextResponse("Open the address that the command printed.", 403)(scope, receive, send)
         elif scope["method"] not in ("GET", "HEAD"):
@@ -269,11 +269,11 @@ async def _in_thread(ask: Callable[[], Any]) -> Response:
 # ---- the server
 
 
-def serve(session: BrowseSession, listening: socket.socket, token: str, ticket: str, behind: str) -> None:
+def serve(session: BrowseSession, listening: socket.socket, token: str, ticket: str, fragment: str) -> None:
     """Serve until a signal, which is then raised again; see ``site`` for the arguments."""
     ending = asyncio.Event()
     config = uvicorn.Config(
-        site(session, token, ending, ticket, behind), log_config=None, access_log=False, server_header=False,
+        site(session, token, ending, ticket, fragment), log_config=None, access_log=False, server_header=False,
         lifespan="off", ws="none", loop="asyncio", http=_Protocol, limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=_GRACE,
     )  # fmt: skip

@@ -141,7 +141,7 @@ class BrowseSession:
             raise AtlasError(answer["error"])
         return answer
 
-    def fulfilling(self, base: str, condition: str, started: Started) -> list[int]:
+    def matching(self, base: str, condition: str, started: Started) -> list[int]:
         """Ids of the models that satisfy an SQL condition, run in the sandbox of ``query sql``. Raises AtlasError."""
         with self._open() as atlas:
             database, stand_ins = atlas.database, atlas.stand_ins

@@ -150,7 +150,7 @@ def test_parameters(database):
     assert run_sql(database, "SELECT $a", parameters={"a": None}).rows == [[None]]
     with pytest.raises(AtlasError, match="not provided"):
         run_sql(database, "SELECT ?")
-    with pytest.raises(AtlasError, match="cannot be handed over"):
+    with pytest.raises(AtlasError, match="cannot be passed to the process"):
         run_sql(database, "SELECT ?", parameters=[object()])
 
 
@@ -200,7 +200,7 @@ def test_a_database_in_use_by_a_writer(tmp_path):
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
 def test_a_time_limit_must_be_one(database, seconds):
-    with pytest.raises(AtlasError, match="makes no sense"):
+    with pytest.raises(AtlasError, match="is not a valid time limit"):
         run_sql(database, "SELECT 1", seconds=seconds)
 
 
