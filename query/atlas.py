@@ -1,4 +1,4 @@
-"""An atlas with every question as a method. ``query.reader`` opens and reads it."""
+"""An atlas with every question as a method, and lists of what it contains. ``query.reader`` opens and reads it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -135,9 +135,8 @@ def distinct(population: Population) -> Population:
         unrelated=int(unrelated.sum()),
         duplicates=int((~copies & ~unrelated).sum()) - len(rows),
     )
-    return Population(
-        base=population.base,
-        representation=population.representation,
+    return replace(
+        population,
         vectors=population.vectors[rows],
         ids=population.ids[rows],
         models=[population.models[row] for row in rows],
@@ -149,7 +148,6 @@ def distinct(population: Population) -> Population:
         group=[population.group[row] for row in rows],
         representative=np.ones(len(rows), dtype=bool),
         left_out=left_out,
-        blocks=population.blocks,
     )
 
 

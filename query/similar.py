@@ -61,19 +61,6 @@ class Neighbour:
             del row["because"]
         return {name: row[name] for name in dict.fromkeys((*_FIRST, *row))}
 
-    def for_table(self, details: bool) -> dict[str, Any]:
-        """The row as a person reads it: the background in words, ``matrices`` only if they are few."""
-        row = self.as_row()
-        row["background"] = rarity(row["background"], row.pop("background_pairs"))
-        del row["background_floor"]
-        if not self.is_shrunk:
-            del row["matrices"]
-        because = row.pop("because", None)
-        for name in ("families", "layers") if because is not None else ():
-            largest = list(because[name].items())[: None if details else REASONS_SHOWN]
-            row[name] = [f"{key} {part:.2f}" for key, part in largest]
-        return row
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SimilarModels(Rows[Neighbour]):
@@ -106,8 +93,23 @@ class SimilarModels(Rows[Neighbour]):
         return asked | {"neighbours": self.to_rows(), "notes": list(self.notes)}
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The rows, with the three largest contributions of families and of layers, or with all."""
-        return [one.for_table(details) for one in self.items]
+        """The rows as a person reads them: the background in words, ``matrices`` only if they are few.
+
+        With the three largest contributions of families and of layers, or with all.
+        """
+        rows = []
+        for one in self.items:
+            row = one.as_row()
+            row["background"] = rarity(row["background"], row.pop("background_pairs"))
+            del row["background_floor"]
+            if not one.is_shrunk:
+                del row["matrices"]
+            because = row.pop("because", None)
+            for name in ("families", "layers") if because is not None else ():
+                largest = list(because[name].items())[: None if details else REASONS_SHOWN]
+                row[name] = [f"{key} {part:.2f}" for key, part in largest]
+            rows.append(row)
+        return rows
 
 
 def similar(

@@ -133,7 +133,8 @@ class Source:
         """
         if not rows:
             return None
-        kinds = [_KINDS.get(kind, ("name", self.model)) for kind in columns.values()]
+        all_kinds = {**_KINDS, "model": ("name", self.model)}
+        kinds = [all_kinds[kind] for kind in columns.values()]
         cells = [
             [
                 (style, write(value))

@@ -66,7 +66,7 @@ _EVIDENCE = {
 _FORGETFUL = 15  # rows
 
 
-def every_representation(source: Source, section: Section) -> dict[str, Any]:
+def purity_section(source: Source, section: Section) -> dict[str, Any]:
     """A table and a picture of all published representations, an interpretation, and purity by dataset."""
     published = source.rows("SELECT representation FROM representations WHERE base = ? ORDER BY representation")
     names = [row["representation"] for row in published]
@@ -266,7 +266,7 @@ def _agreement(source: Source, section: Section, rows: list[Agreement]) -> dict[
     }  # fmt: skip
 
 
-def predictions(source: Source, section: Section) -> dict[str, Any]:
+def prediction_section(source: Source, section: Section) -> dict[str, Any]:
     """How well prediction does on documented models, then its answers for the others."""
     facts: dict[str, Any] = {"evaluation": None, "answers": None, "refusal": None}
     try:
