@@ -1,18 +1,21 @@
-"""An atlas with every question as a method. ``query.reader`` opens and reads it."""
+"""An atlas with every question as a method, and lists of what it contains. ``query.reader`` opens and reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from indexer.console.notebook import shown
 from indexer.errors import AtlasError
 from query.reader import AtlasReader
-from query.summary import as_html, datasets, models, one_line, relative_folder
+from query.results import Answered, Rows, answered
+from query.wording import counted
 
 if TYPE_CHECKING:
-    from query.batches import Answered
     from query.clusters.result import Clusters
     from query.compare import compare as _compare
     from query.depth.depth import depth as _depth
@@ -35,6 +38,64 @@ if TYPE_CHECKING:
     from query.similar import SimilarModels
     from query.similar import similar as _similar
     from query.sql import SqlResult
+
+_MODELS = (
+    "SELECT base, model, relation, datasets, downloads FROM models WHERE contains(lower(model), lower($1)) "
+    "AND coalesce(base = $2, true) AND coalesce(list_contains(datasets, $3), true) "
+    "ORDER BY downloads DESC NULLS LAST, model"
+)
+_DATASETS = (
+    "SELECT base, dataset, models, authors FROM dataset_counts WHERE contains(lower(dataset), lower($1)) "
+    "AND coalesce(base = $2, true) ORDER BY models DESC, dataset, base"
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Inventory(Rows[dict[str, Any]]):
+    """The models, or datasets, of an atlas: a list of mappings with the ``columns``."""
+
+    OPTIONAL_COLUMNS = ("authors", "relation", "downloads", "datasets")
+
+    kind: str
+    columns: tuple[str, ...]
+    items: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """Their number."""
+        return counted(len(self.items), self.kind)
+
+
+def models(atlas: AtlasReader, search: str = "", *, dataset: str | None = None, base: str | None = None) -> Inventory:
+    """The indexed models, most downloads first: a list of mappings with base, relation, datasets and downloads.
+
+    ``search``: part of the id, in any case. ``dataset``: only models tuned on this one, by its canonical name.
+    Raises AtlasError if the base is unknown.
+    """
+    canonical = None if base is None else atlas.base_named(base)
+    rows = tuple(atlas.rows(_MODELS, [search, canonical, dataset]))
+    return Inventory("model", ("base", "model", "relation", "datasets", "downloads"), rows)
+
+
+def datasets(atlas: AtlasReader, search: str = "", *, base: str | None = None) -> Inventory:
+    """The datasets that indexed models name, most models first, with the number of their models and authors.
+
+    ``search``: part of the name, in any case. Raises AtlasError if the base is unknown.
+    """
+    canonical = None if base is None else atlas.base_named(base)
+    rows = tuple(atlas.rows(_DATASETS, [search, canonical]))
+    return Inventory("dataset", ("base", "dataset", "models", "authors"), rows)
+
+
+def contents(atlas: AtlasReader) -> list[dict[str, Any]]:
+    """A row for each base: the number of models and authors, and the published representations."""
+    return atlas.rows(
+        "SELECT bases.base, count(models.model_id) AS indexed, count(DISTINCT author) AS authors, "
+        "(SELECT list(representation ORDER BY representation) FROM representations AS r WHERE r.base = bases.base) "
+        "AS representations FROM bases LEFT JOIN models ON models.base = bases.base "
+        "GROUP BY bases.base ORDER BY bases.base"
+    )
 
 
 class _Question:
@@ -113,15 +174,11 @@ class Atlas(AtlasReader):
 
         A model without an answer has an ``error`` instead of an ``answer``.
         """
-        from query.batches import answered
-
-        def ask(model: str) -> SimilarModels:
-            return self.similar(
-                model, k, where=where, other_authors=other_authors, representation=representation, base=base,
-                explain=explain,
-            )  # fmt: skip
-
-        return answered((str(model) for model in models), ask)
+        ask = partial(
+            self.similar, k=k, where=where, other_authors=other_authors, representation=representation, base=base,
+            explain=explain,
+        )  # fmt: skip
+        return answered(map(str, models), ask)
 
     def purity(
         self,
@@ -240,7 +297,7 @@ class Atlas(AtlasReader):
 
         Raises AtlasError if there is none of that name.
         """
-        from query.schema import schema
+        from query.glossary import schema
 
         return schema(name)
 
@@ -269,7 +326,23 @@ class Atlas(AtlasReader):
         return sorted({*questions, "bases", "close", "generation", "notes", "refresh", *dir(object)})
 
     def __repr__(self) -> str:
-        return f"<Atlas {relative_folder(self)!r}: {one_line(self)}>"
+        folder, line, _ = self._described()
+        return f"<Atlas {folder!r}: {line}>"
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        folder, line, bases = self._described()
+        return shown(f"Atlas {folder}: {line}", bases, self.notes)
+
+    def _described(self) -> tuple[str, str, list[dict[str, Any]]]:
+        """The folder, a line (the number of models, their bases, the time of publication), and a row for each base."""
+        # Relative to the working folder: notebooks are shared, and show no home folder.
+        root, here = self.folder.root, Path.cwd()
+        folder = str(root.relative_to(here) if root.is_relative_to(here) else root)
+        try:
+            bases = contents(self)
+            (published,) = (row["published"] for row in self.rows("SELECT published FROM atlas_info"))
+        except AtlasError as error:  # it is closed
+            return folder, error.message, []
+        count = counted(sum(row["indexed"] for row in bases), "model")
+        when = f", published {published:%Y-%m-%d %H:%M} UTC" if published else ""
+        return folder, f"{count} of {', '.join(row['base'] for row in bases) or 'no base'}{when}", bases

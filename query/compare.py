@@ -133,8 +133,26 @@ def compare(
         alike, background, pairs, shared = similarity_of(atlas, first, second, representation)
         if atlas.published(first.base, representation).per_delta:
             of_layers, of_families = _by_part(atlas, first, second, representation)
-        notes = _small_centre(atlas, first, second, representation) + _same_initialisation(atlas, first, second)
+        notes = _small_centre(atlas, first, second, representation)
+        if first.initialisation is not None and first.initialisation == second.initialisation:
+            (row,) = atlas.rows(
+                "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
+                "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
+                [first.initialisation, first.model_id],
+            )
+            others = row["models"] - (second.model_id is not None)
+            notes += (
+                f"Both were made with the same initialisation{f', as {others} others' if others > 0 else ''}: "
+                "one tool, one seed. That says nothing about their data.",
+            )
     changed = (layers_of(atlas, first), layers_of(atlas, second))
+    known, known_too = (
+        atlas.rows(f"SELECT {', '.join(FACTS)} FROM models WHERE model_id = ?", [one.model_id])[0]
+        if one.record is None
+        else {**facts_of_record(one.record), "author": one.author, "initialisation": one.initialisation}
+        for one in (first, second)
+    )
+    facts = (Fact(name, known.get(name), known_too.get(name)) for name in FACTS)
     return Comparison(
         a=first.name,
         b=second.name,
@@ -147,7 +165,7 @@ def compare(
         matrices=shared,
         layers=_pairs(of_layers, changed[0].layers, changed[1].layers),
         families=_pairs(of_families, changed[0].families, changed[1].families),
-        facts=_facts(atlas, first, second),
+        facts=tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, [])),
         notes=(*notes, *unrelated_notes(first, second)),
     )
 
@@ -183,14 +201,14 @@ def _pairs(means: Means | None, first: Sequence[Part], second: Sequence[Part]) -
 
 
 def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str) -> tuple[str, ...]:
-    """A note if the centre of two models is of so few votes that unrelated models come out far below zero."""
+    """A note if so few models define the centre that the similarity of unrelated models is expected far below zero."""
     from indexer.vectors.centre import ADAPTER, GROUPS, INITIALISATION_SHRINK, SHRINK, cosine_from_centring
     from indexer.vectors.masks import changed_blocks
 
     centre, group = atlas.centre(one.base, representation), one.group
     if centre is None or group != other.group or one.author == other.author:
         return ()
-    if one.model_id is None or other.model_id is None:  # a model that was read for this question had no vote
+    if one.model_id is None or other.model_id is None:  # the centre does not include a model that was read just now
         return ()
     mine, theirs = (centre.group_of(group, each.initialisation) for each in (one, other))
     group = mine if mine == theirs else group
@@ -209,34 +227,6 @@ def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, 
     if not is_group:
         kind = f"adapters of their initialisation, on {count} data sets,"
     return (
-        f"Only {kind} changed the matrices that both changed. What these have in common is "
-        f"subtracted, and with so few of them this alone brings unrelated models to {expected:.2f} instead of 0.",
+        f"Only {kind} changed the matrices that both models changed. Their mean is subtracted from every vector; with "
+        f"so few of them, this alone gives unrelated models a similarity of {expected:.2f} instead of 0.",
     )
-
-
-def _same_initialisation(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel) -> tuple[str, ...]:
-    """A note if the LoRA factors of both started from the same random numbers."""
-    if one.initialisation is None or one.initialisation != other.initialisation:
-        return ()
-    (row,) = atlas.rows(
-        "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
-        "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
-        [one.initialisation, one.model_id],
-    )
-    others = row["models"] - (other.model_id is not None)
-    return (
-        f"Both were made with the same initialisation{f', as {others} others' if others > 0 else ''}: "
-        "one tool, one seed. That says nothing about their data.",
-    )
-
-
-def _facts(atlas: AtlasReader, *models: ResolvedModel) -> tuple[Fact, ...]:
-    """The facts that are known of at least one of the two models."""
-    one, other = (
-        atlas.rows(f"SELECT {', '.join(FACTS)} FROM models WHERE model_id = ?", [asked.model_id])[0]
-        if asked.record is None
-        else {**facts_of_record(asked.record), "author": asked.author, "initialisation": asked.initialisation}
-        for asked in models
-    )
-    facts = (Fact(name, one.get(name), other.get(name)) for name in FACTS)
-    return tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, []))

@@ -96,7 +96,8 @@ class ModelVectors(Result):
     def write(self, path: str | Path) -> None:
         """Write .parquet (the columns of ``to_rows`` and ``vector``) or .npz (the same names, and ``matrix``).
 
-        Both say base, representation and blocks. Raises AtlasError: another suffix, or it cannot be written.
+        Both contain base, representation and blocks. Raises AtlasError for another suffix, or if the file cannot be
+        written.
         """
         import io
 

@@ -1,4 +1,4 @@
-"""The style of all pictures, in a light and a dark theme, and how they are written; without global state.
+"""The style of all pictures, in a light and a dark theme, and writing them to files; without global state.
 
 The first seven colours are Okabe and Ito's (2008), slightly adjusted. Three more were found by search, so that any two
 are at least 19 apart in CIELAB for normal vision, protanopia, deuteranopia and tritanopia (Machado et al., 2009). None
@@ -26,25 +26,11 @@ FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 300
 # Fonts with the scripts that the default font lacks, by their names on common systems.
 FURTHER_FONTS = (
-    "Noto Sans CJK JP",
-    "Noto Sans CJK SC",
-    "Noto Sans CJK KR",
-    "Source Han Sans",
-    "Source Han Sans SC",
-    "Hiragino Sans",
-    "PingFang SC",
-    "Apple SD Gothic Neo",
-    "Yu Gothic",
-    "Microsoft YaHei",
-    "Malgun Gothic",
-    "WenQuanYi Zen Hei",
-    "WenQuanYi Micro Hei",
-    "IPAGothic",
-    "TakaoGothic",
-    "NanumGothic",
-    "Droid Sans Fallback",
+    "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans CJK KR", "Source Han Sans", "Source Han Sans SC",
+    "Hiragino Sans", "PingFang SC", "Apple SD Gothic Neo", "Yu Gothic", "Microsoft YaHei", "Malgun Gothic",
+    "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "IPAGothic", "TakaoGothic", "NanumGothic", "Droid Sans Fallback",
     "Arial Unicode MS",
-)
+)  # fmt: skip
 LONGEST_LABEL = 36  # characters of a name from the Hub in a picture
 
 
@@ -122,18 +108,6 @@ def styled_grid(
     return figure, axes
 
 
-def _write_every_script(figure: Figure) -> None:
-    """Add installed fonts to each text as fallbacks for scripts that its own lacks (Chinese, Japanese, Korean)."""
-    from matplotlib.font_manager import fontManager
-    from matplotlib.text import Text
-
-    installed = {font.name for font in fontManager.ttflist}
-    further = [name for name in FURTHER_FONTS if name in installed]
-    for text in figure.findobj(Text) if further else ():
-        families = text.get_fontfamily()
-        text.set_fontfamily([*families, *(name for name in further if name not in families)])
-
-
 def label(text: str, longest: int = LONGEST_LABEL) -> str:
     """A string from the Hub for a picture: without hidden characters, shortened, with ``$`` escaped."""
     shown = clean(text)
@@ -150,6 +124,8 @@ def model_label(name: str, longest: int = LONGEST_LABEL) -> str:
 def draw(figure: Figure, suffix: str) -> bytes:
     """The figure as the bytes of a file with this suffix; the same figure gives the same bytes."""
     import matplotlib
+    from matplotlib.font_manager import fontManager
+    from matplotlib.text import Text
 
     kind = suffix.removeprefix(".")
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[kind]
@@ -157,7 +133,12 @@ def draw(figure: Figure, suffix: str) -> bytes:
     settings: Any = {"svg.hashsalt": "vectors-in-the-wild", "svg.fonttype": "none", "pdf.fonttype": 42}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # for names in scripts that no font has
-        _write_every_script(figure)
+        # For scripts that a font lacks (Chinese, Japanese, Korean): other installed fonts.
+        installed = {font.name for font in fontManager.ttflist}
+        further = [name for name in FURTHER_FONTS if name in installed]
+        for text in figure.findobj(Text) if further else ():
+            families = text.get_fontfamily()
+            text.set_fontfamily([*families, *(name for name in further if name not in families)])
         figure.savefig(target, format=kind, metadata=metadata, facecolor=figure.get_facecolor())
     return target.getvalue()
 

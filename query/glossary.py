@@ -1,4 +1,4 @@
-"""The meanings of words and columns, from ``glossary.toml``, and of columns of the database, from schema.sql."""
+"""What words and columns mean: of answers, from ``glossary.toml``, and of the database, from schema.sql."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from indexer.atlas import schema_sql
 from indexer.errors import AtlasError
 from indexer.names import nearest
-from query.schema import columns_named
+
+_OBJECTS = (
+    "SELECT * FROM ("
+    "SELECT 'view' AS kind, view_name AS name, comment FROM duckdb_views() WHERE NOT internal UNION ALL "
+    "SELECT 'table', table_name, comment FROM duckdb_tables() WHERE schema_name = 'main' UNION ALL "
+    "SELECT 'macro', function_name, comment FROM duckdb_functions() "
+    "WHERE NOT internal AND function_type = 'table_macro'"
+    ") ORDER BY kind = 'table', kind = 'macro' DESC, name"
+)
+_COLUMNS = (
+    'SELECT column_name AS "column", data_type AS type, comment FROM duckdb_columns() '
+    "WHERE NOT internal AND schema_name = 'main' AND lower(table_name) = lower(?) ORDER BY column_index"
+)
 
 
 @cache
@@ -54,14 +67,51 @@ def explained(word: str) -> list[dict[str, str]]:
         for meaning, commands in meanings.items()
     ]
     if not found:
-        for column in columns_named(word):
+        columns = _ask(
+            'SELECT table_name AS "table", comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL '
+            "AND schema_name = 'main' AND lower(column_name) = lower(?) ORDER BY table_name",
+            word,
+        )
+        for column in columns:
             meanings.setdefault(column["comment"], []).append(column["table"])
         found = [{"word": word, "where": ", ".join(tables), "meaning": meaning} for meaning, tables in meanings.items()]
     if not found:
-        columns = [name for names in _glossary()["commands"].values() for name in names]
-        near = nearest(asked, dict.fromkeys([*words(), *columns]))
+        named = [name for names in _glossary()["commands"].values() for name in names]
+        near = nearest(asked, dict.fromkeys([*words(), *named]))
         raise AtlasError(
             f"{word!r} is not explained here.",
             f"Did you mean {' or '.join(near)}?" if near else "All words: query help",
         )
     return found
+
+
+# ---- the database: every atlas has the same tables, views and macros
+
+
+def schema(name: str | None = None) -> list[dict[str, Any]]:
+    """All tables, views and macros ({kind, name, comment}), or the columns of one ({column, type, comment}).
+
+    Raises AtlasError for an unknown ``name``, with the names that are spelt like it.
+    """
+    if name is not None and (columns := _ask(_COLUMNS, name)):
+        return columns
+    objects = _ask(_OBJECTS)
+    if name is None:
+        return objects
+    macros = [one for one in objects if one["name"].lower() == name.lower()]
+    if macros:
+        return [{"column": "", "type": one["kind"], "comment": one["comment"]} for one in macros]
+    near = nearest(name, [one["name"] for one in objects])
+    hint = f"Did you mean {' or '.join(near)}?" if near else "See all: query schema"
+    raise AtlasError(f"There is no table, view or macro {name!r}.", hint)
+
+
+def _ask(statement: str, *parameters: str) -> list[dict[str, Any]]:
+    """The rows of a statement on a database with nothing but the schema."""
+    import duckdb
+
+    with duckdb.connect(":memory:") as connection:
+        connection.execute(schema_sql())
+        cursor = connection.execute(statement, list(parameters))
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

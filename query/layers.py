@@ -187,7 +187,7 @@ def layers(atlas: AtlasReader, model: str | Path, base: str | None = None) -> La
 
 
 def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
-    """The same for a model that is resolved already."""
+    """What ``layers`` says of a model that is already resolved."""
     if model.record is None:
         assert model.model_id is not None
         found = stored_layers(atlas, model.model_id, model.name, model.base)
@@ -211,7 +211,7 @@ def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
 
 
 def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> Layers:
-    """The same for an indexed model, by its id; without notes."""
+    """What ``layers`` says of an indexed model, by its id; without notes."""
     rows = atlas.rows(
         "SELECT stack, layer, family, norm, relative_norm, energy, rank_50, rank_90 FROM deltas WHERE model_id = ?",
         [model_id],

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader, IndexedModel
 
 
-# Reading weights needs these, of the extra [build]; an atlas that is only queried does without.
+# Needed to read weights (extra [build]), but not to query an atlas.
 READERS = ("torch", "transformers")
 
 
@@ -76,7 +76,7 @@ def resolve_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, r
 
 
 def indexed_model(atlas: AtlasReader, model_id: int) -> ResolvedModel:
-    """The same for an indexed model that is known by its id. Raises AtlasError if there is none."""
+    """The indexed model with this id. Raises AtlasError if there is none."""
     known = atlas.model(model_id)
     if known is None or known.status != "indexed":
         raise AtlasError(f"The atlas has no record of a model {model_id}.", "")
@@ -156,7 +156,7 @@ def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representat
             f"Publish it again: index represent {representation}",
         )
     initialisation = _initialisation(atlas, record)
-    # With the length and the centre of the atlas's vectors; None for a copy.
+    # Normalised and centred like the vectors of the atlas; None for a copy.
     whole = representation_named(representation, published.choice.budget).vector(record)
     vector = normalised(whole)
     if vector is not None and published.masks.blocks and published.centre is not None:
@@ -190,7 +190,7 @@ def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representat
 def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
     """What a model that is not indexed says of itself, and the base to compare it with. Raises AtlasError."""
     if reference.folder is None and reference.revision is None:
-        # A base, or a bare name that resembles one of the atlas: not worth a question to the Hub.
+        # A base, or a bare name that resembles one in the atlas: the Hub is not asked.
         if (is_base := _is_base(atlas, reference.id)) is not None:
             raise is_base
         if "/" not in reference.id and nearest(reference.id, _indexed_names(atlas)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 Integers = NDArray[np.intp]
-# Of the table lineage: steps that count as such; those of an older version have no probability.
+# Condition on the table lineage: the step is at least as probable as not. Older versions stored no probability.
 PROBABLE = "coalesce(probability, 1) >= 0.5"
 
 
@@ -98,7 +98,7 @@ def read_population(
         is_unrelated=np.array([row["is_unrelated"] for row in found], dtype=bool),
         group=[row["duplicate_group"] for row in found],
         representative=np.array([row["duplicate_of"] is None for row in found], dtype=bool),
-        left_out=LeftOut(copies=len(rows)),  # their vectors are zero, and those are not published
+        left_out=LeftOut(copies=len(rows)),  # their vectors are zero, and zero vectors are not published
         blocks=vectors.blocks,
     )
 
@@ -135,9 +135,8 @@ def distinct(population: Population) -> Population:
         unrelated=int(unrelated.sum()),
         duplicates=int((~copies & ~unrelated).sum()) - len(rows),
     )
-    return Population(
-        base=population.base,
-        representation=population.representation,
+    return replace(
+        population,
         vectors=population.vectors[rows],
         ids=population.ids[rows],
         models=[population.models[row] for row in rows],
@@ -149,7 +148,6 @@ def distinct(population: Population) -> Population:
         group=[population.group[row] for row in rows],
         representative=np.ones(len(rows), dtype=bool),
         left_out=left_out,
-        blocks=population.blocks,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -84,7 +85,11 @@ class AtlasReader:
 
     def __init__(self, path: str | Path = "atlas") -> None:
         self._remarks: list[str] = []
-        self.folder = AtlasFolder(self._fetched(str(path)) if is_on_hub(path) else path).require()
+        if is_on_hub(path):
+            from indexer.share.cache import cached_atlas
+
+            path = cached_atlas(str(path), self._remarks.append)
+        self.folder = AtlasFolder(path).require()
         self._opened = self._reading()
         self._indexes: dict[tuple[str, str], VectorIndex] = {}
 
@@ -117,11 +122,6 @@ class AtlasReader:
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns
-
-    def _fetched(self, address: str) -> Path:
-        from indexer.share.cache import cached_atlas
-
-        return cached_atlas(address, self._remarks.append)
 
     def _reading(self) -> Reading:
         self._file_then = self._file_now()
@@ -234,7 +234,18 @@ class AtlasReader:
 
         Raises AtlasError if there is none, or nothing is published for it.
         """
-        canonical = self._base_of_claims(claimed) if base is None and len(self.bases()) > 1 else self.base_named(base)
+        if base is None and len(bases := self.bases()) > 1:
+            for name in claimed:
+                with suppress(AtlasError):
+                    base = self.base_named(name)
+                    break
+            else:
+                claims = f"claims {', '.join(claimed)}" if claimed else "claims no base"
+                raise AtlasError(
+                    f"The model {claims}; the bases of this atlas are {', '.join(bases)}.",
+                    "Say which with `base='ID'`.",
+                )
+        canonical = self.base_named(base)
         rows = published_bases(self.connection, canonical)
         if not rows:
             raise AtlasError(f"Nothing is published for {canonical}.", f"Run: `build({canonical!r})`")
@@ -242,18 +253,6 @@ class AtlasReader:
 
         commit = rows[0]["commit"]
         return PublishedBase(canonical, commit, self.folder.base(canonical, commit), rows[0]["rank"])
-
-    def _base_of_claims(self, claimed: Sequence[str]) -> str:
-        for name in claimed:
-            try:
-                return self.base_named(name)
-            except AtlasError:
-                continue
-        claims = f"claims {', '.join(claimed)}" if claimed else "claims no base"
-        raise AtlasError(
-            f"The model {claims}; the bases of this atlas are {', '.join(self.bases())}.",
-            "Say which with `base='ID'`.",
-        )
 
     def is_published(self, base: str, representation: str) -> bool:
         """Whether a base has vectors of this representation; loads nothing."""
@@ -310,17 +309,15 @@ class AtlasReader:
         If their files were deleted after this atlas was opened, the latest ones.
         """
         key = (base, representation)
-        if key not in self._indexes:
-            self._indexes[key] = self._index(base, representation)
-        return self._indexes[key]
-
-    def _index(self, base: str, representation: str) -> VectorIndex:
-        for _ in range(REFRESHES):
+        for attempt in range(REFRESHES + 1):
+            if key in self._indexes:
+                break
             published = self.published(base, representation)
             try:
-                return published.opened(self.folder.root)
+                self._indexes[key] = published.opened(self.folder.root)
             except AtlasError:
-                if all((self.folder.root / file.name).exists() for file in published.files):
+                is_whole = all((self.folder.root / file.name).exists() for file in published.files)
+                if is_whole or attempt == REFRESHES:
                     raise
-            self.refresh()
-        return self.published(base, representation).opened(self.folder.root)
+                self.refresh()
+        return self._indexes[key]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from indexer.console.notebook import shown
-from indexer.errors import require
+from indexer.errors import AtlasError, ModelError, require
+from indexer.untrusted import tidy
 
 if TYPE_CHECKING:
     import pandas
@@ -52,7 +53,8 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object."""
-        return {name: plain(getattr(self, name)) for name in self.KEYS or _field_names(self)}
+        names = self.KEYS or [one.name for one in fields(self)]  # type: ignore[arg-type]
+        return {name: plain(getattr(self, name)) for name in names}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """What CSV and JSON lines print: a row for each model, dataset, cluster or layer."""
@@ -93,7 +95,7 @@ class Drawn(Result):
         raise NotImplementedError
 
     def write(self, path: str | Path, theme: ThemeName = "light") -> None:
-        """Write the picture as .png, .svg or .pdf. Raises AtlasError: another suffix, or it cannot be written."""
+        """Write the picture as .png, .svg or .pdf. Raises AtlasError for another suffix, or if it fails."""
         from query.figures import checked_output, draw, write_output
 
         file = checked_output(path)
@@ -138,21 +140,40 @@ class Rows(Result, Sequence[Row], Generic[Row]):
         return hash(self.items)
 
 
+@dataclass(frozen=True)
+class Answered(Generic[Row]):
+    """The outcome of one question about ``asked``, as it was typed: either an ``answer`` or an ``error``."""
+
+    asked: str
+    answer: Row | None = None
+    error: str | None = None
+
+
+def answered(asked: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answered[Row]]:
+    """Ask one after another; any error is the outcome of its question."""
+    for one in asked:
+        try:
+            answer = ask(one)
+        except (AtlasError, ModelError) as error:
+            text = str(error) if isinstance(error, AtlasError) else f"{error.detail.rstrip('.')}."
+            yield Answered(one, error=text)
+        except Exception as error:
+            yield Answered(one, error=f"It could not be asked: {type(error).__name__}: {tidy(str(error), 200)}.")
+        else:
+            yield Answered(one, answer)
+
+
 def plain(value: Any) -> Any:
     """Without data classes and tuples: an item becomes its ``as_row()``, or else a dict of its fields."""
     if hasattr(value, "as_row"):
         return value.as_row()
     if is_dataclass(value):
-        return {name: plain(getattr(value, name)) for name in _field_names(value)}
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
-
-
-def _field_names(one: Any) -> list[str]:
-    return [field.name for field in fields(one)]
 
 
 def to_frame(

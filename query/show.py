@@ -80,7 +80,8 @@ class ShownModel(Result, Mapping[str, Any]):
         flags = [words for name, words in _FLAGS.items() if self.facts.get(name)]
         if self.facts.get("duplicate_of"):
             flags.append(f"duplicate of {self['duplicate_of']}")
-        known = self.to_dict() | {"probably": self._probably(), "made_from": self._made_from(), "flags": flags}
+        made_from = [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in self["lineage"]]
+        known = self.to_dict() | {"probably": self._probably(), "made_from": made_from, "flags": flags}
         facts = {name: known[name] for name in _FACTS if known.get(name) not in (None, "", [])}
         if facts.get("parent") == self["base"]:
             del facts["parent"]
@@ -99,10 +100,6 @@ class ShownModel(Result, Mapping[str, Any]):
         best: dict[str, Any] = next(iter(self["predictions"]), {})
         return f"{best['dataset']} ({percent(best['probability'])})" if best else ""
 
-    def _made_from(self) -> list[str]:
-        """The parents of the stored lineage, with the kind of step and what the card says."""
-        return [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in self["lineage"]]
-
 
 def show(atlas: AtlasReader, model: str | Path, base: str | None = None) -> ShownModel:
     """Everything known of one model: what the Hub says, its datasets and results, its deltas by family, its neighbours.
@@ -119,7 +116,7 @@ def show(atlas: AtlasReader, model: str | Path, base: str | None = None) -> Show
 
 
 def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
-    """The same for a model that is known by its id. Raises AtlasError if there is none."""
+    """What ``show`` says of the model with this id. Raises AtlasError if there is none."""
     found = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
     if not found:
         raise AtlasError(f"The atlas holds no model {model_id}.", "")
@@ -138,58 +135,42 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
     shown["page"] = atlas.crawl_of(shown["base"]).page_of(shown["model"])
-    shown |= _claims(atlas, model_id) | _measured(atlas, model_id) | _stored(atlas, model_id)
-    notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
-    if others:
-        count = f"{others:,} others" if others > 1 else "another"
-        notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")
-    return ShownModel(shown | {"notes": notes})
-
-
-def _claims(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
-    """What its card and tags say."""
+    # What its card and tags say.
     named = atlas.rows(
         "SELECT dataset, parent, list_sort(list(DISTINCT raw)) AS spellings, list_sort(list(DISTINCT source)) AS "
         "sources FROM model_datasets WHERE model_id = ? GROUP BY dataset, parent ORDER BY dataset",
         [model_id],
     )
-    tags = atlas.rows("SELECT tag FROM tags WHERE model_id = ?", [model_id])
-    results = atlas.rows("SELECT * EXCLUDE (model_id) FROM evaluations WHERE model_id = ?", [model_id])
-    return {
-        "datasets": sorted({row["dataset"] for row in named if row["dataset"]}),
-        "datasets_as_written": named,
-        "tags": [row["tag"] for row in tags],
-        "evaluations": results,
-    }
-
-
-def _measured(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
-    """What its deltas look like, by family, and which models are near."""
-    families = atlas.rows(
+    shown["datasets"] = sorted({row["dataset"] for row in named if row["dataset"]})
+    shown["datasets_as_written"] = named
+    shown["tags"] = [row["tag"] for row in atlas.rows("SELECT tag FROM tags WHERE model_id = ?", [model_id])]
+    shown["evaluations"] = atlas.rows("SELECT * EXCLUDE (model_id) FROM evaluations WHERE model_id = ?", [model_id])
+    # Its deltas by family, and the models that are near.
+    shown["families"] = atlas.rows(
         "SELECT stack, family, count(*) AS layers, avg(relative_norm) AS relative_norm, avg(energy) AS energy, "
         "count(*) FILTER (norm = 0) AS untouched, avg(rank_50) AS rank_50, avg(rank_90) AS rank_90 "
         "FROM deltas WHERE model_id = ? GROUP BY stack, family ORDER BY stack DESC, min(rowid)",
         [model_id],
     )
-    near = atlas.rows(
+    shown["neighbours"] = atlas.rows(
         "SELECT rank, model, similarity, author, datasets FROM neighbours "
         "JOIN models ON models.model_id = neighbour_id "
         "WHERE neighbours.model_id = ? AND representation = 'input' AND rank <= ? ORDER BY rank",
         [model_id, NEIGHBOURS_SHOWN],
     )
-    return {"families": families, "neighbours": near}
-
-
-def _stored(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
-    """The stored prediction and the stored lineage, each with the time of its computation (``told``)."""
-    predictions = atlas.rows(
+    # Stored answers, each with the time when it was computed.
+    shown["predictions"] = atlas.rows(
         "SELECT dataset, probability, votes, authors, declared, calibrated, answered_at AS told FROM predictions "
         "WHERE model_id = ? ORDER BY rank",
         [model_id],
     )
     kept = stored_lineage(atlas, model_id)
-    parents = [] if kept is None else [edge.to_row() | {"told": kept.answered_at} for edge in kept.edges]
-    return {"predictions": predictions, "lineage": parents}
+    shown["lineage"] = [] if kept is None else [edge.to_row() | {"told": kept.answered_at} for edge in kept.edges]
+    notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
+    if others:
+        count = f"{others:,} others" if others > 1 else "another"
+        notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")
+    return ShownModel(shown | {"notes": notes})
 
 
 def _name(atlas: AtlasReader, model_id: int | None) -> str | None:

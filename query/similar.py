@@ -25,14 +25,6 @@ _FIRST = ("rank", "model", "similarity", "background", "background_pairs", "back
 
 
 @dataclass(frozen=True)
-class Contributions:
-    """What each family, and each layer, adds to the similarity of two models; either sums to it."""
-
-    families: dict[str, float]
-    layers: dict[str, float]
-
-
-@dataclass(frozen=True)
 class Neighbour:
     """One model near another.
 
@@ -40,7 +32,8 @@ class Neighbour:
     representation without blocks. ``background``: the share of pairs of unrelated models (other author, no dataset in
     common) that are at least as similar, out of ``background_pairs``; None if too few are known. It is at least
     ``background_floor``, which means "none of them". ``is_shrunk``: they share so few matrices that the similarity was
-    shrunk towards zero. ``because``: only if asked for.
+    shrunk towards zero. ``because``, only if asked for: what each of the ``families``, and each of the ``layers``, adds
+    to the similarity; either sums to it.
     """
 
     rank: int
@@ -53,7 +46,7 @@ class Neighbour:
     background_pairs: int | None = None
     matrices: int | None = None
     is_shrunk: bool = False
-    because: Contributions | None = field(default=None, compare=False)
+    because: dict[str, dict[str, float]] | None = field(default=None, compare=False)
 
     @property
     def background_floor(self) -> float | None:
@@ -67,19 +60,6 @@ class Neighbour:
         if self.because is None:
             del row["because"]
         return {name: row[name] for name in dict.fromkeys((*_FIRST, *row))}
-
-    def for_table(self, details: bool) -> dict[str, Any]:
-        """The row as a person reads it: the background in words, ``matrices`` only if they are few."""
-        row = self.as_row()
-        row["background"] = rarity(row["background"], row.pop("background_pairs"))
-        del row["background_floor"]
-        if not self.is_shrunk:
-            del row["matrices"]
-        because = row.pop("because", None)
-        for name in ("families", "layers") if because is not None else ():
-            largest = list(because[name].items())[: None if details else REASONS_SHOWN]
-            row[name] = [f"{key} {part:.2f}" for key, part in largest]
-        return row
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,8 +93,23 @@ class SimilarModels(Rows[Neighbour]):
         return asked | {"neighbours": self.to_rows(), "notes": list(self.notes)}
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The rows, with the three largest contributions of families and of layers, or with all."""
-        return [one.for_table(details) for one in self.items]
+        """The rows as a person reads them: the background in words, ``matrices`` only if they are few.
+
+        With the three largest contributions of families and of layers, or with all.
+        """
+        rows = []
+        for one in self.items:
+            row = one.as_row()
+            row["background"] = rarity(row["background"], row.pop("background_pairs"))
+            del row["background_floor"]
+            if not one.is_shrunk:
+                del row["matrices"]
+            because = row.pop("because", None)
+            for name in ("families", "layers") if because is not None else ():
+                largest = list(because[name].items())[: None if details else REASONS_SHOWN]
+                row[name] = [f"{key} {part:.2f}" for key, part in largest]
+            rows.append(row)
+        return rows
 
 
 def similar(
@@ -270,7 +265,7 @@ def _known(
 
 def _contributions(
     atlas: AtlasReader, base: str, vector: NDArray[np.float32], ids: list[int], representation: str
-) -> dict[int, Contributions]:
+) -> dict[int, dict[str, dict[str, float]]]:
     """What each delta's block adds to each similarity: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩, over the blocks they share."""
     from indexer.names import DeltaKey
 
@@ -286,7 +281,7 @@ def _contributions(
     over = index.masks.divisors(vector[None, :], near.ids)[0].tolist() if index.masks.blocks else [1.0]
     if len(over) == 1:
         over = over * len(near)
-    reasons = {}
+    reasons: dict[int, dict[str, dict[str, float]]] = {}
     for model_id, theirs, divisor in zip(near.ids.tolist(), near.matrix, over, strict=True):
         products = (mine * theirs.reshape(len(keys), -1)).sum(axis=1) / divisor
         families: Counter[str] = Counter()
@@ -294,7 +289,7 @@ def _contributions(
         for key, part in zip(keys, products.tolist(), strict=True):
             families[key.family_key] += part
             layers[key.layer_key] += part
-        reasons[model_id] = Contributions(dict(families.most_common()), dict(layers.most_common()))
+        reasons[model_id] = {"families": dict(families.most_common()), "layers": dict(layers.most_common())}
     return reasons
 
 

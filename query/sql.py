@@ -27,12 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, BadArgument
 from query.results import Result, to_frame
-from query.sandbox.locked import MEMORY, connect_locked
+from query.sandbox.locked import MEMORY
 
 if TYPE_CHECKING:
     import pandas
-
-__all__ = ["Condition", "SqlResult", "asked_condition", "check_condition", "connect_locked", "prepare", "run_sql"]
 
 PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
 Started = Callable[[subprocess.Popen[bytes]], None]
@@ -78,7 +76,7 @@ class SqlResult(Result):
         return to_frame(self.to_rows(), self.columns, kinds)
 
 
-# What pandas cannot see by itself in JSON's types.
+# The types that pandas cannot infer from JSON.
 _KINDS = {
     "DATE": "datetime64[us]",
     "TIMESTAMP": "datetime64[us]",
@@ -117,18 +115,24 @@ def run_sql(
     statement = _as_utf8(statement, "The statement")
     request = {"statement": statement, "limit": limit, **_opened_as(database, stand_ins)}
     answer = _Question({**request, "seconds": seconds, "parameters": parameters}, started).answer()
-    return SqlResult(_told_apart(answer["columns"]), answer["rows"], answer["truncated"], answer["types"])
+    columns: dict[str, None] = {}
+    for name in answer["columns"]:
+        number = 1
+        while (unique := name if number == 1 else f"{name}_{number}") in columns:
+            number += 1
+        columns[unique] = None
+    return SqlResult(list(columns), answer["rows"], answer["truncated"], answer["types"])
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition that is being judged by a process of its own, while its owner does other things."""
+    """A condition that a separate process evaluates while the caller does other things."""
 
     where: str
     _question: _Question
 
     def model_ids(self) -> list[int]:
-        """The answer, waited for. Raises AtlasError as ``run_sql`` does."""
+        """Wait for the ids. Raises AtlasError as ``run_sql`` does."""
         shown = self.where if len(self.where) <= 80 else self.where[:77] + "…"
         try:
             return [row[0] for row in self._question.answer()["rows"]]
@@ -137,7 +141,7 @@ class Condition:
             raise AtlasError(message, error.hint.replace("raise `seconds`", "use `atlas.sql('SELECT …')`")) from error
 
     def abandon(self) -> None:
-        """End the process if the answer is not needed any more."""
+        """Kill the process, because its answer is no longer needed."""
         self._question.abandon()
 
 
@@ -161,17 +165,12 @@ def asked_condition(
     return Condition(where, _Question({**request, "seconds": CONDITION_SECONDS, "parameters": None}, started))
 
 
-def check_condition(database: Path, where: str, view: str = "models", *, stand_ins: Sequence[str] = ()) -> list[int]:
-    """``asked_condition``, and its answer."""
-    return asked_condition(database, where, view, stand_ins=stand_ins).model_ids()
-
-
 def _opened_as(database: Path, stand_ins: Sequence[str]) -> dict[str, Any]:
     return {"database": str(Path(database).absolute()), "stand_ins": list(stand_ins)}
 
 
 def _as_utf8(text: str, what: str) -> str:
-    """``text`` as it was typed: in the C locale Python decodes every byte above 127 as an escape (PEP 383).
+    """``text`` as it was typed: in the C locale, Python decodes every byte above 127 as an escape (PEP 383).
 
     Raises AtlasError if the bytes are not UTF-8.
     """
@@ -179,16 +178,6 @@ def _as_utf8(text: str, what: str) -> str:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError as error:
         raise AtlasError(f"{what} is not UTF-8.", "Save it as UTF-8, or type it in a terminal that is.") from error
-
-
-def _told_apart(names: Sequence[str]) -> list[str]:
-    taken: dict[str, None] = {}
-    for name in names:
-        number = 1
-        while (other := name if number == 1 else f"{name}_{number}") in taken:
-            number += 1
-        taken[other] = None
-    return list(taken)
 
 
 def prepare() -> None:
@@ -219,12 +208,12 @@ class _Question:
     def __init__(self, request: dict[str, Any], started: Started | None = None) -> None:
         self._seconds = request["seconds"]
         if not (math.isfinite(self._seconds) and self._seconds > 0):
-            raise AtlasError(f"A time limit of {self._seconds} s makes no sense.", "Give a number of seconds above 0.")
+            raise AtlasError(f"{self._seconds} s is not a valid time limit.", "Give a number of seconds above 0.")
         try:
             question = json.dumps(request).encode()
         except (TypeError, ValueError) as error:
             raise AtlasError(
-                f"A parameter cannot be handed over: {error}.", "Give text, numbers, booleans or None."
+                f"A parameter cannot be passed to the process: {error}.", "Give text, numbers, booleans or None."
             ) from error
         self._process = _prepared.pop() if _prepared else _started()
         if started is not None:
@@ -234,7 +223,7 @@ class _Question:
             with self._process.stdin as stdin:
                 stdin.write(question)
         except BrokenPipeError:
-            pass  # it has ended: its answer is how
+            pass  # the process has ended; ``answer`` says why
         except BaseException:
             self.abandon()
             raise
@@ -248,9 +237,10 @@ class _Question:
             raise _too_long(self._seconds) from error
         finally:
             self.abandon()
-        answer = _answer_in(output)
-        if answer is None:
-            raise _death(self._process.returncode, complaint, self._seconds)
+        try:
+            answer: dict[str, Any] = json.loads(output)
+        except ValueError as error:
+            raise _ended_early(self._process.returncode, complaint, self._seconds) from error
         if answer.get("late"):
             raise _too_long(self._seconds)
         if answer.get("large"):
@@ -260,22 +250,14 @@ class _Question:
         return answer
 
     def abandon(self) -> None:
-        """Kill the process if it is still running: it is too late, or its answer is not needed any more (Ctrl-C)."""
+        """Kill the process if it is still running: it took too long, or its answer is no longer needed (Ctrl-C)."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
 
 
-def _answer_in(output: bytes) -> dict[str, Any] | None:
-    try:
-        answer: dict[str, Any] = json.loads(output)
-    except ValueError:
-        return None
-    return answer
-
-
-def _death(code: int, complaint: bytes, seconds: float) -> AtlasError:
-    """The process was ended by the system, or by itself before it could answer."""
+def _ended_early(code: int, complaint: bytes, seconds: float) -> AtlasError:
+    """The error for a process that ended without an answer."""
     if -code in (getattr(signal, "SIGALRM", None), getattr(signal, "SIGXCPU", None)):
         return _too_long(seconds)
     if code < 0:
@@ -293,7 +275,7 @@ def _too_much() -> AtlasError:
 
 
 def _bare_environment() -> dict[str, str]:
-    """What a Python needs to start and to find the same packages; no tokens, no home."""
+    """What Python needs to start and to find the same packages; without tokens or the home folder."""
     kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG")
     bare = {name: os.environ[name] for name in kept if name in os.environ}
     return bare | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}

@@ -69,7 +69,8 @@ class Page(HTMLParser):
         assert tag not in VOID
         assert self._open[-1:] == [tag], f"</{tag}> inside {self._open}"
         self._open.pop()
-        text = self._buffers[tag]
+        # As a browser does: line breaks in the source are spaces.
+        text = self._buffers[tag] if "pre" in self._open else re.sub(r"[ \n]+", " ", self._buffers[tag]).strip(" \n")
         if tag == "caption":
             self.tables[-1].caption = text
         elif tag in ("th", "td"):

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from indexer.errors import AtlasError, require
 from query.browse.session import BrowseSession
-from query.browse.site import HOSTS
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -37,30 +36,26 @@ def browse(
     or needs privileges, or if the server is not installed.
     """
     require("Browsing", "starlette", "uvicorn")
-    from query.browse.server import serve
+    from query.browse.server import HOSTS, serve
 
     canonical = None if base is None else atlas.base_named(base)
     token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24) if opens else ""
-    behind = "" if canonical is None else f"#base={quote(canonical, safe='')}"
-    with _bound(port) as listening:
-        session = BrowseSession(atlas, method)
-        root = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/"
-        on_address(f"{root}{token}/{behind}")
-        try:
-            if opens:
-                webbrowser.open(root + ticket)
-            serve(session, listening, token, ticket, behind)
-        finally:
-            session.stop()
-
-
-def _bound(port: int) -> socket.socket:
-    """A listening socket for this machine only."""
+    fragment = "" if canonical is None else f"#base={quote(canonical, safe='')}"
     try:
-        return socket.create_server((HOSTS[0], port), backlog=_BACKLOG)
+        listening = socket.create_server((HOSTS[0], port), backlog=_BACKLOG)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         in_use = error.errno == errno.EADDRINUSE
         what = f"Port {port} is in use." if in_use else f"Binding to port {port} requires elevated privileges."
         raise AtlasError(what, "Omit `port` to use any free port.") from error
+    with listening:
+        session = BrowseSession(atlas, method)
+        root = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/"
+        on_address(f"{root}{token}/{fragment}")
+        try:
+            if opens:
+                webbrowser.open(root + ticket)
+            serve(session, listening, token, ticket, fragment)
+        finally:
+            session.stop()

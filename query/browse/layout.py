@@ -25,7 +25,7 @@ from indexer.storage.checksums import user_cache
 from indexer.version import __version__
 from query.browse.model import error_in_words, harmless
 from query.map.coloring import ColorGroups, coloring
-from query.map.model_map import MOST_CLUSTERED, how_placed, models_to_place, place_models, what_axes_are
+from query.map.model_map import MOST_CLUSTERED, axis_labels, models_to_place, place_models, projection_in_words
 from query.map.projection import usual_method
 from query.reader import AtlasReader
 
@@ -80,8 +80,8 @@ def compute_layout(atlas: AtlasReader, base: str, method: str | None = None) -> 
         x=tuple(map(float, projection.places[:, 0])),
         y=tuple(map(float, projection.places[:, 1])),
         clusters=tuple(clusters),
-        subtitle=how_placed(projection.method, "input", population.left_out),
-        axes=what_axes_are(projection.method, projection.explained_variance),
+        subtitle=projection_in_words(projection.method, "input", population.left_out),
+        axes=axis_labels(projection.method, projection.explained_variance),
         notes=(*notes, *further),
     )
 

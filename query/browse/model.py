@@ -60,7 +60,21 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         "WHERE model_id = ? ORDER BY rank",
         [model_id],
     )
-    lineage = _lineage(atlas, model_id)
+    # Parents and children according to the weights, and parents according to cards and tags.
+    parents = atlas.rows(
+        'SELECT parent_id AS id, coalesce(parent.model, child.base) AS model, kind, method, coefficient, "left", card, '
+        "direction, evidence AS because, same, probability FROM lineage JOIN fine_tunes AS child USING (model_id) "
+        "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id WHERE lineage.model_id = ? "
+        "ORDER BY coefficient DESC, parent_id",
+        [model_id],
+    )
+    children = atlas.rows(
+        "SELECT child.model_id AS id, child.model, kind, coefficient, card, direction FROM lineage "
+        "JOIN fine_tunes AS child USING (model_id) WHERE parent_id = ? ORDER BY child.model",
+        [model_id],
+    )
+    declared = atlas.rows("SELECT DISTINCT parent FROM declared_lineage WHERE model_id = ? ORDER BY parent", [model_id])
+    lineage = {"parents": parents, "children": children, "declared": [row["parent"] for row in declared]}
     depth = None
     if profiles := read_profiled(atlas, base, subject="fine_tune", model=model):
         mine = profiles[0]  # the newest
@@ -88,24 +102,6 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
                 left[name] = len(value) - MOST
                 part[name] = value[:MOST]
     return harmless(page | {"left": left})
-
-
-def _lineage(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
-    """Parents and children according to the weights, and parents according to cards and tags."""
-    parents = atlas.rows(
-        'SELECT parent_id AS id, coalesce(parent.model, child.base) AS model, kind, method, coefficient, "left", card, '
-        "direction, evidence AS because, same, probability FROM lineage JOIN fine_tunes AS child USING (model_id) "
-        "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id WHERE lineage.model_id = ? "
-        "ORDER BY coefficient DESC, parent_id",
-        [model_id],
-    )
-    children = atlas.rows(
-        "SELECT child.model_id AS id, child.model, kind, coefficient, card, direction FROM lineage "
-        "JOIN fine_tunes AS child USING (model_id) WHERE parent_id = ? ORDER BY child.model",
-        [model_id],
-    )
-    declared = atlas.rows("SELECT DISTINCT parent FROM declared_lineage WHERE model_id = ? ORDER BY parent", [model_id])
-    return {"parents": parents, "children": children, "declared": [row["parent"] for row in declared]}
 
 
 def harmless(value: Any, longest: int | None = LONGEST) -> Any:

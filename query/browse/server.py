@@ -1,27 +1,279 @@
-"""The web server of `query browse`: it stops at once, and does not wait for incomplete requests."""
+"""The web server of `query browse`: the page, its data, and answers about models, only with a token, to this machine.
+
+It stops at once, and does not wait for incomplete requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from indexer.errors import AtlasError, ModelError
+from query.browse.model import error_in_words, harmless
 from query.browse.session import BrowseSession
-from query.browse.site import site
+from query.map.page import SCRIPTS, page_file
 
+if TYPE_CHECKING:
+    from query.sql import Started
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+HOSTS = ("127.0.0.1", "localhost")
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 REQUEST_SECONDS = 5.0  # limit for receiving a whole request
 MOST_CONNECTIONS = 200
 _GRACE = 1  # seconds for running answers at the end
+LONGEST_QUERY = 20_000  # characters of an SQL statement or condition
+MOST_STATEMENTS = 2  # running at a time
+MOST_WAITING = 12  # statements and predictions that run or wait
+
+# The page's own scripts, in addition to those of the map's page. The loader fetches the data, then the others.
+OWN_SCRIPTS = ("browse_model.js", "browse_depth.js", "browse_asked.js", "browse_watch.js")
 
 
-def serve(session: BrowseSession, listening: socket.socket, token: str, ticket: str, behind: str) -> None:
+def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str = "", fragment: str = "") -> ASGIApp:
+    """The application. Everything is served under ``/token/``; any other request is refused.
+
+    ``ending``: set when no answer should be waited for. ``ticket``: ``/ticket`` redirects to the page once, for a
+    browser whose command line every user of the machine can read. ``fragment``: of the redirect's address.
+    """
+    answers = _Answers(ending)
+    statements, predictions = asyncio.Semaphore(MOST_STATEMENTS), asyncio.Semaphore(1)
+    html = page_file("browse", "browse.html")
+    scripts = [*(("map", name) for name in SCRIPTS[:-1]), *(("browse", name) for name in OWN_SCRIPTS),
+               ("map", SCRIPTS[-1])]  # fmt: skip
+
+    def base_of(request: Request) -> str | None:
+        """The requested base of the atlas, or the largest one."""
+        bases = [row["base"] for row in session.bases()]
+        asked = request.query_params.get("base", "")
+        return asked if asked in bases else bases[0] if bases else None
+
+    def page(_request: Request) -> Response:
+        session.renew()  # loading the page switches to the latest generation
+        return Response(html, media_type="text/html")
+
+    def data(request: Request) -> Any:
+        if (base := base_of(request)) is None:
+            return {"error": "This atlas has no model of any base."}
+        return Response(session.payload(base), media_type="application/json")
+
+    def state(request: Request) -> dict[str, Any]:
+        base = base_of(request)
+        return session.state(base) if base is not None else {}
+
+    def where(request: Request, started: Started) -> dict[str, Any]:
+        return {"ids": session.matching(str(base_of(request)), _query(request), started)}
+
+    def sql(request: Request, started: Started) -> Any:
+        return harmless(session.sql(_query(request), started).to_dict(), longest=None)
+
+    def predict(request: Request, started: Started) -> dict[str, Any]:
+        return session.predicted(request.path_params["model_id"], started)
+
+    texts = {
+        "/browse.css": ("text/css", page_file("map", "map.css") + page_file("browse", "browse.css")),
+        "/icon.svg": ("image/svg+xml", page_file("browse", "icon.svg")),
+        "/load.js": ("text/javascript", page_file("browse", "load.js")),
+        "/browse.js": ("text/javascript", '"use strict";\n' + "\n".join(page_file(*script) for script in scripts)),
+    }
+    routes = [
+        *(Route(path, answers.text(content, kind)) for path, (kind, content) in texts.items()),
+        Route("/", answers.quick(page)),
+        Route("/data", answers.quick(data)),
+        Route("/state", answers.quick(state)),
+        Route("/tables", answers.quick(lambda _: {"tables": session.tables()})),
+        Route("/model/{model_id:int}", answers.quick(lambda request: session.model(request.path_params["model_id"]))),
+        Route("/predict/{model_id:int}", answers.slow(predictions, predict)),
+        Route("/where", answers.slow(statements, where)),
+        Route("/sql", answers.slow(statements, sql)),
+    ]
+    inner = Router([Mount("/{token}", Router(routes, redirect_slashes=False))], redirect_slashes=False)
+    return _Guard(inner, token, ticket, fragment)
+
+
+def _query(request: Request) -> str:
+    text = request.query_params.get("q", "")
+    if len(text) > LONGEST_QUERY:
+        raise AtlasError(f"The statement is longer than {LONGEST_QUERY:,} characters.", "Shorten it.")
+    return text
+
+
+class _Guard:
+    """Refuses everything except GET and HEAD requests to this machine with the token, and the first with the ticket.
+
+    Every answer, including refusals, has the same additional headers.
+    """
+
+    def __init__(self, inner: ASGIApp, token: str, ticket: str, fragment: str) -> None:
+
+        self._inner, self._token = inner, token
+        self._ticket, self._fragment = ticket, fragment
+        self._to_this_machine = TrustedHostMiddleware(self._guarded, allowed_hosts=list(HOSTS), www_redirect=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *extra]}
+            await send(message)
+
+        await self._to_this_machine(scope, receive, with_headers)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+
+        if scope["type"] != "http":
+            return
+        given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
+        if self._ticket and secrets.compare_digest(given.encode(), self._ticket.encode()):
+            self._ticket = ""
+            await RedirectResponse(f"/{self._token}/{self._fragment}", 303)(scope, receive, send)
+        elif not secrets.compare_digest(given.encode(), self._token.encode()):
+            await PlainTextResponse("Open the address that the command printed.", 403)(scope, receive, send)
+        elif scope["method"] not in ("GET", "HEAD"):
+            await PlainTextResponse("Read-only: use GET or HEAD.", 405, {"Allow": "GET, HEAD"})(scope, receive, send)
+        else:
+            await self._inner(scope, receive, send)
+
+
+class _Client:
+    """A client that waits for an answer. The process that computes it is killed when the client leaves."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._has_left = False
+
+    def started(self, process: subprocess.Popen[bytes]) -> None:
+        """Called by the thread that started the process."""
+        with self._lock:
+            self._process = process
+            if self._has_left:
+                process.kill()
+
+    def left(self) -> None:
+        """The answer was sent, or the client has gone."""
+        with self._lock:
+            self._has_left = True
+            if self._process is not None:
+                self._process.kill()  # does nothing if it has ended
+
+
+class _Answers:
+    """Turns functions into handlers of requests, which run in threads."""
+
+    def __init__(self, ending: asyncio.Event) -> None:
+        self._ending = ending
+        self._waiting = 0
+
+    def text(self, content: str, kind: str) -> Handler:
+        """The same text for every request."""
+
+        async def handler(_request: Request) -> Response:
+            return Response(content, media_type=kind)
+
+        return handler
+
+    def quick(self, ask: Callable[[Request], Any]) -> Handler:
+        """The answer of ``ask``."""
+
+        async def handler(request: Request) -> Response:
+            return await self._unless_left(request, _in_thread(lambda: ask(request)))
+
+        return handler
+
+    def slow(self, turns: asyncio.Semaphore, ask: Callable[[Request, Started], Any]) -> Handler:
+        """The answer of a process, which is killed if its client leaves; ``turns`` limits how many run at a time."""
+
+        async def handler(request: Request) -> Response:
+            if self._waiting >= MOST_WAITING:
+                return JSONResponse({"error": "Too many requests are waiting. Try again in a few seconds."}, 503)
+            client = _Client()
+
+            async def in_turn() -> Response:
+                async with turns:
+                    return await _in_thread(lambda: ask(request, client.started))
+
+            self._waiting += 1
+            try:
+                return await self._unless_left(request, in_turn())
+            finally:
+                self._waiting -= 1
+                client.left()
+
+        return handler
+
+    async def _unless_left(self, request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+        """The result of ``work``, unless the client leaves or the command ends first."""
+
+        async def has_left() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        working = asyncio.ensure_future(work)
+        others = [asyncio.ensure_future(has_left()), asyncio.ensure_future(self._ending.wait())]
+        try:
+            await asyncio.wait([working, *others], return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else JSONResponse({"error": "The page is no longer served."}, 503)
+        finally:
+            for one in (working, *others):
+                one.cancel()
+
+
+async def _in_thread(ask: Callable[[], Any]) -> Response:
+    """The answer of ``ask`` as JSON, or its error in one line.
+
+    It runs in a thread that neither cancellation nor the end of the command waits for.
+    """
+    answer: Future[Response] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            found = ask()
+            answer.set_result(found if isinstance(found, Response) else JSONResponse(found))
+        except (AtlasError, ModelError, OSError) as error:
+            answer.set_result(JSONResponse({"error": error_in_words(error)}, 400))
+        except BaseException as error:  # also from an interrupted query
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(answer)
+
+
+# ---- the server
+
+
+def serve(session: BrowseSession, listening: socket.socket, token: str, ticket: str, fragment: str) -> None:
     """Serve until a signal, which is then raised again; see ``site`` for the arguments."""
     ending = asyncio.Event()
     config = uvicorn.Config(
-        site(session, token, ending, ticket, behind), log_config=None, access_log=False, server_header=False,
+        site(session, token, ending, ticket, fragment), log_config=None, access_log=False, server_header=False,
         lifespan="off", ws="none", loop="asyncio", http=_Protocol, limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=_GRACE,
     )  # fmt: skip

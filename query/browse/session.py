@@ -9,17 +9,55 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from indexer.errors import AtlasError
-from query.browse.layout import LayoutJob, start_process
+from query.browse.layout import Layout, LayoutJob, start_process
 from query.browse.model import model_page
-from query.browse.payload import read_payload
-from query.map.page import shown
+from query.map.coloring import grouped, scaled
+from query.map.neighbours import near_points, read_neighbours, read_parents
+from query.map.page import coloring_data, facet, number, payload, shown
+from query.population import leading_datasets
 from query.reader import AtlasReader
 from query.sql import SqlResult, Started, asked_condition, run_sql
 
 MOST_ROWS = 1_000
 MOST_SECONDS = 20.0
 _END_SECONDS = 3.0  # how long ``stop`` waits for a thread that reads the atlas
+NEIGHBOURS = 10  # per model; the page of a model has more
+
+# The mean rank is given only if every delta's is known: the unknown ones would be the large ones.
+_MODELS = """
+SELECT models.model_id, model, author, relation, models.datasets, licence, pipeline_tag, head_class, downloads, likes,
+    epoch(created) AS created, relative_norm, measured.rank, measured.energy,
+    is_copy, is_unrelated, is_partly_frozen, duplicate_of IS NOT NULL AS is_repeat, deleted_at_hub,
+    predicted.dataset AS predicted
+FROM models
+LEFT JOIN (
+    SELECT model_id, avg(energy) FILTER (norm > 0) AS energy,
+        CASE WHEN bool_and(rank_50 IS NOT NULL OR norm = 0) THEN avg(rank_50) FILTER (norm > 0) END AS rank
+    FROM deltas GROUP BY model_id
+) AS measured USING (model_id)
+LEFT JOIN (SELECT model_id, dataset FROM predictions WHERE rank = 1) AS predicted USING (model_id)
+WHERE base = ? ORDER BY models.model_id
+"""
+
+# Name on the page → (column, label).
+_NUMBERS = {
+    "downloads": ("downloads", "downloads"),
+    "likes": ("likes", "likes"),
+    "created": ("created", "created"),
+    "norm": ("relative_norm", "relative norm"),
+    "rank": ("rank", "mean rank"),
+    "energy": ("energy", "energy kept"),
+}
+_ODDITIES = {
+    "is_copy": "copy of the base",
+    "is_unrelated": "unrelated to the base",
+    "is_repeat": "repeats an earlier upload",
+    "is_partly_frozen": "partly frozen",
+    "deleted_at_hub": "left the Hub",
+}
 
 
 class BrowseSession:
@@ -72,14 +110,14 @@ class BrowseSession:
             key = (base, state)
             if key not in self._payloads:
                 bases = [row["base"] for row in atlas.rows("SELECT DISTINCT base FROM models ORDER BY base")]
-                payload = read_payload(atlas, base, found) | {
+                data = read_payload(atlas, base, found) | {
                     "bases": [[one, shown(one)] for one in bases],
                     "generation": atlas.generation,
                     "places": state,
                     "why": shown(layout.why),
                     "subtitle": shown(found.subtitle) if found else "",
                 }
-                self._payloads[key] = json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
+                self._payloads[key] = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
             return self._payloads[key]
 
     def model(self, model_id: int) -> dict[str, Any]:
@@ -94,16 +132,16 @@ class BrowseSession:
         """
         process = start_process(self._atlas.folder.root, "predict", str(model_id))
         started(process)
-        payload, _ = process.communicate()
+        written, _ = process.communicate()
         try:
-            answer: dict[str, Any] = json.loads(payload)
+            answer: dict[str, Any] = json.loads(written)
         except ValueError as error:
             raise AtlasError("The prediction ended without an answer.", "Try again.") from error
         if "error" in answer:
             raise AtlasError(answer["error"])
         return answer
 
-    def fulfilling(self, base: str, condition: str, started: Started) -> list[int]:
+    def matching(self, base: str, condition: str, started: Started) -> list[int]:
         """Ids of the models that satisfy an SQL condition, run in the sandbox of ``query sql``. Raises AtlasError."""
         with self._open() as atlas:
             database, stand_ins = atlas.database, atlas.stand_ins
@@ -142,3 +180,76 @@ class BrowseSession:
     def _open(self) -> Iterator[AtlasReader]:
         with self._lock:
             yield self._atlas
+
+
+# ---- the data of the page
+
+
+def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[str, Any]:
+    """All indexed models of a base in order of id, with what they are filtered, sorted and coloured by.
+
+    See :func:`query.map.page.payload`. ``layout``: None before it is known.
+    """
+    cursor = atlas.connection.execute(_MODELS, [base])
+    names = [column[0] for column in cursor.description]
+    rows = cursor.fetchall()
+    columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+    ids = [int(one) for one in columns["model_id"]]
+    row_of = {identity: row for row, identity in enumerate(ids)}
+    places = np.full((len(ids), 2), np.nan)
+    clusters: list[str | None] = [None] * len(ids)
+    if layout is not None:
+        for identity, x, y, cluster in zip(layout.ids, layout.x, layout.y, layout.clusters, strict=True):
+            if (row := row_of.get(identity)) is not None:
+                places[row], clusters[row] = (x, y), cluster
+    licences = [one or None for one in columns["licence"]]
+    odd = [[words for name, words in _ODDITIES.items() if columns[name][row]] for row in range(len(ids))]
+    later = {"follows": True}  # its filter is below the histograms
+    hidden = {"hidden": True}  # it is not a column of the table, and shown only if it is known
+    facets = [
+        facet("dataset", columns["datasets"], "no dataset named", many=True) | {"opens": True},
+        facet("relation", columns["relation"]) | {"opens": True},
+        *([facet("cluster", clusters, "in no cluster") | later] if any(clusters) else []),
+        facet("author", columns["author"]) | later,
+        facet("licence", licences, "none named") | later,
+        facet("predicted", columns["predicted"], "not predicted") | later,
+        facet("task", columns["pipeline_tag"], "not known") | later | hidden,
+        facet("head", columns["head_class"], "not known") | later | hidden,
+        facet("oddity", odd, "nothing odd", many=True) | later | hidden,
+    ]
+    groups = {
+        "dataset": leading_datasets([frozenset(names) for names in columns["datasets"]]),
+        "cluster": clusters,
+        "author": columns["author"],
+        "relation": columns["relation"],
+        "licence": licences,
+        "predicted": columns["predicted"],
+    }
+    colorings = [
+        coloring_data(grouped(name, values), places)
+        for name, values in groups.items()
+        if name == "dataset" or any(values)
+    ]
+    # The scripts take the scale and the values from "numbers".
+    colorings += [
+        {"kind": "number", "column": name, "none": "not known"}
+        for name, (column, _) in _NUMBERS.items()
+        if any(value is not None for value in columns[column])
+    ]
+    return payload(
+        ids=ids,
+        names=columns["model"],
+        base=base,
+        places=places,
+        facets=[one for one in facets if one["names"] or one["name"] in ("dataset", "author", "relation")],
+        numbers=[
+            number(scaled(name, columns[column], is_time=name == "created")) | {"label": label}
+            for name, (column, label) in _NUMBERS.items()
+        ],
+        colorings=colorings,
+        near=near_points(read_neighbours(atlas, base, "input"), np.array(ids, dtype=np.int64), NEIGHBOURS),
+        parents=read_parents(atlas, base),
+        hub=atlas.crawl_of(base).endpoint,
+        axes=layout.axes if layout else None,
+        notes=layout.notes if layout else (),
+    ) | {"base": base, "ids": ids}

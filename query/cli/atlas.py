@@ -24,8 +24,7 @@ from query.cli.options import (
 from query.sandbox.process import MOST_STATEMENT
 
 if TYPE_CHECKING:
-    from query.atlas import Atlas
-    from query.summary import Inventory
+    from query.atlas import Atlas, Inventory
 
 search_argument = click.argument("search", required=False, default="")
 
@@ -89,7 +88,7 @@ def sql(statement: str, limit: int | None, timeout: float, atlas: str, output: s
 @output_options
 def schema(name: str | None, output: str) -> None:
     """List the tables, views and macros for `query sql`, or the columns of the one called NAME."""
-    from query.schema import schema as schema_of
+    from query.glossary import schema as schema_of
 
     emit(schema_of(name), output)
 

@@ -14,7 +14,7 @@ import click
 from indexer.console.advice import for_command_line
 from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError
-from query.batches import Answered
+from query.results import Answered
 
 if TYPE_CHECKING:
     from query.atlas import Atlas

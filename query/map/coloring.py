@@ -89,7 +89,12 @@ def coloring(atlas: AtlasReader, population: Population, column: str, seed: int 
     if column == "author":
         return grouped(column, population.authors)
     if column == "cluster":
-        return grouped(column, _clusters(population, seed))
+        from query.clusters.study import clusters
+
+        found_clusters = clusters(population, seed=seed, draws=1)
+        titles = {cluster.cluster: cluster_name(cluster) for cluster in found_clusters.clusters}
+        labels = found_clusters.labels
+        return grouped(column, [titles.get(labels.get(int(identity), _OUTLIER)) for identity in population.ids])
     kinds = {row["column_name"]: row["column_type"] for row in atlas.rows("DESCRIBE models")}
     known = [name for name, kind in kinds.items() if kind in _TEXTS or kind.startswith(_NUMBERS + _TIMES)]
     if column not in known:
@@ -101,9 +106,13 @@ def coloring(atlas: AtlasReader, population: Population, column: str, seed: int 
     rows = atlas.rows(f"SELECT model_id, {value} AS value FROM models WHERE base = ?", [population.base])
     found = {row["model_id"]: row["value"] for row in rows}
     values = [found[int(identity)] for identity in population.ids]
-    if kinds[column] in _TEXTS:
-        return grouped(column, [_text(value) for value in values])
-    return scaled(column, values, is_time=is_time)
+    if kinds[column] not in _TEXTS:
+        return scaled(column, values, is_time=is_time)
+    if kinds[column] == "BOOLEAN":
+        values = [None if value is None else "yes" if value else "no" for value in values]
+    elif kinds[column].endswith("[]"):
+        values = [", ".join(map(str, value or ())) for value in values]
+    return grouped(column, [value or None for value in values])
 
 
 def grouped(column: str, names: Sequence[str | None]) -> ColorGroups:
@@ -126,14 +135,6 @@ def scaled(column: str, values: Sequence[Any], *, is_time: bool = False) -> Scal
     return Scale(column, tuple(numbers), positive if kind == "log" else low, high, kind, "not known")
 
 
-def _clusters(population: Population, seed: int) -> list[str | None]:
-    from query.clusters.study import clusters
-
-    found = clusters(population, seed=seed, draws=1)
-    names = {cluster.cluster: cluster_name(cluster) for cluster in found.clusters}
-    return [names.get(found.labels.get(int(identity), _OUTLIER)) for identity in population.ids]
-
-
 def cluster_name(cluster: Cluster) -> str:
     """A cluster's name: the dataset of most of its documented members, or the two most common datasets."""
     if cluster.probably is None:
@@ -143,11 +144,3 @@ def cluster_name(cluster: Cluster) -> str:
     else:
         what = "mixed, " + " and ".join(list(cluster.datasets)[:2])
     return f"{cluster.cluster}: {what}"
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or None
-    return None if value is None or value == "" else str(value)

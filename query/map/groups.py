@@ -35,22 +35,22 @@ def group_discs(places: Places, codes: Sequence[int], count: int) -> tuple[Disc 
     """
     span = float(np.ptp(places, axis=0).max()) if len(places) else 0.0
     of = np.asarray(codes)
-    return tuple(_disc(places[of == group], span) for group in range(count))
-
-
-def _disc(points: Places, span: float) -> Disc | None:
-    if len(points) < _FEWEST or not span:
-        return None
-    points = points[:: max(1, len(points) // _POINTS)]
-    half = max(_FEWEST, -(-len(points) // 2))
-    tried = points[:: max(1, len(points) // _CENTRES)]
-    distances = np.hypot(*(tried[:, None, :] - points[None, :, :]).transpose(2, 0, 1))
-    radii = np.partition(distances, half - 1, axis=1)[:, half - 1]
-    best = int(radii.argmin())
-    if radii[best] > _WIDEST * span:
-        return None
-    middle = points[distances[best] <= radii[best]].mean(axis=0)
-    return Disc(float(middle[0]), float(middle[1]), float(radii[best]))
+    discs: list[Disc | None] = []
+    for group in range(count):
+        points = places[of == group]
+        if len(points) < _FEWEST or not span:
+            discs.append(None)
+            continue
+        points = points[:: max(1, len(points) // _POINTS)]
+        half = max(_FEWEST, -(-len(points) // 2))
+        tried = points[:: max(1, len(points) // _CENTRES)]
+        distances = np.hypot(*(tried[:, None, :] - points[None, :, :]).transpose(2, 0, 1))
+        radii = np.partition(distances, half - 1, axis=1)[:, half - 1]
+        best = int(radii.argmin())
+        x, y = points[distances[best] <= radii[best]].mean(axis=0)
+        is_scattered = radii[best] > _WIDEST * span
+        discs.append(None if is_scattered else Disc(float(x), float(y), float(radii[best])))
+    return tuple(discs)
 
 
 def room_for_names(

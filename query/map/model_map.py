@@ -21,7 +21,7 @@ from indexer.errors import AtlasError
 from query.figures import FORMATS, checked_output, draw, write_output
 from query.map.coloring import ColorGroups, Coloring, coloring, scaled
 from query.map.neighbours import NearPoint, Parent, known_near, near_points, read_neighbours, read_parents
-from query.map.page import coloring_data, facet, facet_of_many, map_page, number, payload
+from query.map.page import coloring_data, facet, map_page, number, payload
 from query.map.picture import map_figure
 from query.map.projection import METHODS, Projection, most_neighbours, project, usual_method
 from query.population import LeftOut, Population, distinct, read_population
@@ -108,12 +108,12 @@ class ModelMap(Drawn):
     @property
     def subtitle(self) -> str:
         """How it was made, and which models are not on it."""
-        return how_placed(self.method, self.representation, self.left_out)
+        return projection_in_words(self.method, self.representation, self.left_out)
 
     @property
     def axes(self) -> tuple[str, str] | None:
         """Labels of x and y for pca; None for other methods, whose axes have no meaning."""
-        return what_axes_are(self.method, self.explained_variance)
+        return axis_labels(self.method, self.explained_variance)
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object. ``groups`` have a colour of their own; ``others`` are all other groups."""
@@ -166,7 +166,7 @@ class ModelMap(Drawn):
             base=self.base,
             places=places,
             facets=[
-                facet_of_many("dataset", [point.datasets for point in points], "no dataset named"),
+                facet("dataset", [point.datasets for point in points], "no dataset named", many=True),
                 facet("author", [point.author for point in points]),
                 facet("licence", [point.licence or None for point in points], "none named"),
                 facet("relation", [point.relation for point in points]),
@@ -294,13 +294,13 @@ def place_models(
     return placed, tuple(notes)
 
 
-def how_placed(method: str, representation: str, left_out: LeftOut) -> str:
+def projection_in_words(method: str, representation: str, left_out: LeftOut) -> str:
     """How a map was made, and which models are not on it."""
     words = f"{METHODS[method]} of the vectors “{representation}”, by cosine"
     return words + (f"; left out: {', '.join(left_out.words())}" if left_out.words() else "")
 
 
-def what_axes_are(method: str, explained_variance: tuple[float, float] | None) -> tuple[str, str] | None:
+def axis_labels(method: str, explained_variance: tuple[float, float] | None) -> tuple[str, str] | None:
     """The principal components with their shares of the variance; None if the axes have no meaning."""
     if method != "pca":
         return None

@@ -74,9 +74,15 @@ def read_neighbours(atlas: AtlasReader, base: str, representation: str) -> Neigh
     ).fetchnumpy()
     similarities = np.asarray(found["similarity"], dtype=np.float32)
     shares, pairs = np.full(len(similarities), np.nan), np.zeros(len(similarities), dtype=np.int64)
-    for (one, other), background in _backgrounds(atlas, base, representation).items():
+    unrelated = atlas.connection.execute(
+        "SELECT one_group, other_group, any_value(pairs), list(similarity ORDER BY similarity DESC), "
+        "list(share ORDER BY similarity DESC) FROM null_similarity WHERE base = ? AND representation = ? GROUP BY ALL",
+        [base, representation],
+    ).fetchall()
+    for one, other, count, levels, share in unrelated:
         rows = np.flatnonzero((found["one_group"] == one) & (found["other_group"] == other))
-        shares[rows], pairs[rows] = background.share(similarities[rows]), background.pairs
+        background = Background(count, np.array(levels, dtype=np.float32), np.array(share, dtype=np.float64))
+        shares[rows], pairs[rows] = background.share(similarities[rows]), count
     return Neighbours(
         np.asarray(found["model_id"], dtype=np.int64),
         np.asarray(found["neighbour_id"], dtype=np.int64),
@@ -111,18 +117,6 @@ def near_points(near: Neighbours, ids: NDArray[np.int64], count: int) -> tuple[t
         none_of = unrelated if share is not None and share * (1 + unrelated) < NONE else None
         found[row].append(NearPoint(place, cosine, share, none_of))
     return tuple(map(tuple, found))
-
-
-def _backgrounds(atlas: AtlasReader, base: str, representation: str) -> dict[tuple[str, str], Background]:
-    rows = atlas.connection.execute(
-        "SELECT one_group, other_group, any_value(pairs), list(similarity ORDER BY similarity DESC), "
-        "list(share ORDER BY similarity DESC) FROM null_similarity WHERE base = ? AND representation = ? GROUP BY ALL",
-        [base, representation],
-    ).fetchall()
-    return {
-        (one, other): Background(pairs, np.array(similarities, dtype=np.float32), np.array(shares, dtype=np.float64))
-        for one, other, pairs, similarities, shares in rows
-    }
 
 
 # ---- parents

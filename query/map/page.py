@@ -115,18 +115,20 @@ def payload(
     }
 
 
-def facet(name: str, values: Sequence[str | None], none: str = "") -> dict[str, Any]:
-    """A property to filter by: for each model the index of its value in ``names``, -1 for None."""
-    names: dict[str, int] = {}
-    codes = [-1 if value is None else names.setdefault(value, len(names)) for value in values]
-    return {"name": name, "names": [shown(value) for value in names], "codes": codes, "none": none, "many": False}
+def facet(
+    name: str, values: Sequence[str | None] | Sequence[Sequence[str]], none: str = "", *, many: bool = False
+) -> dict[str, Any]:
+    """A property to filter by: for each model the index of its value in ``names``, -1 for None.
 
-
-def facet_of_many(name: str, values: Sequence[Sequence[str]], none: str) -> dict[str, Any]:
-    """The same for a property with several values per model."""
+    ``many``: a model has several values, so ``codes`` has a list of indices for each.
+    """
     names: dict[str, int] = {}
-    codes = [[names.setdefault(value, len(names)) for value in row] for row in values]
-    return {"name": name, "names": [shown(value) for value in names], "codes": codes, "none": none, "many": True}
+
+    def code(value: Any) -> int:
+        return -1 if value is None else names.setdefault(value, len(names))
+
+    codes = [[code(one) for one in value or ()] if many else code(value) for value in values]
+    return {"name": name, "names": [shown(value) for value in names], "codes": codes, "none": none, "many": many}
 
 
 def number(scale: Scale) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import sys
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,9 +84,18 @@ def project(vectors: Vectors, method: str = "umap", seed: int = 0, near: Near | 
             say(f"placing {len(first):,} models by {METHODS[method]}, which takes a minute or more")
         if method == "umap" and near is not None:
             return Projection(method, _turned(_umap(vectors, plane, seed, near), plane))
-        places = (
-            _umap(vectors[first], plane[first], seed) if method == "umap" else _tsne(vectors[first], plane[first], seed)
-        )
+        unique, start = vectors[first], plane[first]
+        if method == "umap":
+            places = _umap(unique, start, seed)
+        else:
+            from sklearn.manifold import TSNE
+
+            model = TSNE(
+                perplexity=min(MOST_PERPLEXITY, len(unique) ** 0.5),
+                init=(start / start[:, 0].std() * 1e-4).astype(np.float32),
+                random_state=seed,
+            )
+            places = np.asarray(model.fit_transform(unique), dtype=np.float64)
     return Projection(method, _turned(places[back], plane))
 
 
@@ -117,7 +125,15 @@ def _umap(vectors: Vectors, plane: Places, seed: int, near: Near | None = None) 
     require("A map by UMAP", "umap")
     import umap
 
-    _keep_compiled(umap)
+    # Let numba cache what it compiles of UMAP, in UMAP's folder or in the user's cache, which UMAP does not do.
+    # Otherwise every process would compile for six seconds; with the cache it takes 0.4 s.
+    from numba.core.dispatcher import Dispatcher
+
+    for part in (umap.umap_, umap.layouts, umap.utils):
+        for function in vars(part).values():
+            if isinstance(function, Dispatcher):
+                with suppress(RuntimeError):  # no folder is writable
+                    function.enable_caching()
     nearest, distances = near or exact_near(vectors, most_neighbours(len(vectors)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that new points cannot be added later, and that there is one thread
@@ -132,20 +148,6 @@ def _umap(vectors: Vectors, plane: Places, seed: int, near: Near | None = None) 
         return np.asarray(model.fit_transform(vectors), dtype=np.float64)
 
 
-def _keep_compiled(umap: ModuleType) -> None:
-    """Let numba cache what it compiles of UMAP, in UMAP's folder or in the user's cache, which UMAP does not do.
-
-    Otherwise every process would compile for six seconds; with the cache it takes 0.4 s.
-    """
-    from numba.core.dispatcher import Dispatcher
-
-    for part in (umap.umap_, umap.layouts, umap.utils):
-        for function in vars(part).values():
-            if isinstance(function, Dispatcher):
-                with suppress(RuntimeError):  # no folder is writable
-                    function.enable_caching()
-
-
 def most_neighbours(count: int) -> int:
     """UMAP's number of neighbours for ``count`` models, including the model itself."""
     return min(MOST_NEIGHBOURS, 1 + round(count**0.5))
@@ -157,17 +159,6 @@ def exact_near(vectors: Vectors, count: int) -> Near:
 
     chords, nearest = NearestNeighbors(n_neighbors=count, algorithm="brute").fit(vectors).kneighbors(vectors)
     return nearest, (chords**2 / 2).astype(np.float32)
-
-
-def _tsne(vectors: Vectors, plane: Places, seed: int) -> Places:
-    from sklearn.manifold import TSNE
-
-    model = TSNE(
-        perplexity=min(MOST_PERPLEXITY, len(vectors) ** 0.5),
-        init=(plane / plane[:, 0].std() * 1e-4).astype(np.float32),
-        random_state=seed,
-    )
-    return np.asarray(model.fit_transform(vectors), dtype=np.float64)
 
 
 def _turned(places: Places, plane: Places) -> Places:

@@ -12,13 +12,12 @@ import numpy as np
 
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
-from query.batches import Answered, answered
 from query.lookup import ResolvedModel, indexed_model, resolve_model
 from query.population import own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
 from query.predict.target import Duplicate, Target, target_of
 from query.predict.training_set import DatasetRuns, Features, LabelledModelReader, LabelledModels, TrainingSet
-from query.results import Result, to_frame
+from query.results import Answered, Result, answered, to_frame
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Floats
 from query.wording import counted, percent

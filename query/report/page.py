@@ -1,4 +1,4 @@
-"""The page: what a section is written from, the blocks it is made of, and the template that they are put into."""
+"""The page: what its sections are written from, their tables and pictures, and the templates that hold its words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,8 +16,9 @@ from markupsafe import Markup
 from indexer.console.advice import for_command_line
 from indexer.console.messages import clean
 from indexer.errors import AtlasError
+from query import wording
 from query.figures import THEMES, draw
-from query.wording import NOTHING, count, day, literal, sql
+from query.wording import NOTHING, count, day, decimal, duration, literal, moment, percent, size, sql
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,11 +30,6 @@ _LONGEST = 300  # characters of one string from the Hub
 _NAMES = 3  # of a list in a cell
 _MANY_MARKS = 1500  # in a picture; with more, a PNG is smaller than an SVG
 _PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
-
-# Text is escaped by the template; Markup comes only from the functions below, which escape what they are given.
-Part = Markup | str | None
-# Of a table: an integer has thousands separators, a time is a day, and of a list the first items are shown.
-Cell = Part | int | datetime | list[str]
 
 
 def code(text: str) -> Markup:
@@ -57,6 +53,34 @@ def enumerated(names: Sequence[str]) -> str:
     """The first names, separated by commas, and how many more there are."""
     rest = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
     return ", ".join(shorten(name, 80) for name in names[:_NAMES]) + rest
+
+
+def _cell(value: Any) -> str:
+    """A value without a format of its own."""
+    if value is None or value == "":
+        return NOTHING
+    if isinstance(value, int):
+        return count(value)
+    if isinstance(value, datetime):
+        return day(value)
+    if isinstance(value, list):
+        return enumerated(value) or NOTHING
+    return value if isinstance(value, Markup) else shorten(value)
+
+
+# Kind of a column → its class in the style sheet (number: aligned right; fixed: one line; name: from the Hub, breaks
+# anywhere; prose: sentences), and how its values are written. The kind "model" is a name with a link.
+_KINDS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    **{name: (name, _cell) for name in ("text", "number", "fixed", "name", "prose")},
+    "code": ("text", code),
+    "percent": ("number", percent),
+    "one digit": ("number", partial(decimal, digits=1)),
+    "two digits": ("number", decimal),
+    "three digits": ("number", partial(decimal, digits=3)),
+    "size": ("number", size),
+    "duration": ("number", duration),
+    "moment": ("fixed", moment),
+}
 
 
 @dataclass(frozen=True)
@@ -93,10 +117,43 @@ class Source:
         """A command about this base, ready to be pasted into a shell."""
         return " ".join(filter(None, ("query", name, "--base", shlex.quote(self.base), options)))
 
+    def table(
+        self,
+        caption: str,
+        columns: Mapping[str, str],
+        rows: Sequence[Mapping[str, Any] | Sequence[Any]],
+        most: int | None = None,
+        everything: str = "",
+        total: int | None = None,
+    ) -> dict[str, Any] | None:
+        """A table for the template, or None without rows. The first column names the rows.
+
+        ``columns``: title → kind (see ``_KINDS``). A row has a value for each column. ``most`` limits the rows, and the
+        command ``everything`` prints all. ``total``: how many rows there are, if more than ``rows``.
+        """
+        if not rows:
+            return None
+        all_kinds = {**_KINDS, "model": ("name", self.model)}
+        kinds = [all_kinds[kind] for kind in columns.values()]
+        cells = [
+            [
+                (style, write(value))
+                for (style, write), value in zip(kinds, row.values() if isinstance(row, Mapping) else row, strict=True)
+            ]
+            for row in rows[:most]
+        ]
+        return {
+            "caption": caption,
+            "columns": [(title, style) for title, (style, _) in zip(columns, kinds, strict=True)],
+            "rows": cells,
+            "more": (len(rows) if total is None else total) - len(cells),
+            "everything": everything,
+        }
+
 
 @dataclass
 class Section:
-    """One section, written block by block.
+    """One section: ``facts`` are what its template writes about.
 
     ``key_numbers``: (value, meaning) for the top of the page. ``missing``: what this atlas or installation cannot show,
     and why.
@@ -104,7 +161,7 @@ class Section:
 
     anchor: str
     title: str
-    blocks: list[dict[str, Any]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
     key_numbers: list[tuple[str, str]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
@@ -112,93 +169,47 @@ class Section:
         """Add a number for the top of the page."""
         self.key_numbers.append((value, meaning))
 
-    def add(self, kind: str, **content: Any) -> None:
-        """Add a block of one of the template's kinds."""
-        self.blocks.append({"kind": kind, **content})
+    def unavailable(self, reason: AtlasError | str) -> str:
+        """The sentence for the template that says what is missing here, and why."""
+        self.missing.append(for_command_line(str(reason)))
+        return self.missing[-1]
 
-    def paragraph(self, *parts: Part, style: str = "") -> None:
-        """Add a paragraph; ``style`` is its class in the style sheet."""
-        self.add("paragraph", parts=parts, style=style)
+    def picture(self, figure: Callable[[ThemeName], Figure], marks: int = 0) -> dict[str, str]:
+        """``figure(theme)`` in both themes, for the template; without matplotlib, the error that asks for it (``why``).
 
-    def heading(self, text: str) -> None:
-        """Add a heading."""
-        self.add("heading", text=text)
-
-    def unavailable(self, reason: AtlasError | str) -> None:
-        """Add a line that says what is missing here, and why."""
-        sentence = for_command_line(str(reason))
-        self.missing.append(sentence)
-        self.paragraph(sentence, style="missing")
-
-    def notes(self, sentences: Iterable[str]) -> None:
-        """Add what a study says about its own limits."""
-        for sentence in sentences:
-            self.paragraph("Note: ", for_command_line(sentence), style="note")
-
-    def table(
-        self,
-        caption: str,
-        columns: Mapping[str, str],
-        rows: Sequence[Sequence[Cell]],
-        most: int = 0,
-        everything: str = "",
-        total: int | None = None,
-    ) -> None:
-        """Add a table whose first column names the rows; ``most`` limits its rows, and ``everything`` prints all.
-
-        ``columns``: title → kind: number (aligned right), fixed (one line), name (from the Hub; breaks anywhere), prose
-        (sentences) or text. ``total``: how many rows there are, if more than ``rows``.
-        """
-        shown = rows[:most] if most else rows
-        kinds = list(columns.values())
-        cells = [list(zip(kinds, map(_cell, row), strict=True)) for row in shown]
-        self.add("table", caption=caption, columns=list(columns.items()), rows=cells)
-        if more := (len(rows) if total is None else total) - len(shown):
-            self.paragraph(f"… and {more:,} more. All: ", code(everything), style="rest")
-
-    def picture(
-        self, figure: Callable[[ThemeName], Figure], alternative: str, caption: Iterable[Part], marks: int = 0
-    ) -> None:
-        """Add ``figure(theme)`` in both themes; without matplotlib, the error that asks for it.
-
-        ``alternative``: what the picture shows, for screen readers; ``marks``: how many things are drawn.
+        ``marks``: how many things are drawn.
         """
         suffix = ".png" if marks > _MANY_MARKS else ".svg"
+        themes: tuple[ThemeName, ...] = ("light", "dark")
         try:
-            light, dark = (
-                f"data:{_PICTURES[suffix]};base64,{base64.b64encode(draw(figure(theme), suffix)).decode()}"
-                for theme in ("light", "dark")
-            )
+            drawn = {theme: base64.b64encode(draw(figure(theme), suffix)).decode() for theme in themes}
         except AtlasError as error:
-            self.unavailable(error)
-            return
-        self.add("picture", light=light, dark=dark, alternative=alternative, caption=list(caption))
+            return {"why": self.unavailable(error)}
+        return {theme: f"data:{_PICTURES[suffix]};base64,{payload}" for theme, payload in drawn.items()}
 
 
-def _cell(value: Cell) -> Part:
-    if value is None or value == "":
-        return NOTHING
-    if isinstance(value, int):
-        return count(value)
-    if isinstance(value, datetime):
-        return day(value)
-    return enumerated(value) or NOTHING if isinstance(value, list) else value
-
-
-def page(source: Source, opening: Sequence[Part], sections: Sequence[Section]) -> str:
-    """The whole page; ``opening`` is its first paragraph."""
+def page(source: Source, sections: Iterable[Section]) -> str:
+    """The whole page."""
     (atlas,) = source.atlas.rows("SELECT published FROM atlas_info")
-    # Everything printed is made printable and escaped, unless it is Markup already.
+    # Everything printed is made printable and escaped, unless it is Markup, which comes only from functions that
+    # escape what they are given.
     environment = Environment(
         loader=PackageLoader("query.report", "pages"),
         autoescape=True,
         finalize=lambda part: clean(part, keep_lines=True) if type(part) is str else part,
         undefined=StrictUndefined,
-        trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.globals |= {
+        name: getattr(wording, name) for name in ("count", "counted", "day", "decimal", "percent", "size")
+    } | {"code": code, "shorten": shorten, "enumerated": enumerated, "for_command_line": for_command_line}
     written: str = environment.get_template("report.html").render(
-        base=source.base, published=day(atlas["published"]), opening=opening, sections=sections, themes=THEMES
+        source=source,
+        published=day(atlas["published"]),
+        found=source.number("SELECT count(*) FROM fine_tunes WHERE base = ?"),
+        indexed=source.number("SELECT count(*) FROM models WHERE base = ?"),
+        sections=list(sections),
+        themes=THEMES,
     )
     return written

@@ -12,7 +12,7 @@ from indexer.console.messages import say
 from indexer.errors import AtlasError
 from indexer.quantities import size_in_words
 from query.figures import checked_output, write_output
-from query.report import clusters, crawl, method, prediction, purity, ranks, views
+from query.report import studies, views
 from query.report.page import Section, Source, page
 from query.results import Result
 from query.wording import counted
@@ -20,22 +20,23 @@ from query.wording import counted
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-# Anchor, title, and the function that writes the section, in the order of the page.
-_SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], None]], ...] = (
-    ("words", "The words used here", method.glossary),
-    ("crawl", "What was found, read and left out", crawl.crawl),
+# Anchor, title, and the function that finds the facts of the section, in the order of the page. Its words are the macro
+# of this name in pages/sections.html.
+_SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], dict[str, Any]]], ...] = (
+    ("words", "The words used here", views.glossary),
+    ("crawl", "What was found, read and left out", views.crawl),
     ("names", "Datasets and authors", views.names),
-    ("purity", "Do models tuned on the same data lie together?", purity.every_representation),
-    ("map", "The map", clusters.map_section),
-    ("clusters", "Clusters", clusters.clusters_section),
-    ("prediction", "What undocumented models were probably tuned on", prediction.predictions),
-    ("rank", "How simple is the change, layer by layer?", ranks.rank_section),
-    ("depth", "What do layers keep, and is it where the weights changed?", ranks.depth_section),
+    ("purity", "Do models tuned on the same data lie together?", studies.purity_section),
+    ("map", "The map", studies.map_section),
+    ("clusters", "Clusters", studies.clusters_section),
+    ("prediction", "What undocumented models were probably tuned on", studies.prediction_section),
+    ("rank", "How simple is the change, layer by layer?", studies.rank_section),
+    ("depth", "What do layers keep, and is it where the weights changed?", studies.depth_section),
     ("duplicates", "Copies and duplicates", views.duplicates),
     ("lineage", "Lineage", views.lineage),
     ("pairs", "Most similar pairs across authors", views.pairs),
     ("claims", "Suspicious claims", views.claims),
-    ("method", "How to make this page again, and what to keep in mind", method.method),
+    ("method", "How to make this page again, and what to keep in mind", views.method),
     ("models", "All models", views.models),
 )
 
@@ -94,13 +95,13 @@ def report(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> Rep
     started = time.monotonic()
     source = Source(atlas, atlas.base_named(base), seed)
     sections = []
-    for number, (anchor, title, write) in enumerate(_SECTIONS, start=1):
+    for number, (anchor, title, facts_of) in enumerate(_SECTIONS, start=1):
         say(f"{number} of {len(_SECTIONS)}: {title}")
         section = Section(anchor, title)
         try:
-            write(source, section)
+            section.facts = facts_of(source, section)
         except AtlasError as error:
-            section.unavailable(error)
+            section.facts = {"why": [section.unavailable(error)]}
         sections.append(section)
     return Report(
         base=source.base,
@@ -108,5 +109,5 @@ def report(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> Rep
         sections=tuple(section.anchor for section in sections),
         missing=tuple(Missing(section.anchor, why) for section in sections for why in section.missing),
         seconds=round(time.monotonic() - started, 1),
-        html=page(source, method.opening(source), sections),
+        html=page(source, sections),
     )

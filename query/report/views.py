@@ -1,104 +1,181 @@
-"""Sections from views of the database: names, duplicates, lineage, similar pairs, suspicious claims, all models."""
+"""What the sections say that come from views of the database: the crawl, names, duplicates, lineage, claims, models."""
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections import Counter
 from typing import Any
 
-from query.report.page import Section, Source, code, enumerated, shorten
-from query.report.reasons import claim_in_words
-from query.wording import count, counted, decimal, percent
+from indexer.errors import AtlasError
+from query.glossary import words
+from query.reader import PUBLIC_HUB
+from query.report.page import Section, Source, enumerated, shorten
+from query.report.reasons import REASONS, STATUSES, UNEXPLAINED, claim_in_words
+from query.wording import count, counted, percent
 
+_BUILDS = 8  # rows, the latest first
+_REASONS = 40
 _MOST, _MOST_NAMES = 20, 25  # rows of a table
 _MOST_MODELS = 2000  # with more rows, browsers scroll badly
-_TOO_MUCH = 0.5  # of all models, by one author
+_USUAL_RANK = 8
 _FLAGS = {"is_copy": "copy of the base", "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen"}
 
 
-def names(source: Source, section: Section) -> None:
+def glossary(_source: Source, _section: Section) -> dict[str, Any]:
+    """The words used on the page."""
+    return {"terms": words()}
+
+
+def crawl(source: Source, section: Section) -> dict[str, Any]:
+    """Counts by status and reason, bytes, times and versions."""
+    by_status = source.rows("SELECT status, count(*) AS models FROM fine_tunes WHERE base = ? GROUP BY status")
+    models = {row["status"]: row["models"] for row in by_status}
+    total, indexed = sum(models.values()), models.get("indexed", 0)
+    section.key_number(count(total), f"models found that claim {source.base}")
+    share = percent(indexed / total) if total else "none"
+    section.key_number(count(indexed), f"indexed: weights read and compared ({share})")
+    nothing = None if total else section.unavailable("Nothing was found: no model is listed for this base.")
+    (seen,) = source.rows(
+        "SELECT min(first_seen) AS first, max(last_seen) AS last, count(*) FILTER (deleted_at_hub) AS deleted "
+        "FROM fine_tunes WHERE base = ?"
+    )
+    statuses = source.table(
+        "What became of the models found",
+        {"status": "text", "models": "number", "share": "percent", "meaning": "prose"},
+        [(name, models[name], models[name] / total, words) for name, words in STATUSES.items() if name in models],
+    )
+    origins = source.rows(
+        "SELECT relation, count(*) AS found, count(*) FILTER (status = 'indexed') AS indexed, "
+        "list(claimed_by) AS claims FROM fine_tunes WHERE base = ? GROUP BY relation ORDER BY found DESC, relation"
+    )
+    for row in origins:
+        claims = sorted(Counter(map(claim_in_words, row["claims"])).items(), key=lambda pair: (-pair[1], pair[0]))
+        row["claims"] = "; ".join(f"{shorten(words, 60)} ({number:,})" for words, number in claims)
+    failures = source.rows("SELECT * FROM failures WHERE base = ? ORDER BY models DESC, status DESC, reason")
+    (read,) = source.rows(
+        "SELECT count(*) AS models, sum(bytes_read) AS read, "
+        "sum(list_sum(list_transform(weight_files, lambda file: file.size))) AS stored FROM models WHERE base = ?"
+    )
+    (base,) = source.rows('SELECT "commit" FROM bases WHERE base = ?')
+    (atlas,) = source.atlas.rows("SELECT * FROM atlas_info")
+    builds = source.rows("SELECT * FROM builds WHERE base = ? ORDER BY build_id DESC")
+    latest = {
+        name: json.loads(builds[0][name] or "{}") if builds else {} for name in ("spec", "thresholds", "versions")
+    }
+    columns = {
+        "started": "started (UTC)", "seconds": "took", "outcome": "outcome", "discovered": "looked at",
+        "indexed": "indexed", "unchanged": "unchanged", "skipped": "skipped", "failed": "failed", "bytes_read": "read",
+    }  # fmt: skip
+    kinds = {"started": "moment", "seconds": "duration", "outcome": "fixed", "bytes_read": "size"}
+    return {
+        "nothing": nothing,
+        "total": total,
+        "seen": seen,
+        "statuses": statuses,
+        "origins": source.table(
+            "How they say they were made",
+            {"relation": "text", "found": "number", "indexed": "number", "claimed by": "prose"},
+            origins,
+        ),
+        "failures": source.table(
+            "Skipped and failed models by reason",
+            {
+                "reason": "code", "models": "number", "status": "text", "in plain words": "prose",
+                "an example": "model", "details of the example": "prose",
+            },
+            [
+                (
+                    row["reason"] or "unknown", row["models"], row["status"],
+                    REASONS.get(row["reason"] or "", UNEXPLAINED), row["example_model"],
+                    shorten(row["example"] or "", 160),
+                )
+                for row in failures
+            ],
+            most=_REASONS,
+            everything=source.query("FROM failures WHERE base = ? ORDER BY models DESC"),
+        ),
+        "read": read,
+        "rejected": source.number("SELECT count(*) FROM rejected_listing_rows WHERE base = ?"),
+        "atlas": atlas,
+        "commit": base["commit"],
+        "no_build": None if builds else section.unavailable("The atlas has no record of a build of this base."),
+        "builds": source.table(
+            "Builds, the latest first",
+            {title: kinds.get(name, "number") for name, title in columns.items()},
+            [[row[name] for name in columns] for row in builds],
+            most=_BUILDS,
+            everything=source.query("FROM builds WHERE base = ? ORDER BY build_id DESC"),
+        ),
+        **latest,
+    }  # fmt: skip
+
+
+def names(source: Source, section: Section) -> dict[str, Any]:
     """The datasets that models name, with spellings merged, and the authors."""
     indexed = source.number("SELECT count(*) FROM models WHERE base = ?")
     if not indexed:
-        section.unavailable("No model is indexed, so there is nothing to count.")
-        return
-    _datasets(source, section, indexed)
-    rows = source.rows("SELECT * FROM author_counts WHERE base = ? ORDER BY models DESC, author")
-    largest = rows[0]["models"] / indexed
-    section.heading("Authors")
-    section.key_number(count(len(rows)), f"authors; the largest uploaded {percent(largest)} of the models")
-    name = code(shorten(rows[0]["author"] or "(none)", 80))
-    if len(rows) == 1:
-        section.paragraph(
-            "All models are by one author, ", name, ", so data and the author's habits cannot be separated."
-        )
-    elif largest > _TOO_MUCH:
-        section.paragraph(
-            "One author, ", name, f", uploaded {percent(largest)} of the models: numbers that are not cross-author may "
-            "reflect this person's habits more than the data.",
-        )  # fmt: skip
-    else:
-        section.paragraph("The largest author, ", name, f", uploaded {percent(largest)} of the models.")
-    section.table(
-        "Authors by number of models",
-        {"author": "name", "models": "number", "share": "number", "downloads": "number"},
-        [
-            (shorten(row["author"] or "(none)"), row["models"], percent(row["models"] / indexed), row["downloads"])
-            for row in rows
-        ],
-        most=_MOST_NAMES,
-        everything=source.query("FROM author_counts WHERE base = ? ORDER BY models DESC"),
-    )
-
-
-def _datasets(source: Source, section: Section, indexed: int) -> None:
+        raise AtlasError("No model is indexed, so there is nothing to count.", "")
     documented = source.number("SELECT count(*) FROM models WHERE base = ? AND len(datasets) > 0")
-    rows = source.rows(
+    datasets = source.rows(
         "SELECT counts.*, most FROM dataset_counts AS counts JOIN ("
         "  SELECT base, dataset, max(models) AS most FROM ("
         "    SELECT base, dataset, author, count(DISTINCT model_id) AS models FROM fine_tunes "
         "    JOIN model_datasets USING (model_id) WHERE status = 'indexed' AND dataset IS NOT NULL GROUP BY ALL"
         "  ) GROUP BY ALL) USING (base, dataset) WHERE base = ? ORDER BY models DESC, dataset"
     )
-    section.heading("Datasets")
     section.key_number(
-        count(documented), f"of them name a dataset; {counted(len(rows), 'dataset is', 'datasets are')} named"
+        count(documented), f"of them name a dataset; {counted(len(datasets), 'dataset is', 'datasets are')} named"
     )
-    if not rows:
-        section.unavailable(f"None of the {counted(indexed, 'indexed model')} names a dataset.")
-        return
-    spellings = len({raw for row in rows for raw in row["spellings"]})
-    section.paragraph(
-        f"{counted(documented, 'indexed model names', 'indexed models name')} a dataset "
-        f"({percent(documented / indexed)} of {indexed:,}); together they name {counted(len(rows), 'dataset')}"
-        + (f" in {spellings:,} spellings, which were merged" if spellings > len(rows) else "")
-        + ". A model may name several, and a task such as glue/mrpc also counts under glue."
-    )
-    section.table(
-        "Datasets by number of models",
-        {
-            "dataset": "name", "models": "number", "authors": "number", "share of its largest author": "number",
-            "as spelt": "name",
-        },
-        [
-            (
-                shorten(row["dataset"]), row["models"], row["authors"], percent(row["most"] / row["models"]),
-                row["spellings"] if row["spellings"] != [row["dataset"]] else "the same",
-            )
-            for row in rows
-        ],
-        most=_MOST_NAMES,
-        everything=source.query("FROM dataset_counts WHERE base = ? ORDER BY models DESC"),
-    )  # fmt: skip
-    unusable = source.number(
-        "SELECT count(DISTINCT model_id) FROM models JOIN model_datasets USING (model_id) "
-        "WHERE base = ? AND dataset IS NULL"
-    )
-    if unusable:
-        section.paragraph(
-            f"{counted(unusable, 'model')} also named something that is not the name of a dataset; it is not counted."
-        )
+    unnamed = None
+    if not datasets:
+        unnamed = section.unavailable(f"None of the {counted(indexed, 'indexed model')} names a dataset.")
+    authors = source.rows("SELECT * FROM author_counts WHERE base = ? ORDER BY models DESC, author")
+    largest = authors[0]["models"] / indexed
+    section.key_number(count(len(authors)), f"authors; the largest uploaded {percent(largest)} of the models")
+    return {
+        "indexed": indexed,
+        "documented": documented,
+        "unnamed": unnamed,
+        "dataset_count": len(datasets),
+        "spellings": len({raw for row in datasets for raw in row["spellings"]}),
+        "datasets": source.table(
+            "Datasets by number of models",
+            {
+                "dataset": "name", "models": "number", "authors": "number", "share of its largest author": "percent",
+                "as spelt": "name",
+            },
+            [
+                (
+                    row["dataset"], row["models"], row["authors"], row["most"] / row["models"],
+                    row["spellings"] if row["spellings"] != [row["dataset"]] else "the same",
+                )
+                for row in datasets
+            ],
+            most=_MOST_NAMES,
+            everything=source.query("FROM dataset_counts WHERE base = ? ORDER BY models DESC"),
+        ),
+        "unusable": source.number(
+            "SELECT count(DISTINCT model_id) FROM models JOIN model_datasets USING (model_id) "
+            "WHERE base = ? AND dataset IS NULL"
+        ),
+        "author_count": len(authors),
+        "author": shorten(authors[0]["author"] or "(none)", 80),
+        "largest": largest,
+        "authors": source.table(
+            "Authors by number of models",
+            {"author": "name", "models": "number", "share": "percent", "downloads": "number"},
+            [
+                (row["author"] or "(none)", row["models"], row["models"] / indexed, row["downloads"])
+                for row in authors
+            ],
+            most=_MOST_NAMES,
+            everything=source.query("FROM author_counts WHERE base = ? ORDER BY models DESC"),
+        ),
+    }  # fmt: skip
 
 
-def duplicates(source: Source, section: Section) -> None:
+def duplicates(source: Source, section: Section) -> dict[str, Any]:
     """Copies of the base, and uploads that repeat an earlier one."""
     copies = source.rows(
         "SELECT model, author, created, downloads FROM models WHERE base = ? AND is_copy "
@@ -112,87 +189,63 @@ def duplicates(source: Source, section: Section) -> None:
     section.key_number(
         count(len(repeats)), f"{'duplicate' if len(repeats) == 1 else 'duplicates'} of an earlier upload"
     )
-    section.paragraph(
-        "A copy has exactly the weights of the base (apart from rounding), whatever its card says. A duplicate has the "
-        "same files as an earlier upload, or a change that is the same in size and direction to within a thousandth."
-    )
-    if copies:
-        section.table(
+    return {
+        "copies": source.table(
             f"{counted(len(copies), 'copy', 'copies')} of the base",
-            {"model": "name", "author": "name", "created": "fixed", "downloads": "number"},
-            [(source.model(row["model"]), row["author"], row["created"], row["downloads"]) for row in copies],
+            {"model": "model", "author": "name", "created": "fixed", "downloads": "number"},
+            copies,
             most=_MOST,
             everything=source.query("SELECT model FROM models WHERE is_copy AND base = ?"),
-        )
-    if repeats:
-        section.table(
+        ),
+        "repeats": source.table(
             counted(len(repeats), "duplicate"),
-            {"model": "name", "has the weights of": "name", "uploaded by": "fixed", "created": "fixed"},
-            [
-                (source.model(row["model"]), source.model(row["first_upload"]), row["by_whom"], row["created"])
-                for row in repeats
-            ],
+            {"model": "model", "has the weights of": "model", "uploaded by": "fixed", "created": "fixed"},
+            repeats,
             most=_MOST,
             everything=source.query("FROM duplicates WHERE base = ?"),
-        )
-    if not copies and not repeats:
-        section.paragraph("There are no copies and no duplicates among the indexed models.")
+        ),
+    }
 
 
-def lineage(source: Source, section: Section) -> None:
+def lineage(source: Source, _section: Section) -> dict[str, Any]:
     """Kinds of steps, cards that the weights contradict, and licences that differ from the parent's."""
-    kinds = source.rows(
-        "SELECT kind, count(DISTINCT model_id) AS models, count(DISTINCT model_id) FILTER (card = 'confirmed') AS "
-        "confirmed, count(DISTINCT model_id) FILTER (card = 'contradicted') AS contradicted "
-        "FROM lineage JOIN fine_tunes USING (model_id) WHERE base = ? GROUP BY kind ORDER BY models DESC, kind"
-    )
-    if not kinds:
-        section.paragraph(
-            "This atlas stores no lineage. To compute it: ", code(source.command("lineage", "--all")), "."
-        )
-        return
-    section.paragraph(
-        "Which model each was made from, according to a few megabytes of its weights, compared with what its card says."
-    )
-    section.table(
-        "Steps by kind",
-        {"kind": "name", "models": "number", "card confirmed": "number", "card contradicted": "number"},
-        [tuple(row.values()) for row in kinds],
-    )
-    contradicted = source.rows(
-        "SELECT child.model, coalesce(parent.model, child.base) AS parent, kind FROM lineage "
-        "JOIN fine_tunes AS child USING (model_id) LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id "
-        "WHERE child.base = ? AND card = 'contradicted' ORDER BY child.model, parent"
-    )
-    if contradicted:
-        section.table(
+    return {
+        "kinds": source.table(
+            "Steps by kind",
+            {"kind": "name", "models": "number", "card confirmed": "number", "card contradicted": "number"},
+            source.rows(
+                "SELECT kind, count(DISTINCT model_id) AS models, "
+                "count(DISTINCT model_id) FILTER (card = 'confirmed') AS confirmed, "
+                "count(DISTINCT model_id) FILTER (card = 'contradicted') AS contradicted "
+                "FROM lineage JOIN fine_tunes USING (model_id) WHERE base = ? GROUP BY kind ORDER BY models DESC, kind"
+            ),
+        ),
+        "contradicted": source.table(
             "Cards that the weights contradict",
-            {"model": "name", "made from": "name", "kind": "fixed"},
-            [(source.model(row["model"]), source.model(row["parent"]), row["kind"]) for row in contradicted],
+            {"model": "model", "made from": "model", "kind": "fixed"},
+            source.rows(
+                "SELECT child.model, coalesce(parent.model, child.base) AS parent, kind FROM lineage "
+                "JOIN fine_tunes AS child USING (model_id) "
+                "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id "
+                "WHERE child.base = ? AND card = 'contradicted' ORDER BY child.model, parent"
+            ),
             most=_MOST,
             everything=source.query("FROM lineage WHERE card = 'contradicted'"),
-        )
-    licences = source.rows(
-        "SELECT model, licence, parent, parent_licence FROM licence_conflicts WHERE base = ? "
-        "ORDER BY downloads DESC NULLS LAST, model, parent"
-    )
-    if licences:
-        section.table(
+        ),
+        "licences": source.table(
             "Licences that differ from the parent's",
-            {"model": "name", "licence": "fixed", "made from": "name", "its licence": "fixed"},
-            [
-                (
-                    source.model(row["model"]), row["licence"] or "none", source.model(row["parent"]),
-                    row["parent_licence"],
-                )
-                for row in licences
-            ],
+            {"model": "model", "licence": "fixed", "made from": "model", "its licence": "fixed"},
+            source.rows(
+                "SELECT model, coalesce(nullif(licence, ''), 'none') AS licence, parent, parent_licence "
+                "FROM licence_conflicts WHERE base = ? ORDER BY downloads DESC NULLS LAST, model, parent"
+            ),
             most=_MOST,
             everything=source.query("FROM licence_conflicts WHERE base = ?"),
-        )  # fmt: skip
+        ),
+    }
 
 
-def pairs(source: Source, section: Section) -> None:
+def pairs(source: Source, _section: Section) -> dict[str, Any]:
     """The most similar pairs of models by different authors, without duplicates, which have a section of their own."""
     statement = (
         "SELECT pair.model, pair.neighbour, pair.similarity, pair.datasets, pair.neighbour_datasets "
@@ -205,96 +258,114 @@ def pairs(source: Source, section: Section) -> None:
     )
     rows = source.rows(f"SELECT *, count(*) OVER () AS pairs FROM ({statement}) LIMIT {_MOST}")
     if not rows:
-        section.unavailable("There are no two comparable models by different authors.")
-        return
-    section.paragraph(
-        "Two people made nearly the same change: usually from the same data, sometimes because one model was tuned "
-        "further from the other's, sometimes because it was copied with small changes. Duplicates and unrelated models "
-        "are left out; each pair is listed once."
-    )
-    section.table(
-        "The most similar pairs by different authors",
-        {"model": "name", "and": "name", "similarity": "number", "datasets that they name": "name"},
-        [
-            (
-                source.model(row["model"]), source.model(row["neighbour"]), decimal(row["similarity"], 3),
-                _common(row["datasets"], row["neighbour_datasets"]),
-            )
-            for row in rows
-        ],
-        everything=source.query(statement),
-        total=rows[0]["pairs"],
-    )  # fmt: skip
+        raise AtlasError("There are no two comparable models by different authors.", "")
+    shown = []
+    for row in rows:
+        mine, theirs = row["datasets"], row["neighbour_datasets"]
+        if both := [name for name in mine if name in theirs]:
+            datasets = f"both {enumerated(both)}"
+        elif mine or theirs:
+            datasets = f"{enumerated(mine) or 'none named'}; {enumerated(theirs) or 'none named'}"
+        else:
+            datasets = "neither names any"
+        shown.append((row["model"], row["neighbour"], row["similarity"], datasets))
+    return {
+        "pairs": source.table(
+            "The most similar pairs by different authors",
+            {"model": "model", "and": "model", "similarity": "three digits", "datasets that they name": "name"},
+            shown,
+            everything=source.query(statement),
+            total=rows[0]["pairs"],
+        )
+    }
 
 
-def _common(mine: list[str], theirs: list[str]) -> str:
-    """The datasets that both models name; otherwise those of each."""
-    both = [name for name in mine if name in theirs]
-    if both:
-        return f"both {enumerated(both)}"
-    if not mine and not theirs:
-        return "neither names any"
-    return f"{enumerated(mine) or 'none named'}; {enumerated(theirs) or 'none named'}"
-
-
-def claims(source: Source, section: Section) -> None:
+def claims(source: Source, section: Section) -> dict[str, Any]:
     """Models that claim the base although their weights contradict it."""
     rows = source.rows("SELECT * FROM suspicious_claims WHERE base = ? ORDER BY downloads DESC NULLS LAST, model")
     section.key_number(count(len(rows)), "whose weights contradict the base that they claim")
-    unknown = source.number("SELECT count(*) FROM models WHERE base = ? AND verified IS NULL")
-    section.paragraph(
-        "Fine-tuning moves weights very little: the cosine between a fine-tune's weights and its base's is close to 1. "
-        "If it is close to 0, the model was trained from scratch or from another base, whatever its card says."
-        + (f" For {counted(unknown, 'model')} this cannot be checked (adapters hold only a change)." if unknown else "")
-    )
-    if not rows:
-        section.paragraph("No indexed model contradicts its claim.")
-        return
-    has_adapters = any(row["names_base"] for row in rows)
-
-    def cells(row: dict[str, Any]) -> list[Any]:
+    columns = {
+        "model": "model", "author": "name", "says it is a": "text", "claimed by": "text",
+        "cosine with the base": "three digits", "downloads": "number",
+    }  # fmt: skip
+    if has_adapters := any(row["names_base"] for row in rows):
+        columns["adapter of"] = "name"
+    shown = []
+    for row in rows:
         claim = shorten(claim_in_words(row["claimed_by"]), 60)
-        cosine = decimal(row["base_cosine"], 3)
-        adapter_of = [shorten(row["names_base"] or "", 60)] if has_adapters else []
-        name, author = source.model(row["model"]), shorten(row["author"])
-        return [name, author, row["relation"], claim, cosine, row["downloads"], *adapter_of]
-
-    section.table(
-        f"{counted(len(rows), 'claim')} that the weights contradict",
-        {
-            "model": "name", "author": "name", "says it is a": "text", "claimed by": "text",
-            "cosine with the base": "number", "downloads": "number", **({"adapter of": "name"} if has_adapters else {}),
-        },
-        [cells(row) for row in rows],
-        most=_MOST_NAMES,
-        everything=source.query("FROM suspicious_claims WHERE base = ?"),
-    )  # fmt: skip
+        cells = [row["model"], row["author"], row["relation"], claim, row["base_cosine"], row["downloads"]]
+        shown.append([*cells, *([shorten(row["names_base"] or "", 60)] if has_adapters else [])])
+    return {
+        "unknown": source.number("SELECT count(*) FROM models WHERE base = ? AND verified IS NULL"),
+        "claims": source.table(
+            f"{counted(len(rows), 'claim')} that the weights contradict",
+            columns,
+            shown,
+            most=_MOST_NAMES,
+            everything=source.query("FROM suspicious_claims WHERE base = ?"),
+        ),
+    }
 
 
-def models(source: Source, section: Section) -> None:
+def models(source: Source, _section: Section) -> dict[str, Any]:
     """Every indexed model, to look up what the sections above mention."""
     rows = source.rows(
         "SELECT model, relation, datasets, licence, downloads, created, is_copy, is_unrelated, is_partly_frozen, "
         "duplicate_of FROM models WHERE base = ? ORDER BY downloads DESC NULLS LAST, model"
     )
     if not rows:
-        section.unavailable("No model is indexed, so there is nothing to list.")
-        return
-
-    def cells(row: dict[str, Any]) -> list[Any]:
+        raise AtlasError("No model is indexed, so there is nothing to list.", "")
+    shown = []
+    for row in rows:
         remarks = [words for flag, words in _FLAGS.items() if row[flag]]
         remarks += ["duplicate"] if row["duplicate_of"] is not None else []
         licence = shorten(row["licence"] or "", 40)
-        facts = [row["relation"], row["datasets"], licence, row["downloads"], row["created"]]
-        return [source.model(row["model"]), *facts, ", ".join(remarks)]
+        facts = [row["model"], row["relation"], row["datasets"], licence, row["downloads"], row["created"]]
+        shown.append([*facts, ", ".join(remarks)])
+    return {
+        "models": source.table(
+            "Every indexed model, the most downloaded first",
+            {
+                "model": "model", "relation": "fixed", "datasets": "name", "licence": "name", "downloads": "number",
+                "created": "fixed", "remarks": "prose",
+            },
+            shown,
+            most=_MOST_MODELS,
+            everything=source.query("FROM models WHERE base = ?"),
+        )
+    }  # fmt: skip
 
-    section.table(
-        "Every indexed model, the most downloaded first",
-        {
-            "model": "name", "relation": "fixed", "datasets": "name", "licence": "name", "downloads": "number",
-            "created": "fixed", "remarks": "prose",
-        },
-        [cells(row) for row in rows],
-        most=_MOST_MODELS,
-        everything=source.query("FROM models WHERE base = ?"),
-    )  # fmt: skip
+
+def method(source: Source, _section: Section) -> dict[str, Any]:
+    """The commands that make this page, then the caveats."""
+    options = source.crawled.options
+    if options is None:  # an atlas that does not keep them: those that its records imply
+        rows = source.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC LIMIT 1")
+        spec = json.loads(rows[0]["spec"] or "{}") if rows else {}
+        rank = str(spec.get("rank", _USUAL_RANK))
+        options = (
+            *(("--rank", rank) if rank != str(_USUAL_RANK) else ()),
+            *(["--spectra"] if spec.get("spectra") else []),
+        )
+    published = source.rows("SELECT representation FROM representations WHERE base = ? ORDER BY representation")
+    further = [row["representation"] for row in published if row["representation"] != "input"]
+    endpoint = source.crawled.endpoint
+    lines = [
+        "pip install -c constraints.txt '.[studies]'    # in the folder of the project",
+        *([f"export HF_ENDPOINT={shlex.quote(endpoint)}"] if endpoint != PUBLIC_HUB else []),
+        " ".join(["index build --base", shlex.quote(source.base), *map(shlex.quote, options)]),
+        *(f"index represent {shlex.quote(name)}" for name in further),
+        source.command("report", f"--seed {source.seed} --out report.html"),
+        "",
+        "# its parts, in more detail and as JSON",
+        *(source.command(name, "--json") for name in ("purity", "clusters", "rank", "predict --evaluate")),
+        source.command("map", f"--seed {source.seed} --out map.html"),
+    ]
+    # Similarities with adapters rest on fewer matrices.
+    (adapters,) = source.rows(
+        "SELECT count(*) AS models, min(share) AS least, median(share) AS middle FROM ("
+        "  SELECT model_id, count(*) FILTER (norm > 0) / len(any_value(deltas)) AS share "
+        "  FROM deltas JOIN models USING (model_id) JOIN bases USING (base) "
+        "  WHERE base = ? AND relation = 'adapter' GROUP BY model_id HAVING share > 0)"
+    )
+    return {"commands": "\n".join(lines), "adapters": adapters}

@@ -17,10 +17,11 @@ SETTINGS = (f"SET memory_limit = '{MEMORY}'", f"SET threads = {THREADS}")
 
 
 def connect_locked(path: Path, *, milliseconds: int = 0, stand_ins: Sequence[str] = ()) -> duckdb.DuckDBPyConnection:
-    """Open a database read-only and lock everything else away; ``milliseconds`` a statement may take, 0: any.
+    """Open a database read-only, without access to anything else.
 
-    ``stand_ins``: what was found to be needed where the file was compared with schema.sql (``Reading.stand_ins``).
-    Raises duckdb.IOException where another process has the file open for writing, duckdb.Error where it is no database.
+    ``milliseconds``: time limit of a statement, 0 for none. ``stand_ins``: statements that replace definitions of the
+    file by those of schema.sql (``Reading.stand_ins``). Raises duckdb.IOException if another process has the file open
+    for writing, duckdb.Error if it is not a database.
     """
     connection = attached(path, settings=SETTINGS, milliseconds=milliseconds)
     try:

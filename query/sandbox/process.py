@@ -27,7 +27,7 @@ MOST_RESULT = 64_000_000  # bytes of JSON
 
 # Statements in the shape of a SELECT can hold others in a WITH.
 _READING_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
-# These tell of the machine (paths, settings, secrets, logs), build statements out of text, or only waste time.
+# These reveal facts about the machine (paths, settings, secrets, logs), build statements from text, or waste time.
 _OUTSIDE = re.compile(
     r"duckdb_(databases|settings|secrets|extensions|logs\w*|log_contexts|external_\w+|temporary_files)|pg_settings"
     r"|\w*database_list|current_setting|which_secret|getenv|\w*external_resource\w*|write_log|truncate_duckdb_logs"
@@ -57,7 +57,7 @@ def _serve() -> None:
         text = json.dumps({"large": True})
     sys.stdout.write(text)
     sys.stdout.flush()
-    os._exit(0)  # nothing to tidy up: nothing was written
+    os._exit(0)  # nothing was written, so there is nothing to clean up
 
 
 def _answer(request: dict[str, Any]) -> str:
@@ -71,7 +71,7 @@ def _answer(request: dict[str, Any]) -> str:
         )
     except duckdb.Error as error:
         raise _unopened(error, request["database"]) from error
-    _give_up_powers(seconds)
+    _drop_privileges(seconds)
     try:
         statement = _checked(connection, request)
         return _rows(connection, statement, request["parameters"], request["limit"])
@@ -80,21 +80,21 @@ def _answer(request: dict[str, Any]) -> str:
     except duckdb.InterruptException:
         return json.dumps({"late": True})
     except (duckdb.Error, RuntimeError, ValueError) as error:
-        # DuckDB has no class of its own for a block whose checksum does not fit.
+        # DuckDB has no error class of its own for a block with a wrong checksum.
         if type(error) is duckdb.Error or isinstance(error, duckdb.SerializationException):
             text = str(error).splitlines()[0].rstrip(".")
             raise _Refused(f"{request['database']} is damaged ({text}).", _MENDED_BY) from error
         raise _wrong(error, lines_before=int("condition" in request)) from error
 
 
-def _give_up_powers(seconds: float) -> None:
-    """From here on: no file or socket is opened, nothing written, memory bounded, and a death at the time limit.
+def _drop_privileges(seconds: float) -> None:
+    """From here on, open no file or socket, write nothing, use bounded memory, and be killed at the time limit.
 
-    The alarm's death needs no co-operation of whatever is running.
+    The alarm kills the process whatever code is running.
     """
     try:
         import resource
-    except ImportError:  # not on Windows: there the parent's clock remains
+    except ImportError:  # on Windows only the parent's time limit remains
         return
     signal.setitimer(signal.ITIMER_REAL, seconds + 0.5)
     processor_seconds = math.ceil(seconds * THREADS) + 5
@@ -110,13 +110,13 @@ def _give_up_powers(seconds: float) -> None:
 
 
 def _allowed(resource: Any, limit: int, wanted: int) -> int:
-    """No hard limit can be raised, and a batch system may have set a lower one."""
+    """The limit to set: a hard limit cannot be raised, and a batch system may have set a lower one."""
     hard = resource.getrlimit(limit)[1]
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def _stand_in_for_pytz() -> None:
-    """Let times with a zone be fetched: duckdb asks pytz for the zone, which is always UTC here."""
+    """Make times with a zone readable without pytz: duckdb asks it for the zone, which is always UTC here."""
     import datetime
     import types
 
@@ -147,8 +147,8 @@ def _checked(connection: duckdb.DuckDBPyConnection, request: dict[str, Any]) -> 
     if len(statement) > MOST_STATEMENT:
         raise _Refused(f"The statement is longer than {MOST_STATEMENT:,} characters.", "Shorten it.")
     if condition is not None:
-        # What fits into brackets of both kinds closes neither: it is one expression (or a list, which is no
-        # condition, as DuckDB will say). Anything else is a syntax error in one of them.
+        # Text that parses inside brackets of both kinds closes neither, so it is one expression (or a list, which
+        # DuckDB refuses as a condition). Any other text is a syntax error inside one of them.
         connection.extract_statements(f"SELECT [\n{condition}\n]")
     kinds = [_kind(one) for one in connection.extract_statements(statement)]
     if len(kinds) != 1:
@@ -157,14 +157,14 @@ def _checked(connection: duckdb.DuckDBPyConnection, request: dict[str, Any]) -> 
     if kinds[0] not in ("SELECT", "EXPLAIN"):
         raise _Refused(f"{_NO_SELECT}, not {kinds[0]}.", "The atlas can only be read.")
     explained = _EXPLAIN.sub("", statement, count=1) if kinds[0] == "EXPLAIN" else statement
-    _refuse_what_reaches_out(_tree(connection, explained))
+    _refuse_outside_access(_tree(connection, explained))
     return statement
 
 
 def _kind(statement: duckdb.Statement) -> str:
     try:
         name = str(statement.type.name)
-    except ValueError:  # the client has no name for everything its parser knows
+    except ValueError:  # the client does not have a name for every kind that its parser knows
         return "this"
     return "PIVOT" if name == "MULTI" else name.replace("_", " ")
 
@@ -177,8 +177,8 @@ def _tree(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
     return tree
 
 
-def _refuse_what_reaches_out(tree: str) -> None:
-    """Look at the names in a parsed statement; inside its literals quotes are escaped, so none can be forged."""
+def _refuse_outside_access(tree: str) -> None:
+    """Check the names in a parsed statement. Quotes inside its literals are escaped, so no name can be forged."""
     nodes = set(re.findall(r'"type":"([A-Z_]+_NODE)"', tree)) - _READING_NODES
     if nodes:
         raise _Refused(f"{_NO_SELECT}: a {sorted(nodes)[0].removesuffix('_NODE')} is hidden in it.", "")

@@ -12,6 +12,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from query.layers import Part
+from query.purity.labels import DatasetPurity
 
 MOST_CHARACTERS = 12_000  # of an answer as compact JSON
 _ROOM_FOR_REMARKS = 600  # of these, to say what was left out
@@ -66,7 +67,6 @@ class Similar(Answer):
     base: str
     representation: str
     neighbours: list[SimilarModel]
-    notes: list[str]
 
 
 class LikelyDataset(TypedDict):
@@ -133,15 +133,6 @@ class Ancestry(Answer):
     base: str
     parents: list[Parent]
     bytes_read: int
-
-
-class DatasetPurity(TypedDict):
-    """Purity on one dataset."""
-
-    dataset: str
-    models: int
-    purity: float
-    chance: float
 
 
 class CrossAuthor(TypedDict):

@@ -1,29 +1,38 @@
 """`query serve`: the atlas as tools of the Model Context Protocol, over stdin and stdout.
 
-The SDK reserves stdout for the protocol; all other output goes to stderr.
+The SDK reserves stdout for the protocol; all other output goes to stderr. Every call is answered by a process of its
+own, which is killed if the call is cancelled or the client disconnects: threads cannot be stopped while they run
+DuckDB, FAISS or torch. An idle process is kept for the next call.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import os
+import signal
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Self
 
 from indexer.console.messages import clean
 from indexer.errors import AtlasError, require
 from indexer.names import is_hub_id
 from indexer.version import __version__
-from query.glossary import definition
-from query.schema import schema
+from query.glossary import definition, schema
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
     from pydantic import ValidationError
 
     from query.atlas import Atlas
-    from query.serve.workers import Workers
 
+MOST_AT_ONCE = 4  # calls; more wait
+KEPT = 2  # idle processes
 _BASES_NAMED = 20
 _LONGEST_ERROR = 1_000
 _ABOUT = (
@@ -40,8 +49,6 @@ def serve(atlas: Atlas, folders: Path | None = None) -> None:
     Raises AtlasError if the SDK is not installed.
     """
     require("Serving", "mcp")
-    from query.serve.workers import Workers
-
     with Workers(atlas.folder.root, folders) as workers:
         mcp_server(atlas, workers).run()
 
@@ -62,9 +69,15 @@ def mcp_server(atlas: Atlas, workers: Workers) -> MCPServer[Any]:
         log_level="WARNING",
         tools=[_tool(function, workers) for function in Tools(atlas.folder.root).all.values()],
     )
-    text = "text/plain"
-    server.resource("atlas://schema", mime_type=text, description="Tables, views and macros for sql.")(_schema)
-    server.resource("atlas://schema/{name}", mime_type=text, description="Columns of one table or view.")(_columns)
+
+    @server.resource("atlas://schema", mime_type="text/plain", description="Tables, views and macros for sql.")
+    def tables() -> str:
+        return "\n".join(f"{one['kind']} {one['name']}: {one['comment']}" for one in schema())
+
+    @server.resource("atlas://schema/{name}", mime_type="text/plain", description="Columns of one table or view.")
+    def columns(name: str) -> str:
+        return "\n".join(f"{one['column']} {one['type']}: {one['comment']}" for one in schema(name))
+
     return server
 
 
@@ -80,7 +93,11 @@ def _tool(function: Callable[..., Any], workers: Workers) -> Any:
     class AtlasTool(Tool):
         async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
             try:
-                _refuse_unknown(self.name, arguments, self.parameters["properties"])
+                known = self.parameters["properties"]
+                for name in arguments:  # the SDK would ignore an unknown one
+                    if name not in known:
+                        options = ", ".join(known) or "none"
+                        raise AtlasError(f"{self.name} has no argument {name[:40]}; it has {options}.")
                 checked = self.fn_metadata.validate_arguments(arguments)
                 answer = await workers.answer(self.name, checked)
             except ValidationError as error:
@@ -101,13 +118,6 @@ def _tool(function: Callable[..., Any], workers: Workers) -> Any:
     return tool
 
 
-def _refuse_unknown(tool: str, arguments: dict[str, Any], known: dict[str, Any]) -> None:
-    """Raise AtlasError for an unknown argument, which the SDK would ignore."""
-    for name in arguments:
-        if name not in known:
-            raise AtlasError(f"{tool} has no argument {name[:40]}; it has {', '.join(known) or 'none'}.")
-
-
 def _in_a_line(tool: str, error: ValidationError) -> str:
     """The problems with the arguments in one line."""
     problems = []
@@ -123,9 +133,102 @@ def _in_a_line(tool: str, error: ValidationError) -> str:
     return f"{tool}: {'; '.join(problems)}."
 
 
-def _schema() -> str:
-    return "\n".join(f"{one['kind']} {one['name']}: {one['comment']}" for one in schema())
+# ---- the processes that answer
 
 
-def _columns(name: str) -> str:
-    return "\n".join(f"{one['column']} {one['type']}: {one['comment']}" for one in schema(name))
+class Workers:
+    """Answers calls on the atlas in ``folder``; models may be read from folders in ``models`` (None: from none)."""
+
+    def __init__(self, folder: Path, models: Path | None) -> None:
+        import anyio
+
+        self._place = (folder.resolve(), models.resolve() if models is not None else None)
+        self._turns = anyio.Semaphore(MOST_AT_ONCE)
+        self._idle = [_Worker(*self._place)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        for worker in self._idle:
+            worker.end()
+
+    async def answer(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer of ``tool``. Raises AtlasError, with one line, if it fails."""
+        from anyio import to_thread
+
+        async with self._turns:
+            worker = self._idle.pop() if self._idle else _Worker(*self._place)
+            is_done = False
+            try:
+                answer, error = await to_thread.run_sync(worker.ask, tool, dict(arguments), abandon_on_cancel=True)
+                is_done = True
+            except (EOFError, OSError) as problem:
+                raise AtlasError(
+                    "The process that answers was killed, perhaps for lack of memory. Try again."
+                ) from problem
+            finally:
+                if is_done and len(self._idle) < KEPT:
+                    self._idle.append(worker)
+                else:
+                    worker.end()
+        if answer is None:
+            raise AtlasError(error)
+        found: dict[str, Any] = answer
+        return found
+
+
+class _Worker:
+    """One process, which answers one call at a time."""
+
+    def __init__(self, folder: Path, models: Path | None) -> None:
+        context = get_context("spawn")
+        self._line, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, folder, models), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, tool: str, arguments: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        """The answer, or None and an error. Raises EOFError or OSError if the process has ended."""
+        self._line.send((tool, arguments))
+        answer: tuple[dict[str, Any] | None, str] = self._line.recv()
+        return answer
+
+    def end(self) -> None:
+        """Kill it and its children. The pipe stays open: a thread that waits for it gets an EOFError."""
+        with suppress(OSError, AttributeError):  # it has no group yet, or this is Windows
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+
+
+def _work(line: Connection, folder: Path, models: Path | None) -> None:
+    """Answer calls until the server closes the pipe."""
+    from indexer.names import read_folders_in
+    from query.serve.tools import Tools
+
+    if hasattr(os, "setsid"):
+        os.setsid()  # its children die with its group, and Ctrl-C reaches only the server
+
+    def exit_with_server() -> None:
+        if (server := parent_process()) is not None:
+            server.join()
+        if hasattr(os, "killpg"):
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    Thread(target=exit_with_server, daemon=True).start()
+    read_folders_in(models)
+    if models is not None:
+        os.chdir(models)
+    tools = Tools(folder)
+    while True:
+        try:
+            tool, arguments = line.recv()
+        except EOFError:
+            return
+        try:
+            line.send(tools.answer(tool, arguments))
+        except Exception as error:
+            traceback.print_exc()
+            line.send((None, f"{tool} failed unexpectedly ({type(error).__name__}); the server's log has the details."))

@@ -15,7 +15,7 @@ from indexer.console.advice import IN_BACKTICKS, for_command_line, parse_call
 from indexer.console.terminal import as_plain
 from indexer.errors import AtlasError, ModelError
 from indexer.names import is_hub_id
-from query.atlas import Atlas
+from query.atlas import Atlas, contents
 from query.results import Result
 from query.serve.answers import (
     Ancestry,
@@ -35,7 +35,6 @@ from query.serve.answers import (
     bounded,
     rounded,
 )
-from query.summary import contents
 
 MOST_NEIGHBOURS = 200
 MOST_ROWS = 1_000

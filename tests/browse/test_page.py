@@ -336,6 +336,7 @@ def test_a_prediction_is_asked_for_when_the_page_of_a_model_opens(page):
 
 
 def test_everything_without_a_mouse(page):
+    page.type("#map", KEYS["escape"])  # a new window has no focus before its first key
     page.run("document.querySelector('#shown tbody a').focus()")
     first = page.run("return document.activeElement.innerText")
     page.run("window.at = () => document.activeElement.dataset.place")

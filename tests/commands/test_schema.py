@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from query.schema import schema
+from query.glossary import schema
 from tests.atlas_builder import Model, write_atlas
 from tests.console.speaking import at_terminal
 

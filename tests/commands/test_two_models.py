@@ -78,7 +78,7 @@ def test_few_authors_behind_a_centre_are_reported(atlas):
     (votes,) = set(centre.groups["full"].votes.tolist())
     (note,) = others.notes
     assert f"Only full fine-tunes of {votes} authors" in note
-    assert note.endswith(f"unrelated models to {-(votes + 4) / (votes * (votes + 3)):.2f} instead of 0.")
+    assert note.endswith(f"unrelated models a similarity of {-(votes + 4) / (votes * (votes + 3)):.2f} instead of 0.")
     assert same.notes == ()
 
 

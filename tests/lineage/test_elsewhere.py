@@ -97,15 +97,16 @@ def test_a_parent_or_child_does_not_vote_on_a_prediction(tmp_path):
 
 
 def test_the_report_has_stored_lineage(families, tmp_path):
-    from query.report.page import Section, Source
+    from query.report.page import Section, Source, page
     from query.report.views import lineage
 
+    def written(atlas):
+        source, section = Source(atlas, BASE, 0), Section("lineage", "Lineage")
+        section.facts = lineage(source, section)
+        return page(source, [section])
+
     with Atlas(families) as atlas:
-        section = Section("lineage", "Lineage")
-        lineage(Source(atlas, BASE, 0), section)
-    assert "continued" in str(section.blocks)
+        assert "continued" in written(atlas)
     models = [Model(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
     with Atlas(write_atlas(tmp_path / "bare", models)) as atlas:
-        section = Section("lineage", "Lineage")
-        lineage(Source(atlas, BASE, 0), section)
-    assert "query lineage --base org/base --all" in str(section.blocks)
+        assert "query lineage --base org/base --all" in written(atlas)

@@ -111,7 +111,7 @@ def test_every_reason_of_the_indexer_is_explained():
 def test_what_was_read_and_when(page):
     models = indexed(population())
     said = page.said("crawl")
-    assert f"For the {len(models)} indexed models {len(models)}.0\u00a0kB of the {5 * len(models)}" in said
+    assert f"To index {len(models)} models, {len(models)}.0\u00a0kB of the {5 * len(models)}" in said
     assert "on 1 March 2026" in said
     assert "generation 3, published on 1 March 2026 by vectors-in-the-wild 0.1.0" in said
     assert "c" * 40 in page.codes

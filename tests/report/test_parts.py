@@ -109,9 +109,7 @@ def test_pictures_of_many_points_are_images():
 
     kinds = []
     for marks in (1500, 1501):
-        section = Section("map", "The map")
-        section.picture(figure, "what it shows", ["caption"], marks=marks)
-        kinds.append(section.blocks[0]["light"].partition(";")[0])
+        kinds.append(Section("map", "The map").picture(figure, marks=marks)["light"].partition(";")[0])
     assert kinds == ["data:image/svg+xml", "data:image/png"]
 
 

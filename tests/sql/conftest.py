@@ -8,6 +8,8 @@ import os
 import duckdb
 import pytest
 
+from query.sql import asked_condition
+
 SECRET = "the secret of another file"
 
 
@@ -19,6 +21,11 @@ def state(folder):
         if path.is_file()
     }
     return files, sorted(os.listdir())
+
+
+def check_condition(database, where, view="models"):
+    """The ids of the rows of a view that satisfy a condition."""
+    return asked_condition(database, where, view).model_ids()
 
 
 @pytest.fixture(scope="session")

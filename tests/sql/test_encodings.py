@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from query.sql import check_condition, run_sql
+from query.sql import run_sql
 from tests.atlas_builder import Model, write_atlas
 from tests.conftest import ROOT
+from tests.sql.conftest import check_condition
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 STRICT = {"PYTHONIOENCODING": "utf-8:strict"}  # as in every locale that is named, en_US.UTF-8 say
 
 ASK = """
 import sys, pathlib
-from query.sql import check_condition, run_sql
+from query.sql import asked_condition, run_sql
 found = run_sql(pathlib.Path(sys.argv[1]), sys.argv[2]).rows
-print(ascii(found), len(check_condition(pathlib.Path(sys.argv[1]), sys.argv[3])))
+print(ascii(found), len(asked_condition(pathlib.Path(sys.argv[1]), sys.argv[3]).model_ids()))
 """
 
 

@@ -15,7 +15,8 @@ import pytest
 from indexer.errors import AtlasError
 from query import sql
 from query.sandbox import process
-from query.sql import connect_locked, run_sql
+from query.sandbox.locked import connect_locked
+from query.sql import run_sql
 from tests.sql.conftest import SECRET, state
 
 # Statements that want out. {file}: the database itself, {folder}: where it lies.
@@ -215,7 +216,7 @@ def test_the_third_wall_is_the_system_itself(folder, database):
         from query.sandbox import process
         connection = duckdb.connect({str(database)!r}, read_only=True)
         connection.execute("SET temp_directory = ''; SET threads = 1")
-        process._give_up_powers(30)
+        process._drop_privileges(30)
         attempts = [
             lambda: open({str(folder / "secret.csv")!r}),
             lambda: open({str(folder / "new.txt")!r}, "w"),
@@ -242,7 +243,7 @@ def test_limits_cannot_be_raised_again():
     code = """
         import resource
         from query.sandbox import process
-        process._give_up_powers(30)
+        process._drop_privileges(30)
         for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS):
             print(resource.getrlimit(limit)[0] == resource.getrlimit(limit)[1] != resource.RLIM_INFINITY)
     """
