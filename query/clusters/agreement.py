@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from query.clusters.methods import Floats, shuffled_silhouettes, silhouettes
-from query.statistics.author_runs import AuthorRuns
+from query.statistics.authors import AuthorRuns
 from query.statistics.neighbours import Integers, codes_of
 
 MEASURES = ("ari", "ami", "homogeneity", "completeness")

@@ -14,7 +14,7 @@ from indexer.errors import AtlasError
 from query.depth.profiled import LayerRow, Profiled, difference_error, read_profiled
 from query.figures import THEMES, label, styled_grid
 from query.results import Drawn, ThemeName, to_frame
-from query.statistics.intervals import spearman
+from query.statistics.authors import spearman
 from query.wording import counted
 
 if TYPE_CHECKING:

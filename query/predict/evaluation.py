@@ -32,7 +32,7 @@ from query.predict.training_set import (
     TrainingSet,
 )
 from query.results import Drawn, ThemeName
-from query.statistics.intervals import FEWEST_AUTHORS, too_few, units_of
+from query.statistics.authors import FEWEST_AUTHORS, too_few, units_of
 from query.statistics.neighbours import Integers
 from query.wording import counted, decimal, percent, span
 

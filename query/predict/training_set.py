@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from query.population import Population, distinct, own_datasets, read_population
 from query.predict.heads import Head, HeadMatches, head_of
-from query.statistics.author_runs import AuthorRuns
+from query.statistics.authors import AuthorRuns
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Booleans, Floats, Integers, codes_of
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from query.statistics.author_runs import AuthorRuns
+from query.statistics.authors import AuthorRuns
 from query.statistics.neighbours import Booleans, Integers, Order, codes_of, count_matches, marked
 
 Floats = npt.NDArray[np.float64]

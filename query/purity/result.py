@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from query.purity.confusions import Confusion
 from query.purity.labels import DatasetPurity
 from query.results import Drawn, ThemeName, to_frame
-from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
+from query.statistics.authors import TOO_FEW_AUTHORS, too_few
 from query.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:

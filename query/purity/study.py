@@ -17,9 +17,8 @@ from query.population import Population, components, representatives
 from query.purity.confusions import confused_pairs
 from query.purity.labels import Floats, LabelledOrder
 from query.purity.result import ModelPurity, PurityResult, PurityScore
-from query.statistics.intervals import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
-from query.statistics.neighbours import Integers, codes_of, leave_out, neighbour_order
-from query.statistics.threads import each
+from query.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
+from query.statistics.neighbours import Integers, codes_of, each, leave_out, neighbour_order
 
 _MANY = 2_000  # models from which a draw takes longer than handing it to a thread
 MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups

@@ -9,22 +9,28 @@ blocks of some hundred megabytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from indexer.machine import processors
 from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
-from query.statistics.threads import each
 
 Integers = npt.NDArray[np.intp]
 Booleans = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint64]
 Order = npt.NDArray[np.unsignedinteger[Any]]
+Part = TypeVar("Part")
+Found = TypeVar("Found")
 
+_MOST_THREADS = 8  # each needs some hundred megabytes
 _BLOCK = 1 << 21  # numbers of lists, or of the similarity matrix, in memory at a time
 _PANEL = 1 << 24  # numbers of vectors in memory at a time: 64 MB
 _PAIRS = 8  # vectors multiplied again at a time, to fit the cache
@@ -260,3 +266,37 @@ def _near_ties(keys: Keys, reach: Integers) -> tuple[Integers, Integers, Integer
     row, place, run = (np.concatenate([one, one[last] + more]) for one, more in ((row, 0), (place, 1), (run, 0)))
     turn = np.lexsort((place, run))
     return row[turn], place[turn], run[turn]
+
+
+# ---- threads: NumPy releases the interpreter lock while it sorts and looks up
+
+
+def threads_here() -> int:
+    """The number of processors that this process may use, or ``OMP_NUM_THREADS`` if it is set; at most 8."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(_MOST_THREADS, int(asked) if asked.isdecimal() and int(asked) > 0 else processors())
+
+
+def each(work: Callable[[Part], Found], parts: Iterable[Part], *, is_long: bool = True) -> list[Found]:
+    """The results of ``work`` for each of ``parts``, in order; only a few parts are taken ahead.
+
+    For parts of less than about a millisecond threads only add overhead: without ``is_long`` there is one. Raises what
+    ``work`` raises; parts that have not started by then are skipped.
+    """
+    threads = threads_here() if is_long else 1
+    if threads == 1:
+        return [work(part) for part in parts]
+    found: list[Found] = []
+    begun: deque[Future[Found]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for part in parts:
+                begun.append(pool.submit(work, part))
+                if len(begun) > 2 * threads:
+                    found.append(begun.popleft().result())
+            while begun:
+                found.append(begun.popleft().result())
+        finally:
+            for future in begun:
+                future.cancel()
+    return found

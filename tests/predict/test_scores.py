@@ -17,7 +17,7 @@ from query.predict.classifier import EVIDENCE, fit, none_share
 from query.predict.evaluation import cross_validate, evaluate_models
 from query.predict.scoring import calibration_error, chance_scores, intervals, mean_scores, reliability, score_models
 from query.predict.training_set import TrainingSet
-from query.statistics.intervals import wilson
+from query.statistics.authors import wilson
 from tests.predict.simulated import SIMULATIONS, labelled_models
 
 
