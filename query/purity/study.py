@@ -14,8 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from query.population import Population, components, representatives
-from query.purity.confusions import confused_pairs
-from query.purity.labels import Floats, LabelledOrder
+from query.purity.labels import Floats, LabelledOrder, confused_pairs
 from query.purity.result import ModelPurity, PurityResult, PurityScore
 from query.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
 from query.statistics.neighbours import Integers, codes_of, each, leave_out, neighbour_order

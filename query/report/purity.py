@@ -7,8 +7,7 @@ from functools import partial
 from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.population import read_population
-from query.purity.picture import purity_figure
-from query.purity.result import PurityResult, PurityScore, verdict
+from query.purity.result import PurityResult, PurityScore, purity_figure, verdict
 from query.purity.study import purity
 from query.report.page import Section, Source, code, shorten
 from query.wording import decimal, percent, span
