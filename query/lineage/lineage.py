@@ -15,8 +15,7 @@ import numpy as np
 from indexer.errors import AtlasError, ModelError, require, unreadable
 from indexer.names import ModelRef
 from query.lineage.candidates import Candidate, FactorStore, earlier, read_candidates
-from query.lineage.edges import CONFIRMED, CONTRADICTED, COPY, TUNED, UNRELATED, UNSURE, Edge
-from query.lineage.result import Lineage
+from query.lineage.result import CONFIRMED, CONTRADICTED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage
 from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.lineage.candidates import Candidate, SampledWeights
-from query.lineage.edges import COPY, LORA, MERGE, QUANTISED, RECAST, SPARSE_METHODS, Edge
 from query.lineage.evidence import (
     SPACING,
     Combination,
@@ -25,6 +24,7 @@ from query.lineage.evidence import (
     rounding,
     share_on_levels,
 )
+from query.lineage.result import COPY, LORA, MERGE, QUANTISED, RECAST, SPARSE_METHODS, Edge
 from query.lineage.siblings import Siblings
 from query.lineage.thresholds import Thresholds
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from indexer.errors import ModelError
 from query.lineage.candidates import Candidate, FactorStore, SampledWeights, best_group
-from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.evidence import Combinations, energy, residual
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.rules import Decision, LineageRules
 
 if TYPE_CHECKING:

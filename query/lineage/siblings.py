@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.lineage.candidates import SAME_DAY, Candidate, SampledWeights
-from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.evidence import SPACING, parent_fit
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.thresholds import Thresholds
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN, MERGE, SPARSE_METHODS, TUNED, Edge
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, MERGE, SPARSE_METHODS, TUNED, Edge
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.lineage.edges import Edge
+from query.lineage.result import Edge
 from tests.conftest import Shell
 from tests.hubs import use_endpoint
 
@@ -200,7 +200,7 @@ def test_a_small_budget_is_kept(forest, trees, monkeypatch):
 
 def test_a_tree_with_a_circle_is_drawn():
     pytest.importorskip("matplotlib")
-    from query.lineage.tree import around, positions, tree_figure
+    from query.lineage.result import around, positions, tree_figure
 
     edges = [
         Edge("a", "b", "continued", 1.0, 0.1),
