@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
-from query.depth.profiled import LayerRow, Profiled, difference_error, read_profiled
+from query.depth.depth import LayerRow, Profiled, difference_error, read_profiled
 from query.figures import THEMES, label, styled_grid
 from query.results import Drawn, ThemeName, to_frame
 from query.statistics.authors import spearman

@@ -1,9 +1,9 @@
-"""Every number that lineage decides by, and how probable an edge is.
+"""All thresholds of lineage, and the probability of an edge.
 
 The thresholds were set on one forest of small trained models (BERT, seed 11) and checked on forests of three
-architectures; the starting values of the search are those of a matching pursuit on merges of known parents. The
-probabilities were calibrated on two more forests (RoBERTa 301, BERT 302) and confirmed on two families that had no
-part in it. Measurements: docs/lineage.md; to repeat them: ``python -m scripts.lineage``.
+architectures. The search started from the values of a matching pursuit on merges of known parents. The probabilities
+were calibrated on two more forests (RoBERTa 301, BERT 302) and confirmed on two families that were not used for
+calibration. Measurements: docs/lineage.md; to repeat them: ``python -m scripts.lineage``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, MERGE, SPARSE_METH
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What counts as what. Shares are of ‖δ‖², the energy of the asked model's change, unless the comment says so."""
+    """Shares are of ‖δ‖², the energy of the asked model's change, unless the comment says otherwise."""
 
     # What is read. The search starts from the matching pursuit on merges of known parents.
     max_bytes: int = 30_000_000  # of weights for one model
@@ -64,7 +64,7 @@ class Thresholds:
 
 _DEFAULT = Thresholds()
 
-# Above this an edge counts as found; below it no card is said to contradict it.
+# Edges of at least this probability count as found; a card can contradict only such an edge.
 SURE = 0.9
 
 # For each kind of evidence: how many edges of the calibrating forests were right, and how many there were.
@@ -84,16 +84,16 @@ SLOPE, MIDDLE = 25.0, 0.78
 
 
 def probability(edge: Edge) -> float:
-    """The probability that an edge is right: that its parent is a parent, or that no model of the atlas is.
+    """The probability that an edge is right: that its parent is a parent or, for the base, that no other model is.
 
-    Where sizes and angles decided, it follows from the share of tokens whose update is more even from the parent than
+    Where sizes and angles decided, it depends on the share of tokens whose update is more even from the parent than
     from the base. For all other evidence it is the share of the calibrating edges that were right.
     """
     kind = kind_of_evidence(edge)
     if kind == "tokens":
         return 1 / (1 + math.exp(SLOPE * (MIDDLE - edge.signals["flatter"])))
     right, count = COUNTS[kind]
-    return (right + 0.5) / (count + 1)  # Jeffreys' prior, so that a few cases are not taken for certainty
+    return (right + 0.5) / (count + 1)  # Jeffreys' prior, so that a few cases do not give certainty
 
 
 def kind_of_evidence(edge: Edge) -> str:
