@@ -120,6 +120,7 @@ class Depth(Drawn):
     measured, or not applicable. ``against_layers`` and ``untrained_layers`` are empty if there is no such profile.
     """
 
+    ROWS = "layers"
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("drift", "cka", "tolerance_own", "verified", "reach")
 
@@ -141,10 +142,6 @@ class Depth(Drawn):
     def headline(self) -> str:
         """How it differs from the model that it is compared with."""
         return f"{self.model}: {self.sentence}"
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each layer with everything."""
-        return [dict(row) for row in self.layers]
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """A row for each layer: the measures that it has, without errors; ``details``: everything."""
@@ -205,7 +202,7 @@ class Depth(Drawn):
 
 def _draw_curve(panel: Any, rows: LayerRows, name: str, colour: str, style: str, order: int) -> None:
     layers = np.array([row["layer"] for row in rows])
-    values = np.array([np.nan if row.get(name) is None else row[name] for row in rows], dtype=float)
+    values = np.array([row.get(name) for row in rows], dtype=float)  # NaN for None
     errors = np.array([row.get(f"{name}_error") or 0.0 for row in rows], dtype=float)
     if np.isnan(values).all():
         return

@@ -8,7 +8,7 @@ with m_f = 0 is not scored but stays a candidate for the others. This is the "Pu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from query.population import Population, components, representatives
 from query.purity.labels import Floats, LabelledOrder, confused_pairs
 from query.purity.result import ModelPurity, PurityResult, PurityScore
 from query.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
-from query.statistics.neighbours import Integers, codes_of, each, leave_out, neighbour_order
+from query.statistics.neighbours import Integers, by_width, codes_of, each, leave_out, neighbour_order
 
 _MANY = 2_000  # models from which a draw takes longer than handing it to a thread
 MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups
@@ -186,24 +186,13 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     def count_hits(part: Integers) -> None:
         hits[part] = _hits_without(trial, units, part, limits[part], int(widths[part].max()))
 
-    each(count_hits, _alike(widths))
+    some = np.flatnonzero(widths)
+    each(count_hits, (some[part] for part in by_width(widths[some], _BLOCK)))
     means: list[float | None] = []
     for unit in range(count):
         scored = gone[limits[:, unit] > 0]
         means.append(float((hits[scored, unit] / limits[scored, unit]).mean()) if len(scored) else None)
     return means
-
-
-def _alike(widths: Integers) -> Iterator[Integers]:
-    """Rows of about equal width, as many as fit in memory at a time, without rows of width 0."""
-    turns = np.argsort(widths, kind="stable")
-    turns = turns[widths[turns] > 0]
-    start = 0
-    while start < len(turns):
-        stop = int(np.searchsorted(widths[turns], 2 * widths[turns[start]] + 16, side="right"))
-        stop = start + max(1, min(stop - start, _BLOCK // int(widths[turns[stop - 1]])))
-        yield turns[start:stop]
-        start = stop
 
 
 def _hits_without(trial: LabelledOrder, units: Integers, rows: Integers, limits: Integers, width: int) -> Integers:
