@@ -78,7 +78,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class LayerWords:
-    """What one layer gives back: the text, the share of right tokens, and for each token the ``top`` nearest ones.
+    """What is recovered from one layer: the text, the share of right tokens, and the ``top`` nearest ones of each.
 
     ``closer_ratio``: how many times nearer its output lies than that of a shifted input (the original papers'
     criterion, which is met above 1).
@@ -164,11 +164,11 @@ def invert_words(
     rate: float | None = None,
     progress: Progress = lambda layer: None,
 ) -> tuple[tuple[str, ...], tuple[LayerWords, ...]]:
-    """Recover ``text`` from the output of each layer: its tokens, and what each layer gives back.
+    """Recover ``text`` from the output of each layer: its tokens, and what is recovered from each layer.
 
     ``recipe`` default: a linear map fitted on random tokens, then a few steps of descent. blank: descent from the mean
-    embedding, which knows nothing. original: the original papers' method. ``keep``: use only these output positions.
-    ``restrict``: answer only with tokens of the text.
+    embedding, which is independent of the text. original: the original papers' method. ``keep``: use only these output
+    positions. ``restrict``: answer only with tokens of the text.
 
     Raises AtlasError if the model has no words or no tokenizer, or the text is too short or too long.
     """

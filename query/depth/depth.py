@@ -384,7 +384,7 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
         layer, mine, theirs = found
         ratio = max(mine, theirs) / max(min(mine, theirs), 1e-9)
         amount = f"{ratio:.1f}× {'less' if lower else 'more'} noise"
-        clauses.append(f"from layer {layer} on it takes up to {amount} to lose a token than in {name}")
+        clauses.append(f"from layer {layer} on up to {amount} is needed to lose a token than in {name}")
     higher = differs("reach", lambda mine, theirs: mine > theirs * LEAST_RATIO)
     found = higher or differs("reach", lambda mine, theirs: mine * LEAST_RATIO < theirs)
     if found is not None:

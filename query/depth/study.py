@@ -115,7 +115,7 @@ class DepthStudy(Drawn):
         """How many models there are, and how many lose their input."""
         return (
             f"Of {counted(self.models, 'profiled model')} of {self.base}, by {counted(self.authors, 'author')}, "
-            f"{len(self.forgetful)} give less of their input away than the base does."
+            f"{len(self.forgetful)} keep less of their input than the base does."
         )
 
     def table(self, *, details: bool = False) -> dict[str, Any]:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from query.reader import AtlasReader
 
-# Groups of authors. With more, each would be predicted from a little more, and all would take longer.
+# Groups of authors. More groups leave a little more to predict each from, but take longer.
 FOLDS = 10
 
 _MANY = 1000  # with more models, a message says what takes so long
@@ -294,6 +294,10 @@ class CrossValidation:
 
 def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
     """Leave out one group of authors at a time, fit on the others, and score the predictions for that group."""
+
+    def joined(parts: Sequence[Columns]) -> Columns:
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
     authors = training.sweeps.authors
     group = units_of(authors, folds)
     groups = [np.flatnonzero(group == number) for number in range(int(group.max()) + 1)]
@@ -314,22 +318,18 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
         calibrated.append(fitted.is_calibrated)
     return CrossValidation(
         rows=np.concatenate(groups),
-        scores={name: _joined(parts) for name, parts in scores.items()},
-        hidden={name: _joined(parts) for name, parts in hidden_scores.items()},
+        scores={name: joined(parts) for name, parts in scores.items()},
+        hidden={name: joined(parts) for name, parts in hidden_scores.items()},
         known=np.concatenate(known),
         is_calibrated=all(calibrated),
     )
 
 
-def _joined(parts: Sequence[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
 def _majority(sweeps: DatasetRuns, shown: Features, none: float) -> Reals:
     """Each dataset by its share of all sweeps, whatever the model looks like.
 
-    The model's own sweep is counted too. Without it just the right dataset would be rarer than it is: if all were
-    equally common, this baseline would never be right, and anything would look good in comparison.
+    The model's own sweep is counted too. Without it, exactly the right dataset would be rarer than it is. If all were
+    equally common, this baseline would then never be right, and every method would look good in comparison.
     """
     share = np.where(shown.present, sweeps.shares.sum(axis=0), 0).astype(np.float64)
     share /= np.maximum(share.sum(axis=1, keepdims=True), 1e-12)

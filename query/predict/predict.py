@@ -58,7 +58,7 @@ class Target:
 
     Attributes:
         model_id: its id in the atlas, whose own datasets must not vote; None if it is not indexed.
-        vector: None if its change says nothing; ``notes`` then say why.
+        vector: None if it cannot be used; ``notes`` then say why.
         declared: the datasets it names itself.
         duplicates: labelled models with the same weights.
     """
@@ -76,7 +76,7 @@ class Target:
 
 @dataclass(frozen=True)
 class NeighbourVote:
-    """The vote of a sweep, cast by the nearest of its models."""
+    """The vote of a sweep, cast by its nearest model."""
 
     model: str
     author: str
@@ -241,16 +241,16 @@ def _predict(
     if not isinstance(model, ResolvedModel):
         model = resolve_model(atlas, model, base, labelled.representation)
     target = _target(atlas, model, labelled.representation)
-    # Models that it was made from, or that were made from it, do not vote either: their data are not its own.
+    # Its parents and children do not vote either: their datasets are not its own.
     without = () if target.model_id is None else (target.model_id, *relatives(atlas, target.model_id))
     models = labelled.read(target.base, without)
     return predict_target(target, models, k=k, representation=labelled.representation)
 
 
 def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Target:
-    """What is known about a model. A copy of the base, or an unrelated model, has only its head.
+    """What is known about a model. Of a copy of the base or an unrelated model, only the head is used.
 
-    Raises AtlasError if neither its change nor its head says anything.
+    Raises AtlasError if neither its vector nor its head can be used.
     """
     atlas.published(asked.base, representation)
     if asked.record is None:
@@ -359,8 +359,16 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
     notes += [f"{one.model} has the same weights and names {', '.join(one.datasets)}." for one in target.duplicates]
     if kind == "vectors":
         notes.append("Nothing is known about its head: the prediction uses only its vector.")
-    if target.vector is not None:
-        notes += _note_on_own_author(models, target.author, target.vector, voters)
+    own_models = [row for row, name in enumerate(models.authors) if name == target.author]
+    if target.vector is not None and own_models:
+        similarity = similarities(target.vector[None, :], models.vectors[own_models], models.blocks)[0]
+        nearest = own_models[int(np.argmax(similarity))]
+        if similarity.max() > max((voter.similarity for voter in voters), default=-1.0):
+            notes.append(
+                f"The closest model overall, {models.models[nearest]} ({similarity.max():.2f}, trained on "
+                f"{', '.join(own_datasets(models.datasets[nearest]))}), is by the same author and was excluded, "
+                "because the calibration excludes models by the same author."
+            )
     if not fitted.is_calibrated:
         notes.append(TOO_FEW)
     return Prediction(
@@ -390,24 +398,6 @@ def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ..
         author, datasets = models.authors[nearest], sweeps.labels[sweep]
         found.append(NeighbourVote(models.models[nearest], author, datasets, float(similarity.max()), float(weight)))
     return tuple(sorted(found, key=lambda voter: (-voter.vote, -voter.similarity, voter.model)))
-
-
-def _note_on_own_author(
-    models: LabelledModels, author: str, vector: Floats, voters: Sequence[NeighbourVote]
-) -> list[str]:
-    """A note if a model by the same author is closer than all that voted."""
-    members = [row for row, name in enumerate(models.authors) if name == author]
-    if not members:
-        return []
-    similarity = similarities(vector[None, :], models.vectors[members], models.blocks)[0]
-    if similarity.max() <= max((voter.similarity for voter in voters), default=-1.0):
-        return []
-    nearest = members[int(np.argmax(similarity))]
-    return [
-        f"The closest model overall, {models.models[nearest]} ({similarity.max():.2f}, trained on "
-        f"{', '.join(own_datasets(models.datasets[nearest]))}), is by the same author and was excluded, because the "
-        "calibration excludes models by the same author."
-    ]
 
 
 def store(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
