@@ -56,7 +56,7 @@ def compared(
     ``clusters`` (n,): -1 for an outlier. ARI: Hubert & Arabie (1985). AMI: Vinh, Epps & Bailey (2010), with the
     arithmetic mean. Homogeneity (each cluster holds one label) and completeness (each label is in one cluster):
     Rosenberg & Hirschberg (2007); both rise with the number of clusters, so compare them with their chance level.
-    The names are permuted freely among the models. Models of one author on one dataset are hardly independent;
+    The names are permuted freely among the models. Models of one author on one dataset are not independent;
     ``compared_across`` takes that into account.
     """
     rows = []

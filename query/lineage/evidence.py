@@ -184,13 +184,14 @@ def _least_squares(gram: Floats, rows: Sequence[int]) -> tuple[Floats, float]:
     return w, max(float(gram[0, 0] - 2 * w @ right + w @ inner @ w), 0.0)
 
 
-def residual(m: ModelParts, others: Sequence[ModelParts], found: Combination) -> dict[str, NDArray[np.float32]]:
-    """What a combination leaves of δ_m, matrix by matrix."""
+def residual(m: ModelParts, others: Sequence[ModelParts], base: Weights) -> dict[str, NDArray[np.float32]]:
+    """What the best sum of the others, each matrix with its own weights, leaves of δ_m, matrix by matrix."""
+    found = Combinations(m, others, base).by_matrix(range(len(others)))
     left = {}
     for row, (name, delta) in enumerate(m.deltas.items()):
         rest = delta.copy()
-        for weight, member in zip(found.weights[row], found.members, strict=True):
-            rest -= np.float32(weight) * others[member].deltas[name]
+        for weight, other in zip(found.weights[row], others, strict=True):
+            rest -= np.float32(weight) * other.deltas[name]
         left[name] = rest
     return left
 

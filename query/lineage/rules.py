@@ -72,7 +72,7 @@ class LineageRules:
         self.asked, self.m, self.base = asked, m, base
         self.thresholds, self.dates = thresholds, dates
         self.total = energy(m.deltas)
-        self.noise = rounding(m) / self.total if self.total else 0.0
+        self.noise = rounding(m) / self.total if self.total else 0.0  # share of the change that may be rounding
         self.grid = quantisation_of(m)
         self.entries = SparseMerges(m, base)
         self.siblings = Siblings(asked, m, tokens, thresholds, dates=dates)

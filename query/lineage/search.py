@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from indexer.errors import ModelError
 from query.lineage.candidates import Candidate, FactorStore, SampledWeights, best_group
-from query.lineage.evidence import Combinations, energy, residual
+from query.lineage.evidence import energy, residual
 from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.rules import Decision, LineageRules
 
@@ -138,9 +138,7 @@ class Search:
         """The residual of the models read so far; for sparse merges, every second time the unexplained entries."""
         if not self.read:
             return self.rules.m.deltas
-        parts = [one.parts for one in self.read]
-        found = Combinations(self.rules.m, parts, self.rules.base).by_matrix(range(len(parts)))
-        left = residual(self.rules.m, parts, found)
+        left = residual(self.rules.m, [one.parts for one in self.read], self.rules.base)
         if self.rules.unexplained is None or len(self.read) % 2:
             return left
         return self.rules.entries.masked(left, self.rules.unexplained)
@@ -182,8 +180,7 @@ class Search:
             if not self._can_afford() or not self.waiting:
                 break
             others = [other.parts for other in members if other is not one]
-            found = Combinations(one.parts, others, self.rules.base).by_matrix(range(len(others)))
-            best, fitted = self._best_fit(residual(one.parts, others, found))
+            best, fitted = self._best_fit(residual(one.parts, others, self.rules.base))
             if fitted >= 1 - self.rules.thresholds.max_group_residual:
                 self._take(best)
         again = self.rules.decide(self.read)

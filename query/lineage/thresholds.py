@@ -89,25 +89,19 @@ def probability(edge: Edge) -> float:
     Where sizes and angles decided, it depends on the share of tokens whose update is more even from the parent than
     from the base. For all other evidence it is the share of the calibrating edges that were right.
     """
-    kind = kind_of_evidence(edge)
-    if kind == "tokens":
-        return 1 / (1 + math.exp(SLOPE * (MIDDLE - edge.signals["flatter"])))
-    right, count = COUNTS[kind]
-    return (right + 0.5) / (count + 1)  # Jeffreys' prior, so that a few cases do not give certainty
-
-
-def kind_of_evidence(edge: Edge) -> str:
-    """Either "tokens" or a key of COUNTS."""
+    signals = edge.signals
     if edge.kind == TUNED:
-        return "base"
-    if edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
-        if edge.direction != "known":
-            return "either way"
-        return "dropped entries" if edge.kind == MERGE and edge.method == SPARSE_METHODS else "exact"
-    if not edge.signals:
-        return "record alone"
-    if edge.signals["equal"] or edge.signals.get("shared", 0) >= _DEFAULT.min_shared:
-        return "inherited" if edge.is_proven else "few inherited"
-    if edge.signals["words"] >= _DEFAULT.min_tokens:
-        return "tokens"
-    return "size alone" if edge.kind == CONTINUED else "run alone"
+        evidence = "base"
+    elif edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
+        is_sparse = edge.kind == MERGE and edge.method == SPARSE_METHODS
+        evidence = "either way" if edge.direction != "known" else "dropped entries" if is_sparse else "exact"
+    elif not signals:
+        evidence = "record alone"
+    elif signals["equal"] or signals.get("shared", 0) >= _DEFAULT.min_shared:
+        evidence = "inherited" if edge.is_proven else "few inherited"
+    elif signals["words"] >= _DEFAULT.min_tokens:
+        return 1 / (1 + math.exp(SLOPE * (MIDDLE - signals["flatter"])))
+    else:
+        evidence = "size alone" if edge.kind == CONTINUED else "run alone"
+    right, count = COUNTS[evidence]
+    return (right + 0.5) / (count + 1)  # Jeffreys' prior, so that a few cases do not give certainty

@@ -77,8 +77,8 @@ class LabelledOrder:
     def reaches(self, sweep_kinds: Integers, least: float) -> bool:
         """Whether the mean of purity minus chance is at least ``least`` if the sweeps have these kinds.
 
-        Exact, and usually without counting everything: models with the fewest neighbours are counted first, until the
-        mean would be too small even if all the others matched.
+        Exact, but usually without counting all models: those with the fewest neighbours are counted first, and counting
+        stops when the mean would be too small even if all the others matched.
         """
         matching = self.matching(sweep_kinds)
         scored = np.flatnonzero(matching)
