@@ -33,7 +33,7 @@ SPARE_NUMBERS = 4 << 20  # of a table of positions that is not stored
 LARGEST_SIZE = 1 << 20
 # Inputs are padded to a multiple of these, however short they are.
 LARGEST_PADDING = 4096
-# Modules per tensor: activations and containers have no tensors. A config that asks for more modules is wrong.
+# Modules per tensor; activations and containers have no tensors. A config that asks for more modules is wrong.
 MODULES_BY_TENSOR, FEWEST_MODULES = 20, 2000
 LARGEST_SIDE = 1024  # pixels of an image; a probe holds 16
 # Numbers in a config that are not sizes; positions that become a table are counted by `_allocated_bytes`.
