@@ -21,6 +21,7 @@ from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
 from query.lineage.thresholds import SURE, Thresholds, probability
 from query.lookup import READERS, describe_unindexed, no_record, unknown_model
+from query.wording import counted
 
 if TYPE_CHECKING:
     from indexer.deltas.parts import Parts
@@ -274,9 +275,9 @@ class Tracer:
                 f"Build it without `keep_factors=False` (`build({self.base!r})`), or pull one that was pushed "
                 "--with-records.",
             )
-        if store.missing:
+        if missing := len(possible) - len(candidates):
             log.notes.append(
-                f"left out, because their records are missing or contain no factors: {len(store.missing)} models"
+                f"left out, because their records are missing or contain no factors: {counted(missing, 'model')}"
             )
         base = {str(name): weight.float().numpy() for name, weight in selection.parts.base_weights.items()}
         uses_tokens = candidates and m.tokens is not None and self.embeddings
