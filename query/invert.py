@@ -1,4 +1,4 @@
-"""Inversion: the words or images of an input again, from the output of each layer."""
+"""Inversion: the words or images of an input, recovered from the output of each layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONGEST_WORD = 10
 
 @dataclass(frozen=True, repr=False)
 class WordsBack(Drawn):
-    """What each layer gives back of ``input``, whose tokens are ``tokens``."""
+    """What is recovered of ``input``, whose tokens are ``tokens``, from each layer."""
 
     OPTIONAL_COLUMNS = ("top", "closer_ratio")
     SHOW_HEADLINE = True
@@ -42,12 +42,12 @@ class WordsBack(Drawn):
 
     @property
     def headline(self) -> str:
-        """How much the first and the last layer give back."""
+        """How much is recovered from the first and the last layer."""
         first, last = self.layers[0], self.layers[-1]
         then = "" if first is last else f", and {percent(last.right)} from that of layer {last.layer}"
         return (
             f"From the output of layer {first.layer} of {self.model} {percent(first.right)} of the words of "
-            f"“{self.input}” come back{then}."
+            f"“{self.input}” are recovered{then}."
         )
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ class WordsBack(Drawn):
                 axes.add_patch(cell)
                 axes.text(column + 0.5, row + 0.5, label(word.strip() or "␣", LONGEST_WORD), fontsize=6.5,
                           color=colours.ink, horizontalalignment="center", verticalalignment="center")  # fmt: skip
-        axes.set_title(f"What layers of {model_label(self.model, 48)} give back (recipe: {self.recipe})\n"
+        axes.set_title(f"Words recovered from layers of {model_label(self.model, 48)} (recipe: {self.recipe})\n"
                        "green: the right token; at the right: their share",
                        loc="left", fontsize=8, color=colours.ink)  # fmt: skip
         return figure
@@ -95,7 +95,7 @@ class WordsBack(Drawn):
 
 @dataclass(frozen=True, repr=False)
 class ImagesBack(Drawn):
-    """What each layer gives back of ``target`` (images, channels, height, width), from 0 to 1."""
+    """What is recovered of ``target`` (images, channels, height, width), from 0 to 1, from each layer."""
 
     SHOW_HEADLINE = True
 
@@ -116,7 +116,7 @@ class ImagesBack(Drawn):
         first, last = self.layers[0], self.layers[-1]
         then = "" if first is last else f", and of {last.error:.3f} from that of layer {last.layer}"
         return (
-            f"From the output of layer {first.layer} of {self.model} images come back with an error of "
+            f"From the output of layer {first.layer} of {self.model} images are recovered with an error of "
             f"{first.error:.3f}{then} (0 is perfect)."
         )
 
@@ -147,7 +147,7 @@ class ImagesBack(Drawn):
             row_bars(last, one.rows, colours)
             last.set_title(f"error {one.error:.2f}", fontsize=7, color=colours.ink, loc="left")
         grid[-1][count].set_xlabel("its share by row of patches", fontsize=6.5, color=colours.ink)
-        figure.suptitle(f"Images as layers of {model_label(self.model, 48)} give them back", x=0.01,
+        figure.suptitle(f"Images recovered from layers of {model_label(self.model, 48)}", x=0.01,
                         horizontalalignment="left", fontsize=9, color=colours.ink)  # fmt: skip
         return figure
 

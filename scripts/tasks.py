@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError
 from indexer.records.representation import representation_named
 from query import Atlas
-from query.statistics.author_runs import AuthorRuns
+from query.statistics.authors import AuthorRuns
 from query.statistics.neighbours import codes_of
 from scripts.vectors import read_family
 

@@ -15,7 +15,7 @@ from sklearn import metrics
 from query.clusters import methods
 from query.clusters.agreement import compared, compared_across, p_value, silhouette_of
 from query.clusters.methods import shuffled_silhouettes, silhouettes
-from query.statistics.author_runs import AuthorRuns
+from query.statistics.authors import AuthorRuns
 from query.statistics.neighbours import codes_of
 
 

@@ -8,7 +8,7 @@ from scipy.stats import binomtest, t
 
 from query.purity.labels import LabelledOrder
 from query.purity.study import means_without, purity
-from query.statistics.intervals import independent_changes, uncertainty, units_of, wilson
+from query.statistics.authors import independent_changes, uncertainty, units_of, wilson
 from query.statistics.neighbours import leave_out, neighbour_order
 from tests.purity.loops import Models
 

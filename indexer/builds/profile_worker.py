@@ -23,9 +23,8 @@ from indexer.profiles.layers import States
 from indexer.profiles.measurement import ProfileRequest, make_profile
 from indexer.profiles.probes import Probe, ProbeChoice, matching_probe
 from indexer.profiles.store import ProfileIdentity, ProfileStore
-from indexer.profiles.subject import Source, Subject, read_subject, read_weights
+from indexer.profiles.subject import FullWeights, Source, Subject, read_subject, read_weights
 from indexer.profiles.tokenizer import IsolatedTokenizer
-from indexer.profiles.weights import FullWeights
 
 # Called with a model's id, what was done (``layer`` for a finished layer), and the number of the layer or 0.
 OnProgress = Callable[[str, str, int], None]

@@ -19,7 +19,7 @@ from indexer.errors import AtlasError
 Stem = Callable[[torch.Tensor], torch.Tensor]
 States = dict[int, torch.Tensor]
 
-# A causal mask moves earlier outputs by nothing at all; an untrained encoder moves them by little, but by more.
+# With a causal mask, a later token changes earlier outputs not at all; in an untrained encoder by little, but more.
 SAME = 1e-9
 TOKENS = 16  # of a sequence
 FEWEST_TOKENS = 4

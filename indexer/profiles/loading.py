@@ -24,7 +24,6 @@ from torch import nn
 from indexer.architectures.architecture import load_architecture
 from indexer.errors import Skipped
 from indexer.profiles.layers import HookedLayers
-from indexer.profiles.weights import FullWeights
 from indexer.untrusted import shown
 
 # Memory that a model may take beyond its own weights (positions, masks). A config that asks for more is wrong.
@@ -34,7 +33,7 @@ SPARE_NUMBERS = 4 << 20  # of a table of positions that is not stored
 LARGEST_SIZE = 1 << 20
 # Inputs are padded to a multiple of these, however short they are.
 LARGEST_PADDING = 4096
-# Modules per tensor: activations and containers have no tensors. A config that asks for more modules is wrong.
+# Modules per tensor; activations and containers have no tensors. A config that asks for more modules is wrong.
 MODULES_BY_TENSOR, FEWEST_MODULES = 20, 2000
 LARGEST_SIDE = 1024  # pixels of an image; a probe holds 16
 # Numbers in a config that are not sizes; positions that become a table are counted by `_allocated_bytes`.
@@ -45,7 +44,7 @@ _NEEDLESS = ("pooler", "head", "classifier", "lm_head", "cls", "score", "qa_outp
 _REFUSED = {"input_values": "it takes sound", "input_features": "it takes sound"}
 
 
-def load(weights: FullWeights) -> tuple[Any, str]:
+def load(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> tuple[Any, str]:
     """Load a model; also returns "encoder" if it has two stacks, else "".
 
     Raises Skipped: ``missing_tensors`` with their names, ``shape_mismatch``, ``unknown_architecture``,
@@ -54,11 +53,11 @@ def load(weights: FullWeights) -> tuple[Any, str]:
     from safetensors.torch import save_file
     from transformers import AutoModel
 
-    configuration = _configuration(weights)
-    depths = _checked_depth(weights, configuration)
+    configuration = _configuration(weights, config)
+    depths = _checked_depth(weights, config, configuration)
     with tempfile.TemporaryDirectory(prefix="profile-") as folder, _quietly():
-        (Path(folder) / "config.json").write_text(json.dumps(weights.config), encoding="utf-8")
-        tensors = {name: tensor.contiguous() for name, tensor in weights.tensors.items()}
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
         save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})
         try:
             model, information = AutoModel.from_pretrained(
@@ -90,14 +89,14 @@ def load_untrained(config: Mapping[str, Any], seed: int) -> tuple[Any, str]:
     """The same with fresh weights, as a baseline for a trained model of this config."""
     from transformers import AutoModel
 
-    configuration = _configuration(FullWeights({}, dict(config)))
+    configuration = _configuration({}, config)
     with torch.random.fork_rng(devices=[]), _quietly():
         torch.manual_seed(seed)
         model = AutoModel.from_config(configuration, attn_implementation="eager", trust_remote_code=False)
     return model.float(), "encoder" if getattr(configuration, "is_encoder_decoder", False) else ""
 
 
-def _configuration(weights: FullWeights) -> Any:
+def _configuration(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> Any:
     """The config as transformers' own class.
 
     Numbers that no model of these weights can have are refused, before a class of transformers makes lists of them.
@@ -105,15 +104,15 @@ def _configuration(weights: FullWeights) -> Any:
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    model_type = str(weights.config.get("model_type"))
+    model_type = str(config.get("model_type"))
     if load_architecture(model_type).name == "clip":
         raise Skipped("unsupported_input", f"it is a {model_type}: two towers, of text and of images, are not profiled")
-    values = {name: value for name, value in weights.config.items() if name != "model_type"}
+    values = {name: value for name, value in config.items() if name != "model_type"}
     names: set[str] = set()
     if model_type in CONFIG_MAPPING:  # else transformers refuses it
         known = CONFIG_MAPPING[model_type]
         names = {*inspect.signature(known.__init__).parameters, *known.attribute_map}
-    largest = max(LARGEST_SIZE, *(dimension for tensor in weights.tensors.values() for dimension in tensor.shape), 0)
+    largest = max(LARGEST_SIZE, *(dimension for tensor in weights.values() for dimension in tensor.shape), 0)
     for name, value in values.items():
         if name not in names or _NO_SIZE.search(name):
             continue
@@ -134,10 +133,12 @@ def _configuration(weights: FullWeights) -> Any:
         raise Skipped("malformed", f"its config.json does not fit a {model_type}: {text}") from error
 
 
-def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
+def _checked_depth(
+    weights: Mapping[str, torch.Tensor], config: Mapping[str, Any], configuration: Any
+) -> dict[str, int]:
     """Layers by stack according to the tensors. The config must agree before anything is allocated."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
-    depth = load_architecture(str(weights.config["model_type"])).locate(shapes, weights.config).depth
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    depth = load_architecture(str(config["model_type"])).locate(shapes, config).depth
     first = depth.get("encoder", depth.get("", 0))
     said = getattr(configuration, "num_hidden_layers", first)
     if said != first and isinstance(getattr(configuration, "num_hidden_groups", None), int):
@@ -149,15 +150,15 @@ def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
         raise Skipped("layer_mismatch", f"its decoder has {depth['decoder']} layers, its config.json says {decoder}")
     positions = getattr(configuration, "max_position_embeddings", None)
     width = getattr(configuration, "hidden_size", None)
-    numbers = sum(tensor.numel() for tensor in weights.tensors.values())
+    numbers = sum(tensor.numel() for tensor in weights.values())
     # Some classes compute a table of sines in Python, number by number. Rotary positions have no table.
     if isinstance(positions, int) and isinstance(width, int) and not hasattr(configuration, "rope_parameters"):
         if positions * width > numbers + SPARE_NUMBERS:
             what = f"a table of positions has {positions} × {width} numbers, its weights have {numbers}"
             raise Skipped("shape_mismatch", f"by its config.json {what}")
-    size = _allocated_bytes(configuration, FEWEST_MODULES + MODULES_BY_TENSOR * len(weights.tensors))
+    size = _allocated_bytes(configuration, FEWEST_MODULES + MODULES_BY_TENSOR * len(weights))
     # Half-precision weights are loaded as float32.
-    stored = sum(tensor.nbytes for tensor in weights.tensors.values())
+    stored = sum(tensor.nbytes for tensor in weights.values())
     if size > 4 * stored + SPARE_BYTES:
         raise Skipped(
             "shape_mismatch", f"by its config.json the model takes {size >> 20} MiB, its weights are {stored >> 20} MiB"

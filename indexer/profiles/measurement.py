@@ -15,7 +15,6 @@ from indexer.errors import AtlasError, BadArgument, Failed
 from indexer.names import MEASURES
 from indexer.profiles.layers import Layers, States, eval_mode, nearest_tokens
 from indexer.profiles.probes import Probe
-from indexer.profiles.receptive_field import receptive_fields
 from indexer.profiles.recovery import (
     blank_start,
     criterion,
@@ -29,10 +28,10 @@ from indexer.profiles.recovery import (
     recover_images,
     times_closer,
 )
+from indexer.profiles.sensitivity import receptive_fields, tolerances
 from indexer.profiles.statistics import Measures, accuracy, compare_with_base, spread_of, standard_error
 from indexer.profiles.store import Profile, ProfileIdentity
 from indexer.profiles.subject import Subject
-from indexer.profiles.tolerance import tolerances
 
 RECEPTIVE_FIELD_SEQUENCES = 8
 MOST_LAYERS = 1000

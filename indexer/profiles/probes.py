@@ -1,29 +1,36 @@
-"""Probes: the sequences of tokens, or the images, that a model is profiled with."""
+"""Probes: the sequences of tokens, or the images from files or scikit-learn, that a model is profiled with."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from indexer.errors import AtlasError
-from indexer.profiles.images import images_sha256, read_images, shipped_images
 from indexer.profiles.layers import FEWEST_TOKENS, TOKENS, Layers, fitting_tokens
 from indexer.profiles.statistics import seeded_generator
 from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
-from indexer.regular_files import open_regular
+from indexer.regular_files import open_regular, read_regular
 
 if TYPE_CHECKING:
     from indexer.profiles.subject import Subject
 
 SEQUENCES = 16
 MOST_TEXT = 1 << 20
+MOST_BYTES = 64 << 20  # of an image file
+MOST_PIXELS = 1 << 26
+DIGITS = 14
+HINT = "Give a PNG or JPEG file."
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
@@ -195,3 +202,81 @@ def matching_probe(
     if own is not None and base_tokenizer is not None and own.words(ids) != base_tokenizer.words(ids):
         return choice.probe(subject)
     return shared
+
+
+# ---- images, as pixels from 0 to 1
+
+
+def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
+    """The middle square of an image file, scaled to ``shape`` (channels, height, width), from 0 to 1.
+
+    Raises AtlasError if it is not an image, or has more than MOST_PIXELS by its header, which is read first.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    too_many = AtlasError(f"{path} has more than {MOST_PIXELS} pixels.", HINT)
+    content = BytesIO(_content(path))
+    try:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), \
+                Image.open(content, formats=FORMATS) as image:  # fmt: skip
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise too_many
+            side = min(width, height)
+            box = ((width - side) // 2, (height - side) // 2, (width + side) // 2, (height + side) // 2)
+            square = image.convert("L" if shape[0] == 1 else "RGB").resize((shape[2], shape[1]), box=box)
+            pixels = np.asarray(square, dtype=np.float32) / 255
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise too_many from error
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise AtlasError(f"{path} cannot be read as an image ({type(error).__name__}).", HINT) from error
+    found = torch.from_numpy(pixels)
+    return found[None] if found.ndim == 2 else found.permute(2, 0, 1)
+
+
+def read_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> torch.Tensor:
+    """Image files as (images, channels, height, width). Raises AtlasError as ``read_image``, or for a single colour."""
+    found = [read_image(path, shape) for path in paths]
+    for path, pixels in zip(paths, found, strict=True):
+        if not float(pixels.flatten(1).std(dim=1).max()) > 0:
+            raise AtlasError(f"{path} has one colour only, so no layer can lose any of it.", "Give another image.")
+    return torch.stack(found)
+
+
+def shipped_images(shape: tuple[int, int, int]) -> torch.Tensor:
+    """scikit-learn's digits, and the middle of its two photographs, as (images, *shape)."""
+    from sklearn.datasets import load_digits, load_sample_images
+
+    digits = torch.tensor(load_digits().images[:DIGITS] / 16, dtype=torch.float32)[:, None]
+    squares = list(digits)
+    for image in load_sample_images().images:
+        pixels = torch.tensor(np.asarray(image), dtype=torch.float32).permute(2, 0, 1) / 255
+        side = min(pixels.shape[1:])
+        top, left = (pixels.shape[1] - side) // 2, (pixels.shape[2] - side) // 2
+        squares.append(pixels[:, top : top + side, left : left + side])
+    found = []
+    for square in squares:
+        channels = square.mean(dim=0, keepdim=True) if shape[0] == 1 else square.expand(shape[0], -1, -1)
+        scaled = torch.nn.functional.interpolate(
+            channels[None], size=shape[1:], mode="bilinear", antialias=True, align_corners=False
+        )
+        found.append(scaled[0].clamp(0, 1))
+    return torch.stack(found)
+
+
+def images_sha256(paths: Sequence[Path]) -> str:
+    """sha256 of the files' contents, in order. Raises AtlasError if one cannot be read."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(hashlib.sha256(_content(path)).digest())
+    return digest.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a regular file. Raises AtlasError if it is something else, or has more than MOST_BYTES."""
+    try:
+        return read_regular(path, most=MOST_BYTES, through_links=True)
+    except FileNotFoundError as error:
+        raise AtlasError(f"There is no file {path}.", HINT) from error
+    except OSError as error:
+        raise AtlasError(f"{path} cannot be read: {error.strerror}.", HINT) from error

@@ -1,6 +1,6 @@
 """Recovery of the input from a layer's output: a linear readout, gradient descent, and exact search.
 
-A decoder is given h_l and nothing of the input; its answer is compared with the truth elsewhere.
+A decoder sees h_l and nothing of the input. The callers compare its answer with the true input.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def embedding_sd(layers: Layers) -> float:
 
 
 def blank_start(layers: Layers, shape: torch.Size, seed: int) -> torch.Tensor:
-    """A start that knows nothing of the input: the mean embedding, and a little noise."""
+    """A start that is independent of the input: the mean embedding plus a little noise."""
     noise = normal((shape[0], shape[1], layers.tokens.shape[1]), seed, "start", layers.device)
     return layers.tokens.mean(dim=0) + START_NOISE * embedding_sd(layers) * noise
 

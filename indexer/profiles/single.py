@@ -17,10 +17,9 @@ from indexer.names import ModelRef
 from indexer.network.hub_errors import as_model_error
 from indexer.network.session import install_session
 from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, original_ascent
-from indexer.profiles.images import borrowed_patch_embedding, read_images, seeded_patch_embedding, shipped_images
-from indexer.profiles.layers import FEWEST_TOKENS, HookedLayers, Layers, fitting_tokens, nearest_tokens
+from indexer.profiles.layers import FEWEST_TOKENS, HookedLayers, Layers, fitting_tokens, nearest_tokens, patchify
 from indexer.profiles.measurement import ProfileRequest, canonical_recipe, make_profile, parse_layers
-from indexer.profiles.probes import ProbeChoice, matching_probe
+from indexer.profiles.probes import ProbeChoice, matching_probe, read_images, shipped_images
 from indexer.profiles.recovery import (
     blank_start,
     criterion,
@@ -33,11 +32,10 @@ from indexer.profiles.recovery import (
     recover_images,
     times_closer,
 )
-from indexer.profiles.statistics import spread_of
+from indexer.profiles.statistics import normal, spread_of
 from indexer.profiles.store import Profile, ProfileIdentity
-from indexer.profiles.subject import Source, Subject, download_base, read_subject, read_weights
+from indexer.profiles.subject import FullWeights, Source, Subject, download_base, read_subject, read_weights
 from indexer.profiles.tokenizer import require_tokenizer
-from indexer.profiles.weights import FullWeights
 
 __all__ = [
     "Feature",
@@ -58,6 +56,9 @@ MOST_IMAGES = 6
 MOST_TOKENS = 64
 LINEAR_STEPS = 150
 BLANK_STEPS = 400
+CHANNELS = 3
+# (patch, side of the image) in pixels for a seeded embedding: the original papers' own if the model is wide enough.
+SIZES = ((16, 224), (8, 64), (4, 32))
 Progress = Callable[[int], None]  # called with each layer before it is worked on
 
 
@@ -77,7 +78,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class LayerWords:
-    """What one layer gives back: the text, the share of right tokens, and for each token the ``top`` nearest ones.
+    """What is recovered from one layer: the text, the share of right tokens, and the ``top`` nearest ones of each.
 
     ``closer_ratio``: how many times nearer its output lies than that of a shifted input (the original papers'
     criterion, which is met above 1).
@@ -163,11 +164,11 @@ def invert_words(
     rate: float | None = None,
     progress: Progress = lambda layer: None,
 ) -> tuple[tuple[str, ...], tuple[LayerWords, ...]]:
-    """Recover ``text`` from the output of each layer: its tokens, and what each layer gives back.
+    """Recover ``text`` from the output of each layer: its tokens, and what is recovered from each layer.
 
     ``recipe`` default: a linear map fitted on random tokens, then a few steps of descent. blank: descent from the mean
-    embedding, which knows nothing. original: the original papers' method. ``keep``: use only these output positions.
-    ``restrict``: answer only with tokens of the text.
+    embedding, which is independent of the text. original: the original papers' method. ``keep``: use only these output
+    positions. ``restrict``: answer only with tokens of the text.
 
     Raises AtlasError if the model has no words or no tokenizer, or the text is too short or too long.
     """
@@ -300,3 +301,57 @@ def _image_layers(subject: Subject, stem: str | None, seed: int) -> tuple[Hooked
     if stem is None:
         notes = (*notes, "it takes words, so a seeded patch embedding was put before its layers (`stem='image'`)")
     return seeded_patch_embedding(subject.layers, seed), notes
+
+
+def seeded_patch_embedding(layers: HookedLayers, seed: int = 0) -> HookedLayers:
+    """A language model's layers behind a seeded orthonormal map from patches to the model's width.
+
+    Patches take the place of tokens; positions are added as for tokens. The map is scaled so that a patch of variance 1
+    (of pixels from −1 to 1) is as long as an embedding. Raises AtlasError if the model is too narrow.
+    """
+    width = layers.tokens.shape[1]
+    patch, side = next(((patch, side) for patch, side in SIZES if CHANNELS * patch * patch <= width), (0, 0))
+    if not patch:
+        raise AtlasError(
+            f"Layers of width {width} are too narrow for a patch of {CHANNELS} · 4 · 4 numbers.",
+            "Choose a wider model.",
+        )
+    # The largest square of such patches that the positions hold.
+    side = int(fitting_tokens(layers, (side // patch) ** 2) ** 0.5) * patch
+    numbers = CHANNELS * patch * patch
+    drawn = normal((width, width), seed, "stem").double()
+    columns = torch.linalg.qr(drawn)[0][:numbers].float().to(layers.device)
+    length = float(layers.tokens.square().sum(dim=1).mean().sqrt())
+    matrix = columns * (length / numbers**0.5)
+    return HookedLayers(
+        lambda pixels: layers.stem(patchify(2 * pixels - 1, patch) @ matrix),
+        layers.blocks,
+        patch=patch,
+        image_shape=(CHANNELS, side, side),
+    )
+
+
+def borrowed_patch_embedding(layers: HookedLayers, model: torch.nn.Module, images: HookedLayers) -> HookedLayers:
+    """A language model's layers behind the patch convolution of ``model``, a vision transformer with layers ``images``.
+
+    Raises AtlasError if its width differs from the language model's, or it has no such convolution.
+    """
+    convolution = next((one for one in model.modules() if isinstance(one, torch.nn.Conv2d)), None)
+    width = layers.tokens.shape[1]
+    if convolution is None or images.patch is None or images.image_shape is None:
+        raise AtlasError("The stem's model does not cut images into patches.", "Name a ViT, or use `stem='image'`.")
+    if convolution.out_channels != width:
+        raise AtlasError(
+            f"The stem makes patches of width {convolution.out_channels}, the model's layers take {width}.",
+            "Use `stem='image'`.",
+        )
+    side = images.image_shape[1]
+    while (side // images.patch) ** 2 > fitting_tokens(layers, (side // images.patch) ** 2):
+        side -= images.patch
+    embed = convolution.to(layers.device)
+    return HookedLayers(
+        lambda pixels: layers.stem(embed(2 * pixels - 1).flatten(2).transpose(1, 2)),
+        layers.blocks,
+        patch=images.patch,
+        image_shape=(images.image_shape[0], side, side),
+    )

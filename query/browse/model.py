@@ -11,7 +11,7 @@ from indexer.console.messages import clean
 from indexer.console.output import as_plain
 from indexer.console.terminal import explain
 from indexer.errors import AtlasError
-from query.depth.profiled import read_profiled
+from query.depth.depth import read_profiled
 from query.layers import stored_layers
 from query.lookup import indexed_model
 from query.show import shown_model

@@ -211,14 +211,16 @@ def lineage(
             if output == "table" and answer.answered_at is None:
                 say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {answer.models_read} models")
         if file is not None:
-            from query.lineage.tree import around, write_tree
+            from query.figures import draw, write_output
+            from query.lineage.result import around, tree_figure
 
             if model is None:
                 edges = list(answers.edges) if no_dates else stored_edges(opened, base)
-                write_tree(file, edges, base, theme)
+                figure = tree_figure(edges, base, theme)
             else:
                 edges = [edge for edge in stored_edges(opened, base) if edge.child != answer.model]
-                write_tree(file, around([*edges, *answer.edges], answer.model), base, theme, marked=answer.model)
+                figure = tree_figure(around([*edges, *answer.edges], answer.model), base, theme, answer.model)
+            write_output(file, draw(figure, file.suffix.lower()))
             say(f"the tree is in {file}")
     if model is None and answers.unanswered:
         click.get_current_context().exit(1)

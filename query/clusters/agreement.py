@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from query.clusters.methods import Floats, shuffled_silhouettes, silhouettes
-from query.statistics.author_runs import AuthorRuns
+from query.statistics.authors import AuthorRuns
 from query.statistics.neighbours import Integers, codes_of
 
 MEASURES = ("ari", "ami", "homogeneity", "completeness")
@@ -56,7 +56,7 @@ def compared(
     ``clusters`` (n,): -1 for an outlier. ARI: Hubert & Arabie (1985). AMI: Vinh, Epps & Bailey (2010), with the
     arithmetic mean. Homogeneity (each cluster holds one label) and completeness (each label is in one cluster):
     Rosenberg & Hirschberg (2007); both rise with the number of clusters, so compare them with their chance level.
-    The names are permuted freely among the models. Models of one author on one dataset are hardly independent;
+    The names are permuted freely among the models. Models of one author on one dataset are not independent;
     ``compared_across`` takes that into account.
     """
     rows = []

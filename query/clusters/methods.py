@@ -65,8 +65,8 @@ def by_density(points: Floats, min_size: int) -> tuple[Integers, Floats]:
     - ``brute``: with more than some tens of dimensions, trees do not help. 10,000 × 4104 take 30 s on one core, and
       2,000 × 4104 take 1.6 s instead of 73 with the default k-d tree. Memory: 16 n² bytes (1.6 GB at 10,000).
 
-    HDBSCAN cannot find a single cluster, because density has to fall between two. Vectors that are all equal are
-    returned as one cluster.
+    HDBSCAN never finds a single cluster, because it needs a drop of density between two. Vectors that are all equal
+    are returned as one cluster.
     """
     from sklearn.cluster import HDBSCAN
 

@@ -58,7 +58,16 @@ def clusters(
         raise ValueError("draws must be at least 1")
     kept = distinct(population)
     models = len(kept.ids)
-    _check(method, min_size, count, models)
+    if method not in METHODS:
+        raise AtlasError(f"Unknown clustering method {method!r} (choose {' or '.join(METHODS)}).", "")
+    if method == "hdbscan" and count is not None:
+        raise AtlasError("`count` does not apply to hdbscan.", "Omit it, or use `method='kmeans'`.")
+    if method == "kmeans" and min_size is not None:
+        raise AtlasError("`min_size` does not apply to kmeans.", "Omit it, or use `method='hdbscan'`.")
+    if count is not None and count > models:
+        raise AtlasError(f"{models} models cannot form {count} clusters.", "Lower `count`, or omit it.")
+    if min(min_size or 2, count or 2) < 2:
+        raise AtlasError("The smallest cluster and the number of clusters must be at least 2.", "")
     if models > _SLOW:
         say(f"clustering {models:,} models and measuring chance: a minute or more")
     points = coordinates(likeness.points(kept.vectors, kept.blocks))
@@ -87,19 +96,6 @@ def clusters(
         left_out=kept.left_out,
     )
     return replace(result, notes=(*_notes_on_clusters(result, draws), *_notes_on_labels(result, ways)))
-
-
-def _check(method: str, min_size: int | None, count: int | None, models: int) -> None:
-    if method not in METHODS:
-        raise AtlasError(f"Unknown clustering method {method!r} (choose {' or '.join(METHODS)}).", "")
-    if method == "hdbscan" and count is not None:
-        raise AtlasError("`count` does not apply to hdbscan.", "Omit it, or use `method='kmeans'`.")
-    if method == "kmeans" and min_size is not None:
-        raise AtlasError("`min_size` does not apply to kmeans.", "Omit it, or use `method='hdbscan'`.")
-    if count is not None and count > models:
-        raise AtlasError(f"{models} models cannot form {count} clusters.", "Lower `count`, or omit it.")
-    if min(min_size or 2, count or 2) < 2:
-        raise AtlasError("The smallest cluster and the number of clusters must be at least 2.", "")
 
 
 def _agreement(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from indexer.errors import AtlasError, require
-from indexer.names import ModelRef
-from query.depth.profiled import ROW_COLUMNS, LayerRow, LayerRows, Profiled, difference_error, read_profiled
+from indexer.names import MEASURES, ModelRef
 from query.figures import THEMES, model_label, styled_grid
 from query.lookup import READERS, reference_of
 from query.results import Drawn, ThemeName
@@ -24,6 +23,16 @@ if TYPE_CHECKING:
     from indexer.profiles.single import Profile
     from query.reader import AtlasReader
 
+LayerRow = dict[str, Any]
+LayerRows = tuple[LayerRow, ...]
+ROW_COLUMNS = (
+    "layer",
+    *(part for name in MEASURES for part in (name, f"{name}_error")),
+    "spread",
+    "is_constant",
+    "own_delta",
+    "delta",
+)
 AGAINST = {"base": "its base", "untrained": "an untrained twin"}
 SHOWN = ("tolerance", "tolerance_own", "readable", "recovered", "verified", "reach", "cka", "drift", "image_error")
 # Panels of the picture.
@@ -48,6 +57,61 @@ ERRORS = 2.0  # standard errors
 KEPT = 0.95
 
 
+@dataclass(frozen=True)
+class Profiled:
+    """One model's layers. ``subject`` is base, fine_tune or untrained; ``layers`` has a row for each, in order."""
+
+    model: str
+    base: str
+    subject: str
+    author: str | None
+    probe: str
+    probe_sha256: str
+    sequences: int | None
+    tokens: int | None
+    seed: int
+    recipe: str
+    stack: str
+    layers: LayerRows
+
+
+def read_profiled(
+    atlas: AtlasReader, base: str, *, subject: str | None = None, model: str | None = None, probe: str | None = None
+) -> list[Profiled]:
+    """All profiles that match, newest first. ``probe`` is a sha256."""
+    conditions, values = ["base = ?"], [base]
+    for name, value in (("subject", subject), ("model", model), ("probe_sha256", probe)):
+        if value is not None:
+            conditions.append(f"{name} = ?")
+            values.append(value)
+    rows = atlas.rows(
+        "SELECT depth_of_models.*, profiles.sequences, profiles.tokens FROM depth_of_models "
+        "JOIN profiles USING (profile_id) "
+        f"WHERE {' AND '.join('depth_of_models.' + one for one in conditions)} "
+        "ORDER BY depth_of_models.made DESC, profile_id DESC, layer",
+        values,
+    )
+    groups: dict[tuple[Any, ...], list[LayerRow]] = {}
+    for row in rows:
+        groups.setdefault((row["model"], row["subject"], row["probe_sha256"], row["seed"]), []).append(row)
+    found = []
+    for group in groups.values():
+        # Profiles of one model and probe as one: a measure that the newest lacks is taken from an earlier one.
+        merged: dict[int, LayerRow] = {}
+        for row in group:
+            known = merged.setdefault(row["layer"], dict(row))
+            known |= {name: value for name, value in row.items() if known[name] is None}
+        facts = {name: group[0][name] for name in Profiled.__dataclass_fields__ if name != "layers"}
+        layers = ({name: merged[layer][name] for name in ROW_COLUMNS} for layer in sorted(merged))
+        found.append(Profiled(layers=tuple(layers), **facts))
+    return found
+
+
+def difference_error(row: LayerRow, other: LayerRow, measure: str) -> float:
+    """The standard error of the difference of a measure between two models."""
+    return float(((row[f"{measure}_error"] or 0) ** 2 + (other[f"{measure}_error"] or 0) ** 2) ** 0.5)
+
+
 @dataclass(frozen=True, repr=False)
 class Depth(Drawn):
     """The measures of a model's layers, and of those that it is compared with.
@@ -56,6 +120,7 @@ class Depth(Drawn):
     measured, or not applicable. ``against_layers`` and ``untrained_layers`` are empty if there is no such profile.
     """
 
+    ROWS = "layers"
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("drift", "cka", "tolerance_own", "verified", "reach")
 
@@ -77,10 +142,6 @@ class Depth(Drawn):
     def headline(self) -> str:
         """How it differs from the model that it is compared with."""
         return f"{self.model}: {self.sentence}"
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each layer with everything."""
-        return [dict(row) for row in self.layers]
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """A row for each layer: the measures that it has, without errors; ``details``: everything."""
@@ -141,7 +202,7 @@ class Depth(Drawn):
 
 def _draw_curve(panel: Any, rows: LayerRows, name: str, colour: str, style: str, order: int) -> None:
     layers = np.array([row["layer"] for row in rows])
-    values = np.array([np.nan if row.get(name) is None else row[name] for row in rows], dtype=float)
+    values = np.array([row.get(name) for row in rows], dtype=float)  # NaN for None
     errors = np.array([row.get(f"{name}_error") or 0.0 for row in rows], dtype=float)
     if np.isnan(values).all():
         return
@@ -323,7 +384,7 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
         layer, mine, theirs = found
         ratio = max(mine, theirs) / max(min(mine, theirs), 1e-9)
         amount = f"{ratio:.1f}× {'less' if lower else 'more'} noise"
-        clauses.append(f"from layer {layer} on it takes up to {amount} to lose a token than in {name}")
+        clauses.append(f"from layer {layer} on up to {amount} is needed to lose a token than in {name}")
     higher = differs("reach", lambda mine, theirs: mine > theirs * LEAST_RATIO)
     found = higher or differs("reach", lambda mine, theirs: mine * LEAST_RATIO < theirs)
     if found is not None:

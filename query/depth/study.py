@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
-from query.depth.profiled import LayerRow, Profiled, difference_error, read_profiled
+from query.depth.depth import LayerRow, Profiled, difference_error, read_profiled
 from query.figures import THEMES, label, styled_grid
 from query.results import Drawn, ThemeName, to_frame
-from query.statistics.intervals import spearman
+from query.statistics.authors import spearman
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class DepthStudy(Drawn):
     share expected by chance.
     """
 
+    ROWS = "means"
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("chance", "models", "datasets", "95 %", "drift", "cka", "tolerance_own")
 
@@ -114,12 +115,8 @@ class DepthStudy(Drawn):
         """How many models there are, and how many lose their input."""
         return (
             f"Of {counted(self.models, 'profiled model')} of {self.base}, by {counted(self.authors, 'author')}, "
-            f"{len(self.forgetful)} give less of their input away than the base does."
+            f"{len(self.forgetful)} keep less of their input than the base does."
         )
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each layer: means over models, their standard deviations, and the base's values."""
-        return [dict(row) for row in self.means]
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
         """The same for eighty columns; ``details``: agreement layer by layer as well."""
@@ -168,7 +165,7 @@ class DepthStudy(Drawn):
         for number, (one, panel) in enumerate(zip(models, grid.flat, strict=False)):
             layers = [row["layer"] for row in one.layers]
             for name, scale, colour in (("delta", most_delta, 0), ("drift", most_drift or 1.0, 1)):
-                values = [np.nan if row[name] is None else row[name] / scale for row in one.layers]
+                values = np.array([row[name] for row in one.layers], dtype=float) / scale
                 panel.plot(layers, values, color=colours.palette[colour], linewidth=1.3, marker="o", markersize=2)
             panel.set_ylim(-0.05, 1.08)
             panel.set_xticks(layers if len(layers) <= 6 else layers[1::2])
@@ -264,8 +261,7 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
 
 def _column(one: Profiled, name: str, layers: Sequence[int]) -> Floats:
     by_layer = {row["layer"]: row[name] for row in one.layers}
-    found = [by_layer.get(layer) for layer in layers]
-    return np.array([np.nan if value is None else value for value in found], dtype=float)
+    return np.array([by_layer.get(layer) for layer in layers], dtype=float)  # NaN for None
 
 
 def _means(layers: Sequence[int], values: Mapping[str, Floats], of_base: Mapping[str, Floats]) -> Iterator[LayerRow]:

@@ -1,4 +1,4 @@
-"""The models that another may come from, by the atlas alone: earlier models of its base, and how well they fit."""
+"""Candidates for a model's parents, from the atlas alone: earlier models of its base, and how well they fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from indexer.records.parts import Extent, ModelParts
     from query.reader import AtlasReader
 
-# Dates within a day of each other do not show the order: repositories are created before and after their weights.
+# Dates less than a day apart do not show an order: repositories are created before and after their weights.
 SAME_DAY = timedelta(days=1)
 
 # For a group: the candidates that fit best, and the groups of each size that are extended.
@@ -30,7 +30,10 @@ _GROUPS = 64
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model of the atlas. ``files``: its weight file and configuration, if that is all that must be known."""
+    """A model of the atlas that may be a parent.
+
+    ``files``: its weight file and configuration, if it has a single weight file; reading it then needs no file list.
+    """
 
     model_id: int
     model: str
@@ -74,23 +77,19 @@ def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
         "ORDER BY created NULLS LAST, model_id",
         [base],
     )
-    return [
-        Candidate(files=_files(row.pop("weight_files")), datasets=frozenset(row.pop("datasets")), **row) for row in rows
-    ]
-
-
-def _files(stored: Sequence[Mapping[str, object]] | None) -> tuple[str, ...] | None:
-    """A single weight file and its configuration, which saves a request for the list. Shards need their index."""
-    if not stored or len(stored) != 1:
-        return None
-    name = str(stored[0]["name"])
-    folder, slash, _ = name.rpartition("/")
-    config = "adapter_config.json" if str(stored[0]["format"]).startswith("adapter") else "config.json"
-    return name, f"{folder}{slash}{config}"
+    found = []
+    for row in rows:
+        files, stored = None, row.pop("weight_files")
+        if stored and len(stored) == 1:  # a single file needs no list of files; shards need their index
+            folder, slash, _ = stored[0]["name"].rpartition("/")
+            config = "adapter_config.json" if stored[0]["format"].startswith("adapter") else "config.json"
+            files = (stored[0]["name"], f"{folder}{slash}{config}")
+        found.append(Candidate(files=files, datasets=frozenset(row.pop("datasets")), **row))
+    return found
 
 
 def earlier(candidates: Sequence[Candidate], created: datetime | None, *, dates: bool) -> list[Candidate]:
-    """The candidates created before, or on the same day; all of them if dates are unknown or not used."""
+    """The candidates created up to a day after ``created``; all of them if it is unknown or dates are not used."""
     if created is None or not dates:
         return list(candidates)
     return [one for one in candidates if one.created is None or one.created <= created + SAME_DAY]
@@ -125,11 +124,11 @@ class FactorStore:
         """Read the factors that are not loaded yet; return the candidates that have factors."""
         for one in candidates:
             if one.model_id not in self._factors and one.model_id not in self.missing:
-                found = self._read(one.record_key)
-                if found is None:
+                factors = self._read(one.record_key)
+                if factors is None:
                     self.missing.add(one.model_id)
                 else:
-                    self._factors[one.model_id] = found
+                    self._factors[one.model_id] = factors
         return [one for one in candidates if one.model_id in self._factors]
 
     def _read(self, key: str) -> dict[str, Factors] | None:
@@ -201,11 +200,12 @@ def best_group(
     left: Mapping[str, NDArray[np.float32]],
     thresholds: Thresholds,
 ) -> tuple[list[Candidate], float]:
-    """The group of up to ``max_parents`` whose weighted sum leaves least of ``deltas``, and the share that it leaves.
+    """The group of up to ``max_parents`` models whose weighted sum explains ``deltas`` best, and its residual share.
 
-    One after another, the parents of a merge are hard to distinguish from their relatives, which explain nearly as
-    much; together they leave less than any others do. Groups have one recipe for all matrices and only weights that a
-    parent may have; they grow one by one (a beam search). ``left``: the residual of the models read so far.
+    Taken one at a time, the parents of a merge are hard to tell from their relatives, which explain nearly as much.
+    Taken together, the parents leave a smaller residual than any other group. A group has one weight per model for all
+    matrices, and only plausible weights. Groups are extended one model at a time (beam search). ``left``: the residual
+    of the models read so far.
     """
     likely: dict[int, Candidate] = {}
     for rest in (deltas, left):

@@ -1,4 +1,4 @@
-"""Measurements on the weights of two or more models. Nothing here decides anything.
+"""Measurements on the weights of two or more models; the rules decide by them.
 
 All arrays are float32 parts of block matrices, by the names of their deltas. ``m`` is the asked model, ``p`` another.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Weights = Mapping[str, NDArray[np.float32]]
 
-# The largest distance of two neighbouring numbers of each dtype, relative to them.
+# The largest relative distance between neighbouring numbers of each dtype.
 SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
@@ -81,7 +81,7 @@ def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
 
 
 def equal_share(m: ModelParts, p: ModelParts) -> float:
-    """The share of entries that are equal once p is stored in m's precision."""
+    """The share of entries that are equal when p is stored in m's precision."""
     same = total = 0
     for name, weight in m.weights.items():
         same += int(np.count_nonzero(as_stored(p.weights[name], m.precision) == weight))
@@ -184,22 +184,23 @@ def _least_squares(gram: Floats, rows: Sequence[int]) -> tuple[Floats, float]:
     return w, max(float(gram[0, 0] - 2 * w @ right + w @ inner @ w), 0.0)
 
 
-def residual(m: ModelParts, others: Sequence[ModelParts], found: Combination) -> dict[str, NDArray[np.float32]]:
-    """What a combination leaves of δ_m, matrix by matrix."""
+def residual(m: ModelParts, others: Sequence[ModelParts], base: Weights) -> dict[str, NDArray[np.float32]]:
+    """What the best sum of the others, each matrix with its own weights, leaves of δ_m, matrix by matrix."""
+    found = Combinations(m, others, base).by_matrix(range(len(others)))
     left = {}
     for row, (name, delta) in enumerate(m.deltas.items()):
         rest = delta.copy()
-        for weight, member in zip(found.weights[row], found.members, strict=True):
-            rest -= np.float32(weight) * others[member].deltas[name]
+        for weight, other in zip(found.weights[row], others, strict=True):
+            rest -= np.float32(weight) * other.deltas[name]
         left[name] = rest
     return left
 
 
 def ranks_of(differences: Iterable[NDArray[np.float32]], noise: float, most: float = np.inf) -> list[tuple[int, float]]:
-    """The rank of every matrix that is not zero, and its last singular value's energy over that of the next one.
+    """The rank of every matrix that is not zero, and the energy of its last singular value over that of the next.
 
-    ``noise``: energy per number that counts as nothing. Empty as soon as a matrix has a higher rank than ``most``: the
-    others are then not decomposed.
+    ``noise``: the energy per number up to which a matrix counts as zero. Empty if a matrix has a higher rank than
+    ``most``; the matrices after it are not decomposed.
     """
     found = []
     for difference in differences:
@@ -225,9 +226,9 @@ MIN_RATIOS = 200
 
 
 class SparseMerges:
-    """The asked model entry by entry. A sparse merge (TIES, DARE) leaves many entries of a parent times one number.
+    """The asked model entry by entry. A sparse merge (TIES, DARE) has many entries of a parent, times one number.
 
-    Training, on the other hand, leaves no two entries in the same ratio.
+    Training, in contrast, changes every entry by a different factor.
     """
 
     def __init__(self, m: ModelParts, base: Weights) -> None:
@@ -252,8 +253,8 @@ class SparseMerges:
     def fixed_multiple(self, p: ModelParts, among: NDArray[np.bool_]) -> tuple[float, float, NDArray[np.bool_]]:
         """The commonest ratio of m's entries to p's ``among`` some, where rounding leaves the ratio precise.
 
-        Returned: the share of the entries that can be compared that have this ratio; how much denser it is than the
-        ratios around it; and a mask of these entries.
+        Returns the share of comparable entries with this ratio, how much denser it is than the ratios around it, and a
+        mask of these entries.
         """
         theirs = self._changes_of(p)
         blur = self._spacing * self._size
@@ -304,7 +305,7 @@ def quantisation_of(parts: ModelParts) -> Grid | None:
 def _grid_of(weight: NDArray[np.float32], spacing: float) -> Grid | None:
     for axis in (1, 0):
         rows = weight if axis == 1 else weight.T
-        # A few rows rule out weights that were never quantised, which are nearly all, at a small part of the cost.
+        # Nearly all weights were never quantised; a few rows rule them out at a small part of the cost.
         few = rows[:: max(len(rows) // _FEW_ROWS, 1)]
         if _share_of_level_blocks(few) > 0.5 and _share_of_level_blocks(rows) > 0.99:
             return "4bit", axis

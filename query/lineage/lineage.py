@@ -6,7 +6,7 @@ The method is a matching pursuit on task vectors with exact checks first; see do
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,13 @@ import numpy as np
 from indexer.errors import AtlasError, ModelError, require, unreadable
 from indexer.names import ModelRef
 from query.lineage.candidates import Candidate, FactorStore, earlier, read_candidates
-from query.lineage.edges import CONFIRMED, CONTRADICTED, COPY, TUNED, UNRELATED, UNSURE, Edge
-from query.lineage.result import Lineage
+from query.lineage.result import CONFIRMED, CONTRADICTED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage
 from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
 from query.lineage.thresholds import SURE, Thresholds, probability
 from query.lookup import READERS, describe_unindexed, no_record, unknown_model
+from query.wording import counted
 
 if TYPE_CHECKING:
     from indexer.deltas.parts import Parts
@@ -33,16 +33,28 @@ UNREACHABLE = frozenset({"network", "timeout", "rate_limited", "server_error"})
 # After this many models in a row for which the Hub did not answer, no more are read.
 MAX_FAILURES = 5
 
-# Models whose parts are kept in memory while many are asked about: 3 MB each.
+# Models whose parts are kept in memory for later questions: 3 MB each.
 _MAX_KEPT = 400
-# The config.json, list of shards and header of a candidate may have this many bytes each. Otherwise a few candidates
+# Bytes that the config.json, the list of shards and the header of a candidate may have each. Otherwise a few candidates
 # with headers of 16 MB would use up the budget of every answer.
 _MAX_HEADER = 1 << 20
 # With more candidates than this only those near the asked model by their vectors are considered.
 _MAX_CANDIDATES = 2000
 
-# Names of the matrices whose parts are read; None: the usual ones.
-_Matrices = frozenset[str] | None
+
+@dataclass
+class _Selection:
+    """Some matrices of one base, and what has been read of them.
+
+    ``parts`` reads parts of these matrices; ``store`` has the stored factors of the candidates, ``models`` the models
+    read so far by id. ``embeddings``: the base with its token embeddings, None if they cannot be read.
+    """
+
+    parts: Parts
+    store: FactorStore
+    models: dict[int, ModelParts] = field(default_factory=dict)
+    embeddings: ModelParts | None = None
+    has_tried_embeddings: bool = False
 
 
 def lineage(
@@ -135,10 +147,7 @@ class Tracer:
         self.thresholds = thresholds or Thresholds()
         self._published = atlas.published_base(base)
         self._candidates = {one.model_id: one for one in read_candidates(atlas, base)}
-        self._parts: dict[_Matrices, Parts] = {}
-        self._stores: dict[_Matrices, FactorStore] = {}
-        self._tokens: dict[_Matrices, ModelParts | None] = {}
-        self._kept: dict[tuple[int, _Matrices], ModelParts] = {}
+        self._selections: dict[frozenset[str] | None, _Selection] = {}
         # With matrices this small, threads of BLAS use three times as much processor time to wait for each other.
         self._blas = ThreadpoolController()
 
@@ -162,23 +171,24 @@ class Tracer:
                 edge = Edge(model, None, UNRELATED, 0.0, 1.0, "its weights are not the base's", card=CONTRADICTED)
                 edge = replace(edge, probability=probability(edge))
             return Lineage(model, self.base, model_id, (edge,), 0, 0)
-        # Other matrices than the usual ones are read if the model changed too few of those.
+        # The usual matrices are read, unless the model changed less than half of them: then those that it changed.
         rows = self.atlas.rows("SELECT stack, layer, family FROM deltas WHERE model_id = ? AND norm > 0", [model_id])
         changed = {(f"{row['stack']}." if row["stack"] else "") + f"{row['layer']}.{row['family']}" for row in rows}
-        usual = set(self._parts_of(None).names)
-        is_usual = len(usual & changed) * 2 >= len(usual) or not changed
-        matrices: _Matrices = None if is_usual else frozenset(changed)
+        selection = self._selection()
+        usual = set(selection.parts.names)
+        if changed and len(usual & changed) * 2 < len(usual):
+            selection = self._selection(frozenset(changed))
         log = ReadLog()
-        parts = self._read(asked, matrices, log)
+        parts = self._read(asked, selection, log)
         if isinstance(parts, ModelError):
             raise unreadable(asked.model, parts) from parts
-        return self._trace(asked, parts, matrices, declared, log)
+        return self._trace(asked, parts, selection, declared, log)
 
     def of_described(self, described: Any) -> Lineage:
         """The lineage of a model that is not in the atlas, read for this answer and not stored."""
         reference = described.reference
         try:
-            parts = self._parts_of(None).read_described(described)
+            parts = self._selection().parts.read_described(described)
         except ModelError as error:
             if reference.folder is None and error.reason == "not_found":
                 raise unknown_model(self.atlas, reference.id, "The Hub does not know it either.") from error
@@ -199,62 +209,63 @@ class Tracer:
         if not any(delta.any() for delta in parts.deltas.values()):
             edge = Edge(asked.model, None, COPY, 1.0, 0.0, "it changes nothing")
             return Lineage(asked.model, self.base, None, (self._completed(edge, declared),), log.bytes, log.models)
-        return self._trace(asked, parts, None, declared, log)
+        return self._trace(asked, parts, self._selection(), declared, log)
 
-    def _parts_of(self, matrices: _Matrices) -> Parts:
-        if matrices not in self._parts:
+    def _selection(self, matrices: frozenset[str] | None = None) -> _Selection:
+        """What has been read of these matrices; None: the usual ones."""
+        if matrices not in self._selections:
             from indexer.deltas.parts import Parts
 
-            self._parts[matrices] = Parts(self._published, matrices)
-        return self._parts[matrices]
+            parts = Parts(self._published, matrices)
+            self._selections[matrices] = _Selection(parts, FactorStore(self.atlas.folder, parts.extents))
+        return self._selections[matrices]
 
     def _read(
-        self, one: Candidate, matrices: _Matrices, log: ReadLog, most_small: int | None = None
+        self, one: Candidate, selection: _Selection, log: ReadLog, most_small: int | None = None
     ) -> ModelParts | ModelError:
-        found = self._kept.get((one.model_id, matrices))
+        found = selection.models.get(one.model_id)
         if found is None:
             try:
                 reference = ModelRef.of_atlas(one.model)
-                found = self._parts_of(matrices).read(reference, one.commit, one.relation, one.files, most_small)
+                found = selection.parts.read(reference, one.commit, one.relation, one.files, most_small)
             except ModelError as error:
                 return error
-            if len(self._kept) >= _MAX_KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[one.model_id, matrices] = found
+            if sum(len(each.models) for each in self._selections.values()) >= _MAX_KEPT:
+                largest = max(self._selections.values(), key=lambda each: len(each.models))
+                largest.models.pop(next(iter(largest.models)))
+            selection.models[one.model_id] = found
         log.bytes += found.bytes_read
         log.largest = max(log.largest, found.bytes_read)
         log.models += 1
         return found
 
-    def _base_tokens(self, matrices: _Matrices, log: ReadLog) -> ModelParts | None:
+    def _base_embeddings(self, selection: _Selection, log: ReadLog) -> ModelParts | None:
         """The base with its embeddings; None, with a note, if it cannot be read."""
-        if matrices not in self._tokens:
+        if not selection.has_tried_embeddings:
             try:
-                self._tokens[matrices] = self._parts_of(matrices).read_base()
+                selection.embeddings = selection.parts.read_base()
             except (ModelError, AtlasError) as error:
                 if isinstance(error, ModelError) and error.reason in UNREACHABLE:
                     raise unreadable(self.base, error) from error
                 log.notes.append(
                     f"the embeddings of {self.base} cannot be read ({error}); the answer does not use embeddings"
                 )
-                self._tokens[matrices] = None
-        found = self._tokens[matrices]
-        if found is not None:
-            log.bytes += found.bytes_read
-        return found
+            selection.has_tried_embeddings = True
+        if selection.embeddings is not None:
+            log.bytes += selection.embeddings.bytes_read
+        return selection.embeddings
 
     def _trace(
-        self, asked: Candidate, m: ModelParts, matrices: _Matrices, declared: DeclaredParents, log: ReadLog
+        self, asked: Candidate, m: ModelParts, selection: _Selection, declared: DeclaredParents, log: ReadLog
     ) -> Lineage:
         def read(one: Candidate) -> ModelParts | ModelError:
-            """The parts of a candidate, or why it has none any more. Raises AtlasError if the Hub does not answer."""
-            found = self._read(one, matrices, log, _MAX_HEADER)
+            """The parts of a candidate, or the error if it is gone. Raises AtlasError if the Hub does not answer."""
+            found = self._read(one, selection, log, _MAX_HEADER)
             if isinstance(found, ModelError) and found.reason in UNREACHABLE:
                 raise unreadable(one.model, found) from found
             return found
 
-        parts = self._parts_of(matrices)
-        store = self._stores.setdefault(matrices, FactorStore(self.atlas.folder, parts.extents))
+        store = selection.store
         others = [one for one in self._candidates.values() if one.model_id != asked.model_id]
         possible = self._near(asked, earlier(others, asked.created, dates=self.dates))
         candidates = store.load(possible)
@@ -264,13 +275,13 @@ class Tracer:
                 f"Build it without `keep_factors=False` (`build({self.base!r})`), or pull one that was pushed "
                 "--with-records.",
             )
-        if store.missing:
+        if missing := len(possible) - len(candidates):
             log.notes.append(
-                f"left out, because their records are missing or contain no factors: {len(store.missing)} models"
+                f"left out, because their records are missing or contain no factors: {counted(missing, 'model')}"
             )
-        base = {str(name): weight.float().numpy() for name, weight in parts.base_weights.items()}
+        base = {str(name): weight.float().numpy() for name, weight in selection.parts.base_weights.items()}
         uses_tokens = candidates and m.tokens is not None and self.embeddings
-        tokens = self._base_tokens(matrices, log) if uses_tokens else None
+        tokens = self._base_embeddings(selection, log) if uses_tokens else None
         rules = LineageRules(asked, m, base, tokens, self.thresholds, dates=self.dates)
         search = Search(read, rules, store, candidates, log)
         with self._blas.limit(limits=1):
@@ -289,7 +300,7 @@ class Tracer:
         )
 
     def _near(self, asked: Candidate, candidates: list[Candidate]) -> list[Candidate]:
-        """All candidates, or if there are very many, those nearest by their published vectors."""
+        """All candidates or, if there are very many, those whose published vectors are nearest to the model's."""
         if len(candidates) <= _MAX_CANDIDATES or asked.model_id < 0:
             return candidates[-_MAX_CANDIDATES:] if len(candidates) > 4 * _MAX_CANDIDATES else candidates
         index = self.atlas.index(self.base, "input")

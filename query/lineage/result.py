@@ -1,13 +1,14 @@
-"""The result of ``query lineage``: the edges that lead to a model, as text, rows and tables."""
+"""The result of ``query lineage``: the edges that lead to a model, as text, rows, tables and a tree."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from query.lineage.edges import Edge
+from query.figures import THEMES, label, new_figure
 from query.results import Drawn, Rows, ThemeName
 from query.wording import counted
 
@@ -15,18 +16,98 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Kinds of edges.
+TUNED = "tuned from the base"
+CONTINUED = "continued"
+CONTINUED_OR_RUN = "continued, or a run with the same data and seed"
+MERGE = "merge"
+LORA = "LoRA merged"
+COPY = "copy"
+RECAST = "recast"
+QUANTISED = "quantised copy"
+UNRELATED = "unrelated"
 
-class _Drawn(Drawn):
-    """One model or several: a table of edges, and a tree."""
+# The methods of a merge that drops entries of its parents.
+SPARSE_METHODS = "ties or dare"
 
-    IS_LIST = True
-    SHOW_HEADLINE = True
-    DETAILS = ("same", "bytes_read", "told")
-    OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
+# Whether a model's card agrees with an edge. UNSURE: the edge is not probable enough to contradict a card.
+CONFIRMED = "confirmed"
+CONTRADICTED = "contradicted"
+NOT_DECLARED = "not declared"
+UNSURE = "unsure"
+
+
+# The tree.
+COLUMN, ROW, MARGIN = 2.5, 0.19, 0.9  # inches
+MAX_HEIGHT = 180.0
+KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RUN)
+DASHED = (0, (3, 2))
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One step of a family tree: ``child`` was made from ``parent``.
+
+    Attributes:
+        child: name of the model.
+        parent: name of a model of the atlas, or of the base; None where it is not known.
+        kind: one of the kinds above.
+        coefficient: the parent's weight in the child; 1 but for merges.
+        residual: share of the child's ‖δ‖² that its edges together do not explain; ``left`` in JSON.
+        evidence: the reason in a few words; ``because`` in JSON.
+        method: of a merge.
+        direction: "known", or "unknown" where the child may as well be the parent.
+        card: what the child's card says, one of the constants above.
+        probability: that the edge is right; None before it is calculated, and in answers stored by version 0.1.
+        same: other models that the weights cannot distinguish from the parent.
+        parent_id: of the parent, where it is a model of the atlas.
+        is_proven: whether equal weights prove the edge, rather than sizes and angles.
+        signals: of a continued model, the measurements behind the probability.
+    """
+
+    child: str
+    parent: str | None
+    kind: str
+    coefficient: float
+    residual: float
+    evidence: str = ""
+    method: str | None = None
+    direction: str = "known"
+    card: str = NOT_DECLARED
+    probability: float | None = None
+    same: tuple[str, ...] = ()
+    parent_id: int | None = None
+    is_proven: bool = True
+    signals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        """The step in words, with its parent."""
+        if self.parent is None:
+            return self.kind
+        if self.kind == TUNED:
+            return f"{self.kind}, {self.parent}"
+        how, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
+        return f"{how} from {self.parent}{comma}{otherwise}"
+
+    def to_row(self) -> dict[str, Any]:
+        """The keys of the command's JSON."""
+        return {
+            "parent": self.parent,
+            "kind": self.kind,
+            "coefficient": round(self.coefficient, 4),
+            "left": round(self.residual, 6),
+            "card": self.card,
+            "probability": None if self.probability is None else round(self.probability, 4),
+            "method": self.method,
+            "direction": self.direction,
+            "because": self.evidence,
+            "same": list(self.same),
+        }
 
 
 @dataclass(frozen=True, repr=False)
-class Lineage(_Drawn):
+class Lineage(Drawn):
     """Where one model comes from.
 
     Attributes:
@@ -36,6 +117,11 @@ class Lineage(_Drawn):
         answered_at: when the stored answer was computed (UTC); None if the weights were read now.
         failure: why the weights could not be read; ``edges`` are then the stored ones.
     """
+
+    IS_LIST = True
+    SHOW_HEADLINE = True
+    DETAILS = ("same", "bytes_read", "told")
+    OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
 
     model: str
     base: str
@@ -77,14 +163,15 @@ class Lineage(_Drawn):
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The model and its parents as a tree."""
-        from query.lineage.tree import tree_figure
-
         return tree_figure(self.edges, self.base, theme, self.model, ax)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Lineages(Rows[Lineage], _Drawn):
+class Lineages(Rows[Lineage], Drawn):
     """The lineage of every indexed model of a base: a list of :class:`Lineage`."""
+
+    SHOW_HEADLINE = True
+    DETAILS, OPTIONAL_COLUMNS = Lineage.DETAILS, Lineage.OPTIONAL_COLUMNS
 
     base: str
     items: tuple[Lineage, ...]
@@ -130,6 +217,104 @@ class Lineages(Rows[Lineage], _Drawn):
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The family tree."""
-        from query.lineage.tree import tree_figure
-
         return tree_figure(self.edges, self.base, theme, ax=ax)
+
+
+# ---- the tree: the base on the left, a column for each generation, lines coloured by kind
+
+
+def around(edges: Sequence[Edge], model: str) -> list[Edge]:
+    """The edges that lead from the base to ``model``, and from there to everything made from it."""
+
+    def closure(steps: list[tuple[str | None, str | None]]) -> set[str | None]:
+        reached: set[str | None] = {model}
+        while further := {to for start, to in steps if start in reached and to is not None} - reached:
+            reached |= further
+        return reached
+
+    up = closure([(edge.child, edge.parent) for edge in edges])
+    down = closure([(edge.parent, edge.child) for edge in edges])
+    return [edge for edge in edges if edge.child in up or edge.parent in down]
+
+
+def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
+    """The (generation, row from the top) of the base and of every model: children next to their first parent.
+
+    Edges may contradict each other, as an atlas may come from anyone: an edge that would close a circle is skipped.
+    """
+    parents: dict[str, list[str]] = {}
+    for edge in edges:
+        parents.setdefault(edge.child, []).append(edge.parent or base)
+        if edge.parent not in (None, base):
+            parents.setdefault(edge.parent, [])
+    columns: dict[str, int] = {base: 0}
+
+    def column(model: str, seen: frozenset[str]) -> int:
+        if model not in columns:
+            before = [column(one, seen | {model}) for one in parents.get(model, []) if one not in seen | {model}]
+            columns[model] = 1 + max(before, default=0)
+        return columns[model]
+
+    children: dict[str, list[str]] = {}
+    for model, above in parents.items():
+        column(model, frozenset())
+        first = next((one for one in above if columns.get(one, 0) < columns[model]), base)
+        children.setdefault(first, []).append(model)
+    found: dict[str, tuple[int, float]] = {}
+    row = 0.0
+    waiting: list[tuple[str, bool]] = [(base, False)]
+    while waiting:
+        model, is_done = waiting.pop()
+        below = children.get(model, [])
+        if is_done:
+            found[model] = columns[model], sum(found[one][1] for one in below) / len(below)
+        elif below:
+            waiting.append((model, True))
+            waiting.extend((one, False) for one in reversed(below))
+        else:
+            found[model] = columns[model], row
+            row += 1
+    return found
+
+
+def tree_figure(
+    edges: Sequence[Edge], base: str, theme: str = "light", marked: str | None = None, ax: Axes | None = None
+) -> Figure:
+    """The tree. A merge has lines from all its parents; dashed lines have no known direction."""
+    from matplotlib.lines import Line2D
+
+    found = positions(edges, base)
+    colours = THEMES[theme]
+    colour = dict(zip(KINDS, colours.palette, strict=False))
+    columns = 1 + max(column for column, _ in found.values())
+    rows = 1 + max(row for _, row in found.values())
+    figure, axes = new_figure(COLUMN * columns + MARGIN, min(ROW * rows + MARGIN, MAX_HEIGHT), theme, ax)
+    axes.set_axis_off()
+    for edge in edges:
+        (from_column, from_row), (column, row) = found[edge.parent or base], found[edge.child]
+        axes.plot(
+            [from_column, column - 0.35, column - 0.03],
+            [-from_row, -row, -row],
+            color=colour.get(edge.kind, colours.palette[-1]),
+            linewidth=0.9,
+            linestyle="-" if edge.direction == "known" else DASHED,
+            solid_joinstyle="round",
+            zorder=1,
+        )
+    for model, (column, row) in found.items():
+        is_marked = model in (base, marked)
+        axes.plot([column], [-row], ".", color=colours.ink, markersize=6 if is_marked else 3, zorder=3)
+        axes.annotate(
+            label(model, 40), (column, -row), xytext=(4, 0), textcoords="offset points", fontsize=6,
+            verticalalignment="center", color=colours.ink, fontweight="bold" if is_marked else "normal", zorder=4,
+            bbox={"facecolor": colours.background, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+        )  # fmt: skip
+    axes.set_xlim(-0.1, columns - 1 + 0.95)
+    axes.set_ylim(-rows, 1)
+    present = [kind for kind in KINDS if any(edge.kind == kind for edge in edges)]
+    handles = [Line2D([], [], color=colour[kind], linewidth=1.2, label=kind) for kind in present]
+    if any(edge.direction != "known" for edge in edges):
+        handles.append(Line2D([], [], color=colours.ink, linestyle=DASHED, linewidth=1.0, label="direction unknown"))
+    style: dict[str, Any] = {"ncols": 4, "fontsize": 6, "frameon": False, "labelcolor": colours.ink}
+    figure.legend(handles=handles, loc="outside lower left", **style)
+    return figure

@@ -1,4 +1,4 @@
-"""The rules that decide, from measurements on weights, what a model was made from. Nothing is read here."""
+"""The rules that decide, from measurements on weights, what a model was made from. This module reads no files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.lineage.candidates import Candidate, SampledWeights
-from query.lineage.edges import COPY, LORA, MERGE, QUANTISED, RECAST, SPARSE_METHODS, Edge
 from query.lineage.evidence import (
     SPACING,
     Combination,
@@ -25,7 +24,8 @@ from query.lineage.evidence import (
     rounding,
     share_on_levels,
 )
-from query.lineage.siblings import Siblings
+from query.lineage.result import COPY, LORA, MERGE, QUANTISED, RECAST, SPARSE_METHODS, Edge
+from query.lineage.siblings import Relative, Siblings
 from query.lineage.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 # Above this share of equal entries, two models have the same weights.
 _SAME = 0.9999
-# How far the base's weight in a SLERP may be from what the other two imply.
+# The largest difference between the base's weight in a SLERP and what the other two weights imply.
 _SLERP_ERROR = 5e-3
-# Above this spread over the matrices, a sum does not have one recipe for all of them.
+# If weights spread over the matrices by more than this, the sum has no single recipe for all of them.
 _ONE_RECIPE = 1e-3
 
 
@@ -72,7 +72,7 @@ class LineageRules:
         self.asked, self.m, self.base = asked, m, base
         self.thresholds, self.dates = thresholds, dates
         self.total = energy(m.deltas)
-        self.noise = rounding(m) / self.total if self.total else 0.0
+        self.noise = rounding(m) / self.total if self.total else 0.0  # share of the change that may be rounding
         self.grid = quantisation_of(m)
         self.entries = SparseMerges(m, base)
         self.siblings = Siblings(asked, m, tokens, thresholds, dates=dates)
@@ -80,18 +80,19 @@ class LineageRules:
         self.is_sparse = float(self.entries.unchanged.mean()) > thresholds.sparse_share
         self.unexplained: NDArray[np.bool_] | None = None
         self._low_ranks: dict[int, int | None] = {}
+        self._relatives: dict[int, Relative | None] = {}
 
     def decide(self, read: Sequence[SampledWeights]) -> Decision:
         """What these models explain, by the rule with the most certain evidence that applies."""
-        # This model stored in fewer bits is not its parent, whatever the dates.
+        # A copy of this model in fewer bits cannot be its parent, whatever the dates.
         read = [one for one in read if not self._is_recast(one, self.m) and not self._is_quantised(one, self.m)]
-        # Without dates, sums with negative weights are not accepted, and this is checked for likely parents only.
+        # Without dates this is checked for likely parents only, as sums with negative weights are then not accepted.
         if self.dates:
             read = [one for one in read if not self._is_merge_of_asked(one, read)]
         copied = self._copy(read)
         if copied and copied.edges[0].direction == "known":
             return copied
-        # A copy that may as well be the original says nothing about where both come from.
+        # If either may be the copy, the other one does not show where both come from.
         twins = {copied.edges[0].parent, *copied.edges[0].same} if copied else set()
         read = [one for one in read if one.candidate.model not in twins and not self._is_coarse_copy(one, read)]
         rules = (self._quantised, self._exact_sum, self._lora, self._sparse_merge, self._continued)
@@ -122,19 +123,19 @@ class LineageRules:
     # ---- models that cannot be a parent ----
 
     def _is_recast(self, one: SampledWeights, source: ModelParts) -> bool:
-        """Whether a model is another one in a narrower dtype."""
+        """Whether a model is ``source`` stored in a narrower dtype."""
         return one.spacing > SPACING[source.precision] and equal_share(one.parts, source) > _SAME
 
     def _is_quantised(self, one: SampledWeights, source: ModelParts) -> bool:
-        """Whether a model is another one, which is not quantised, on the levels of a quantiser."""
+        """Whether a model is a quantised copy of ``source``, which is not quantised itself."""
         if one.grid is None or (source is self.m and self.grid is not None):
             return False
         return share_on_levels(one.parts, source.weights, one.grid) >= self.thresholds.level_share
 
     def _is_coarse_copy(self, one: SampledWeights, read: Sequence[SampledWeights]) -> bool:
-        """Whether the other is a model that was read, stored in fewer bits, and this model has none of its rounding.
+        """Whether ``one`` is a copy in fewer bits of a model that was read, and the asked model lacks its rounding.
 
-        Rounded rows are equal to many others: such a copy would look like a nearer relative than its original.
+        Such a copy would look like a nearer relative than its original, because a rounded row equals many others.
         """
         own = parent_fit(self.m, one.parts)
         for other in read:
@@ -145,7 +146,7 @@ class LineageRules:
         return False
 
     def _is_merge_of_asked(self, one: SampledWeights, read: Sequence[SampledWeights]) -> bool:
-        """Whether the other, uploaded on the same day or at an unknown time, is a sum of this model and another."""
+        """Whether ``one``, of the same day or an unknown date, is a merge of the asked model and another."""
         others = [other for other in read if other is not one]
         if self.siblings.has_order(one.candidate) or not others:
             return False
@@ -183,7 +184,7 @@ class LineageRules:
         return self._one_parent(first, others, COPY, 0.0, "the same weights", direction)
 
     def _quantised(self, read: Sequence[SampledWeights]) -> Decision | None:
-        """Its weights lie on the levels of a quantiser; the source is the model that rounds to them."""
+        """A quantised copy: its weights lie on the levels of a quantiser, and those of its source round to them."""
         if self.grid is None:
             return None
         grid = self.grid
@@ -260,9 +261,9 @@ class LineageRules:
         return found
 
     def _is_plausible(self, found: Combination, read: Sequence[SampledWeights]) -> bool:
-        """Whether somebody might have merged like this: no weight is tiny, and none only cancels another.
+        """Whether the weights are plausible for a merge: none is tiny, and none is large only to cancel another.
 
-        The runs of one sweep fit each other almost exactly, with other weights for each matrix; of these only one
+        Runs of one sweep explain each other almost exactly if every matrix has its own weights. For them only one
         recipe for all matrices is accepted.
         """
         sizes = np.abs(found.mean)
@@ -288,7 +289,7 @@ class LineageRules:
             rank, first = min(better, key=lambda pair: (pair[0], pair[1].candidate.upload_order))
             others = [one for other, one in better if other == rank and one is not first]
             fit = parent_fit(self.m, first.parts)
-            # By its angles the other was rather made from this model, and dates do not contradict that.
+            # The angles suggest that the other model was made from this one, and dates do not contradict them.
             if abs(fit.cosine) > abs(fit.reverse) and not self.siblings.has_order(first.candidate):
                 return None
             return self._one_parent(first, others, LORA, fit.residual, f"the difference is of rank {rank}")
@@ -298,7 +299,7 @@ class LineageRules:
         return Decision((edge,), is_settled=len(read) >= 2)
 
     def _rank_over(self, one: SampledWeights | None) -> int | None:
-        """The largest rank of W_m − W_p if it is low in every matrix that differs, else None. None: over the base."""
+        """The largest rank of W_m − W_p if every matrix that differs has a low one, else None. None: over the base."""
         key = -1 if one is None else one.candidate.model_id
         if key not in self._low_ranks:
             others = self.base if one is None else one.parts.weights
@@ -314,7 +315,7 @@ class LineageRules:
     # ---- sparse merges ----
 
     def _sparse_merge(self, read: Sequence[SampledWeights]) -> Decision | None:
-        """A merge that drops entries: its parents are the models whose entries it has times one number."""
+        """A merge that drops entries: many of its entries are those of a parent, times one number."""
         own = float(self.entries.unchanged.mean())
         distinct = [
             one for one in _distinct(read) if own > float(SparseMerges(one.parts, self.base).unchanged.mean()) + 0.005
@@ -346,18 +347,18 @@ class LineageRules:
     # ---- continued training ----
 
     def _continued(self, read: Sequence[SampledWeights]) -> Decision | None:
-        """The nearest model whose training this one went through: by what is equal, else by size and angle."""
-        relatives = [found for one in read if (found := self.siblings.relative(one)) is not None]
-        relatives = [one for one in relatives if not self._is_merge_of_asked(one.weights, read)]
-        chosen = self.siblings.parent_among(relatives)
-        if chosen is None:
-            return None
-        edge, same = chosen
-        return Decision((replace(edge, same=tuple(one.candidate.model for one in same)),))
+        """The nearest model that it can have been continued from: by equal weights, else by size and angle."""
+        for one in read:
+            if one.candidate.model_id not in self._relatives:
+                self._relatives[one.candidate.model_id] = self.siblings.relative(one)
+        found = (self._relatives[one.candidate.model_id] for one in read)
+        relatives = [one for one in found if one is not None and not self._is_merge_of_asked(one.weights, read)]
+        edge = self.siblings.parent_among(relatives)
+        return None if edge is None else Decision((edge,))
 
 
 def _distinct(read: Sequence[SampledWeights]) -> list[SampledWeights]:
-    """Models that repeat each other count once: the earliest of each."""
+    """The models without those that repeat an earlier one."""
     kept: list[SampledWeights] = []
     for one in sorted(read, key=lambda sampled: sampled.candidate.upload_order):
         fits = (parent_fit(one.parts, other.parts) for other in kept)

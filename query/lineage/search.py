@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from indexer.errors import ModelError
 from query.lineage.candidates import Candidate, FactorStore, SampledWeights, best_group
-from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN, Edge
-from query.lineage.evidence import Combinations, energy, residual
+from query.lineage.evidence import energy, residual
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.rules import Decision, LineageRules
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ReadLog:
 
 
 class Search:
-    """A matching pursuit: reads the candidate that promises most, decides, and reads on until that is settled."""
+    """A matching pursuit: reads the most promising candidate, decides, and repeats until the decision is settled."""
 
     def __init__(
         self, reader: Reader, rules: LineageRules, store: FactorStore, candidates: Sequence[Candidate], log: ReadLog
@@ -75,7 +75,7 @@ class Search:
         likely = [pair for pair in self.unreadable if pair[0] >= self.rules.thresholds.record_gain]
         if decision.edges or not likely:
             return decision
-        # A likely parent cannot be read any more: what its record alone shows, where that is clear.
+        # A likely parent cannot be read any more: if its record alone is clear enough, that decides.
         gain, parent = max(likely, key=lambda pair: pair[0])
         evidence = "by its record alone: its weights cannot be read any more"
         asked = self.rules.asked.model
@@ -98,7 +98,7 @@ class Search:
             return
         self.read.append(SampledWeights(one, found))
         if found.precision != "float32" and self.waiting:
-            # It may be a recast copy: then a child of it was more probably made from the original.
+            # It may be a recast copy. Then the asked model was more probably made from the original.
             plain, _ = self.store.fit(self.waiting, found.deltas)
             if plain.max() > self.rules.thresholds.original_gain:
                 self.originals.append(self.waiting[int(plain.argmax())])
@@ -109,7 +109,7 @@ class Search:
         return self.waiting[int(fitted.argmax())], float(fitted.max())
 
     def _next(self, turn: int, decision: Decision) -> Candidate | None:
-        """In turns the best parent with coefficient 1 and the best for the residual; None if neither is promising."""
+        """In turn the best parent with coefficient 1 and the best for the residual; None if neither is promising."""
         thresholds = self.rules.thresholds
         while self.originals:
             if (original := self.originals.pop()) in self.waiting:
@@ -126,7 +126,7 @@ class Search:
         most = thresholds.max_residual
         is_near = related and related[0].residual < (most if related[0].is_proven else most / 2)
         if is_near or self.rules.siblings.ruled_out:
-            # Siblings and cousins on the same data may be nearer than the parent, but not by much.
+            # Siblings and cousins trained on the same data may be nearer than the parent, but not by much.
             return nearest if turn < 3 or gain > thresholds.sibling_gain * min(known) else None
         if turn >= 3 and fitted < thresholds.min_gain and gain <= 0:
             return None
@@ -135,20 +135,18 @@ class Search:
         return nearest if turn % 2 == 0 and gain > 0 else best
 
     def _left(self) -> Mapping[str, NDArray[np.float32]]:
-        """The residual not explained by the models read so far; for sparse merges in turns the unexplained entries."""
+        """The residual of the models read so far; for sparse merges, every second time the unexplained entries."""
         if not self.read:
             return self.rules.m.deltas
-        parts = [one.parts for one in self.read]
-        found = Combinations(self.rules.m, parts, self.rules.base).by_matrix(range(len(parts)))
-        left = residual(self.rules.m, parts, found)
+        left = residual(self.rules.m, [one.parts for one in self.read], self.rules.base)
         if self.rules.unexplained is None or len(self.read) % 2:
             return left
         return self.rules.entries.masked(left, self.rules.unexplained)
 
     def _group(self) -> Decision | None:
-        """The decision once the group that explains most together has been read; None if that settles nothing.
+        """Read the group of models that explains most together, and decide; None if that settles nothing.
 
-        Parents of a merge may have relatives, or other merges, each of which is nearer to it than they are.
+        Relatives of the parents, or other merges, may each be nearer to a merge than its parents are.
         """
         if not self.waiting:
             return None
@@ -165,14 +163,14 @@ class Search:
         for _ in range(thresholds.reads_after_group):
             if decision.is_settled or not self.waiting or not self._can_afford():
                 break
-            # All parents but one may have been read: that one then explains the residual.
+            # If all parents but one have been read, the last one explains the residual.
             decision = self._decide_with(self._best_fit(self._left())[0])
         return decision if decision.is_settled else None
 
     def _check_merged_parents(self, decision: Decision) -> Decision:
-        """For an exact sum, the decision once the models that its parents may be merged from have been read as well.
+        """For an exact sum: read the models that its parents may themselves be merged from, and decide again.
 
-        A merge that contains another of the parents explains as much as what else it was merged from.
+        If one parent is a merge that contains another parent, the models it was merged from explain just as much.
         """
         names = {edge.parent_id for edge in decision.edges if edge.method in _ONE_RECIPE_METHODS}
         members = [one for one in self.read if one.candidate.model_id in names]
@@ -182,8 +180,7 @@ class Search:
             if not self._can_afford() or not self.waiting:
                 break
             others = [other.parts for other in members if other is not one]
-            found = Combinations(one.parts, others, self.rules.base).by_matrix(range(len(others)))
-            best, fitted = self._best_fit(residual(one.parts, others, found))
+            best, fitted = self._best_fit(residual(one.parts, others, self.rules.base))
             if fitted >= 1 - self.rules.thresholds.max_group_residual:
                 self._take(best)
         again = self.rules.decide(self.read)

@@ -1,13 +1,13 @@
-"""Which of several relatives a model was continued from: its siblings and cousins may be nearer to it than its parent.
+"""Which of several related models a model was continued from. Siblings and cousins may be nearer than the parent.
 
-Two measurements on token embeddings decide, then one on the block matrices: which rows two models share, how even the
-update of each row is, and whether a relative moved the same way outside of the leading directions.
+Three measurements decide. Two compare token embeddings: which rows two models share, and how even the update of each
+row is. One compares block matrices: whether a related model moved the same way outside the leading directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.lineage.candidates import SAME_DAY, Candidate, SampledWeights
-from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.evidence import SPACING, parent_fit
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 
-# How far apart two float32 rows may be, relative to their norm, that are the same.
+# Two float32 rows are equal if their relative distance is at most this.
 _BLUR = 1e-5
 _ALIKE, _UNCLEAR, _DIFFERENT = 0, 1, 2
 
-# The leading directions of a step, which the data require of every model: one in this many.
+# One in this many directions of a step counts as leading: every model trained on the same data moves along those.
 _LEADING = 8
 
 
@@ -37,11 +37,11 @@ _LEADING = 8
 
 @dataclass(frozen=True)
 class SharedUpdates:
-    """Rows of the token embeddings that two models changed: ``shared`` alike in both, the rest by one alone.
+    """Counts of token embeddings that model m, model p, or both changed.
 
-    Training leaves the row of a token that it never meets as it was (weight decay scales all such rows alike). So rows
-    that p changed and that are equal in m were inherited from p; and if m was made from p, there is no row that p
-    changed and that is the base's in m. ``both``: rows changed by both, differently.
+    Training does not change the row of a token that it never sees (weight decay scales all such rows alike). So a row
+    that p changed and that is equal in m was inherited from p (``shared``). If m was made from p, no row that p changed
+    is still the base's in m (``only_p``). ``both``: rows that both changed, to different values.
     """
 
     shared: int
@@ -51,7 +51,7 @@ class SharedUpdates:
 
 
 def shared_updates(m: ModelParts, p: ModelParts, base: ModelParts | None) -> SharedUpdates | None:
-    """See :class:`SharedUpdates`; None if one of the three has no embeddings, or of another shape."""
+    """See :class:`SharedUpdates`; None if the three do not all have embeddings of one shape."""
     if base is None or not _are_comparable(m, p, base):
         return None
     of_m, of_p, between = _compare(m, base), _compare(p, base), _compare(m, p)
@@ -65,9 +65,9 @@ def shared_updates(m: ModelParts, p: ModelParts, base: ModelParts | None) -> Sha
 
 
 def rows_lost_by(s: ModelParts, m: ModelParts, p: ModelParts, base: ModelParts | None) -> int:
-    """Rows that p changed, that are equal in m, and that s has changed again: a child of s could not have them.
+    """How many rows m shares with p, where p differs from the base and s differs from both. A child of s has none.
 
-    0 if one of the models has no embeddings to compare, or has them rounded: rounded rows are equal to many others.
+    0 if embeddings are missing or rounded: a rounded row is equal to many others.
     """
     if base is None or any(one.precision != "float32" for one in (m, p, s)) or not _are_comparable(m, p, s, base):
         return 0
@@ -79,10 +79,9 @@ def rows_lost_by(s: ModelParts, m: ModelParts, p: ModelParts, base: ModelParts |
 class RowUpdates:
     """For each token, (tokens,): whether m differs from p, and how even the update m − p is.
 
-    Evenness is (mean |x|)² / mean x² over the entries of the row. Adam moves all entries by steps of nearly the same
-    size, so the row of a token that one training met a few times changed by much the same everywhere: near 1. Where
-    several trainings add up or cancel, entries come out large and small: nearer to 2 / π, the value for a Gaussian.
-    0 where nothing changed.
+    Evenness is (mean |x|)² / mean x² over the entries of the row; 0 where nothing changed. Adam moves all entries by
+    steps of nearly the same size, so one training run that sees a token a few times changes its row evenly: near 1.
+    Where the updates of several runs add up or cancel, the evenness is nearer to 2/π, its value for a Gaussian.
     """
 
     changed: NDArray[np.bool_]
@@ -90,9 +89,11 @@ class RowUpdates:
 
 
 def row_updates(m: ModelParts, p: ModelParts) -> RowUpdates | None:
-    """See :class:`RowUpdates`; None if one of them has no embeddings, or of another shape."""
-    if m.tokens is None or p.tokens is None or m.tokens.shape != p.tokens.shape:
+    """See :class:`RowUpdates`; None if the two do not both have embeddings of one shape."""
+    if not _are_comparable(m, p):
         return None
+    assert m.tokens is not None
+    assert p.tokens is not None
     change = m.tokens.astype(np.float64) - p.tokens
     square = np.square(change).mean(axis=1)
     evenness = np.square(np.abs(change).mean(axis=1)) / np.where(square == 0, 1, square)
@@ -109,7 +110,7 @@ def _compare(first: ModelParts, second: ModelParts) -> NDArray[np.int8]:
     """For each token whether one row is a multiple of the other: _ALIKE, _DIFFERENT, or _UNCLEAR between."""
     assert first.tokens is not None
     assert second.tokens is not None
-    # How far apart rows may be, relative to their norm, that were equal before they were stored.
+    # The largest relative distance of rows that were equal before they were rounded to their precision.
     blur = max(_BLUR, 0.75 * SPACING[first.precision], 0.75 * SPACING[second.precision])
     a, b = first.tokens.astype(np.float64), second.tokens.astype(np.float64)
     square = (b * b).sum(axis=1)
@@ -126,11 +127,12 @@ def _compare(first: ModelParts, second: ModelParts) -> NDArray[np.int8]:
 
 
 def sibling_cosine(m: ModelParts, s: ModelParts, p: ModelParts) -> float:
-    """The cosine of m − s with the step s − p, without the leading directions of that step.
+    """The cosine of m − s with the step s − p, outside the leading directions of that step.
 
-    What the data require of every model trained on them lies in few directions, in which a sibling may go as far as s
-    did, and farther. In all the others a child of s has the whole step and something of its own (near 0), while a
-    sibling went another way and lacks the step (below 0). 0 if one of them did not move.
+    All models trained on the same data move along a few leading directions, and a sibling may move as far along them as
+    s did, or farther. In the other directions a child of s has the whole step of s plus a change of its own, so the
+    cosine is near 0. A sibling took a different step and lacks that of s, so the cosine is below 0. The value is 0 if
+    one of the models did not move.
     """
     along = after = before = 0.0
     for name, weight in m.weights.items():
@@ -174,7 +176,8 @@ class Relative:
 class Siblings:
     """Compares the relatives of the asked model ``m``; for the arguments see ``LineageRules``.
 
-    ``ruled_out``: ids of models near enough for a parent that token embeddings rule out; the parent may be near them.
+    ``ruled_out``: ids of models that are near enough to be the parent, but whose token embeddings show that they are
+    not. The parent is often near them.
     """
 
     def __init__(
@@ -182,16 +185,15 @@ class Siblings:
     ) -> None:
         self.asked, self.m, self.tokens, self.thresholds, self.dates = asked, m, tokens, thresholds, dates
         self.ruled_out: set[int] = set()
-        self._relatives: dict[int, Relative | None] = {}
         self._updates_from_base = None if tokens is None else row_updates(m, tokens)
 
     def has_order(self, other: Candidate) -> bool:
-        """Whether dates show which was there first. It is then the other: later models are left out before."""
+        """Whether dates show that the other model was created first; models created later are never candidates."""
         mine, theirs = self.asked.created, other.created
         return self.dates and mine is not None and theirs is not None and abs(mine - theirs) >= SAME_DAY
 
     def is_run_of_same_sweep(self, other: Candidate) -> bool:
-        """Whether the other is by the same author on the same datasets, within a day or at an unknown time."""
+        """Whether the other has the same author and datasets, and dates that are close or unknown."""
         mine, theirs = self.asked.created, other.created
         hours = timedelta(hours=self.thresholds.same_run_hours)
         is_near = mine is None or theirs is None or abs(mine - theirs) <= hours
@@ -199,21 +201,15 @@ class Siblings:
 
     def relative(self, one: SampledWeights) -> Relative | None:
         """The model as a possible parent; None if it cannot be one."""
-        key = one.candidate.model_id
-        if key not in self._relatives:
-            self._relatives[key] = self._measured(one)
-        return self._relatives[key]
-
-    def _measured(self, one: SampledWeights) -> Relative | None:
         thresholds = self.thresholds
         fit = parent_fit(self.m, one.parts)
         updates = shared_updates(self.m, one.parts, self.tokens)
         if updates is not None and updates.only_p > max(2, 0.01 * (updates.shared + updates.both)):
-            return None  # p was trained on tokens whose rows are still the base's in m
+            return None  # p changed rows that are still the base's in m
         is_upright = abs(fit.cosine) < abs(fit.reverse)
         is_ordered = self.has_order(one.candidate) or (updates is not None and updates.only_m > thresholds.min_shared)
         if not is_ordered and abs(fit.cosine) > abs(fit.reverse) + thresholds.reversed_cosine:
-            return None  # of the two, p looks like the one that was continued from m
+            return None  # p was continued from m rather than m from p
         row_changes = None if self.tokens is None else row_updates(self.m, one.parts)
         tokens, share = self._more_even(row_changes, self._updates_from_base)
         is_same_sweep = self.is_run_of_same_sweep(one.candidate)
@@ -244,11 +240,11 @@ class Siblings:
             return relative(evidence, is_ordered or is_upright, not is_weak, shared)
         if fit.residual > thresholds.max_residual or not is_upright:
             return None
-        # A model trained on the same data again may go on in the parent's direction; then its tokens must show that.
+        # Training on the same data again may continue in the parent's direction. Then token embeddings must show it.
         is_nearer_than_base = self._is_enough(tokens, share, thresholds.more_even_than_base)
         if abs(fit.cosine) > thresholds.max_cosine and not is_nearer_than_base:
             return None
-        # Runs from the base with the same data and seed, but another rate or length, leave just such a change.
+        # Runs from the base with the same data and seed, but another learning rate or length, differ in this way too.
         can_compare = tokens >= thresholds.min_tokens
         if can_compare and share <= 0.5 - 1 / np.sqrt(tokens):
             self.ruled_out.add(one.candidate.model_id)
@@ -257,14 +253,14 @@ class Siblings:
         kind = CONTINUED_OR_RUN if is_run else CONTINUED
         return relative("its change, and one of another direction", not is_run, False, 0, kind)
 
-    def parent_among(self, relatives: Sequence[Relative]) -> tuple[Edge, list[SampledWeights]] | None:
-        """The edge from the parent, and the models that the weights cannot distinguish from it; None without any."""
+    def parent_among(self, relatives: Sequence[Relative]) -> Edge | None:
+        """The edge from the parent, with the models that the weights cannot distinguish from it; None without one."""
 
         def is_known(one: Relative) -> bool:
             return one.edge.direction == "known"
 
         found = [one for one in relatives if not any(self._is_superseded(one, other) for other in relatives)]
-        # Where all are ruled out by each other in a circle, this decides nothing.
+        # If they rule each other out in a circle, this comparison decides nothing.
         found = [one for one in found if not any(self._is_farther(one, other) for other in found)] or found
         found = [one for one in found if one.edge.is_proven or not any(other.edge.is_proven for other in found)]
         found = [one for one in found if is_known(one) or not any(map(is_known, found))]
@@ -275,19 +271,19 @@ class Siblings:
         near = [one for one in found if one.shared >= most]
         first = min(near, key=lambda one: (round(one.edge.residual, 9), one.weights.candidate.upload_order))
         alike = [one for one in near if one is not first and abs(one.edge.residual - first.edge.residual) < 1e-9]
-        return first.edge, [one.weights for one in alike]
+        return replace(first.edge, same=tuple(one.weights.candidate.model for one in alike))
 
     def _is_superseded(self, one: Relative, parent: Relative) -> bool:
-        """Whether the asked model has embeddings of ``parent`` that ``one`` changed, and none the other way."""
+        """Whether the asked model has rows of ``parent`` that ``one`` lacks, and no rows of ``one`` that it lacks."""
         m, mine, theirs = self.m, one.weights.parts, parent.weights.parts
         if one is parent or not rows_lost_by(mine, m, theirs, self.tokens):
             return False
         return not rows_lost_by(theirs, m, mine, self.tokens)
 
     def _is_farther(self, one: Relative, parent: Relative) -> bool:
-        """Whether more trainings lie between the asked model and ``one`` than between it and ``parent``.
+        """Whether more training runs lie between the asked model and ``one`` than between it and ``parent``.
 
-        The rows of one training's update are more even than those of several together, for most tokens.
+        For most tokens, the update of a single run is more even than the sum of several updates.
         """
         if one is parent or one.shared > parent.shared + self.thresholds.min_shared:
             return False
@@ -297,14 +293,14 @@ class Siblings:
         return self._is_enough(tokens, share, self.thresholds.more_even)
 
     def _is_enough(self, tokens: int, share: float, least: float) -> bool:
-        # Beyond two standard deviations of a fair coin.
+        # More than two standard deviations above one half.
         return tokens >= self.thresholds.min_tokens and share >= max(least, 0.5 + 1 / np.sqrt(tokens))
 
     def _more_even(self, first: RowUpdates | None, second: RowUpdates | None) -> tuple[int, float]:
-        """How many tokens can be compared, and in which share of them the first update is more even than the second.
+        """The number of tokens that can be compared, and the share in which the first update is more even.
 
-        Only tokens that the asked model changed from both, and evenly from one of them: an optimiser whose steps are
-        not of one size leaves both updates uneven, which says nothing.
+        A token counts if it was updated from both models, and evenly from at least one of them. If the optimiser's
+        steps vary in size, both updates are uneven and show nothing.
         """
         if first is None or second is None:
             return 0, 0.5
@@ -314,12 +310,12 @@ class Siblings:
         return tokens, float(np.mean(first.evenness[comparable] > second.evenness[comparable])) if tokens else 0.5
 
     def _is_sibling(self, one: Relative, parent: Relative) -> bool:
-        """Whether ``one`` went another way from ``parent`` than the asked model did, which shares no more with it."""
+        """Whether ``one`` is another child of ``parent``, rather than the asked model's parent itself."""
         if one is parent or one.shared > parent.shared + self.thresholds.min_shared:
             return False
         if parent.edge.residual <= one.edge.residual:
             return False
-        # By dates, angles and embeddings: may ``one`` have been continued from ``parent``?
+        # First check by dates, angles and embeddings that ``one`` may have been continued from ``parent``.
         first, second = one.weights, parent.weights
         if self.dates and second.candidate.upload_order > first.candidate.upload_order:
             return False

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from query.lineage.edges import CONFIRMED, CONTRADICTED, NOT_DECLARED, UNRELATED, Edge
-from query.lineage.result import Lineage
+from query.lineage.result import CONFIRMED, CONTRADICTED, NOT_DECLARED, UNRELATED, Edge, Lineage
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader

@@ -1,9 +1,9 @@
-"""Every number that lineage decides by, and how probable an edge is.
+"""All thresholds of lineage, and the probability of an edge.
 
 The thresholds were set on one forest of small trained models (BERT, seed 11) and checked on forests of three
-architectures; the starting values of the search are those of a matching pursuit on merges of known parents. The
-probabilities were calibrated on two more forests (RoBERTa 301, BERT 302) and confirmed on two families that had no
-part in it. Measurements: docs/lineage.md; to repeat them: ``python -m scripts.lineage``.
+architectures. The search started from the values of a matching pursuit on merges of known parents. The probabilities
+were calibrated on two more forests (RoBERTa 301, BERT 302) and confirmed on two families that were not used for
+calibration. Measurements: docs/lineage.md; to repeat them: ``python -m scripts.lineage``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN, MERGE, SPARSE_METHODS, TUNED, Edge
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, MERGE, SPARSE_METHODS, TUNED, Edge
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What counts as what. Shares are of ‖δ‖², the energy of the asked model's change, unless the comment says so."""
+    """Shares are of ‖δ‖², the energy of the asked model's change, unless the comment says otherwise."""
 
     # What is read. The search starts from the matching pursuit on merges of known parents.
     max_bytes: int = 30_000_000  # of weights for one model
@@ -64,7 +64,7 @@ class Thresholds:
 
 _DEFAULT = Thresholds()
 
-# Above this an edge counts as found; below it no card is said to contradict it.
+# Edges of at least this probability count as found; a card can contradict only such an edge.
 SURE = 0.9
 
 # For each kind of evidence: how many edges of the calibrating forests were right, and how many there were.
@@ -84,30 +84,24 @@ SLOPE, MIDDLE = 25.0, 0.78
 
 
 def probability(edge: Edge) -> float:
-    """The probability that an edge is right: that its parent is a parent, or that no model of the atlas is.
+    """The probability that an edge is right: that its parent is a parent or, for the base, that no other model is.
 
-    Where sizes and angles decided, it follows from the share of tokens whose update is more even from the parent than
+    Where sizes and angles decided, it depends on the share of tokens whose update is more even from the parent than
     from the base. For all other evidence it is the share of the calibrating edges that were right.
     """
-    kind = kind_of_evidence(edge)
-    if kind == "tokens":
-        return 1 / (1 + math.exp(SLOPE * (MIDDLE - edge.signals["flatter"])))
-    right, count = COUNTS[kind]
-    return (right + 0.5) / (count + 1)  # Jeffreys' prior, so that a few cases are not taken for certainty
-
-
-def kind_of_evidence(edge: Edge) -> str:
-    """Either "tokens" or a key of COUNTS."""
+    signals = edge.signals
     if edge.kind == TUNED:
-        return "base"
-    if edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
-        if edge.direction != "known":
-            return "either way"
-        return "dropped entries" if edge.kind == MERGE and edge.method == SPARSE_METHODS else "exact"
-    if not edge.signals:
-        return "record alone"
-    if edge.signals["equal"] or edge.signals.get("shared", 0) >= _DEFAULT.min_shared:
-        return "inherited" if edge.is_proven else "few inherited"
-    if edge.signals["words"] >= _DEFAULT.min_tokens:
-        return "tokens"
-    return "size alone" if edge.kind == CONTINUED else "run alone"
+        evidence = "base"
+    elif edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
+        is_sparse = edge.kind == MERGE and edge.method == SPARSE_METHODS
+        evidence = "either way" if edge.direction != "known" else "dropped entries" if is_sparse else "exact"
+    elif not signals:
+        evidence = "record alone"
+    elif signals["equal"] or signals.get("shared", 0) >= _DEFAULT.min_shared:
+        evidence = "inherited" if edge.is_proven else "few inherited"
+    elif signals["words"] >= _DEFAULT.min_tokens:
+        return 1 / (1 + math.exp(SLOPE * (MIDDLE - signals["flatter"])))
+    else:
+        evidence = "size alone" if edge.kind == CONTINUED else "run alone"
+    right, count = COUNTS[evidence]
+    return (right + 0.5) / (count + 1)  # Jeffreys' prior, so that a few cases do not give certainty

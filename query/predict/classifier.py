@@ -1,28 +1,28 @@
 """From features to probabilities: two small logistic models, fitted on models whose datasets are known.
 
-First, given that the dataset is one of the answers: P(d) ∝ exp(Σ weight · term_d), a conditional logit (McFadden,
-1974). Its terms are ln of the lift (the share of the votes over that of the sweeps), the share of the votes, ln of how
-common the dataset is, and ln of the likelihood ratio of the head. The share in addition to the lift allows a clear
-majority to be believed without ruling out a dataset that has no vote; ln of the frequency is needed because common
-datasets collect votes by being common.
+The first model assumes that the dataset is one of the answers: P(d) ∝ exp(Σ weight · term_d), a conditional logit
+(McFadden, 1974). Its terms are the log of the lift (a dataset's share of the votes over its share of the sweeps), its
+share of the votes, the log of how common it is, and the log likelihood ratio of the head. With the share next to the
+lift, a clear majority counts fully, and a dataset without votes is still possible. The frequency is needed because
+common datasets get votes just by being common.
 
-Second, whether it is one of the answers at all, which gives "none of these": a logistic regression on how far the
+The second model gives the probability of "none of these". It is a logistic regression on four signals: how far the
 nearest sweep stands out, how well the head fits its best dataset, whether its label names have been seen before, and
-how certain the first model is. The second model sees every model twice: as it is, and with its datasets hidden, as if
-no other author had used them. Its intercept is then moved from this even mixture to the true share of models whose
-dataset no other author names (King & Zeng, 2001).
+how certain the first model is. It is fitted on every model twice: as it is, and with its datasets hidden, as if no
+other author had used them. Its intercept is then moved from this even mixture to the true share of models whose dataset
+no other author names (King & Zeng, 2001).
 
-Both are regularised towards fixed values with the weight of one model, so that little data changes little.
+Both models are regularised towards fixed values with the weight of one model, so that little data changes little.
 
-A model is used for fitting with its own author left out, and that alone must not teach anything. Without the author
-just the right dataset becomes rarer; and with a model's datasets hidden there are fewer to choose from, which increases
-certainty. Both would teach the opposite of the truth, so no weight and no slope may be negative: neither being common
-nor votes beyond that are evidence against a dataset, nor is certainty evidence for "none of these".
+No weight and no slope may be negative. Each model is used for fitting with its own author left out. That makes exactly
+the right dataset rarer than it is, and hiding datasets leaves fewer to choose from, which increases certainty.
+Unconstrained models would learn from this that being common or having votes is evidence against a dataset, and that
+certainty is evidence for "none of these".
 
-Nor does a sign count for more the more extreme it is. Some adapters have hardly a direction in common with any other
-model, and stand out less than any model whose dataset is hidden: that is a weak vector, not an unknown dataset. So a
-sign is clipped from below to the median over models whose datasets are hidden, and from above to the median over models
-as they are.
+A signal is clipped, so that extreme values count no more than usual ones. Some adapters have almost no direction in
+common with other models and stand out less than any model whose dataset is hidden: their vector is weak, but their
+dataset may be known. The lower limit is the median over models whose datasets are hidden, the upper limit the median
+over models as they are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TOO_FEW = (
     "datasets others name too."
 )
 
-# There are few parameters to fit: more models than this change nothing but the time it takes.
+# The few parameters do not get more accurate with more models than this.
 MAX_MODELS = 1000
 
 # What the weights of the terms are regularised towards.
@@ -56,9 +56,9 @@ _PENALTY = 1.0
 
 @dataclass(frozen=True)
 class NoveltyModel:
-    """Log-odds that the dataset is one of the answers: intercept + Σ slope · (sign - centre)/spread.
+    """Log-odds that the dataset is one of the answers: intercept + Σ slope · (signal - centre)/spread.
 
-    Signs are clipped to ``low`` and ``high``; a missing sign adds 0.
+    Signals are clipped to ``low`` and ``high``; a missing signal adds 0.
     """
 
     low: Reals
@@ -68,14 +68,14 @@ class NoveltyModel:
     slopes: Reals
     intercept: float
 
-    def log_odds(self, signs: Reals) -> Reals:
-        """(rows,) from (rows, signs)."""
-        odds: Reals = self.intercept + self.standardised(signs) @ self.slopes
+    def log_odds(self, signals: Reals) -> Reals:
+        """(rows,) from (rows, signals)."""
+        odds: Reals = self.intercept + self.standardised(signals) @ self.slopes
         return odds
 
-    def standardised(self, signs: Reals) -> Reals:
-        """Signs in units of their spread from their centre; missing ones are at the centre."""
-        return np.nan_to_num((np.clip(signs, self.low, self.high) - self.centre) / self.spread)
+    def standardised(self, signals: Reals) -> Reals:
+        """Signals in units of their spread from their centre; missing ones are at the centre."""
+        return np.nan_to_num((np.clip(signals, self.low, self.high) - self.centre) / self.spread)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class FittedClassifiers:
 
     Attributes:
         weights: of the terms, by kind of evidence.
-        novelty: the second model, by kind, for an even mixture; without kinds that gave nothing to fit it on.
+        novelty: the second model, by kind, for an even mixture; without kinds for which there were no observations.
         none: the share of models whose dataset no other author names.
         is_calibrated: whether there were enough models to fit on.
     """
@@ -104,7 +104,7 @@ class FittedClassifiers:
             given = _given_known(kind, features, weights)
             log_odds = np.full(len(given), np.log((1 - self.none) / self.none))
             if kind in self.novelty:
-                fitted = self.novelty[kind].log_odds(_signs(kind, features, given))
+                fitted = self.novelty[kind].log_odds(_signals(kind, features, given))
                 log_odds += np.where(features.has_head | (kind == "vectors"), fitted, 0)
             known = np.where(features.present.any(axis=1), 1 / (1 + np.exp(-log_odds)), 0)[:, None]
             found[kind] = np.concatenate([known * given, 1 - known], axis=1)
@@ -113,17 +113,17 @@ class FittedClassifiers:
 
 
 def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
-    """Fit on those labelled models among ``training.rows`` that are by none of the authors ``withheld``.
+    """Fit on the labelled models among ``training.rows``, without those of the authors ``withheld``.
 
-    Models of these authors do not vote on the others either, so that nothing of theirs has any part in it. A sweep
-    (one author, one set of datasets) counts as one model.
+    Models of these authors do not vote either, so that they have no influence at all. A sweep (one author, one set of
+    datasets) counts as one model.
     """
     sweeps = training.sweeps
     own = sweeps.of_model[training.rows]
     places = training_rows(own, np.isin(sweeps.authors[training.rows], withheld))
     shown = training.features(places, withheld)
     importance = 1 / np.bincount(own[places], minlength=1)[own[places]]
-    comparable = shown.present.any(axis=1)  # without other authors, a dataset that none of them names is not news
+    comparable = shown.present.any(axis=1)  # a model without other authors to compare with shows nothing
     none = none_share(shown.known[comparable], importance[comparable])
     known = shown.known > 0
     authors = sweeps.authors[training.rows[places[known]]]
@@ -135,7 +135,7 @@ def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
         counted = importance if kind == "vectors" else importance * shown.has_head
         weights = _fit_weights(_terms(kind, shown), shown, counted, np.array(_USUAL_WEIGHTS[kind]))
         fitted[kind] = weights
-        seen, unseen = (_signs(kind, one, _given_known(kind, one, weights)) for one in (shown, hidden))
+        seen, unseen = (_signals(kind, one, _given_known(kind, one, weights)) for one in (shown, hidden))
         if (counted * shown.known).sum():
             novelty[kind] = _fit_novelty(seen, unseen, counted * shown.known, counted)
     return FittedClassifiers(fitted, novelty, none, is_calibrated=True)
@@ -157,13 +157,13 @@ def training_rows(sweep: Integers, is_withheld: Booleans, most: int = MAX_MODELS
 
 
 def uncalibrated(none: float) -> FittedClassifiers:
-    """Usual weights, and the same probability of "none of these" whatever the evidence."""
+    """Default weights, and one probability of "none of these" for all models."""
     usual = {kind: np.array(weights) for kind, weights in _USUAL_WEIGHTS.items()}
     return FittedClassifiers(usual, {}, none, is_calibrated=False)
 
 
 def none_share(known: Reals, importance: Reals) -> float:
-    """The share of models whose dataset is none of the answers; by the rule of succession never 0 or 1."""
+    """The share of models whose dataset is none of the answers, by the rule of succession: never 0 or 1."""
     return float((importance @ (1 - known) + 1) / (importance.sum() + 2))
 
 
@@ -213,36 +213,39 @@ def _fit_weights(terms: Sequence[Reals], shown: Features, importance: Reals, usu
 # ---- the second model: whether it is one of the answers ----
 
 
-def _signs(kind: str, features: Features, given: Reals) -> Reals:
-    """(rows, signs) that the dataset is one of the answers; NaN if unknown. ``given``: (rows, answers)."""
+def _signals(kind: str, features: Features, given: Reals) -> Reals:
+    """(rows, signals) that the dataset is one of the answers; NaN if unknown. ``given``: (rows, answers)."""
     fitting = np.where(features.present, features.head, -np.inf).max(axis=1, initial=-np.inf)
     fitting = np.where(features.has_head & np.isfinite(fitting), fitting, np.nan)
     best = np.clip(given.max(axis=1, initial=0), 1e-4, 1 - 1e-4)
     certainty = np.log(best / (1 - best))
-    signs = {
+    signals = {
         "together": (features.prominence, fitting, features.recognised, certainty),
         "vectors": (features.prominence, certainty),
         "head": (fitting, features.recognised, certainty),
     }
-    return np.stack(signs[kind], axis=1)
+    return np.stack(signals[kind], axis=1)
 
 
 def _fit_novelty(seen: Reals, unseen: Reals, known: Reals, importance: Reals) -> NoveltyModel:
-    """Logistic regression of seen (counted ``known``) against unseen, each half of the whole; no slope is negative."""
+    """Logistic regression of ``seen`` (weighted by ``known``) against ``unseen``, with equal total weights.
+
+    No slope is negative.
+    """
     from scipy.special import expit
 
     low, high = _medians(unseen, importance), _medians(seen, known)
     is_ordered = low < high
     low, high = np.where(is_ordered, low, -np.inf), np.where(is_ordered, high, np.inf)
-    signs = np.clip(np.concatenate([seen, unseen]), low, high)
+    signals = np.clip(np.concatenate([seen, unseen]), low, high)
     is_seen = np.repeat([1.0, 0.0], [len(seen), len(unseen)])
     counted = np.concatenate([known, importance * known.sum() / importance.sum()])
-    weight = np.where(np.isnan(signs), 0, counted[:, None])
+    weight = np.where(np.isnan(signals), 0, counted[:, None])
     total = np.maximum(weight.sum(axis=0), 1e-12)
-    centre = (weight * np.nan_to_num(signs)).sum(axis=0) / total
-    spread = np.sqrt((weight * np.nan_to_num(signs - centre) ** 2).sum(axis=0) / total)
+    centre = (weight * np.nan_to_num(signals)).sum(axis=0) / total
+    spread = np.sqrt((weight * np.nan_to_num(signals - centre) ** 2).sum(axis=0) / total)
     model = NoveltyModel(low, high, centre, np.where(spread > 1e-9, spread, 1), np.zeros(len(centre)), 0.0)
-    design = np.concatenate([np.ones((len(signs), 1)), model.standardised(signs)], axis=1)
+    design = np.concatenate([np.ones((len(signals), 1)), model.standardised(signals)], axis=1)
     penalty = np.array([1e-9] + [_PENALTY] * len(centre))
 
     def loss(fitted: Reals) -> tuple[float, Reals]:
@@ -254,10 +257,10 @@ def _fit_novelty(seen: Reals, unseen: Reals, known: Reals, importance: Reals) ->
     return replace(model, slopes=fitted[1:], intercept=float(fitted[0]))
 
 
-def _medians(signs: Reals, weight: Reals) -> Reals:
+def _medians(signals: Reals, weight: Reals) -> Reals:
     """Weighted medians of the columns, ignoring missing values; NaN for a column without any."""
-    found = np.full(signs.shape[1], np.nan)
-    for column, values in enumerate(signs.T):
+    found = np.full(signals.shape[1], np.nan)
+    for column, values in enumerate(signals.T):
         kept = ~np.isnan(values) & (weight > 0)
         if kept.any():
             found[column] = np.quantile(values[kept], 0.5, weights=weight[kept], method="inverted_cdf")

@@ -10,8 +10,10 @@ import numpy as np
 
 from indexer.console.messages import say
 from indexer.errors import AtlasError
+from query.figures import THEMES, label, styled_grid
 from query.predict.classifier import EVIDENCE, NONE_OF_THESE, TOO_FEW, fit
 from query.predict.scoring import (
+    BINS,
     MEASURES,
     Bin,
     Columns,
@@ -32,7 +34,7 @@ from query.predict.training_set import (
     TrainingSet,
 )
 from query.results import Drawn, ThemeName
-from query.statistics.intervals import FEWEST_AUTHORS, too_few, units_of
+from query.statistics.authors import FEWEST_AUTHORS, too_few, units_of
 from query.statistics.neighbours import Integers
 from query.wording import counted, decimal, percent, span
 
@@ -42,10 +44,12 @@ if TYPE_CHECKING:
 
     from query.reader import AtlasReader
 
-# Groups of authors. With more, each would be predicted from a little more, and all would take longer.
+# Groups of authors. More groups leave a little more to predict each from, but take longer.
 FOLDS = 10
 
-_MANY = 1000  # models above which a message says what takes so long
+_MANY = 1000  # with more models, a message says what takes so long
+_SMALLEST, _LARGEST = 6.0, 55.0  # area of a point of the picture, in square points
+_TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
 
 
 @dataclass(frozen=True)
@@ -141,10 +145,62 @@ class Evaluation(Drawn):
         return {name: value for name, value in whole.items() if name not in left_out}
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
-        """The reliability diagram: how often an answer of a given probability is right, by evidence."""
-        from query.predict.reliability_picture import reliability_figure
+        """The reliability diagram: how often answers are right, by probability, for vectors, head and both together.
 
-        return reliability_figure(self.reliability, self.scores, theme, self.base, self.models, ax)
+        A point is the models whose best answer is equally probable, to a tenth. A calibrated prediction has its points
+        on the diagonal, within their 95 % intervals over authors, which need at least five authors. Bars show the share
+        of the models; the area of a point grows with it.
+        """
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        figure, panels = styled_grid(7.2, 3.55, 1, len(_TITLES), theme, ax)
+        colours = THEMES[theme]
+        ink = colours.ink
+        diagonal: dict[str, Any] = {"color": colours.rest, "linestyle": (0, (4, 3))}
+        by_evidence = {score.evidence: score for score in self.scores}
+        for panel, (evidence, title), colour in zip(panels, _TITLES.items(), colours.palette, strict=False):
+            for one in self.reliability:
+                if one.evidence != evidence:
+                    continue
+                middle = (min(int(one.probability * BINS), BINS - 1) + 0.5) / BINS
+                panel.bar(middle, one.share, 0.86 / BINS, color=colours.faint, zorder=1)
+                if one.low is not None and one.high is not None:
+                    panel.plot(
+                        [one.probability] * 2, [one.low, one.high], color=colour, linewidth=1.2, alpha=0.6, zorder=3
+                    )
+                size = _SMALLEST + (_LARGEST - _SMALLEST) * one.share  # its area grows with the number of models
+                panel.scatter(
+                    [one.probability], [one.right], s=size, color=colour, zorder=4, clip_on=False, linewidths=0
+                )
+            panel.plot([0, 1], [0, 1], linewidth=1, zorder=2, **diagonal)
+            panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+            for axis in (panel.xaxis, panel.yaxis):
+                axis.set_ticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
+            panel.tick_params(labelleft=panel is panels[0])
+            panel.set_title(title, fontsize=10, color=ink, pad=17)
+            score = by_evidence[evidence]
+            numbers = {"accuracy": score.accuracy, "Brier": score.brier, "ECE": score.calibration_error}
+            text = "  ".join(f"{name} {value:.3f}".replace(" 0.", " .") for name, value in numbers.items())
+            panel.text(0.5, 1.04, text, ha="center", va="bottom", fontsize=7.5, color=ink, transform=panel.transAxes)
+        panels[0].set_ylabel("share that is right", fontsize=9)
+        panels[1].set_xlabel("probability of the best answer", fontsize=9)
+        what = "Are predictions right as often as their probability says?"
+        who = (
+            f"{self.models:,} labelled models of {label(self.base)}, each predicted from models by other authors"
+            if self.base
+            else ""
+        )
+        figure.suptitle(f"{what}\n{who}".strip(), x=0.01, horizontalalignment="left", fontsize=9, color=ink)
+        handles: list[Any] = [
+            Line2D([], [], color=ink, linestyle="", marker="o", markersize=4, label="models of similar probability"),
+            Line2D([], [], color=ink, linewidth=1.2, alpha=0.6, label="95 % interval over authors"),
+            Line2D([], [], label="perfectly calibrated", **diagonal),
+            Patch(color=colours.faint, label="bar: share of all models"),
+        ]
+        style: dict[str, Any] = {"ncols": 4, "fontsize": 6.5, "frameon": False, "labelcolor": ink}
+        figure.legend(handles=handles, loc="outside lower left", **style)
+        return figure
 
 
 def evaluate(atlas: AtlasReader, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:
@@ -238,6 +294,10 @@ class CrossValidation:
 
 def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
     """Leave out one group of authors at a time, fit on the others, and score the predictions for that group."""
+
+    def joined(parts: Sequence[Columns]) -> Columns:
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
     authors = training.sweeps.authors
     group = units_of(authors, folds)
     groups = [np.flatnonzero(group == number) for number in range(int(group.max()) + 1)]
@@ -258,22 +318,18 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
         calibrated.append(fitted.is_calibrated)
     return CrossValidation(
         rows=np.concatenate(groups),
-        scores={name: _joined(parts) for name, parts in scores.items()},
-        hidden={name: _joined(parts) for name, parts in hidden_scores.items()},
+        scores={name: joined(parts) for name, parts in scores.items()},
+        hidden={name: joined(parts) for name, parts in hidden_scores.items()},
         known=np.concatenate(known),
         is_calibrated=all(calibrated),
     )
 
 
-def _joined(parts: Sequence[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
 def _majority(sweeps: DatasetRuns, shown: Features, none: float) -> Reals:
     """Each dataset by its share of all sweeps, whatever the model looks like.
 
-    The model's own sweep is counted too. Without it just the right dataset would be rarer than it is: if all were
-    equally common, this baseline would never be right, and anything would look good in comparison.
+    The model's own sweep is counted too. Without it, exactly the right dataset would be rarer than it is. If all were
+    equally common, this baseline would then never be right, and every method would look good in comparison.
     """
     share = np.where(shown.present, sweeps.shares.sum(axis=0), 0).astype(np.float64)
     share /= np.maximum(share.sum(axis=1, keepdims=True), 1e-12)

@@ -1,8 +1,8 @@
-"""What config.json says about a head, as evidence for datasets: its kind, its number of labels, and their names.
+"""The head in config.json as evidence for datasets: its kind, its number of labels, and their names.
 
-Naive Bayes along a chain: P(head | dataset) = P(kind) · P(number of labels | kind) · P(names | kind, number), each
-smoothed towards the share among all datasets, so that a dataset with few models is neither favoured nor ruled out.
-Names like LABEL_0 give only their number, and a model without a head (an adapter) gives nothing.
+Naive Bayes by the chain rule: P(head | dataset) = P(kind) · P(number of labels | kind) · P(names | kind, number). Each
+factor is smoothed towards the share among all datasets, so that a dataset with few models is neither favoured nor ruled
+out. Of generic names like LABEL_0 only the number counts. A model without a head, such as an adapter, has no evidence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BETWEEN_WORDS = re.compile(r"[\W_]+")
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a model; ``kind`` is None if nothing is known about it, ``names`` None if they are generic."""
+    """The head of a model. ``kind`` is None if the head is not known; ``names`` is None if the names are generic."""
 
     kind: str | None = None
     labels: int | None = None

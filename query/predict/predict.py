@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +13,20 @@ import numpy as np
 
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
-from query.lookup import ResolvedModel, indexed_model, resolve_model
+from indexer.records.difference import (
+    ALIKE,
+    difference_of,
+    norms_fit,
+    relative_difference,
+    signature_of,
+    signatures_from,
+)
+from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.store import RecordStore
+from query.lookup import ResolvedModel, facts_of_record, indexed_model, resolve_model, thresholds, vector_of
 from query.population import own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
-from query.predict.target import Duplicate, Target, target_of
+from query.predict.heads import Head, head_of
 from query.predict.training_set import DatasetRuns, Features, LabelledModelReader, LabelledModels, TrainingSet
 from query.results import Answered, Result, answered, to_frame
 from query.statistics.likeness import similarities
@@ -33,8 +44,38 @@ _FEWEST = 3
 
 
 @dataclass(frozen=True)
+class Duplicate:
+    """A model of the atlas with the same weights, and the datasets it names."""
+
+    model: str
+    datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model asked about.
+
+    Attributes:
+        model_id: its id in the atlas, whose own datasets must not vote; None if it is not indexed.
+        vector: None if it cannot be used; ``notes`` then say why.
+        declared: the datasets it names itself.
+        duplicates: labelled models with the same weights.
+    """
+
+    name: str
+    base: str
+    author: str
+    model_id: int | None
+    vector: Floats | None
+    head: Head
+    declared: tuple[str, ...]
+    duplicates: tuple[Duplicate, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class NeighbourVote:
-    """The vote of a sweep, cast by the nearest of its models."""
+    """The vote of a sweep, cast by its nearest model."""
 
     model: str
     author: str
@@ -184,23 +225,92 @@ def undocumented(atlas: AtlasReader, base: str | None = None) -> list[str]:
 
 def predict_indexed(atlas: AtlasReader, model_id: int, *, k: int = 10, representation: str = "input") -> Prediction:
     """The prediction for an indexed model by its id. Raises AtlasError."""
-    return _predict_resolved(atlas, indexed_model(atlas, model_id), LabelledModelReader(atlas, representation), k)
+    return _predict(atlas, indexed_model(atlas, model_id), LabelledModelReader(atlas, representation), k)
 
 
 def _predict(
-    atlas: AtlasReader, model: str | ModelRef, labelled: LabelledModelReader, k: int, base: str | None
+    atlas: AtlasReader,
+    model: str | ModelRef | ResolvedModel,
+    labelled: LabelledModelReader,
+    k: int,
+    base: str | None = None,
 ) -> Prediction:
     if k < 1:
         raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
-    return _predict_resolved(atlas, resolve_model(atlas, model, base, labelled.representation), labelled, k)
-
-
-def _predict_resolved(atlas: AtlasReader, asked: ResolvedModel, labelled: LabelledModelReader, k: int) -> Prediction:
-    target = target_of(atlas, asked, labelled.representation)
-    # Models that it was made from, or that were made from it, do not vote either: their data are not its own.
+    if not isinstance(model, ResolvedModel):
+        model = resolve_model(atlas, model, base, labelled.representation)
+    target = _target(atlas, model, labelled.representation)
+    # Its parents and children do not vote either: their datasets are not its own.
     without = () if target.model_id is None else (target.model_id, *relatives(atlas, target.model_id))
     models = labelled.read(target.base, without)
     return predict_target(target, models, k=k, representation=labelled.representation)
+
+
+def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Target:
+    """What is known about a model. Of a copy of the base or an unrelated model, only the head is used.
+
+    Raises AtlasError if neither its vector nor its head can be used.
+    """
+    atlas.published(asked.base, representation)
+    if asked.record is None:
+        facts = atlas.rows(
+            "SELECT head_class, label_count, label_names, problem_type, datasets, delta_norm, duplicate_group "
+            "FROM models WHERE model_id = ?",
+            [asked.model_id],
+        )[0]
+    else:
+        facts = facts_of_record(asked.record)
+    head = head_of(facts["head_class"], facts["label_count"], facts["label_names"], facts["problem_type"])
+    declared = tuple(facts["datasets"])
+    reason = f"{asked.name} is a copy of {asked.base} (its delta is zero)" if asked.is_copy else asked.unrelated
+    if reason:
+        if facts["label_count"] is None:
+            raise AtlasError(f"{reason}, and its config.json names no labels: nothing can be predicted from it.", "")
+        note = f"{reason}: the prediction uses only its head."
+        return Target(asked.name, asked.base, asked.author, asked.model_id, None, head, declared, (), (note,))
+    vector = vector_of(atlas, asked, representation)
+    duplicates = _duplicates(atlas, asked, facts)
+    return Target(asked.name, asked.base, asked.author, asked.model_id, vector, head, declared, duplicates, ())
+
+
+def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Duplicate, ...]:
+    """Labelled models with the same weights: by the atlas's flags, or by the record if the model was just read."""
+    if asked.record is None:
+        rows = atlas.rows(
+            "SELECT model, datasets FROM models WHERE duplicate_group = ? AND model_id <> ? AND len(datasets) > 0 "
+            "ORDER BY model_id",
+            [facts["duplicate_group"], asked.model_id],
+        )
+        return tuple(Duplicate(row["model"], tuple(row["datasets"])) for row in rows)
+    within = thresholds(atlas, asked.base)["duplicate_within"]
+    base_norm = math.hypot(*(delta.base_norm for delta in asked.record.deltas))
+    rows = [
+        row
+        for row in atlas.rows(
+            "SELECT model_id, model, datasets, models.record_key, models.delta_norm, signature FROM models "
+            "JOIN records USING (model_id) WHERE base = ? AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 "
+            "ORDER BY model_id",
+            [asked.base, asked.model_id],
+        )
+        if relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
+        or norms_fit(row["delta_norm"], facts["delta_norm"], base_norm)
+    ]
+    default = representation_named(DEFAULT, atlas.published(asked.base, DEFAULT).choice.budget)
+    own = signatures_from([signature_of(default.vector(asked.record))])
+    cosines = (signatures_from([row["signature"] for row in rows]) @ own.T).ravel().tolist()
+    store = RecordStore(atlas.folder)
+    found = []
+    for row, cosine in zip(rows, cosines, strict=True):
+        if cosine < ALIKE:
+            continue
+        try:  # the test of a publish
+            is_duplicate = difference_of(asked.record, store.read(row["record_key"])) <= within
+        except AtlasError:  # the atlas has no records: by norm and signature alone
+            is_close = relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
+            is_duplicate = cosine >= 1 - within and is_close
+        if is_duplicate:
+            found.append(Duplicate(row["model"], tuple(row["datasets"])))
+    return tuple(found)
 
 
 def predict_target(target: Target, models: LabelledModels, *, k: int, representation: str = "") -> Prediction:
@@ -248,8 +358,16 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
     notes += [f"{one.model} has the same weights and names {', '.join(one.datasets)}." for one in target.duplicates]
     if kind == "vectors":
         notes.append("Nothing is known about its head: the prediction uses only its vector.")
-    if target.vector is not None:
-        notes += _note_on_own_author(models, target.author, target.vector, voters)
+    own_models = [row for row, name in enumerate(models.authors) if name == target.author]
+    if target.vector is not None and own_models:
+        similarity = similarities(target.vector[None, :], models.vectors[own_models], models.blocks)[0]
+        nearest = own_models[int(np.argmax(similarity))]
+        if similarity.max() > max((voter.similarity for voter in voters), default=-1.0):
+            notes.append(
+                f"The closest model overall, {models.models[nearest]} ({similarity.max():.2f}, trained on "
+                f"{', '.join(own_datasets(models.datasets[nearest]))}), is by the same author and was excluded, "
+                "because the calibration excludes models by the same author."
+            )
     if not fitted.is_calibrated:
         notes.append(TOO_FEW)
     return Prediction(
@@ -279,24 +397,6 @@ def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ..
         author, datasets = models.authors[nearest], sweeps.labels[sweep]
         found.append(NeighbourVote(models.models[nearest], author, datasets, float(similarity.max()), float(weight)))
     return tuple(sorted(found, key=lambda voter: (-voter.vote, -voter.similarity, voter.model)))
-
-
-def _note_on_own_author(
-    models: LabelledModels, author: str, vector: Floats, voters: Sequence[NeighbourVote]
-) -> list[str]:
-    """A note if a model by the same author is closer than all that voted."""
-    members = [row for row, name in enumerate(models.authors) if name == author]
-    if not members:
-        return []
-    similarity = similarities(vector[None, :], models.vectors[members], models.blocks)[0]
-    if similarity.max() <= max((voter.similarity for voter in voters), default=-1.0):
-        return []
-    nearest = members[int(np.argmax(similarity))]
-    return [
-        f"The closest model overall, {models.models[nearest]} ({similarity.max():.2f}, trained on "
-        f"{', '.join(own_datasets(models.datasets[nearest]))}), is by the same author and was excluded, because the "
-        "calibration excludes models by the same author."
-    ]
 
 
 def store(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.predict.training_set import Reals
-from query.statistics.intervals import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, independent_changes, uncertainty
+from query.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, independent_changes, uncertainty
 from query.statistics.neighbours import Booleans, Integers, codes_of
 
 BINS = 10  # of probability, equally wide
@@ -77,7 +77,7 @@ class PredictionScore:
 
 @dataclass(frozen=True)
 class Interval:
-    """95 % intervals (low, high) of a score over authors (``query.statistics.intervals``).
+    """95 % intervals (low, high) of a score over authors (``query.statistics.authors``).
 
     All None if there are fewer than five authors; ``reason`` is then ``too_few_authors``. The intervals take the fitted
     parameters and the votes as given: when whole atlases were simulated, accuracy and Brier score were inside at least

@@ -1,8 +1,8 @@
 """The models whose datasets are known, and their features, with any choice of authors left out.
 
-A *sweep* is all models of one author with one set of datasets. It has one vote, that of its member nearest to the model
-in question, so that a sweep of a hundred runs counts once. Measured on 67 real fine-tunes of seven authors in six
-representations, one vote per sweep had a lower out-of-author log loss than one vote per model.
+A *sweep* is all models of one author with one set of datasets. It has one vote, cast by its model nearest to the one
+being predicted, so that a sweep of a hundred runs counts once. On 67 real fine-tunes by seven authors in six
+representations, one vote per sweep gave a lower out-of-author log loss than one vote per model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from query.population import Population, distinct, own_datasets, read_population
 from query.predict.heads import Head, HeadMatches, head_of
-from query.statistics.author_runs import AuthorRuns
+from query.statistics.authors import AuthorRuns
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Booleans, Floats, Integers, codes_of
 
@@ -71,8 +71,8 @@ class LabelledModelReader:
     def read(self, base: str, without: Collection[int] = ()) -> LabelledModels:
         """The labelled models of a base: no copies, no unrelated models, one for each group of duplicates.
 
-        The models with the ids ``without`` are left out before duplicates are grouped, so that datasets which only
-        they name are left out too. Raises AtlasError if the representation is not published.
+        Models with the ids ``without`` are left out before duplicates are grouped, and with them the datasets that only
+        they name. Raises AtlasError if the representation is not published.
         """
         if base not in self._read:
             population = read_population(self._atlas, base, self.representation, documented=True)
@@ -132,9 +132,9 @@ class DatasetRuns(AuthorRuns):
         return (self.shares @ same_or_task @ self.shares.T).tocsr()
 
     def allowed(self, rows: Integers, withheld: Sequence[int], is_hidden: bool = False) -> Booleans:
-        """(rows, sweeps): the sweeps that may vote on each model, none by its own author or the authors ``withheld``.
+        """(rows, sweeps): the sweeps that may vote on each model: not those of its own author or of ``withheld`` ones.
 
-        ``is_hidden``: nor those that name one of its datasets, as if no other author used them.
+        ``is_hidden``: also not those that name one of its datasets, as if no other author used them.
         """
         free = ~np.isin(self.author, np.array(withheld, dtype=np.intp))
         allowed: Booleans = free[None, :] & (self.author[None, :] != self.authors[rows][:, None])
@@ -144,7 +144,10 @@ class DatasetRuns(AuthorRuns):
         return allowed
 
     def truth(self, rows: Integers, present: Booleans) -> Reals:
-        """Shares of the answers ``present`` in the models' datasets; an absent task counts as its collection."""
+        """(rows, answers): the share of each answer in a model's datasets, 0 where it is not ``present``.
+
+        A task that is not present counts as its collection.
+        """
         own = self.of_model[rows]
         truth = np.zeros(present.shape)
         truth[own >= 0] = self.shares[own[own >= 0]].toarray()
@@ -165,7 +168,8 @@ class Features:
         share: of the votes.
         log_votes: ln of the share of the votes, a fifth of it given by how common datasets are.
         head: ln P(head | dataset) / P(head); 0 without a head.
-        truth: share of each answer in the model's own datasets; no model that may vote names what a row lacks to 1.
+        truth: share of each answer in the model's own datasets. Rows sum to less than 1 if no model that may vote names
+            one of them.
         prominence: (rows,): ln of how far the nearest sweep is above the median of all sweeps, in units of the
             distance from the median to the lower quartile; 0 if there are no sweeps.
         has_head: (rows,).
@@ -264,7 +268,7 @@ class TrainingSet:
 
         A vote is max(0, (s - m) / (s₁ - m))³, with s the similarity of the sweep, s₁ that of the nearest one, and m the
         median over all allowed sweeps. So the nearest has one vote whatever the level of the similarities, which is
-        lower for adapters than for full fine-tunes. If nothing stands out, every vote is 1.
+        lower for adapters than for full fine-tunes. If no sweep stands out, every vote is 1.
         """
         from scipy.sparse import csr_array
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from query.purity.confusions import Confusion
-from query.purity.labels import DatasetPurity
+from query.figures import THEMES, label, new_figure
 from query.results import Drawn, ThemeName, to_frame
-from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
+from query.statistics.authors import TOO_FEW_AUTHORS, too_few
 from query.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _UNCONVINCING = 0.05  # a larger p may be chance
 _SHOWN = 15  # datasets, models or pairs on a terminal
 _DRAWN = 40  # datasets in a picture
+_WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
+_APART = 0.16  # of a row, between the two forms
 _TITLES = {
     "dataset": "by dataset",
     "model": "by model",
@@ -26,6 +28,37 @@ _TITLES = {
 }
 _BREAKDOWNS = ("by_dataset", "by_model", "confusions")
 _WIDE = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
+
+
+@dataclass(frozen=True)
+class DatasetPurity:
+    """Purity over the models of one dataset, where only that dataset counts as a match."""
+
+    dataset: str
+    models: int  # scored
+    purity: float
+    chance: float
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Two datasets, and how often models of one have neighbours from the other instead of their own.
+
+    ``neighbours``: how many of the neighbours that purity counts for models of ``dataset`` share no dataset with the
+    model and name ``taken_for``. ``share``: their share of all neighbours that share no dataset. ``chance``: that share
+    for random neighbours. ``back_…``: the same from ``taken_for`` to ``dataset``. ``is_notable``: both shares are above
+    chance, as for two datasets with the same text.
+    """
+
+    dataset: str
+    taken_for: str
+    neighbours: int
+    share: float
+    chance: float
+    back_neighbours: int
+    back_share: float
+    back_chance: float
+    is_notable: bool
 
 
 @dataclass(frozen=True)
@@ -102,8 +135,6 @@ class PurityResult(Drawn, PurityScore):
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Dots for all models and for each dataset, with chance. Raises AtlasError if matplotlib is missing."""
-        from query.purity.picture import purity_figure
-
         others = {one.dataset: one for one in self.cross_author.by_dataset}
         datasets = sorted(self.by_dataset, key=lambda one: (-one.purity, one.dataset))[:_DRAWN]
         rows = [(one.dataset, one, others.get(one.dataset)) for one in datasets]
@@ -115,10 +146,13 @@ class PurityResult(Drawn, PurityScore):
         def rows(score: PurityScore, name: str) -> list[dict[str, Any]]:
             return [asdict(row) for row in getattr(score, name)]
 
+        def numbers(score: PurityScore) -> dict[str, Any]:
+            return {one.name: getattr(score, one.name) for one in fields(PurityScore) if one.name not in _BREAKDOWNS}
+
         other = self.cross_author
         result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
-        result |= _numbers(self)
-        result["cross_author"] = _numbers(other) | {"by_dataset": rows(other, "by_dataset")}
+        result |= numbers(self)
+        result["cross_author"] = numbers(other) | {"by_dataset": rows(other, "by_dataset")}
         result |= {"by_dataset": rows(self, "by_dataset"), "notes": list(self.notes)}
         if confusions:
             result["confusions"] = rows(self, "confusions")
@@ -208,6 +242,48 @@ class PurityResult(Drawn, PurityScore):
         return whole | ({title: rows} if rows else {})
 
 
+def purity_figure(rows: Sequence[tuple[str, Any, Any]], theme: str = "light", ax: Axes | None = None) -> Figure:
+    """Dots with intervals and chance: a row for each name, filled for all neighbours, hollow for other authors'.
+
+    ``rows``: a name, its purity, and its purity among other authors' models (a PurityScore or a DatasetPurity).
+    """
+    figure, axes = new_figure(_WIDTH, _FRAME + _ROW * len(rows), theme, ax)
+    from matplotlib.lines import Line2D
+
+    colours = THEMES[theme]
+    colour = colours.palette[0]
+    dot: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5.5}
+    tick: dict[str, Any] = {"color": colours.rest, "marker": "|", "markersize": 9, "markeredgewidth": 1.6}
+    for row, (_, *scores) in enumerate(rows):
+        for score, apart, fill in zip(scores, (-_APART, _APART), (colour, colours.background), strict=True):
+            if score is None or score.purity is None:
+                continue
+            y = row + apart
+            low, high = getattr(score, "ci_low", None), getattr(score, "ci_high", None)
+            if low is not None and high is not None:
+                axes.plot([low, high], [y, y], color=colour, linewidth=1.4, zorder=2)
+            axes.plot([score.chance], [y], zorder=3, **tick)
+            axes.plot([score.purity], [y], markerfacecolor=fill, markeredgewidth=1.4, zorder=4, clip_on=False, **dot)
+    axes.set_yticks(range(len(rows)), [label(name) for name, _, _ in rows], fontsize=9)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("purity: share of nearest neighbours tuned on the same data", fontsize=9)
+    axes.grid(axis="x", color=colours.faint, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    handles = [
+        Line2D([], [], linestyle="", label="all neighbours", **dot),
+        Line2D([], [], linestyle="", markerfacecolor=colours.background, label="other authors' models only", **dot),
+        Line2D([], [], linestyle="", label="chance", **tick),
+        Line2D([], [], color=colour, linewidth=1.4, label="95 % interval over authors"),
+    ]
+    style: dict[str, Any] = {"ncols": 4, "fontsize": 7.5, "frameon": False, "labelcolor": colours.ink}
+    figure.legend(handles=handles, loc="outside upper left", **style)
+    return figure
+
+
 def verdict(result: PurityResult) -> list[str]:
     """What the numbers mean, in sentences for readers who are new to them."""
     if result.purity is None:
@@ -235,8 +311,3 @@ def verdict(result: PurityResult) -> list[str]:
         judgement = "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
     sentences[-1] += " " + judgement
     return sentences
-
-
-def _numbers(score: PurityScore) -> dict[str, Any]:
-    names = [field.name for field in fields(PurityScore) if field.name not in _BREAKDOWNS]
-    return {name: getattr(score, name) for name in names}

@@ -2,24 +2,22 @@
 
 The candidates C_f of a model f are the other models with a dataset that are neither copies nor unrelated, one per
 duplicate group; m_f of them share a dataset with f; purity_f is the share of matches among the m_f nearest. A model
-with m_f = 0 is not scored but stays a candidate for the others. This is the "Purity" paragraph of the design.
+with m_f = 0 is not scored, but remains a candidate for the others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from query.population import Population, components, representatives
-from query.purity.confusions import confused_pairs
-from query.purity.labels import Floats, LabelledOrder
+from query.purity.labels import Floats, LabelledOrder, confused_pairs
 from query.purity.result import ModelPurity, PurityResult, PurityScore
-from query.statistics.intervals import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
-from query.statistics.neighbours import Integers, codes_of, leave_out, neighbour_order
-from query.statistics.threads import each
+from query.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
+from query.statistics.neighbours import Integers, by_width, codes_of, each, leave_out, neighbour_order
 
 _MANY = 2_000  # models from which a draw takes longer than handing it to a thread
 MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups
@@ -41,19 +39,19 @@ def purity(
     ``trees``: the family tree of every model of the population; models of one tree are then not candidates for each
     other, and their label sets are permuted as an author's are. ``confusions``: also list confused datasets.
     ``k``: use the k nearest instead of the m_f nearest (all candidates if there are fewer).
-    Similarities are those of float64, compared in steps of 2^-32 (2.3e-10): far finer than float32, far coarser than
-    the noise of summing in another order, so that equal similarities are equal whatever the blocks; ties go to the
-    lower id (``query.statistics.neighbours``). Raises ValueError on vectors that are not finite, repeated ids, columns
-    of different lengths, k < 1 or draws < 1.
+    Similarities are computed in float64 and compared in steps of 2^-32 (2.3e-10). That is far finer than float32, and
+    far coarser than the effect of the order of summation, so equal similarities stay equal whatever the block size;
+    ties go to the lower id (``query.statistics.neighbours``). Raises ValueError on vectors that are not finite,
+    repeated ids, columns of different lengths, k < 1 or draws < 1.
 
     Interval: 95 %, from how purity changes when each author in turn is left out (``interval``); None if the scored
     models are by fewer than five authors.
 
     p, plain: the label sets are permuted freely among the candidates. p, cross-author: models of one author with one
-    label set (a sweep) are never independent, so whole sweeps are permuted (``AuthorRuns.permuted``): the test is exact
-    for "an author's labels are unrelated to where the vectors of the sweeps lie", whatever the sizes of the sweeps and
-    however similar the vectors of one author. The statistic is purity minus chance, because a popular dataset that is
-    dealt to a large sweep raises both. (Under the plain permutation chance is constant, so this is purity itself.)
+    label set (a sweep) are never independent, so whole sweeps are permuted (``AuthorRuns.permuted``). The test is exact
+    for the hypothesis that an author's labels are unrelated to the vectors of the sweeps, whatever the sizes of the
+    sweeps and however similar the vectors of one author. The statistic is purity minus chance, because a popular
+    dataset assigned to a large sweep raises both. (In plain permutations chance is constant, so this is purity itself.)
     """
     if (k is not None and k < 1) or draws < 1:
         raise ValueError("k and draws must be at least 1")
@@ -93,7 +91,7 @@ def purity(
 def _reach(labels: Sequence[frozenset[str]], authors: Integers, families: Integers, k: int | None) -> Integers:
     """An upper limit on the length of each list that the observed labels use.
 
-    That is the number of matches, plus the members of the own family and the largest group of authors that is left out.
+    It is the number of matches, plus the size of the model's family and of the largest group of authors left out.
     """
     holders = Counter(name for names in labels for name in names)
     looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
@@ -154,10 +152,9 @@ def _score(
 def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: Floats) -> Ends | None:
     """95 % interval of mean purity; None if fewer than five authors have a scored model.
 
-    Authors are not independent: an author whose models lie near others on the same data also makes those purer. An
+    Authors are not independent: an author whose models are near others on the same data also raises their purity. An
     interval from the scores alone (as from a bootstrap) ignores this, and its standard error is half of what it should
-    be. So every author in turn is left out and purity computed again (the jackknife; for such statistics see Arvesen,
-    1969).
+    be. So purity is computed again without each author in turn (the jackknife; for such statistics see Arvesen, 1969).
     """
     if len(np.unique(authors[scored])) < FEWEST_AUTHORS:
         return None
@@ -188,7 +185,8 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     def count_hits(part: Integers) -> None:
         hits[part] = _hits_without(trial, units, part, limits[part], int(widths[part].max()))
 
-    each(count_hits, _alike(widths))
+    some = np.flatnonzero(widths)
+    each(count_hits, (some[part] for part in by_width(widths[some], _BLOCK)))
     means: list[float | None] = []
     for unit in range(count):
         scored = gone[limits[:, unit] > 0]
@@ -196,23 +194,11 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     return means
 
 
-def _alike(widths: Integers) -> Iterator[Integers]:
-    """Rows of about equal width, as many as fit in memory at a time, without rows of width 0."""
-    turns = np.argsort(widths, kind="stable")
-    turns = turns[widths[turns] > 0]
-    start = 0
-    while start < len(turns):
-        stop = int(np.searchsorted(widths[turns], 2 * widths[turns[start]] + 16, side="right"))
-        stop = start + max(1, min(stop - start, _BLOCK // int(widths[turns[stop - 1]])))
-        yield turns[start:stop]
-        start = stop
-
-
 def _hits_without(trial: LabelledOrder, units: Integers, rows: Integers, limits: Integers, width: int) -> Integers:
     """(rows, units + 1): matches among the first ``limits`` neighbours outside the unit, in lists of ``width``.
 
-    The i-th model of a unit in a list, at position p, lies before the limit if p - i (the other models before it) is
-    less than the limit. The limit moves further by the number of such models, and their matches are subtracted.
+    The i-th model of a unit in a list, at position p, lies before the limit if p - i, the number of other models before
+    it, is less than the limit. The limit grows by the number of such models, and their matches are subtracted.
     """
     lists = trial.order[rows, :width]
     count = limits.shape[1]

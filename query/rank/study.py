@@ -6,7 +6,7 @@ The rank at a threshold is the smallest r for which the r largest singular value
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -179,23 +179,33 @@ class RankStudy(Drawn):
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
-        colours, rows = THEMES[theme], _panel_rows(list(self.families))
+        colours = THEMES[theme]
+        by_row: dict[tuple[str, str], list[str]] = {}
+        for name in self.families:
+            stack, _, bare_name = name.rpartition(".")
+            part = "feedforward" if bare_name.startswith(FEED_FORWARD) else "attention"
+            by_row.setdefault((stack, "cross" if bare_name.startswith("cross_") else part), []).append(name)
+        rows = list(by_row.values())
         columns = max(len(names) for names in rows)
         size = (max(PANEL[0] * columns, 4.0), PANEL[1] * len(rows) + 0.8)
         figure, axes = styled_grid(*size, len(rows), columns, theme, ax)
         grid = np.reshape(axes, (len(rows), columns))
-        highest = max(float(np.nan_to_num(_band(family)[1]).max()) for family in self.families.values())
+        # None becomes NaN; the band is the mean ± spread, cut off at zero.
+        ranks = {name: np.array(family.ranks, dtype=float) for name, family in self.families.items()}
+        spread = {name: np.nan_to_num(np.array(one.spread, dtype=float)) for name, one in self.families.items()}
+        highest = max(float(np.nan_to_num(ranks[name] + spread[name]).max()) for name in ranks)
         for names, panels in zip(rows, grid, strict=True):
             for name, panel in zip(names, panels, strict=False):
                 for other in names:
                     if other != name:
-                        panel.plot(_column(self.families[other].ranks), color=colours.rest, linewidth=0.8, zorder=1)
+                        panel.plot(ranks[other], color=colours.rest, linewidth=0.8, zorder=1)
                 family, bare_name = self.families[name], name.rpartition(".")[2].removeprefix("cross_")
                 colour = next(colours.palette[i] for i, one in enumerate(COLOURED) if bare_name.startswith(one))
                 layers = np.arange(len(family.ranks))
-                panel.fill_between(layers, *_band(family), color=colour, alpha=0.22, linewidth=0, zorder=2)
+                low, high = np.maximum(ranks[name] - spread[name], 0), ranks[name] + spread[name]
+                panel.fill_between(layers, low, high, color=colour, alpha=0.22, linewidth=0, zorder=2)
                 mean: dict[str, Any] = {"linewidth": 1.4, "marker": "o", "markersize": 2.2}
-                panel.plot(layers, _column(family.ranks), color=colour, zorder=4, **mean)
+                panel.plot(layers, ranks[name], color=colour, zorder=4, **mean)
                 panel.set_title(name, loc="left", fontsize=8, color=colours.ink, pad=11)
                 if family.fit is not None:
                     x = np.linspace(0, layers[-1], SMOOTH)
@@ -227,27 +237,6 @@ class RankStudy(Drawn):
         title = f"Rank of {SYMBOLS[self.of]} at {100 * self.threshold:g} % of the energy\n{who}"
         figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9, color=colours.ink)
         return figure
-
-
-def _panel_rows(names: Sequence[str]) -> list[list[str]]:
-    """Families of one stack and kind, in the order of ``names``."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for name in names:
-        stack, _, family = name.rpartition(".")
-        is_feed_forward = family.startswith(FEED_FORWARD)
-        part = "cross" if family.startswith("cross_") else "feedforward" if is_feed_forward else "attention"
-        rows.setdefault((stack, part), []).append(name)
-    return list(rows.values())
-
-
-def _column(numbers: Sequence[float | None]) -> NDArray[np.float64]:
-    return np.array([np.nan if number is None else number for number in numbers])
-
-
-def _band(family: FamilyRanks) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean ± spread, cut off at zero."""
-    ranks, spread = _column(family.ranks), np.nan_to_num(_column(family.spread))
-    return np.maximum(ranks - spread, 0), ranks + spread
 
 
 def rank_by_depth(

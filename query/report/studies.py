@@ -22,8 +22,7 @@ from query.population import read_population
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.evaluation import evaluate
 from query.predict.predict import predict
-from query.purity.picture import purity_figure
-from query.purity.result import PurityScore, verdict
+from query.purity.result import PurityScore, purity_figure, verdict
 from query.purity.study import purity
 from query.rank.study import SYMBOLS, RankStudy, rank_by_depth
 from query.report.page import Section, Source, shorten

@@ -12,7 +12,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from query.layers import Part
-from query.purity.labels import DatasetPurity
+from query.purity.result import DatasetPurity
 
 MOST_CHARACTERS = 12_000  # of an answer as compact JSON
 _ROOM_FOR_REMARKS = 600  # of these, to say what was left out

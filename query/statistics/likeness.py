@@ -32,9 +32,9 @@ def similarities(mine: Reals, theirs: Reals, blocks: int = 0) -> Reals:
 def points(vectors: Reals, blocks: int = 0) -> Reals:
     """(n, m) unit vectors whose cosines are the similarities, for methods that need points.
 
-    If some models lack blocks, such points may not exist. Then their inner products are as close as possible (classical
-    scaling; Torgerson, 1952), for more than 2,048 models with as many landmarks (Williams & Seeger, 2001, "Using the
-    Nyström method"), drawn with a fixed seed.
+    If some models lack blocks, such points may not exist. Then the inner products are as close as possible (classical
+    scaling; Torgerson, 1952). More than 2,048 models are placed by their similarities to 2,048 landmarks drawn with a
+    fixed seed (Williams & Seeger, 2001, "Using the Nyström method").
     """
     if not blocks or not len(vectors):
         return vectors

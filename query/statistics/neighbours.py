@@ -9,22 +9,28 @@ blocks of some hundred megabytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from indexer.machine import processors
 from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
-from query.statistics.threads import each
 
 Integers = npt.NDArray[np.intp]
 Booleans = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint64]
 Order = npt.NDArray[np.unsignedinteger[Any]]
+Part = TypeVar("Part")
+Found = TypeVar("Found")
 
+_MOST_THREADS = 8  # each needs some hundred megabytes
 _BLOCK = 1 << 21  # numbers of lists, or of the similarity matrix, in memory at a time
 _PANEL = 1 << 24  # numbers of vectors in memory at a time: 64 MB
 _PAIRS = 8  # vectors multiplied again at a time, to fit the cache
@@ -90,25 +96,30 @@ def count_matches(
     counts = np.empty(len(rows), dtype=np.intp)
     beyond = limits * 2 > count
     for chosen, widths in ((np.flatnonzero(~beyond), limits), (np.flatnonzero(beyond), count - limits)):
-        chosen = chosen[np.argsort(widths[chosen], kind="stable")]
-        ascending = widths[chosen]
-        start = 0
-        while start < len(chosen):
-            narrow = int(ascending[start])
-            stop = int(np.searchsorted(ascending, 2 * narrow + 16, side="right"))
-            stop = start + max(1, min(stop - start, (1 << 17) // max(1, int(ascending[stop - 1]))))
-            part, width = chosen[start:stop], int(ascending[stop - 1])
-            places = np.arange(width)
+        for some in by_width(widths[chosen], 1 << 17):
+            part = chosen[some]
+            width = int(widths[part[-1]])
             if widths is limits:
                 matches = is_match(rows[part], order[rows[part], :width])
-                matches &= places < ascending[start:stop, None]
+                matches &= np.arange(width) < limits[part, None]
                 counts[part] = matches.view(np.uint8).sum(axis=1, dtype=np.uint32)
             else:
                 matches = is_match(rows[part], order[rows[part], count - width :])
-                matches &= places >= width - ascending[start:stop, None]
+                matches &= np.arange(count - width, count) >= limits[part, None]
                 counts[part] = totals[part] - matches.view(np.uint8).sum(axis=1, dtype=np.uint32)
-            start = stop
     return counts
+
+
+def by_width(widths: Integers, most: int) -> Iterator[Integers]:
+    """The rows by ascending width, in parts of similar width with at most ``most`` entries (or one row)."""
+    order = np.argsort(widths, kind="stable")
+    ascending = widths[order]
+    start = 0
+    while start < len(order):
+        stop = int(np.searchsorted(ascending, 2 * ascending[start] + 16, side="right"))
+        stop = start + max(1, min(stop - start, most // max(1, int(ascending[stop - 1]))))
+        yield order[start:stop]
+        start = stop
 
 
 def marked(marks: Booleans) -> Callable[[Integers, Order], Booleans]:
@@ -140,7 +151,7 @@ def neighbour_order(vectors: Floats, rows: Integers, blocks: int = 0, reach: Int
         exact.settle(keys, asked, far[asked])
         order[asked] = keys & _COLUMN
 
-    for start, similarity in _panels(vectors, rows, blocks):
+    for start, similarity in _panels(vectors, rows, blocks, exact.changed):
         parts = ((start + first, similarity[first : first + step]) for first in range(0, len(similarity), step))
         each(sort, parts)
     return order
@@ -158,14 +169,13 @@ def _keys(similarity: npt.NDArray[np.floating[Any]], columns: Keys) -> Keys:
     return keys
 
 
-def _panels(vectors: Floats, rows: Integers, blocks: int) -> Iterator[tuple[int, Floats]]:
-    """The first of some rows, and their similarities with all, (some, n); see ``likeness``.
+def _panels(vectors: Floats, rows: Integers, blocks: int, changed: Booleans) -> Iterator[tuple[int, Floats]]:
+    """The first of some rows, and their similarities with all, (some, n); ``changed``: (n, blocks), see ``likeness``.
 
-    Each pair is multiplied once: what a panel shares with a later one is kept until then.
+    Each pair is multiplied once: the products that a panel shares with a later one are kept until then.
     """
     step = max(1, _PANEL // max(1, vectors.shape[1]))
     parts = [rows[start : start + step] for start in range(0, len(rows), step)]
-    changed = [changed_blocks(vectors[part], blocks) for part in parts] if blocks else []
     kept: list[list[Floats]] = [[] for _ in parts]
     for here, part in enumerate(parts):
         mine = vectors[part]
@@ -176,7 +186,8 @@ def _panels(vectors: Floats, rows: Integers, blocks: int) -> Iterator[tuple[int,
             theirs = mine if there == here else vectors[parts[there]]
             tile = mine @ theirs.T
             if blocks:
-                tile /= divisors(shared_blocks(changed[here], changed[there]), blocks)
+                mask, other = (changed[place * step : (place + 1) * step] for place in (here, there))
+                tile /= divisors(shared_blocks(mask, other), blocks)
             tiles.append(tile)
             if there > here:
                 kept[there].append(tile.T)
@@ -185,7 +196,7 @@ def _panels(vectors: Floats, rows: Integers, blocks: int) -> Iterator[tuple[int,
 
 
 class _Exact:
-    """Similarities in double precision, for the pairs that need it."""
+    """Similarities in double precision, for the pairs that need it; ``changed`` (n, blocks): which blocks changed."""
 
     def __init__(self, vectors: Floats, rows: Integers, blocks: int) -> None:
         self.vectors, self.rows, self.blocks = vectors, rows, blocks
@@ -260,3 +271,37 @@ def _near_ties(keys: Keys, reach: Integers) -> tuple[Integers, Integers, Integer
     row, place, run = (np.concatenate([one, one[last] + more]) for one, more in ((row, 0), (place, 1), (run, 0)))
     turn = np.lexsort((place, run))
     return row[turn], place[turn], run[turn]
+
+
+# ---- threads: NumPy releases the interpreter lock while it sorts and looks up
+
+
+def threads_here() -> int:
+    """The number of processors that this process may use, or ``OMP_NUM_THREADS`` if it is set; at most 8."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(_MOST_THREADS, int(asked) if asked.isdecimal() and int(asked) > 0 else processors())
+
+
+def each(work: Callable[[Part], Found], parts: Iterable[Part], *, is_long: bool = True) -> list[Found]:
+    """The results of ``work`` for each of ``parts``, in order; only a few parts are taken ahead.
+
+    For parts of less than about a millisecond threads only add overhead: without ``is_long`` there is one. Raises what
+    ``work`` raises; parts that have not started by then are skipped.
+    """
+    threads = threads_here() if is_long else 1
+    if threads == 1:
+        return [work(part) for part in parts]
+    found: list[Found] = []
+    begun: deque[Future[Found]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for part in parts:
+                begun.append(pool.submit(work, part))
+                if len(begun) > 2 * threads:
+                    found.append(begun.popleft().result())
+            while begun:
+                found.append(begun.popleft().result())
+        finally:
+            for future in begun:
+                future.cancel()
+    return found

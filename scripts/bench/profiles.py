@@ -54,9 +54,8 @@ def child() -> None:
     from indexer.profiles.measurement import RECEPTIVE_FIELD_SEQUENCES, ProfileRequest
     from indexer.profiles.measurement import measure as profile
     from indexer.profiles.probes import random_probe
-    from indexer.profiles.receptive_field import COLUMN_DRAWS, QUARTERS
     from indexer.profiles.recovery import FEWEST_FIT_TOKENS, FIT_TOKENS_AT_ONCE, TOKENS_PER_WIDTH
-    from indexer.profiles.tolerance import CANDIDATES, PLACES
+    from indexer.profiles.sensitivity import CANDIDATES, COLUMN_DRAWS, PLACES, QUARTERS
 
     torch.set_num_threads(1)
     model, stack = load_untrained(CONFIG, 0)

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 from indexer.profiles.features import DEFAULT, SHARP, Ascent, find_features, original_ascent
-from indexer.profiles.images import seeded_patch_embedding, shipped_images
 from indexer.profiles.layers import Layers, nearest_tokens, patchify
 from indexer.profiles.measurement import ProfileRequest, measure
-from indexer.profiles.probes import image_probe, random_probe, shipped_text, text_probe
+from indexer.profiles.probes import image_probe, random_probe, shipped_images, shipped_text, text_probe
 from indexer.profiles.recovery import (
     blank_start,
     criterion,
@@ -29,7 +28,7 @@ from indexer.profiles.recovery import (
     recover_images,
     times_closer,
 )
-from indexer.profiles.single import Reference, invert_words, read_now
+from indexer.profiles.single import Reference, invert_words, read_now, seeded_patch_embedding
 from indexer.profiles.statistics import seeded_generator, spread_of
 from scripts.depth.models import PATCH, SIDE, load_mixer, make_gpt2, make_mixer, make_vit
 

@@ -114,8 +114,7 @@ def test_a_narrow_terminal_leaves_out_what_tells_least_and_cuts_no_id(small_atla
 
 def test_lineage_says_the_answer_first(capsys):
     from query.cli.options import print_result
-    from query.lineage.edges import Edge
-    from query.lineage.result import Lineage
+    from query.lineage.result import Edge, Lineage
 
     edge = Edge("org/child", "org/parent", "continued", 1.0, 0.1, "shared change")
     print_result(Lineage("org/child", "org/base", 1, (edge,), 0, 0), "table")

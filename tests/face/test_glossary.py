@@ -64,7 +64,7 @@ def test_columns_that_need_a_model_to_be_read_are_explained():
     from indexer.names import MEASURES
     from query.compare import Comparison
     from query.layers import Layers
-    from query.lineage.edges import Edge
+    from query.lineage.result import Edge
     from query.rank.study import RankStudy
 
     known = {command: {name for name, _ in columns_of(command)} for command in GLOSSARY["commands"]}

@@ -10,7 +10,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.lineage.edges import Edge
+from query.lineage.result import Edge
 from tests.conftest import Shell
 from tests.hubs import use_endpoint
 
@@ -102,7 +102,7 @@ def test_one_damaged_record_leaves_its_model_out_with_a_note(forest, trees, own,
         child = forest.one("grandchild")
         answer = atlas.lineage(child, dates=False)
     assert {one.parent for one in answer.edges} == forest.parents(child)
-    assert any("left out" in note and "1 models" in note for note in answer.notes)
+    assert any(note.startswith("left out") and note.endswith(": 1 model") for note in answer.notes)
 
 
 def test_a_parent_that_left_the_hub_is_named_by_its_record(forest, own, monkeypatch, tmp_path):
@@ -186,6 +186,20 @@ def test_without_the_base_embeddings_blocks_decide_with_a_note(forest, own, monk
     assert any("does not use embeddings" in note for note in answer.notes)
 
 
+def test_a_note_counts_the_candidates_without_records_of_its_own_model(forest, trees, own, monkeypatch):
+    from query.lineage.lineage import Tracer
+
+    use_endpoint(monkeypatch, trees.endpoint)
+    with Atlas(own) as atlas:
+        rows = atlas.rows("SELECT model_id, record_key FROM models WHERE NOT is_copy AND NOT is_unrelated ORDER BY ALL")
+        without, other = rows[0], rows[1]
+        atlas.folder.record(without["record_key"]).unlink()
+        tracer = Tracer(atlas, forest.base, dates=False)
+        answers = [tracer.of_indexed(one["model_id"]) for one in (other, without)]
+    notes = [[note for note in answer.notes if note.startswith("left out")] for answer in answers]
+    assert notes == [["left out, because their records are missing or contain no factors: 1 model"], []]
+
+
 def test_a_small_budget_is_kept(forest, trees, monkeypatch):
     from query.lineage.lineage import lineage
     from query.lineage.thresholds import Thresholds
@@ -200,7 +214,7 @@ def test_a_small_budget_is_kept(forest, trees, monkeypatch):
 
 def test_a_tree_with_a_circle_is_drawn():
     pytest.importorskip("matplotlib")
-    from query.lineage.tree import around, positions, tree_figure
+    from query.lineage.result import around, positions, tree_figure
 
     edges = [
         Edge("a", "b", "continued", 1.0, 0.1),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from query.lineage.candidates import Candidate, Factors, FactorStore, SampledWeights, best_group
-from query.lineage.edges import CONTINUED, CONTINUED_OR_RUN, MERGE, TUNED, Edge
 from query.lineage.evidence import as_stored
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, MERGE, TUNED, Edge
 from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.siblings import row_updates, sibling_cosine

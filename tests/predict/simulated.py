@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from query.predict.heads import Head
-from query.predict.target import Target
+from query.predict.predict import Target
 from query.predict.training_set import LabelledModels
 
 

@@ -13,11 +13,10 @@ import pytest
 from query.predict.classifier import EVIDENCE, NONE_OF_THESE, fit, training_rows, uncalibrated
 from query.predict.evaluation import evaluate_models
 from query.predict.heads import Head
-from query.predict.predict import predict_target
+from query.predict.predict import Target, predict_target
 from query.predict.scoring import mean_scores, score_models
-from query.predict.target import Target
 from query.predict.training_set import TrainingSet
-from query.statistics.intervals import units_of
+from query.statistics.authors import units_of
 from tests.predict.simulated import CLASSIFIER, SIMULATIONS, Simulation, joined, labelled_models, unlabelled
 
 

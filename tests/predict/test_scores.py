@@ -17,7 +17,7 @@ from query.predict.classifier import EVIDENCE, fit, none_share
 from query.predict.evaluation import cross_validate, evaluate_models
 from query.predict.scoring import calibration_error, chance_scores, intervals, mean_scores, reliability, score_models
 from query.predict.training_set import TrainingSet
-from query.statistics.intervals import wilson
+from query.statistics.authors import wilson
 from tests.predict.simulated import SIMULATIONS, labelled_models
 
 
@@ -71,7 +71,7 @@ def test_novelty_is_a_logistic_regression_without_negative_slopes(fitted, kind):
     fitted, shown, hidden, importance = fitted
     counted = importance if kind == "vectors" else importance * shown.has_head
 
-    def signs(evidence):
+    def signals(evidence):
         scores = sum(w * term for w, term in zip(fitted.weights[kind], terms_of(evidence, kind), strict=True))
         given = np.exp(np.where(evidence.present, scores, -np.inf))
         best = np.clip((given / given.sum(axis=1, keepdims=True)).max(axis=1), 1e-4, 1 - 1e-4)
@@ -83,7 +83,7 @@ def test_novelty_is_a_logistic_regression_without_negative_slopes(fitted, kind):
 
     known = counted * shown.truth.sum(axis=1)
     weights = np.concatenate([known, counted * known.sum() / counted.sum()])
-    both = np.concatenate([signs(shown), signs(hidden)])
+    both = np.concatenate([signals(shown), signals(hidden)])
     found = fitted.novelty[kind]
     for column in range(both.shape[1]):
         ends = [

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from indexer.names import ModelRef
-from indexer.profiles.images import shipped_images
 from indexer.profiles.layers import States
 from indexer.profiles.measurement import LayerRow, ProfileRequest, measure
-from indexer.profiles.probes import image_probe, random_probe
+from indexer.profiles.probes import image_probe, random_probe, shipped_images
 from indexer.profiles.subject import Source, read_subject
 
 WIDTH = 48

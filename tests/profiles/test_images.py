@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.profiles.images import images_sha256, read_image, read_images
-from indexer.profiles.probes import ProbeChoice
+from indexer.profiles.probes import ProbeChoice, images_sha256, read_image, read_images
 from tests.profiles.test_loading import deadline
 
 

@@ -202,7 +202,9 @@ def test_words_by_the_original_recipe_and_from_some_positions(atlas, gpt2):
 @pytest.mark.slow
 def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit, gpt2, capsys):
     found = atlas.invert(vit, layers=[1])
-    assert first_line(found, capsys).endswith(f"come back with an error of {found.layers[0].error:.3f} (0 is perfect).")
+    assert first_line(found, capsys).endswith(
+        f"are recovered with an error of {found.layers[0].error:.3f} (0 is perfect)."
+    )
     assert found.layers[0].error < 0.5
     assert sum(found.layers[0].rows) == pytest.approx(1)
     assert draw(found.figure(), ".png").startswith(b"\x89PNG")

@@ -15,7 +15,6 @@ from indexer.profiles.features import SHARP, find_features
 from indexer.profiles.layers import Layers, chosen_layers, nearest_tokens, patchify
 from indexer.profiles.measurement import LayerRow, ProfileRequest, measure
 from indexer.profiles.probes import Probe, random_probe
-from indexer.profiles.receptive_field import receptive_fields
 from indexer.profiles.recovery import (
     SHIFT,
     blank_start,
@@ -26,6 +25,7 @@ from indexer.profiles.recovery import (
     read_off,
     recover,
 )
+from indexer.profiles.sensitivity import receptive_fields
 from indexer.profiles.statistics import accuracy, normal, spread_of
 from tests.conftest import ROOT
 from tests.halves import a_few

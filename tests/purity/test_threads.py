@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from query.purity.study import purity
-from query.statistics.threads import each, threads_here
+from query.statistics.neighbours import each, threads_here
 from tests.clusters.populations import clustered_vectors, population
 
 

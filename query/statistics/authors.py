@@ -1,22 +1,28 @@
-"""95 % intervals of means over models that come from few authors (units), of unequal size and alike within.
+"""Statistics of models that come from few authors, whose models are alike: their runs, permutations, intervals.
 
-A bootstrap over five to ten authors covers the truth .74–.93 of the time instead of .95, and far less near 1. Here the
-variance comes from how the mean changes without each unit in turn, unbiased if units have equal variance (after Bell &
-McCaffrey, 2002), with degrees of freedom by Satterthwaite (1946), which are few if one author has most of the models.
-A share has Wilson's interval (1927) with the effective number of models (Korn & Graubard, 1998; Dean & Pagano, 2015),
-which stays within 0 and 1 and does not shrink to a point if all models are right.
+A *sweep* is all runs of one author with one label: no test may treat its models as independent, so permutations move
+whole sweeps.
+
+95 % intervals of means take authors (units) of unequal size as independent, not their models. A bootstrap over five to
+ten authors covers the truth .74–.93 of the time instead of .95, and far less near 1. Here the variance comes from how
+the mean changes without each unit in turn, unbiased if units have equal variance (after Bell & McCaffrey, 2002), with
+degrees of freedom by Satterthwaite (1946), which are few if one author has most of the models. A share has Wilson's
+interval (1927) with the effective number of models (Korn & Graubard, 1998; Dean & Pagano, 2015), which stays within 0
+and 1 and does not shrink to a point if all models are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from query.statistics.neighbours import Integers, codes_of
+from query.statistics.neighbours import Integers, codes_of, members_of
 
 Floats = npt.NDArray[np.float64]
 Ends = tuple[float, float]
@@ -25,6 +31,61 @@ FEWEST_AUTHORS = 5
 TOO_FEW_AUTHORS = "too_few_authors"  # the reason in JSON for an interval that is null
 # With more points, every draw uses the ranks of all of them: the table of comparisons would not fit in memory.
 MOST_RANKED = 3000
+
+
+# ---- sweeps
+
+
+class AuthorRuns:
+    """The sweeps among n models, numbered in order of first appearance.
+
+    ``authors`` (n,): a code for each model's author, from 0. ``of_model`` (n,): the model's sweep, -1 where its label
+    is None. For each sweep ``author``, ``labels``, ``first`` (the index of its first model) and ``sizes``.
+    """
+
+    def __init__(self, authors: Integers, labels: Sequence[Hashable | None]) -> None:
+        self.authors = authors
+        keys = list(zip(authors.tolist(), labels, strict=True))
+        labelled = np.array([row for row, (_, label) in enumerate(keys) if label is not None], dtype=np.intp)
+        codes = codes_of([keys[row] for row in labelled])
+        self.of_model = np.full(len(keys), -1, dtype=np.intp)
+        self.of_model[labelled] = codes
+        self.first = labelled[np.unique(codes, return_index=True)[1]]
+        self.sizes = np.bincount(codes)
+        self.author: Integers = authors[self.first]
+        self.labels: list[Any] = [labels[row] for row in self.first]
+
+    @cached_property
+    def lists(self) -> list[Integers]:
+        """The sweeps of every author; the authors are numbered without gaps here."""
+        return members_of(codes_of(self.author.tolist()))
+
+    @cached_property
+    def strata(self) -> list[Integers]:
+        """The lists of equal length, each as an array (authors, sweeps per author)."""
+        lengths = sorted({len(sweeps) for sweeps in self.lists})
+        return [np.array([sweeps for sweeps in self.lists if len(sweeps) == length]) for length in lengths]
+
+    def permuted(self, carried: Integers, rng: np.random.Generator) -> Integers:
+        """The labels ``carried`` (sweeps,) after one random permutation.
+
+        An author's list of labels moves as a whole to another author with as many sweeps, and is shuffled among that
+        author's sweeps. Such moves form a group in the sense of algebra, so a permutation test with them is exact
+        whatever the sizes of the sweeps and however similar the models of one author are.
+        """
+        moved = carried.copy()
+        for sweeps in self.strata:
+            lists = carried[sweeps][rng.permutation(len(sweeps))]
+            moved[sweeps] = rng.permuted(lists, axis=1)
+        return moved
+
+    @property
+    def ways(self) -> int:
+        """How many different permutations there are."""
+        return math.prod(math.factorial(len(s)) * math.factorial(s.shape[1]) ** len(s) for s in self.strata)
+
+
+# ---- intervals
 
 
 def too_few(authors: int) -> str:
