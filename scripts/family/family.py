@@ -96,11 +96,11 @@ def workers(models: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def in_worker(unit: str, *arguments: Any) -> None:
-    """Call a function of ``units``, which only worker processes import: it is slow to."""
-    from scripts.family import units
+    """Call a function of ``repositories``, which only worker processes import: it is slow to."""
+    from scripts.family import repositories
 
-    units.prepare_process()
-    getattr(units, unit)(*arguments)
+    repositories.prepare_process()
+    getattr(repositories, unit)(*arguments)
 
 
 def waves(entries: Iterable[Repository]) -> tuple[list[Repository], list[Repository]]:
@@ -139,4 +139,4 @@ def expectations(plan: Plan) -> dict[str, dict[str, str | None]]:
 def measured(root: Path, plan: Plan) -> dict[str, dict[str, float]]:
     """Losses and held-out results of everything that was trained."""
     trained = [plan.base, *(run.model for run in plan.runs)]
-    return {model: store.read_json(store.repository_folder(root, model) / store.RESULTS) for model in trained}
+    return {model: store.read_json(root / model / store.RESULTS) for model in trained}

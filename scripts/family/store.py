@@ -29,29 +29,19 @@ RESULTS = "all_results.json"  # what was measured of one model, in its repositor
 CONVERSION = "Adding `safetensors` variant of this model"
 
 
-def repository_folder(root: Path, model: str) -> Path:
-    """Where a repository's files lie."""
-    return root / model
-
-
-def description_file(root: Path, model: str) -> Path:
-    """Where a repository is described."""
-    return root / f"{model}.repo.json"
-
-
 def is_published(root: Path, model: str) -> bool:
-    """Whether a repository is there and whole."""
-    return description_file(root, model).is_file()
+    """Whether a repository is complete."""
+    return (root / f"{model}.repo.json").is_file()
 
 
 def publish(root: Path, model: str, filled: Path, description: Mapping[str, Any]) -> None:
     """Move a filled folder to its place, then describe it; replaces what an interrupted run left."""
-    folder = repository_folder(root, model)
+    folder = root / model
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         shutil.rmtree(folder)
     filled.rename(folder)
-    write_json(description_file(root, model), {"sha": commit_of(model, folder), **description})
+    write_json(root / f"{model}.repo.json", {"sha": commit_of(model, folder), **description})
 
 
 def publish_conversion(root: Path, model: str, files: Path) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from scripts import family as package
 from scripts.family import make_family, store, tasks
-from scripts.family.finetune import FORMATS
-from scripts.family.oddities import MAKERS, MARKER
 from scripts.family.plan import load_plan
+from scripts.family.repositories import MAKERS, MARKER
+from scripts.family.training import FORMATS
 from tests.conftest import ROOT
 from tests.family.folders import BASE, block_matrices, described, models_of, weights
 
