@@ -21,7 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import networkx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -219,6 +218,8 @@ def parents(
     ``created``: given root and dates (no edge into ``root``, none from a later model); None: as published. ``falling``:
     whether kurtosis is taken to fall from parent to child, or to rise.
     """
+    import networkx  # slow to import, needed by the comparison only
+
     names = list(weights)
     stacked = np.stack([weights[name] for name in names])
     distance = np.zeros((len(names), len(names)))

@@ -1,12 +1,26 @@
-"""Dataset names: what must become one name, and what must stay two."""
+"""Dataset names: which become one name, which stay two, which are no name, and the table of aliases."""
 
 from __future__ import annotations
+
+import ast
+import csv
+import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.cards.datasets import CanonicalDataset, canonical_dataset, canonical_datasets
+import indexer.cards.datasets
+from indexer.cards.datasets import (
+    AliasTable,
+    CanonicalDataset,
+    alias_table,
+    canonical_dataset,
+    canonical_datasets,
+    is_placeholder,
+)
+from tests.conftest import ROOT
 from tests.dataset_names.canonical import name
 
 
@@ -213,3 +227,173 @@ def test_a_canonical_name_is_its_own_canonical_name(raw, config):
 )
 def test_owners_are_never_merged(one, other, repository):
     assert (name(f"{one}/{repository}") == name(f"{other}/{repository}")) == (one == other)
+
+
+PLACEHOLDERS = [
+    None,
+    "",
+    " ",
+    "None",
+    "none",
+    "NONE",
+    "unknown",
+    "Unknown",
+    "unkown",
+    "generator",
+    "custom",
+    "Custom",
+    "null",
+    "n/a",
+    "N/A",
+    "-",
+    "--",
+    "?",
+    "???",
+    "...",
+    "tbd",
+    "TBD",
+    "private",
+    "imagefolder",
+    "audiofolder",
+    "csv",
+    "json",
+    "text",
+    "parquet",
+    "array of dataset identifiers",
+    "more_information_needed",
+    "[More Information Needed]",
+    "more information needed",
+    "the None dataset",
+    "an unknown dataset",
+    "unknown dataset",
+    "custom dataset",
+    "Custom Dataset",
+    "Kaggle Dataset",
+    "my_dataset",
+    "own",
+    "text-classification",
+    "nan",
+    "dataset",
+    "\x00",
+    "\u200b",
+]
+
+
+@pytest.mark.parametrize("raw", PLACEHOLDERS)
+def test_placeholders_are_no_dataset(raw):
+    assert canonical_dataset(raw) is None
+    assert canonical_datasets(raw) == ()
+    assert is_placeholder(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "Norwegian Nynorsk/Bokmål",
+        "220M words (IndoWiki, IndoWC, News)]",
+        "1.5B Arabic Corpus",
+        "Arabic Poetry Dataset (6th - 21st century)",
+        "The model saw data that we collected, cleaned and labelled",
+        "x" * 101,
+        "glue " * 100,
+        "https://www.kaggle.com/oswinrh/bible",
+        "https://example.org/datasets/glue",
+        "https://evilhuggingface.co/datasets/glue",
+        "https://huggingface.co.evil.example/datasets/glue",
+        "data/train.csv",
+        "./data",
+        "../../etc/passwd",
+        "/content/drive/MyDrive/imdb",
+        "C:\\data\\imdb",
+        "train.json",
+        "alice/bob/carol",
+        "a//b",
+        "2021",
+        "12345",
+        "English, German",
+        "look at https://huggingface.co/datasets/glue for an example",
+        "alice/..",
+        "中文维基",
+        "<script>alert(1)</script>",
+        "\x1b[31mglue\x1b[0m",
+        "imdb;DROP TABLE",
+        "imdb+",
+        "glue\u202e",
+        "https://huggingface.co/bert-base-uncased",
+        "https://huggingface.co/datasets",
+    ],
+)
+def test_free_text_has_no_canonical_name(raw):
+    assert canonical_dataset(raw) is None
+    assert canonical_datasets(raw) == ()
+    assert not is_placeholder(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "a" * 10_000_000,
+        "," * 10_000_000,
+        "a, " * 3_000_000,
+        " " * 10_000_000,
+        "/" * 10_000_000,
+        "the " * 2_000_000,
+        "https://huggingface.co/datasets/" * 300_000,
+        "hf.co/" + "a/" * 3_000_000,
+    ],
+)
+def test_hostile_lengths_take_no_time(raw):
+    """Ten million characters: what is not linear does not end before the test is ended."""
+    assert canonical_dataset(raw) is None
+    canonical_datasets(raw)
+    is_placeholder(raw)
+
+
+SHARED = ROOT.parent / "shared" / "data"
+TABLE = Path(indexer.cards.datasets.__file__).with_name("dataset_aliases.toml")
+
+
+def test_the_table_is_large_and_every_name_in_it_finds_itself():
+    written = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    assert len(written["datasets"]) > 250
+    for canonical, others in written["datasets"].items():
+        assert isinstance(others, list), canonical
+        for spelling in (canonical, *others):
+            assert canonical_dataset(spelling) == CanonicalDataset(canonical), spelling
+    for group, entry in written["groups"].items():
+        assert set(entry.get("bare", [])) <= set(entry["tasks"]), group
+        assert name(group) == group
+        for task, others in entry["tasks"].items():
+            wanted = CanonicalDataset(f"{group}/{task}", group, task)
+            assert canonical_dataset(wanted.name) == wanted
+            for spelling in (task, *others):
+                if "/" in spelling:
+                    assert canonical_dataset(spelling) == wanted
+                else:
+                    assert canonical_dataset(group, config=spelling) == wanted
+
+
+def test_a_table_that_contradicts_itself_is_refused():
+    table = AliasTable(placeholders={"none"})
+    table.add(CanonicalDataset("squad"), "SQuAD 1")
+    with pytest.raises(ValueError, match="more than one"):
+        table.add(CanonicalDataset("squad_v2"), "squad_1")
+    with pytest.raises(ValueError, match="more than one"):
+        table.add(CanonicalDataset("x"), "None")
+    assert alias_table() is alias_table()
+
+
+def test_real_labels_of_2023():
+    path = SHARED / "bert_2023_labels.csv"
+    if not path.exists():
+        pytest.skip(f"needs {path.name} in ../shared/data")
+    with path.open(encoding="utf-8") as file:
+        cells = [row["datasets"] for row in csv.DictReader(file) if row["datasets"]]
+    raw = [part for cell in cells for part in ast.literal_eval(cell)]
+    assert len(raw) > 350
+    named = {spelling: name(spelling) for spelling in raw}
+    refused = {spelling for spelling, canonical in named.items() if canonical is None}
+    assert refused == {None, "generator", "custom"}
+    assert named["x_glue"] == "xglue"
+    assert named["adecorpusv2"] == "ade_corpus_v2"
+    assert named["batterydata/battery-device-data-qa"] == "batterydata/battery-device-data-qa"
