@@ -54,7 +54,7 @@ def through_float16(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> Non
 
 
 def with_nan(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
-    """One number of one block matrix is not one."""
+    """One entry of one block matrix is NaN."""
     copy(plan, oddity, root, folder)
     victim = next(name for name in sorted(load_file(folder / WEIGHTS)) if is_block_matrix(plan, name))
 
@@ -67,7 +67,7 @@ def with_nan(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
 
 
 def truncated(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
-    """An upload that broke off."""
+    """An interrupted upload."""
     copy(plan, oddity, root, folder)
     path = folder / WEIGHTS
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
@@ -97,7 +97,7 @@ def new_network(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
 
 
 def gguf_only(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
-    """A llama.cpp file and nothing else."""
+    """Only a llama.cpp file."""
     (folder / f"{oddity.name}.Q4_K_M.gguf").write_bytes(GGUF_HEADER)
 
 
@@ -142,7 +142,7 @@ def unknown_architecture(plan: Plan, oddity: Oddity, root: Path, folder: Path) -
 
 
 def empty(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
-    """A repository in which nothing but a card was ever put."""
+    """A repository with nothing but a card."""
 
 
 def is_block_matrix(plan: Plan, name: str) -> bool:
@@ -187,7 +187,7 @@ MAKERS: Mapping[str, Maker] = {
 
 
 def prepare_process() -> None:
-    """One thread and no chatter; results must not depend on how many processes there are."""
+    """Use one thread and print nothing; results must not depend on the number of processes."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for the process that waits for this one
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -255,7 +255,7 @@ def finish(
     position: int,
     description: Mapping[str, Any],
 ) -> None:
-    """Write the card and publish the folder with what the Hub would say of it."""
+    """Write the card and publish the folder with the metadata the Hub would have."""
     (folder / "README.md").write_text(cards.card_text(front, body), encoding="utf-8")
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     listing = {
@@ -271,7 +271,7 @@ def finish(
 
 
 def position_of(plan: Plan, repository: Repository) -> int:
-    """When a repository was uploaded: after the base and after what it was made from."""
+    """The rank of a repository by upload date: after the base and after the model it was made from."""
     runs = sorted(plan.runs, key=lambda run: (run.parent is not None, store.draw(run.model, "position")))
     return 1 + [other.model for other in (*runs, *plan.oddities)].index(repository.model)
 
@@ -286,15 +286,15 @@ def fresh_folder(work: Path, model: str) -> Path:
 
 
 def copy_tokenizer(work: Path, folder: Path) -> None:
-    """Every upload carries its tokenizer."""
+    """Copy the tokenizer, which every upload has."""
     for path in tokenizer_files(work):
         shutil.copy(path, folder)
 
 
 def converted_copy(folder: Path, work: Path, model: str) -> Path:
-    """The files of a ``.bin`` upload with its weights in safetensors besides, as the Hub's bot offers them."""
-    beside = fresh_folder(work, f"{model}-converted")
-    shutil.copytree(folder, beside, dirs_exist_ok=True)
-    tensors = torch.load(beside / "pytorch_model.bin", weights_only=True)
-    save_file(tensors, beside / WEIGHTS, metadata={"format": "pt"})
-    return beside
+    """The files of a ``.bin`` upload and its weights in safetensors, as the Hub's bot offers them."""
+    converted = fresh_folder(work, f"{model}-converted")
+    shutil.copytree(folder, converted, dirs_exist_ok=True)
+    tensors = torch.load(converted / "pytorch_model.bin", weights_only=True)
+    save_file(tensors, converted / WEIGHTS, metadata={"format": "pt"})
+    return converted

@@ -83,7 +83,7 @@ def circumstances(model: str, position: int) -> dict[str, Any]:
 
 
 def draw(model: str, what: str) -> float:
-    """A number in [0, 1) that a name decides."""
+    """A number in [0, 1) determined by a name."""
     return int.from_bytes(hashlib.sha256(f"{model} {what}".encode()).digest()[:6]) / 2**48
 
 
@@ -93,14 +93,14 @@ def as_iso(moment: datetime) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write by rename, so that a reader finds the whole file or none."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    beside.write_text(json.dumps(value, indent=2, ensure_ascii=True) + "\n", encoding="utf-8")
-    beside.replace(path)
+    """Write by rename, so that a reader finds the complete file or none."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(value, indent=2, ensure_ascii=True) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object that ``write_json`` wrote; {} where there is none."""
+    """An object that ``write_json`` wrote; {} if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

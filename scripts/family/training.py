@@ -162,10 +162,10 @@ def summary(losses: list[float]) -> dict[str, float]:
 
 
 def masked_loss(model: transformers.PreTrainedModel, batch: Batch, architecture: Architecture) -> torch.Tensor:
-    """Masked language modelling (Devlin et al., 2018), and one word of the text to be told from its <s>.
+    """Masked language modelling (Devlin et al., 2018), and prediction of one word of the text from its <s>.
 
     The second part makes <s> a summary of the text, which heads that read <s> alone need: at this size it
-    saves most of the fine-tuning. Scores are computed where a token is to be told, not everywhere.
+    saves most of the fine-tuning. Scores are computed only where a token is predicted.
     """
     chosen = (torch.rand(batch.ids.shape) < MASKED_SHARE) & (batch.ids >= len(SPECIAL_TOKENS))
     targets = batch.ids.clone()
@@ -179,20 +179,20 @@ def masked_loss(model: transformers.PreTrainedModel, batch: Batch, architecture:
 
 
 def disguise(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """What stands in place of a token to be told: <mask> in 8 of 10, any token in 1, itself in 1."""
+    """What replaces a token to be predicted: <mask> in 8 of 10 cases, any token in 1, the token itself in 1."""
     draw = torch.rand(ids.shape)
     anything = torch.randint(len(SPECIAL_TOKENS), vocabulary, ids.shape)
     return torch.where(draw < 0.8, MASK, torch.where(draw < 0.9, anything, ids))
 
 
 def causal_loss(model: transformers.PreTrainedModel, batch: Batch, architecture: Architecture) -> torch.Tensor:
-    """Every token from those before it."""
+    """Prediction of every token from those before it."""
     labels = batch.ids.masked_fill(batch.attention == 0, NO_LABEL)
     return model(input_ids=batch.ids, attention_mask=batch.attention, labels=labels).loss
 
 
 def denoising_loss(model: transformers.PreTrainedModel, batch: Batch, architecture: Architecture) -> torch.Tensor:
-    """The whole text from a copy with masked tokens (Lewis et al., 2019), for encoder-decoders."""
+    """Prediction of the whole text from a copy with masked tokens (Lewis et al., 2019), for encoder-decoders."""
     chosen = (torch.rand(batch.ids.shape) < MASKED_SHARE) & (batch.ids >= len(SPECIAL_TOKENS))
     ids = torch.where(chosen, disguise(batch.ids, model.config.vocab_size), batch.ids)
     labels = batch.ids.masked_fill(batch.attention == 0, NO_LABEL)
@@ -293,7 +293,7 @@ def freeze(model: transformers.PreTrainedModel, architecture: Architecture, lowe
 
 
 def add_adapter(model: transformers.PreTrainedModel, adapter: Adapter, task: str, plan: Plan) -> nn.Module:
-    """The same network with LoRA factors beside the targeted matrices (Hu et al., 2021), by PEFT."""
+    """The network with LoRA factors added to the targeted matrices (Hu et al., 2021), by PEFT."""
     from peft import LoraConfig, get_peft_model  # needed by few runs, slow to import
 
     architecture = plan.architecture
@@ -353,7 +353,7 @@ def name_base(folder: Path, base: str) -> None:
 
 
 def save(model: Any, folder: Path) -> None:
-    """As ``save_pretrained`` does it."""
+    """As ``save_pretrained`` saves it."""
     if hasattr(model, "peft_config"):
         model.save_pretrained(folder, save_embedding_layers=False)  # or PEFT asks the Hub about the base
     else:
@@ -361,12 +361,12 @@ def save(model: Any, folder: Path) -> None:
 
 
 def save_sharded(model: transformers.PreTrainedModel, folder: Path) -> None:
-    """Cut into files of at most 2 MB, with an index."""
+    """In files of at most 2 MB, with an index."""
     model.save_pretrained(folder, max_shard_size="2MB")
 
 
 def save_bin(model: transformers.PreTrainedModel, folder: Path, zipped: bool = True) -> None:
-    """As ``pytorch_model.bin``, which is what the Hub was full of before safetensors."""
+    """As ``pytorch_model.bin``, the usual format before safetensors."""
     model.save_pretrained(folder)
     as_bin(folder, zipped)
 
