@@ -226,7 +226,7 @@ def test_auto_is_exact_while_that_is_instant_then_compressed_then_exact_again_if
     assert not any(one.in_compressed for one in store.published().segments)
 
 
-def test_auto_says_so_where_nothing_keeps_the_promise(tmp_path, monkeypatch):
+def test_auto_reports_that_no_index_reaches_the_promised_recall(tmp_path, monkeypatch):
     monkeypatch.setattr(compressed, "CANDIDATES", (12,))
     store, said = Store(tmp_path), []
     store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice("auto"), log=said)

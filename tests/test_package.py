@@ -120,7 +120,7 @@ def test_an_atlas_is_queried_and_kept_without_torch(atlas, command):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["query similar nobody/x", "query lineage nobody/x", "index build --base a/b",
                                      "index profile", "query depth ann/glue-0"])  # fmt: skip
-def test_what_needs_torch_says_how_to_get_it(atlas, command):
+def test_a_command_that_needs_torch_explains_how_to_install_it(atlas, command):
     done = without_torch(command, atlas.root)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

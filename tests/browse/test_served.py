@@ -194,7 +194,7 @@ def test_errors_are_in_a_browsers_words(served):
     )
 
 
-def test_a_new_generation_is_noticed_and_shown_to_who_loads_again(own):
+def test_a_new_generation_is_noticed_and_shown_after_a_reload(own):
     with Served(own) as running:
         assert running.placed().json("state") == {"generation": 3, "isOvertaken": False, "places": "ready", "why": ""}
         publish_again(own)
@@ -275,7 +275,7 @@ def test_a_client_that_leaves_ends_its_statement(served):
     wait_for(lambda: not children(served))
 
 
-def test_only_so_many_statements_wait(served):
+def test_the_number_of_waiting_statements_is_limited(served):
     statement = f"sql?q={quote(ENDLESS, safe='')}"
     with asking(served, *[statement] * 30) as opened:
         wait_for(lambda: len(children(served)) == 2)
@@ -307,7 +307,7 @@ def test_half_a_request_is_not_waited_for(served, sent):
                     pass
 
 
-def test_only_this_machine_and_a_port_of_ones_own(folder):
+def test_only_local_connections_on_a_free_port(folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = query(folder, "browse", "--no-open", "--port", str(port))

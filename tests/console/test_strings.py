@@ -117,7 +117,7 @@ def test_json_gives_hostile_strings_back_exactly(capsys):
     ],
 )
 @pytest.mark.parametrize("number", ["nan", "NaN", "-nan", "inf", "-inf", "1e999", "-1"])
-def test_what_lies_in_no_range_is_a_usage_error(capsys, tmp_path, main, words, number):
+def test_a_number_out_of_range_is_a_usage_error(capsys, tmp_path, main, words, number):
     with pytest.raises(SystemExit) as caught:
         main([*words, number, "--atlas", str(tmp_path / "none")], prog_name="tool")
     lines = capsys.readouterr().err.splitlines()

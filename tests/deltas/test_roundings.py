@@ -103,7 +103,7 @@ def test_a_matrix_without_evidence_takes_the_likeliest_chain_and_later_ones_are_
         assert torch.equal(choice.reference(through, weights[tensor]), through)
 
 
-def test_what_is_not_finite_is_left_to_who_reads_on():
+def test_values_that_are_not_finite_are_kept_for_the_caller():
     base = made.weights(64)["encoder.layer.0.attention.self.query.weight"]
     broken = base.clone()
     broken[0, 0] = torch.nan

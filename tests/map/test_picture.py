@@ -38,7 +38,7 @@ def texts_of(figure):
     return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
 
 
-def test_the_picture_says_what_it_shows(atlas):
+def test_the_picture_has_a_title_legend_and_labels(atlas):
     said = "\n".join(texts_of(pca(atlas).figure()))
     for words in (
         f"8 fine-tunes of {BASE}", "PCA of the vectors “input”", "1 copy of the base, 1 unrelated to the base, 1 duplicate", "imdb (4)",

@@ -102,7 +102,7 @@ def test_purity_does_not_live_on_the_asked_models_share_in_the_centre(seed):
 
 
 @pytest.mark.parametrize("draw", ["normal", "heavy tail", "two heaps"])
-def test_left_out_pairs_reach_a_share_as_often_as_it_says(draw):
+def test_left_out_pairs_reach_a_share_as_often_as_expected(draw):
     rng = np.random.default_rng(3)
 
     def similarities(count: int) -> np.ndarray:
