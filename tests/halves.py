@@ -12,12 +12,14 @@ import pytest
 
 # Files that take longest, in either half. They go first: one that is begun last is waited for by all other processes.
 LONGEST = (
-    "test_dask", "test_flips", "test_build", "test_skipped_models", "test_publishing", "map/test_map", "map/test_picture", "profiles/test_questions",
-    "profiles/test_toy_layers", "test_atlas", "purity/test_against_loops", "browse/test_page", "test_compressed",
-    "test_rebuild", "test_pool", "test_limits", "opening/test_fuzz", "lineage/test_forest", "family/test_trained",
-    "share/test_killed", "profiles/test_interrupted", "vectors/test_left_out", "test_shards", "test_index_types",
-    "predict/test_calibration", "test_nothing_left", "test_renames", "report/test_odd_atlases",
-    "deltas/test_rounded_uploads", "report/test_page", "ranks/test_against_numpy", "clusters/test_believed",
+    "test_dask", "test_flips", "test_build", "lineage/test_stored", "browse/test_served", "family/test_trained",
+    "profiles/test_interrupted", "share/test_faults", "architecture/test_read_back", "map/test_map",
+    "vectors/test_initialisations", "test_skipped_models", "share/test_hostile", "share/test_pulled",
+    "map/test_picture", "profiles/test_hostile", "sql/test_answers", "serve/test_answers", "test_renames",
+    "lineage/test_forest", "test_publishing", "share/test_killed", "opening/test_changed", "test_limits",
+    "browse/test_situations", "share/test_kept_back", "test_pool", "profiles/test_toy_layers", "face/test_signatures",
+    "session/test_min_throughput", "predict/test_null", "family/test_folder", "opening/test_fuzz", "test_rebuild",
+    "report/test_odd_atlases", "commands/test_batches", "test_atlas", "profiles/test_tokenizer", "serve/test_mcp",
 )  # fmt: skip
 
 

@@ -181,7 +181,7 @@ def test_p_counts_the_observed_order_itself():
         ([0, 0, 1], [None, None, None]),
     ],
 )
-def test_a_side_that_says_nothing_gives_no_number(clusters, names):
+def test_a_side_without_information_gives_no_number(clusters, names):
     for row in compared("datasets", np.array(clusters, dtype=np.intp), names, 5, rng()):
         assert (row.value, row.chance, row.p_value) == (None, None, None)
 

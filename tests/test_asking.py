@@ -109,7 +109,7 @@ def test_the_least_share_of_pairs_is_not_a_count(share, pairs, words):
     assert rarity(share, pairs) == words
 
 
-def test_a_similarity_beyond_all_unrelated_pairs_says_none_of_them(atlas, capsys):
+def test_a_similarity_above_all_unrelated_pairs_has_no_share(atlas, capsys):
     """The background's floor, 1/(1 + pairs), is no count: similarities of .4 and of .8 would both be "1 in 1,000"."""
     with duckdb.connect(str(atlas.database)) as connection:
         connection.execute("DELETE FROM null_similarity")

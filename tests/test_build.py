@@ -195,7 +195,7 @@ def test_a_build_that_is_stopped_publishes_what_was_done(shell, workers, stop):
 
 
 @pytest.mark.slow
-def test_a_second_writer_learns_who_the_first_is(shell):
+def test_the_error_of_a_second_writer_names_the_first(shell):
     build(shell)
     holder = start_python(
         "-c",
@@ -218,7 +218,7 @@ def test_a_second_writer_learns_who_the_first_is(shell):
     assert shell("index", "build", "--base", BASE).code == 0
 
 
-def test_a_dry_run_reads_nothing_but_says_how_much(shell):
+def test_a_dry_run_reads_nothing_and_estimates_the_download(shell):
     report = build(shell, "--dry-run")
     assert report["dry_run"]["models"] == 12
     block_bytes = 2 * (4 * 48 * 48 + 2 * 48 * 96) * 4

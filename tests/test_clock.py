@@ -62,7 +62,7 @@ def test_attempts_go_on_being_counted(tmp_path, monkeypatch):
     {"when": "yesterday"}, {"when": "2024-01-01T00:00:00"}, {"when": 5}, {"attempts": "3"}, {"attempts": 10**30},
     {"attempts": True}, {"status": "indexed"}, {"reason": None}, {"detail": ["x"]}, {"identity": []}, {"more": 1},
 ])  # fmt: skip
-def test_an_outcome_of_somebody_elses_making_is_none(tmp_path, change):
+def test_an_invalid_failure_record_is_ignored(tmp_path, change):
     import json
 
     store = RecordStore(AtlasFolder(tmp_path))

@@ -194,7 +194,7 @@ def test_an_unknown_index_is_one_clear_line_that_names_those_there_are(factory):
         assert all(name in line for name in INDEXES)
 
 
-def test_too_few_vectors_or_too_little_memory_is_said_with_figures():
+def test_too_few_vectors_or_too_little_memory_is_reported_with_figures():
     with pytest.raises(AtlasError, match=r"needs at least 2 vectors; there are 1"):
         compress([Vectors(IDS[:1], MATRIX[:1])], "RaBitQ", 0.9)
     with pytest.raises(AtlasError, match=r"RaBitQ takes 124,200 bytes for 2,700 vectors; 100,000 are allowed"):

@@ -140,7 +140,7 @@ def test_what_is_advised_mends_it(atlas, shell, kind):
     assert len(shell("query", "similar", "ann/glue-0", "--json").json) == 5
 
 
-def test_a_damaged_base_is_reported_by_whoever_reads_its_matrices(atlas, shell):
+def test_a_damaged_base_is_reported_by_every_reader_of_its_matrices(atlas, shell):
     """Not blamed on the model, and not answered with numbers that are wrong."""
     (base,) = files_by_kind(atlas)["base"]
     flip(base, base.stat().st_size - 3, 6)

@@ -99,7 +99,7 @@ def test_only_ids_are_asked_for(hub, name):
     assert hub.requests == []
 
 
-def test_a_gated_base_says_what_to_do(store, monkeypatch):
+def test_the_error_of_a_gated_base_gives_the_next_step(store, monkeypatch):
     add_repo(store, "meta/gated", {"config.json": {"model_type": "llama"}}, gated="manual")
     with served(store, monkeypatch, tokens={"hf_good": {"meta/gated"}}):
         with pytest.raises(AtlasError) as caught:
@@ -180,7 +180,7 @@ def test_a_revision_with_slashes_is_one_part_of_the_path(hub):
     assert requested(hub, "/revision/refs%2Fpr%2F..%2F..%2F..%2Fx?")
 
 
-def test_a_model_that_is_not_there(hub):
+def test_a_missing_model(hub):
     for name in ("me/nothing", "nobody/nothing"):
         with pytest.raises(Failed) as caught:
             model_row(name)

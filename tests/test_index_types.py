@@ -1,15 +1,23 @@
-"""Search with a compressed index: models are found, filtered, replaced and withdrawn as with exact search."""
+"""A compressed index finds, filters, replaces and withdraws models as exact search does; and how an index is chosen."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from indexer.atlas import AtlasFolder
+from indexer.builds.options import index_change
+from indexer.cli import main
+from indexer.database.reading import Reading
 from indexer.publish import vectors as publish_vectors
+from indexer.publish.maintenance import rebuild, represent
 from indexer.vectors import compressed, search
-from indexer.vectors.choice import COMPRESSED, IndexChoice
+from indexer.vectors.choice import COMPRESSED, IndexChange, IndexChoice
+from indexer.vectors.published import read_published
 from indexer.vectors.segments import Vectors
 from tests.test_neighbours import Store
+from tests.tiny_hub import BASE
 
 LENGTH = 32
 COUNT = 3000
@@ -217,7 +225,7 @@ def test_auto_is_exact_while_that_is_instant_then_compressed_then_exact_again_if
     assert not any(one.in_compressed for one in store.published().segments)
 
 
-def test_auto_says_so_where_nothing_keeps_the_promise(tmp_path, monkeypatch):
+def test_auto_reports_that_no_index_reaches_the_promised_recall(tmp_path, monkeypatch):
     monkeypatch.setattr(compressed, "CANDIDATES", (12,))
     store, said = Store(tmp_path), []
     store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice("auto"), log=said)
@@ -251,3 +259,48 @@ def test_more_results_take_more_candidates_so_that_the_promise_holds_for_them_to
         shares[k] = np.mean([len(found & exact) / k for found, exact in pairs])
     assert set(asked) == {20, 100}
     assert shares[50] >= shares[10] - 0.03
+
+
+ASKED = IndexChoice("RaBitQ2", 2 << 30, 0.5)
+
+
+def chosen(atlas: AtlasFolder, representation: str = "input") -> IndexChoice:
+    with Reading(atlas.database) as connection:
+        published = read_published(connection, BASE, representation)
+    assert published is not None
+    return published.choice
+
+
+def test_each_option_changes_one_thing():
+    assert ASKED.changed(None) == ASKED
+    assert ASKED.changed(IndexChange()) == ASKED
+    assert ASKED.changed(IndexChange(index="exact")) == IndexChoice("exact", 2 << 30, 0.5)
+    assert ASKED.changed(IndexChange(memory=1)) == IndexChoice("RaBitQ2", 1, 0.5)
+    assert ASKED.changed(IndexChange(promised=0.0)) == IndexChoice("RaBitQ2", 2 << 30, 0.0)
+    assert IndexChoice().changed(ASKED) == ASKED
+
+
+def test_options_of_the_command_say_no_more_than_they_were_given():
+    asked = [index_change(**chosen) for chosen in ({"index_memory": "4G"}, {"recall": 0.0}, {"index": "exact"}, {})]
+    assert asked == [IndexChange(memory=4 * 10**9), IndexChange(promised=0.0), IndexChange("exact"), None]
+
+
+@pytest.mark.slow
+def test_a_publish_that_says_one_thing_leaves_the_rest_and_a_later_representation_takes_it(atlas):
+    represent(atlas, "spectrum", ASKED)
+    assert chosen(atlas) == chosen(atlas, "spectrum") == ASKED
+    ran = CliRunner().invoke(main, ["publish", "--atlas", str(atlas.root), "--index-memory", "4G", "--json"])
+    assert ran.exit_code == 0, ran.output
+    after = IndexChoice("RaBitQ2", 4 * 10**9, 0.5)
+    assert chosen(atlas) == chosen(atlas, "spectrum") == after
+    represent(atlas, "output")
+    assert chosen(atlas, "output") == after
+
+
+@pytest.mark.slow
+def test_a_rebuild_keeps_the_choice_and_says_what_becomes_of_it(atlas):
+    represent(atlas, "spectrum", ASKED)
+    said: list[str] = []
+    rebuild(atlas, say=said.append)
+    assert chosen(atlas) == chosen(atlas, "spectrum") == ASKED
+    assert any("RaBitQ2" in sentence for sentence in said)

@@ -121,7 +121,7 @@ def test_purity_without_an_author_is_that_of_the_others(is_cross, most_labels, k
         assert found[author] == rest.evaluate(rest.sweep_kinds)[2].mean()
 
 
-def test_purity_without_the_only_other_author_is_none():
+def test_purity_is_undefined_without_another_author():
     trial = _trial(np.eye(3, dtype=np.float32), np.array([0, 0, 1]), [frozenset("a")] * 3, None)
     assert means_without(trial, np.array([0, 0, 1])) == [None, None]
 

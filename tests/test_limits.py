@@ -170,7 +170,7 @@ def test_time_that_passed_without_reading_is_not_saved_up():
         assert line.now - before == pytest.approx(2.0)
 
 
-def test_two_who_read_at_once_wait_for_each_other():
+def test_two_concurrent_readers_wait_for_each_other():
     line = Line(LIMIT)
     waits = []
     for _ in range(3):
@@ -219,7 +219,7 @@ def test_what_is_to_be_waited_is_waited(limited):
     assert took >= sum(limited.granted().values())
 
 
-def test_without_a_limit_there_is_no_waiting(refused):
+def test_without_a_limit_nothing_waits(refused):
     assert min(size(refused.reading(is_base=False)), size(refused.reading(is_base=True))) > 5 * STEP
     assert refused.granted() == refused.granted("sleep") == {}
 

@@ -155,7 +155,7 @@ def test_what_was_there_before_stays(shell, index):
     assert "atlas/notes.txt" in left(shell)
 
 
-def test_who_waits_for_a_lock_that_goes_does_not_hold_a_file_that_is_gone(tmp_path):
+def test_a_lock_file_that_was_deleted_while_waiting_is_opened_again(tmp_path):
     """Two that hold the lock at once would be the end of an atlas: who comes second looks whether it still is one."""
     folder = AtlasFolder(tmp_path / "atlas")
     with folder.locked("first"):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import email
+import json
+import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import venv
 import zipfile
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT
 from tests.halves import a_few
@@ -111,7 +120,7 @@ def test_an_atlas_is_queried_and_kept_without_torch(atlas, command):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["query similar nobody/x", "query lineage nobody/x", "index build --base a/b",
                                      "index profile", "query depth ann/glue-0"])  # fmt: skip
-def test_what_needs_torch_says_how_to_get_it(atlas, command):
+def test_a_command_that_needs_torch_explains_how_to_install_it(atlas, command):
     done = without_torch(command, atlas.root)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -121,7 +130,6 @@ def test_what_needs_torch_says_how_to_get_it(atlas, command):
 
 def without_torch(command, folder):
     """Run a command where torch, and what comes with it, cannot be imported."""
-    import os
     import shlex
 
     program, *words = shlex.split(command)
@@ -141,35 +149,100 @@ def without_torch(command, folder):
     )
 
 
-def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
     pytest.importorskip("hatchling")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=ROOT, check=True,
-        capture_output=True,
-    )  # fmt: skip
-    (wheel,) = tmp_path.glob("*.whl")
+    folder = tmp_path_factory.mktemp("wheel")
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def test_the_wheel_holds_the_schema_and_every_architecture(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert "indexer/schema.sql" in names
-    assert "indexer/cards/dataset_aliases.toml" in names
-    for path in (ROOT / "indexer" / "architectures").glob("*.toml"):
-        assert f"indexer/architectures/{path.name}" in names
-    for path in (ROOT / "query" / "map" / "pages").iterdir():
-        assert f"query/map/pages/{path.name}" in names
-    # Run from the unpacked wheel, in a folder that knows nothing of the source tree.
-    zipfile.ZipFile(wheel).extractall(tmp_path / "unpacked")
-    done = subprocess.run(
-        [
-            sys.executable, "-c",
-            "from indexer.atlas import schema_sql; from indexer.architectures.architecture import known_model_types\n"
-            "from indexer.cards.datasets import canonical_dataset; import indexer\n"
-            "print(indexer.__file__, len(schema_sql()) > 1000, len(known_model_types()) > 100, "
-            "canonical_dataset('nyu-mll/glue').name)",
-        ],
-        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "unpacked"), "PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.split()[1:] == ["True", "True", "glue"]
-    assert str(tmp_path) in done.stdout
+    assert {"indexer/schema.sql", "indexer/cards/dataset_aliases.toml"} <= names
+    for folder, pattern in (("indexer/architectures", "*.toml"), ("query/map/pages", "*")):
+        assert {f"{folder}/{path.name}" for path in (ROOT / folder).glob(pattern)} <= names
+
+
+def declared(wheel: Path, extras: set[str]) -> dict[str, Distribution]:
+    """The installed distributions that the wheel's metadata ask for, with these extras, and all that those ask for."""
+    (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
+    asked = email.message_from_bytes(zipfile.ZipFile(wheel).read(metadata)).get_all("Requires-Dist")
+    waiting = [(Requirement(line), extras) for line in asked]
+    found: dict[str, Distribution] = {}
+    done: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        requirement, given = waiting.pop()
+        name, own = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": one}) for one in given | {""}):
+            continue
+        if name == "vectors-in-the-wild" or (name, own) in done:
+            continue
+        done.add((name, own))
+        found[name] = distribution(name)
+        waiting += [(Requirement(line), set(own)) for line in found[name].requires or ()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """``installed(*extras)``: the ``bin`` of a new environment with the wheel, and of other packages what it declares.
+
+    The packages are links to those that are installed here: nothing is downloaded.
+    """
+
+    def install(*extras: str) -> Path:
+        folder = tmp_path_factory.mktemp("environment")
+        venv.create(folder, symlinks=True)
+        site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+        for package in declared(wheel, set(extras)).values():
+            for file in package.files or ():
+                top = file.parts[0]
+                if top not in ("..", "__pycache__") and not (site / top).exists() and package.locate_file(top).exists():
+                    (site / top).symlink_to(package.locate_file(top))
+        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", "--no-compile", str(wheel)], check=True)
+        subprocess.run([*pip, "check"], check=True, capture_output=True)
+        return folder / "bin"
+
+    return install
+
+
+def run_installed(program: Path, *words: str, cwd: Path, **more: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | more
+    done = subprocess.run([program, *words], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_and_what_it_declares_are_enough_to_ask_an_atlas(installed, atlas, tmp_path):
+    commands = installed()
+    code = "import indexer, query; print(indexer.__file__, query.__file__)"
+    for file in run_installed(commands / "python", "-c", code, cwd=tmp_path).split():
+        assert Path(file).is_relative_to(commands.parent)
+    assert "build" in run_installed(commands / "index", "--help", cwd=tmp_path)
+    assert "similar" in run_installed(commands / "query", "--help", cwd=tmp_path)
+    assert "similar" in run_installed(commands / "model-atlas", "--help", cwd=tmp_path)
+    # ``atlas`` in the current folder is the default.
+    found = json.loads(run_installed(commands / "query", "similar", "ann/glue-0", "--json", cwd=tmp_path))
+    assert found
+    run_installed(commands / "query", "purity", cwd=tmp_path)
+    run_installed(commands / "index", "verify", cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_wheel_with_build_builds_an_atlas_and_searches_it(installed, tiny_store, tmp_path):
+    from scripts.loopback_hub import LoopbackHub
+    from tests.tiny_hub import BASE
+
+    commands = installed("build")
+    with LoopbackHub(tiny_store(3)) as hub:
+        own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "huggingface")}
+        run_installed(commands / "index", "build", "--base", BASE, "--workers", "2", cwd=tmp_path, **own)
+    found = json.loads(run_installed(commands / "query", "similar", "ann/glue-0", "-k", "2", "--json", cwd=tmp_path))
+    assert all("glue" in one["model"] for one in found)
 
 
 def test_the_sdist_holds_what_a_packager_needs_and_the_page_its_pictures(tmp_path):
@@ -215,8 +288,6 @@ def test_one_version_everywhere():
 
 def test_the_figures_of_the_readme_are_those_of_the_demo():
     """`python -m scripts.readme` renews both."""
-    import json
-
     from scripts.readme import COMMANDS, REPLIES, with_replies
 
     text, replies = (ROOT / "README.md").read_text(), json.loads(REPLIES.read_text())

@@ -14,7 +14,6 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.build import Build
 from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
 from indexer.errors import AtlasError
@@ -169,27 +168,6 @@ def test_readers_see_one_state_or_the_next_while_pieces_are_published(atlas):
         one.join()
     assert wrong == []
     assert len(seen) > 1, "the readers were there while something changed"
-
-
-def test_a_build_publishes_as_it_goes(made, tmp_path, monkeypatch):
-    """What is waiting is published once, and only that."""
-    atlas = Piecewise(made, tmp_path / "atlas")
-    published = []
-    monkeypatch.setattr("indexer.builds.build.PUBLISH_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("indexer.builds.build.PUBLISHING_SHARE", 1e9)
-    monkeypatch.setattr(
-        Build, "publish", lambda build, entries, base, outcome: published.append((list(entries), outcome))
-    )
-    build = Build.__new__(Build)
-    results = [type("Result", (), {"unit": type("Unit", (), {"model": entry.listed})})() for entry in atlas.entries[:3]]
-    planned = [type("Planned", (), {"entry": entry, "unit": None, "lacks_spectra": False})() for entry in atlas.entries]
-    monkeypatch.setattr(Build, "work", lambda build, planned, base, settled: iter(results))
-    build.report = type("Report", (), {"stopped": None})()
-    build.run(planned, atlas.base)
-    counts = [len(entries) for entries, _ in published]
-    assert counts == [len(atlas.entries), 1, 1, 0]
-    assert [outcome for _, outcome in published] == [None, None, None, "finished"]
-    atlas.base.close()
 
 
 @pytest.mark.slow

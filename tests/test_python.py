@@ -103,7 +103,7 @@ def test_an_atlas_is_a_mapping_of_models(atlas):
         assert {"similar", "vectors", "bases", "close"} <= seen
 
 
-def test_results_are_exported_and_each_says_what_it_takes():
+def test_everything_exported_exists_and_questions_are_documented():
     for name in query.__all__:
         assert getattr(query, name) is not None
     for name in indexer.__all__:

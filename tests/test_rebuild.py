@@ -211,7 +211,7 @@ def refused(atlas, **more):
     return caught.value
 
 
-def test_without_records_it_is_refused_and_says_which_models_would_go(atlas, shell):
+def test_without_records_it_is_refused_and_names_the_models_that_would_be_lost(atlas, shell):
     remove(atlas, "records")
     error = refused(atlas)
     assert "would lose 8 models" in error.message
@@ -258,7 +258,7 @@ def test_a_base_whose_matrices_are_missing_is_not_dropped_unasked(atlas, shell, 
     assert verify(atlas) == []
 
 
-def test_without_any_base_it_is_said_which_to_fetch(atlas):
+def test_without_any_base_the_error_names_one_to_fetch(atlas):
     remove(atlas, "bases", "atlas.duckdb", "checksums.json")
     error = refused(atlas)
     assert f"`index build --base {BASE}`" in error.hint

@@ -215,7 +215,7 @@ def test_another_model_may_take_an_old_name(shell):
     checked(shell)
 
 
-def test_one_that_leads_to_the_base_is_none(shell):
+def test_a_listed_id_that_redirects_to_the_base_is_not_a_model(shell):
     facts = settings_of(shell, BASE)
     describe(shell.folder / "store", BASE, **{**facts, "old_ids": [*facts["old_ids"], "eve/base"]})
     sha = shell.hub.store.repository(BASE).revision().sha

@@ -13,10 +13,20 @@ import numpy as np
 
 from indexer.errors import AtlasError
 from query import Atlas
-from scripts.adapters.measures import MEASURES, Started, null, read_started, starts, triples, whole
-from scripts.adapters.plan import Row, Study, load_study
+from scripts.adapters.study import (
+    MEASURES,
+    Row,
+    Started,
+    Study,
+    load_study,
+    null,
+    read_started,
+    starts,
+    triples,
+    whole,
+)
 from scripts.family.__main__ import ENVIRONMENT
-from scripts.family.store import RESULTS, read_json, repository_folder
+from scripts.family.store import RESULTS, read_json
 from scripts.loopback_hub import LoopbackHub
 from scripts.terminal import CommandFailed, Terminal
 from scripts.vectors import decimal
@@ -111,7 +121,7 @@ def by_row(started: Started, study: Study, out: Path, before: np.ndarray) -> Ite
             rows.setdefault(study.shared[model], []).append(place)
     for row, places in sorted(rows.items()):
         runs = [study.runs[started.population.models[place]] for place in places]
-        results = [read_json(repository_folder(out / "family", run.model) / RESULTS) for run in runs]
+        results = [read_json(out / "family" / run.model / RESULTS) for run in runs]
         learnt = [one["eval_accuracy"] >= one["eval_majority"] + LEARNT for one in results]
         by_dataset: dict[str, list[float]] = {}
         for run, result in zip(runs, results, strict=True):

@@ -36,7 +36,7 @@ CODE = (
 
 
 def ten_thousand(work: Path) -> Path:
-    """The folder of the atlas, made if there is none of this code (minutes)."""
+    """The folder of the atlas, made if there is none from this code (minutes)."""
 
     def make(folder: Path) -> None:
         labels = draw_labels(MODELS, 0)

@@ -50,7 +50,7 @@ class Population:
 
 
 def population(atlas: Path) -> Population:
-    """The profiles of the probe with most models. Raises ValueError where there are none."""
+    """The profiles of the probe with the most models. Raises ValueError if there are none."""
     every = [part for name in MEASURES for part in (name, f"{name}_error")]
     columns = ", ".join(f"any_value({name}) AS {name}" for name in every)
     with duckdb.connect(str(atlas / "atlas.duckdb"), read_only=True) as connection:

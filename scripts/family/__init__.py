@@ -1,6 +1,6 @@
 """A family of small real models: one base, its fine-tunes and adapters, and the oddities of the Hub.
 
-Everything is trained on text that every install has, in about two minutes, and laid out as the loopback Hub
+Everything is trained in about two minutes on text that every installation has, and laid out as the loopback Hub
 serves it. ``python -m scripts.family --out .demo/family`` from the root of the project.
 """
 
@@ -34,5 +34,5 @@ def make_family(out: Path, size: str, architecture: str = "roberta") -> Path:
         options = ["--out", str(out.resolve()), "--size", size, "--architecture", architecture]
         command = [sys.executable, "-m", "scripts.family", *options]
         if subprocess.run(command, cwd=PROJECT, stdout=subprocess.DEVNULL, check=False).returncode:
-            raise RuntimeError(f"The family could not be made in {out}; its own message stands above.")
+            raise RuntimeError(f"The family could not be made in {out}; see its own message above.")
     return out

@@ -1,4 +1,4 @@
-"""Makes a whole family: text, base model, then every repository in parallel, resumed where it was left."""
+"""Makes a whole family: text, base model, then every repository in parallel; an interrupted run is resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS_WORTH_A_PROCESS = 12  # a process imports for as long as it takes to make
 
 
 def build(root: Path, plan: Plan) -> None:
-    """Make every repository of the plan below ``root`` that is not there yet, then describe the whole.
+    """Make every missing repository of the plan below ``root``, then describe the family.
 
     Raises:
         AtlasError: ``root`` holds something else, or the text for the plan is not installed.
@@ -54,7 +54,7 @@ def build(root: Path, plan: Plan) -> None:
 
 
 def claim_folder(root: Path, plan: Plan) -> None:
-    """Take an empty folder or one that holds this family in part; clear one that holds another family.
+    """Claim a folder that is empty or holds a part of this family; clear one that holds another family.
 
     Raises:
         AtlasError: the folder holds anything else.
@@ -71,7 +71,7 @@ def claim_folder(root: Path, plan: Plan) -> None:
 
 
 def description(plan: Plan) -> dict[str, Any]:
-    """What tells one family from another, and the folders it owns."""
+    """What distinguishes one family from another, and the folders it owns."""
     owners = {plan.base.partition("/")[0], *(entry.author for entry in plan.repositories)}
     return {
         "fingerprint": plan.fingerprint,
@@ -96,15 +96,15 @@ def workers(models: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def in_worker(unit: str, *arguments: Any) -> None:
-    """Call a function of ``units``, which only worker processes import: it is slow to."""
-    from scripts.family import units
+    """Call a function of ``repositories``, which only worker processes import: importing it is slow."""
+    from scripts.family import repositories
 
-    units.prepare_process()
-    getattr(units, unit)(*arguments)
+    repositories.prepare_process()
+    getattr(repositories, unit)(*arguments)
 
 
 def waves(entries: Iterable[Repository]) -> tuple[list[Repository], list[Repository]]:
-    """Those that need the base model alone, then those made from another repository."""
+    """Repositories made from the base model, then those made from another repository."""
     first: list[Repository] = []
     second: list[Repository] = []
     for entry in entries:
@@ -116,7 +116,7 @@ def waves(entries: Iterable[Repository]) -> tuple[list[Repository], list[Reposit
 def make_all(
     pool: ProcessPoolExecutor, entries: list[Repository], plan: Plan, root: Path, work: Path, progress: tqdm[Any]
 ) -> None:
-    """Make all of them; the first that fails stops the rest and its error is raised."""
+    """Make all of them. The first failure stops the others, and its error is raised."""
     units = {Run: "make_run_repository", Oddity: "make_oddity_repository"}
     longest_first = sorted(entries, key=lambda entry: -cost(entry))
     futures = [pool.submit(in_worker, units[type(entry)], plan, entry, root, work) for entry in longest_first]
@@ -126,7 +126,7 @@ def make_all(
 
 
 def cost(entry: Repository) -> int:
-    """How many texts a run trains on, which is about its time."""
+    """The number of texts a run trains on, about proportional to its time."""
     return entry.steps * entry.batch if isinstance(entry, Run) else 0
 
 
@@ -139,4 +139,4 @@ def expectations(plan: Plan) -> dict[str, dict[str, str | None]]:
 def measured(root: Path, plan: Plan) -> dict[str, dict[str, float]]:
     """Losses and held-out results of everything that was trained."""
     trained = [plan.base, *(run.model for run in plan.runs)]
-    return {model: store.read_json(store.repository_folder(root, model) / store.RESULTS) for model in trained}
+    return {model: store.read_json(root / model / store.RESULTS) for model in trained}

@@ -121,12 +121,12 @@ class Adapter:
     dora: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)
     alphas: Mapping[str, int] = field(default_factory=dict)
-    start: int | None = None  # seed drawn from anew just before A is, as many tools do; else that of the run goes on
+    start: int | None = None  # seed set just before A is drawn, as many tools do; None: that of the run
 
 
 @dataclass(frozen=True)
 class Repository:
-    """What every model of the family has, however it came to be."""
+    """What every model of the family has."""
 
     model: str
     size: str = "demo"  # the smallest size that holds it
@@ -161,7 +161,7 @@ class Run(Repository):
     task: str | None = None  # other than the data set's own
     saved: str = "float32"  # a key of finetune.FORMATS
     parent: str | None = None  # tuned from this fine-tune instead of the base
-    frozen: int = 0  # so many of the lowest layers, and the embeddings, stay as they are
+    frozen: int = 0  # number of the lowest layers that, with the embeddings, are not trained
     scratch: bool = False
     says_dataset: bool = True
     converted: bool = False  # the Hub's bot offers its .bin as safetensors in a pull request
@@ -241,12 +241,12 @@ def load_plan(size: str, architecture: str = "roberta") -> Plan:
 
 def read_architecture(row: dict[str, Any]) -> Architecture:
     """One table of ``architectures``."""
-    expected = {task: read_entry(Expected, told) for task, told in row.get("expected", {}).items()}
+    expected = {task: read_entry(Expected, entry) for task, entry in row.get("expected", {}).items()}
     return read_entry(Architecture, row | {"expected": expected})
 
 
 def read_run(row: dict[str, Any], architecture: Architecture, datasets: Mapping[str, DataSet]) -> Run:
-    """One row of ``runs``; what is expected of it stands in the same row, unless the architecture decides it."""
+    """One row of ``runs``; what is expected of it is in the same row, unless the architecture decides it."""
     row, expected = split_expected(row)
     if "adapter" in row:
         row["adapter"] = read_entry(Adapter, row["adapter"])

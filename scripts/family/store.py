@@ -29,29 +29,19 @@ RESULTS = "all_results.json"  # what was measured of one model, in its repositor
 CONVERSION = "Adding `safetensors` variant of this model"
 
 
-def repository_folder(root: Path, model: str) -> Path:
-    """Where a repository's files lie."""
-    return root / model
-
-
-def description_file(root: Path, model: str) -> Path:
-    """Where a repository is described."""
-    return root / f"{model}.repo.json"
-
-
 def is_published(root: Path, model: str) -> bool:
-    """Whether a repository is there and whole."""
-    return description_file(root, model).is_file()
+    """Whether a repository is complete."""
+    return (root / f"{model}.repo.json").is_file()
 
 
 def publish(root: Path, model: str, filled: Path, description: Mapping[str, Any]) -> None:
     """Move a filled folder to its place, then describe it; replaces what an interrupted run left."""
-    folder = repository_folder(root, model)
+    folder = root / model
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         shutil.rmtree(folder)
     filled.rename(folder)
-    write_json(description_file(root, model), {"sha": commit_of(model, folder), **description})
+    write_json(root / f"{model}.repo.json", {"sha": commit_of(model, folder), **description})
 
 
 def publish_conversion(root: Path, model: str, files: Path) -> dict[str, Any]:
@@ -93,7 +83,7 @@ def circumstances(model: str, position: int) -> dict[str, Any]:
 
 
 def draw(model: str, what: str) -> float:
-    """A number in [0, 1) that a name decides."""
+    """A number in [0, 1) determined by a name."""
     return int.from_bytes(hashlib.sha256(f"{model} {what}".encode()).digest()[:6]) / 2**48
 
 
@@ -103,14 +93,14 @@ def as_iso(moment: datetime) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write by rename, so that a reader finds the whole file or none."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    beside.write_text(json.dumps(value, indent=2, ensure_ascii=True) + "\n", encoding="utf-8")
-    beside.replace(path)
+    """Write by rename, so that a reader finds the complete file or none."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(value, indent=2, ensure_ascii=True) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object that ``write_json`` wrote; {} where there is none."""
+    """An object that ``write_json`` wrote; {} if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

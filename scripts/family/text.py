@@ -1,4 +1,4 @@
-"""Real text that every install has: the sources of the standard library and of the installed dependencies.
+"""Real text that every installation has: the sources of the standard library and of the installed dependencies.
 
 Nothing is imported to be read and nothing is downloaded: packages are found on disk, parsed with ``ast`` in a
 fixed order, and capped by a fixed number of files. Every excerpt carries the facts that the source itself
@@ -78,12 +78,12 @@ def is_table(source: str) -> bool:
 
 
 def fitting(excerpts: Iterable[Excerpt]) -> Iterator[Excerpt]:
-    """Those that are neither a scrap nor a page."""
+    """Excerpts that are neither too short nor too long."""
     return (excerpt for excerpt in excerpts if SHORTEST <= len(excerpt.text) <= LONGEST)
 
 
 def read_modules(package: str, files: int) -> Iterator[Module]:
-    """Parse ``files`` modules of an installed package; what does not parse is passed over."""
+    """Parse ``files`` modules of an installed package; files that do not parse are skipped."""
     for path in module_paths(package, files):
         source = path.read_text(encoding="utf-8", errors="replace")
         try:
@@ -152,7 +152,7 @@ def read_sections(module: Module) -> Iterator[Excerpt]:
 
 
 def read_messages(module: Module) -> Iterator[Excerpt]:
-    """What exceptions say: facts ``package`` and ``exception`` (the class raised)."""
+    """Messages of exceptions: facts ``package`` and ``exception`` (the class raised)."""
     for node in statements(module.tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             if isinstance(node.exc.func, ast.Name):
@@ -225,7 +225,7 @@ def read_code_words(module: Module) -> Iterator[Excerpt]:
 
 
 def word_kind(token: tokenize.TokenInfo) -> str:
-    """What Python's own tokenizer calls a word, with keywords told apart from names."""
+    """The kind of a word by Python's own tokenizer; keywords are distinguished from names."""
     if token.type == tokenize.NAME:
         return "keyword" if keyword.iskeyword(token.string) else "name"
     if "STRING" in tokenize.tok_name[token.type]:  # since 3.12 an f-string is several tokens

@@ -19,11 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.family import tasks
-from scripts.family.batches import endless
-from scripts.family.finetune import WEIGHTS, add_adapter, freeze, load_start
 from scripts.family.plan import Adapter, Plan, Run, load_plan
-from scripts.family.pretrain import make_base, train
 from scripts.family.store import as_iso, commit_of, write_json
+from scripts.family.training import WEIGHTS, add_adapter, endless, freeze, load_start, make_base, train
 from scripts.lineage.merging import int8, merged, nf4
 from scripts.lineage.plan import SHAPES, Node, plan_forest
 

@@ -17,19 +17,19 @@ _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 def _rate(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip(), re.IGNORECASE | re.ASCII)
     if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no rate: give bytes per second, as 500K, 20M or 1G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate: give bytes per second, such as 500K, 20M or 1G")
     return float(match[1]) * _UNITS[match[2].upper()]
 
 
 def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text[:6]) <= 65535):
-        raise argparse.ArgumentTypeError(f"{text!r} is no port")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return int(text)
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text[:9]) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
 
 

@@ -211,7 +211,7 @@ def split_revision(rest: str) -> tuple[str, str]:
 
 
 def _size(limit: str | None, most: int) -> int | None:
-    """How many rows a page gets: ``most``, or fewer where fewer are asked for; None if that is no number."""
+    """The number of rows of a page: ``most``, or fewer if the request says so; None if the request has no valid number."""
     if limit is None:
         return most
     return min(most, int(limit[:9])) or None if limit.isascii() and limit.isdigit() else None

@@ -150,7 +150,7 @@ class Datasets:
         return Revision(name, sha, files)
 
     def card(self, repository: Dataset, sha: str | None = None) -> dict[str, Any]:
-        """The YAML that the card begins with; empty where it has none, or it is no mapping."""
+        """The YAML that the card begins with; empty if there is none or if it is not a mapping."""
         commit = repository.commits.get(sha or repository.refs.get(MAIN, ""))
         readme = commit["files"].get("README.md") if commit else None
         if readme is None:

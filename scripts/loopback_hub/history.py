@@ -9,7 +9,7 @@ from scripts.loopback_hub.store import MAIN, Repository, Revision
 
 
 def tree_entry(revision: Revision, path: str, modified: Any, *, expand: bool) -> dict[str, Any] | None:
-    """One file or folder as in trees and paths-info, or None if there is none of that name."""
+    """One file or folder as in trees and paths-info, or None if no entry has that name."""
     file = revision.files.get(path)
     entry: dict[str, Any]
     if file is not None:

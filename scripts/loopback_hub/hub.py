@@ -32,7 +32,7 @@ class LoopbackHub:
     (token → owners it may write as). ``xet``: a folder where hf_xet keeps their bytes (default: LFS), and
     ``xet_sources`` where those bytes lie, see ``Writing``.
 
-    Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError where a root is no folder
+    Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError if a root is not a folder
     or an id stands in two of them, OSError where a port is taken.
     """
 

@@ -350,7 +350,7 @@ def test_identities_without_a_parent_are_those_of_earlier_versions():
     assert Identity.from_row(json.loads(json.dumps(grounded.as_row(), default=vars))) == grounded
 
 
-def test_who_cannot_ask_keeps_the_record_that_knew(tmp_path):
+def test_without_the_hub_the_record_with_a_parent_is_kept(tmp_path):
     store = RecordStore(AtlasFolder(tmp_path / "atlas"))
     grounded = unit(Parent("a/elsewhere", "d" * 40, "finetune")).identity
     store.write(Record(unit().identity, (), created="2026-01-02"))

@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from scripts.adapters.measures import triples
-from scripts.adapters.plan import load_study
+from scripts.adapters.study import load_study, triples
 from scripts.family.plan import Adapter, Run
 
 ADAPTER = Adapter(8, 16, ("query",))

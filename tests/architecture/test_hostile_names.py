@@ -1,4 +1,4 @@
-"""Names that no model has: of types, of tensors, of layers, and a hundred thousand of them."""
+"""Names that no model has: of types, of tensors, of layers, in errors, and a hundred thousand of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from indexer.architectures.architecture import load_architecture
 from indexer.errors import Skipped
 from tests.architecture.shapes import bert_shapes, refused
+from tests.deltas import made
 from tests.halves import a_few
 from tests.patience import lines_run
 
@@ -128,3 +129,13 @@ def test_hostile_names_do_not_reach_the_message_raw() -> None:
     shapes = bert_shapes(2, prefix)
     shapes[f"{prefix}encoder.layer.1.output.dense.weight"] = (0,)
     assert refused(shapes).reason == "malformed"
+
+
+def test_a_prefix_that_controls_a_terminal_is_escaped(tmp_path):
+    base = made.base_of(tmp_path / "base", made.weights())
+    hostile = {f"\x1b[2J.{name}": tensor.clone() for name, tensor in made.weights().items()}
+    next(iter(hostile.values())).fill_(float("nan"))
+    with pytest.raises(Skipped) as refused:
+        made.record_of(made.save(tmp_path / "tuned", hostile), base)
+    assert refused.value.reason == "not_finite"
+    assert refused.value.detail.isprintable()

@@ -78,7 +78,7 @@ def test_errors_name_both_depths_and_both_shapes() -> None:
     assert error.value.reason == "shape_mismatch"
 
 
-def test_what_lies_in_a_vision_tower_is_not_the_language_model() -> None:
+def test_tensors_of_a_vision_tower_are_not_in_the_language_model() -> None:
     parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
     parts += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     names = {f"{{}}layers.{layer}.{part}": (8, 8) for layer in range(2) for part in parts}

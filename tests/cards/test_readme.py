@@ -81,7 +81,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("---\n" * 3, False),
     ],
 )
-def test_front_matter_that_is_not_there_or_cannot_be_read(text, odd):
+def test_missing_or_unreadable_front_matter(text, odd):
     notes: list[str] = []
     assert card_facts(text, notes) == {}
     assert len(notes) == odd

@@ -217,7 +217,7 @@ def test_the_command_finds_the_known_datasets(shell):
 
 
 @pytest.mark.slow
-def test_the_table_fits_eighty_columns_and_says_everything_once(shell):
+def test_the_table_fits_eighty_columns_and_repeats_nothing(shell):
     ran = shell("query", "clusters", "--base", BASE, "--method", "kmeans", "--details")
     assert ran.code == 0, ran.err
     assert max(map(len, ran.out.splitlines()[1:])) <= 80  # the first line is a sentence

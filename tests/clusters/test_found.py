@@ -101,7 +101,7 @@ def test_numbers_of_clusters_to_try_are_sensible(models):
 
 
 @given(st.lists(st.integers(-1, 5), max_size=30))
-def test_clusters_are_numbered_by_size_then_by_who_comes_first(found):
+def test_clusters_are_numbered_by_size_then_by_first_member(found):
     found = np.array(found, dtype=np.intp)
     new = numbered(found)
     assert ((found < 0) == (new < 0)).all()

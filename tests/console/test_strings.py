@@ -1,4 +1,4 @@
-"""Untrusted strings are shown and never obeyed."""
+"""Untrusted strings are shown and never obeyed; options for numbers refuse NaN and numbers out of range."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import indexer.cli
+import query.cli
 from indexer.console.terminal import clean
 from tests.console.speaking import printed
 
@@ -102,3 +104,30 @@ def test_json_gives_hostile_strings_back_exactly(capsys):
     out = printed(capsys, HOSTILE and [{"text": text} for text in HOSTILE], "json")
     assert out.isascii()
     assert [row["text"] for row in json.loads(out)] == HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [
+        (indexer.cli.main, ["publish", "--recall"]),
+        (indexer.cli.main, ["build", "--base", "org/base", "--recall"]),
+        (indexer.cli.main, ["represent", "input", "--recall"]),
+        (query.cli.main, ["rank", "--threshold"]),
+        (query.cli.main, ["sql", "SELECT 1", "--timeout"]),
+    ],
+)
+@pytest.mark.parametrize("number", ["nan", "NaN", "-nan", "inf", "-inf", "1e999", "-1"])
+def test_a_number_out_of_range_is_a_usage_error(capsys, tmp_path, main, words, number):
+    with pytest.raises(SystemExit) as caught:
+        main([*words, number, "--atlas", str(tmp_path / "none")], prog_name="tool")
+    lines = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2
+    assert lines[0].startswith(f"Error: Invalid value for '{words[-1]}': ")
+    assert len(lines) == 2
+
+
+def test_a_number_in_the_range_is_taken(capsys, tmp_path):
+    with pytest.raises(SystemExit) as caught:
+        query.cli.main(["rank", "--threshold", "0.9", "--atlas", str(tmp_path / "none")], prog_name="tool")
+    assert caught.value.code == 1
+    assert "none" in capsys.readouterr().err

@@ -217,7 +217,7 @@ def test_adapters_of_quantised_copies_belong_to_the_base(store, monkeypatch):
     assert crawled(store, monkeypatch, CrawlRequest(IDS, relations=("finetune",))) == {}
 
 
-def test_what_only_calls_itself_a_copy_is_none(monkeypatch):
+def test_a_model_that_only_claims_to_be_a_copy_is_not_one(monkeypatch):
     liars = [
         {"id": "x/liar", "tags": tags("x/y", "quantized")},
         {"id": "../x", "tags": tags(BASE, "quantized")},
@@ -258,7 +258,7 @@ def test_circles_end(store, monkeypatch):
         assert len(questions) == 3
 
 
-def test_only_so_many_parents_are_asked_about_the_popular_ones_first(store, monkeypatch):
+def test_the_number_of_parents_looked_up_is_limited_and_popular_ones_come_first(store, monkeypatch):
     for number in range(6):
         add_repo(store, f"a/child{number}", tags=tags(BASE), downloads=number)
         add_repo(store, f"b/grandchild{number}", tags=tags(f"a/child{number}"))

@@ -119,7 +119,7 @@ def test_rows_without_end(monkeypatch):
 
 
 @pytest.mark.parametrize("answer", [{"error": "x"}, "x", 5, None])
-def test_a_page_that_is_not_a_list(monkeypatch, answer):
+def test_a_page_of_the_wrong_type(monkeypatch, answer):
     with RawServer(http(answer)) as server:
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(AtlasError, match="not a list"):

@@ -92,7 +92,7 @@ def test_what_was_looked_into_before_is_not_read_again(store, monkeypatch):
         assert not requested(hub, "/resolve/")
 
 
-def test_only_so_many_candidates(store, monkeypatch):
+def test_the_number_of_candidates_is_limited(store, monkeypatch):
     for number in range(4):
         add_repo(store, f"me/roberta-base-{number}", {"config.json": {"_name_or_path": SHORT}})
     request = CrawlRequest(IDS, discover="names", max_candidates=3)
@@ -124,7 +124,7 @@ def test_only_so_many_candidates(store, monkeypatch):
         ("  ", None),
     ],
 )
-def test_what_a_name_or_path_says(path, expected):
+def test_parsing_a_name_or_path(path, expected):
     assert path_verdict(path, "me/own", IDS) == expected
 
 

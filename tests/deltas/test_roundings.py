@@ -7,8 +7,7 @@ import itertools
 import pytest
 import torch
 
-from indexer.deltas import rounding
-from indexer.deltas.rounding import RoundingChoice, narrowest_dtype, rounded
+from indexer.deltas.rounding import RoundingChoice, narrowest_dtype
 from tests.deltas import made
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -104,29 +103,12 @@ def test_a_matrix_without_evidence_takes_the_likeliest_chain_and_later_ones_are_
         assert torch.equal(choice.reference(through, weights[tensor]), through)
 
 
-def test_what_is_not_finite_is_left_to_who_reads_on():
+def test_values_that_are_not_finite_are_kept_for_the_caller():
     base = made.weights(64)["encoder.layer.0.attention.self.query.weight"]
     broken = base.clone()
     broken[0, 0] = torch.nan
     reference = RoundingChoice().reference(broken, base)
     assert not (broken - reference).isfinite().all()
-
-
-def test_chains_are_compared_on_a_sample_of_a_matrix_that_is_clearly_changed(monkeypatch):
-    counted = []
-    monkeypatch.setattr(
-        rounding, "rounded", lambda values, chain: counted.append(values.numel()) or rounded(values, chain)
-    )
-    base = 0.04 * torch.randn(768, 768)
-    choice = RoundingChoice()
-    for _ in range(10):
-        choice.reference(base + 1e-3 * torch.randn(768, 768), base)
-    whole = sum(count for count in counted if count == base.numel())
-    assert whole == 10 * base.numel()  # the reference itself, and no other
-    assert sum(counted) - whole < whole / 5
-    counted.clear()
-    choice.reference(base + 1e-2 * torch.randn(768, 768), base)  # rounding is nothing compared with this
-    assert len(counted) == 2
 
 
 def test_the_narrowest_dtype_holds_every_value():

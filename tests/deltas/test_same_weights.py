@@ -1,8 +1,9 @@
-"""Equal weights give equal vectors, in every format, upload and edition of the repository."""
+"""Equal weights give equal vectors, in every format, upload and edition of the repository; and how equal uploads are found."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import dataclasses
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.plan import plan
 from indexer.listing.listing import ListedModel
 from indexer.names import ModelRef
-from indexer.records.difference import difference_of
+from indexer.publish.duplicates import Upload, find_duplicates
+from indexer.records import difference
+from indexer.records.difference import ALIKE, LENGTH, MOST, alike, difference_of
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
 from tests.deltas import made
+from tests.test_record import make_record
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +81,68 @@ def test_a_record_of_the_earlier_method_stands_and_nothing_is_read_again(tmp_pat
     (planned,) = plan([other], [other], store, template, retry_failed=False)
     assert planned.unit is not None
     assert planned.unit.spec.svd == SVD_METHOD
+
+
+@pytest.mark.parametrize("cells", [400, 1 << 24])
+def test_pairs_are_those_of_a_loop(monkeypatch, cells):
+    monkeypatch.setattr(difference, "_CELLS", cells)
+    rng = np.random.default_rng(0)
+    drawn = rng.normal(size=(200, LENGTH))
+    drawn[:70] = drawn[0] + 0.3 * rng.normal(size=(70, LENGTH))  # more than are compared with one model
+    drawn[80:90] = drawn[80] + 0.1 * rng.normal(size=(10, LENGTH))
+    held = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
+    asked = np.arange(0, 200, 3)
+    expected = set()
+    for row in asked.tolist():
+        cosines = {other: float(held[row] @ held[other]) for other in range(200) if other != row}
+        near = sorted((other for other in cosines if cosines[other] >= ALIKE), key=cosines.__getitem__)[-MOST:]
+        expected |= {(row, other) for other in near}
+    assert max(sum(row == one for row, _ in expected) for one in asked.tolist()) == MOST
+    found = [
+        (int(one), int(other)) for mine, theirs in alike(held, asked) for one, other in zip(mine, theirs, strict=True)
+    ]
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+
+
+def upload(model_id: int, days: int, hashes: tuple[str, ...] = ()) -> Upload:
+    return Upload(model_id, datetime(2024, 1, 1, tzinfo=UTC) + timedelta(days=days), hashes)
+
+
+def test_duplicates_by_hash_or_by_deltas_are_led_by_the_earliest_upload():
+    uploads = [upload(1, 9, ("h1",)), upload(2, 3, ("h2",)), upload(3, 5, ("h3",)), upload(4, 7, ("h1",)), upload(5, 1)]
+    differences = [(1, 2, 0.0005), (2, 3, 0.2), (3, 5, float("inf")), (5, 99, 0.0)]
+    assert find_duplicates(uploads, differences, 1e-3) == {1: 2, 2: 2, 4: 2}
+    assert find_duplicates(uploads, differences, 0.5) == {1: 2, 2: 2, 3: 2, 4: 2}
+    assert find_duplicates(uploads, [], 1e-3) == {1: 4, 4: 4}
+
+
+def test_a_difference_that_cannot_be_measured_is_infinite():
+    one = make_record(1)
+    bare = dataclasses.replace(one, deltas=tuple(dataclasses.replace(d, u=None, v=None) for d in one.deltas))
+    assert difference_of(one, bare) == float("inf")
+    louder = dataclasses.replace(one, deltas=tuple(dataclasses.replace(d, norm=1.25 * d.norm) for d in one.deltas))
+    assert difference_of(one, louder) == pytest.approx(0.2)
+
+
+def test_the_difference_is_one_minus_the_cosine_of_the_formed_matrices():
+    one = make_record(1, rank=6)
+    for seed, blend, largest, smallest in ((2, 0.0, -1e-9, 1e-9), (2, 0.03, 1e-4, 1e-3), (2, 0.2, 5e-3, 1)):
+        other = make_record(seed, rank=6)
+        deltas = []
+        product = first_square = second_square = 0.0
+        for first, second in zip(one.deltas, other.deltas, strict=True):
+            full = [(d.u.astype(float) * d.s) @ d.v.astype(float).T for d in (first, second)]
+            mixed = full[0] + blend * full[1]
+            mixed *= np.linalg.norm(full[0]) / np.linalg.norm(mixed)
+            u, s, vt = np.linalg.svd(mixed, full_matrices=False)
+            deltas.append(
+                dataclasses.replace(first, u=u.astype(np.float16), s=s.astype(np.float32), v=vt.T.astype(np.float16))
+            )
+            product += (full[0] * mixed).sum()
+            first_square += (full[0] ** 2).sum()
+            second_square += (mixed**2).sum()
+        expected = 1 - product / np.sqrt(first_square * second_square)
+        # Factors are float16: their cosine is known to about three digits of what it misses of 1.
+        assert difference_of(one, dataclasses.replace(one, deltas=tuple(deltas))) == pytest.approx(expected, abs=2e-4)
+        assert largest < expected < smallest

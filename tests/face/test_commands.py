@@ -90,7 +90,7 @@ def test_a_map_gives_its_points(small_atlas, tmp_path):
     assert all(float(row["x"]) == float(row["x"]) for row in rows)
 
 
-def test_a_table_says_the_answer_first_and_details_on_request(small_atlas):
+def test_a_table_begins_with_the_answer_and_has_details_on_request(small_atlas):
     asked = (["purity"], ["clusters"], ["predict", "author5/model-11"], ["predict", "--evaluate"])
     for words in (*asked, ["similar", "author1/model-1"]):
         first = ask(small_atlas, *words).stdout.splitlines()[0]
@@ -112,7 +112,7 @@ def test_a_narrow_terminal_leaves_out_what_tells_least_and_cuts_no_id(small_atla
     assert "no room for author, relation" in "\n".join(narrow)
 
 
-def test_lineage_says_the_answer_first(capsys):
+def test_lineage_begins_with_the_answer(capsys):
     from query.cli.options import print_result
     from query.lineage.result import Edge, Lineage
 

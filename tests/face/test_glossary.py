@@ -77,7 +77,7 @@ def test_columns_that_need_a_model_to_be_read_are_explained():
     assert {name for name in shown if name in MEASURES} <= known["depth"]
 
 
-def test_nothing_is_explained_that_is_not_used():
+def test_every_explained_column_is_used():
     pytest.importorskip("typing_extensions")
     from query.serve import answers
 

@@ -132,7 +132,7 @@ def test_rows_of_clusters_and_purity_are_picked(answers):
             result.to_rows("layer")
 
 
-def test_the_atlas_says_what_it_holds(small_atlas):
+def test_the_representation_of_an_atlas_summarises_it(small_atlas):
     atlas = Atlas(small_atlas)
     assert "12 models of org/base" in repr(atlas)
     assert "org/base" in atlas._repr_html_()

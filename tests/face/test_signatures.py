@@ -1,8 +1,7 @@
-"""Methods, functions and commands have the same arguments with the same defaults."""
+"""Methods and commands have the same arguments with the same defaults."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import pydoc
 import subprocess
@@ -15,15 +14,6 @@ from indexer.builds.profiling import ProfileArguments, ProfileOptions
 from query import Atlas
 from tests.conftest import ROOT
 
-# The function behind each method that is more than that function; arguments that only one of the two has.
-FUNCTIONS = {
-    "purity": ("query.purity.study", "purity", {"base", "representation", "kin"}, {"population", "trees"}),
-    "sql": ("query.sql", "run_sql", set(), {"database", "stand_ins", "started"}),
-    "clusters": ("query.clusters.study", "clusters", {"base", "representation"}, {"population"}),
-    "lineages": ("query.lineage.lineage", "every_lineage", {"store"}, set()),
-    "similar_many": ("query.similar", "similar", {"models"}, {"model"}),
-    "predict_many": ("query.predict.predict", "predict", {"models", "store"}, {"model"}),
-}
 # The command of each method, and what is of the command alone: how it prints, draws, or which of two methods it is.
 PRINTING = {"atlas", "output", "as_json", "out", "theme", "details", "quiet", "verbose", "debug"}
 COMMANDS = {
@@ -43,6 +33,10 @@ COMMANDS = {
     "features": ("features", set()),
     "report": ("report", set()),
 }
+# Methods without a command that has the same arguments.
+OTHERS = {
+    "compare", "datasets", "layers", "lineages", "models", "predict_many", "schema", "similar_many", "vectors",
+}  # fmt: skip
 # Where the command's option has another name, or nothing given means the same as the method's default.
 SAME_AS = {"timeout": "seconds"}
 NOTHING = (None, False, (), inspect.Parameter.empty)
@@ -52,15 +46,6 @@ def signature(function):
     return {name: one for name, one in inspect.signature(function).parameters.items() if name not in ("self", "atlas")}
 
 
-@pytest.mark.parametrize("method", FUNCTIONS)
-def test_a_method_has_the_arguments_of_its_function(method):
-    module, function, own, other = FUNCTIONS[method]
-    mine, theirs = signature(getattr(Atlas, method)), signature(getattr(importlib.import_module(module), function))
-    assert {name: one.default for name, one in mine.items() if name not in own} == {
-        name: one.default for name, one in theirs.items() if name not in other
-    }
-
-
 def questions():
     return sorted(
         name for name, one in inspect.getmembers(Atlas, inspect.isfunction) if name in vars(Atlas) and name[0] != "_"
@@ -68,29 +53,13 @@ def questions():
 
 
 def test_every_question_has_a_signature_and_a_docstring():
-    assert {*COMMANDS, *FUNCTIONS, "compare", "layers", "models", "datasets", "vectors", "schema"} == set(questions())
+    assert {*COMMANDS, *OTHERS} == set(questions())
     shown = pydoc.render_doc(Atlas, renderer=pydoc.plaintext)
     for name in questions():
         method = getattr(Atlas, name)
         kinds = {one.kind for one in signature(method).values()}
         assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}, name
         assert f"{name}(" in shown or f"{name} = " in shown, name
-
-
-def test_a_question_is_a_method_of_one_atlas():
-    """The functions are imported on first use, also of a subclass and of an instance."""
-    code = """
-from query import Atlas
-import sys, inspect
-class Mine(Atlas):
-    pass
-assert "query.similar" not in sys.modules
-atlas = object.__new__(Mine)
-assert atlas.similar.__self__ is atlas
-assert list(inspect.signature(atlas.similar).parameters)[0] == "model"
-assert Mine.similar is Atlas.similar
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def compared(options, parameters, alone):
@@ -143,41 +112,15 @@ def test_the_command_the_function_and_the_options_agree(command, accepted, parse
     assert parse(**given) == parse()
 
 
-def test_the_functions_accept_their_options():
-    import indexer
-
-    for function, accepted in (
-        (indexer.build, BuildArguments), (indexer.work, BuildArguments), (indexer.add, RecordArguments),
-        (indexer.profile, ProfileArguments), (indexer.publish_records, IndexArguments),
-        (indexer.represent, IndexArguments),
-    ):  # fmt: skip
-        parameters = inspect.signature(function).parameters
-        (options,) = [one for one in parameters.values() if one.kind == inspect.Parameter.VAR_KEYWORD]
-        assert options.annotation == f"Unpack[{accepted.__name__}]"
-        assert parameters["atlas"].default == "atlas"
-        for name in accepted.__annotations__:
-            assert name in function.__doc__ or ":func:`build`" in function.__doc__, (function, name)
-
-
-def test_the_package_is_what_it_says():
-    import indexer
-    import indexer.builds.plan  # a part of the package that builds
-    import query
-
-    assert callable(indexer.build)
-    assert query.__version__ == indexer.__version__
-    assert issubclass(query.AtlasError, Exception)
-
-
 @pytest.mark.parametrize("statement", ["import indexer", "import query"])
-def test_the_doors_are_light(statement):
+def test_importing_a_package_loads_no_large_library(statement):
     code = f"{statement}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"numpy", "duckdb", "torch", "click", "huggingface_hub"} & set(done.stdout.split())
 
 
 @pytest.mark.slow
-def test_mypy_refuses_an_argument_that_there_is_not(tmp_path):
+def test_mypy_refuses_an_unknown_argument(tmp_path):
     script = tmp_path / "asks.py"
     script.write_text(
         "from indexer import build\n"

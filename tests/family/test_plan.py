@@ -8,9 +8,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from scripts.family.finetune import freeze
 from scripts.family.plan import FOLDER, SIZES, Run, fingerprint, load_plan, read_entry
-from scripts.family.pretrain import new_configuration
+from scripts.family.training import freeze, new_configuration
 
 REASONS = {
     "unknown_architecture", "no_weights", "unreadable_format", "quantized", "gated", "disabled",

@@ -56,7 +56,7 @@ if value == another_value_of_this_kind:
     assert "inside a string and therefore no comment" not in found
 
 
-def test_messages_know_the_exception_that_said_them():
+def test_messages_are_labelled_with_their_exception():
     source = """
 def check(x):
     try:

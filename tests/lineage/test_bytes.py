@@ -158,7 +158,7 @@ def test_a_candidate_with_a_padded_header_or_configuration_is_refused_for_little
         parts.read(ModelRef.parse(str(model)), None, "finetune", most_small=1 << 20)
 
 
-def test_a_base_without_its_matrices_is_said_to_be_missing(large, tmp_path):
+def test_a_base_without_its_matrices_is_reported_as_missing(large, tmp_path):
     base, _ = large
     base.file.unlink()
     with pytest.raises(AtlasError, match="are not in this atlas"):

@@ -150,7 +150,7 @@ def test_views_name_declared_parents_and_merged_loras(forest):
     assert {model for (model,) in rows_of(forest.atlas, "SELECT model FROM merged_loras")} == on_base
 
 
-def test_a_licence_that_is_not_the_parents_is_listed(forest, tmp_path):
+def test_a_licence_other_than_the_parents_is_listed(forest, tmp_path):
     import shutil
 
     shutil.copytree(forest.atlas, tmp_path / "atlas")

@@ -13,9 +13,8 @@ import pytest
 from scripts.family.plan import load_plan
 from scripts.lineage import forest
 from scripts.lineage.merging import linear, nf4, slerp, task_arithmetic, ties
-from scripts.lineage.mother import parents
 from scripts.lineage.plan import SHAPES, plan_forest
-from scripts.lineage.scoring import Answer, Truth, reliability, rival_answers, score
+from scripts.lineage.study import Answer, Truth, parents, reliability, rival_answers, score, study
 
 DATA = ("a", "b", "c")
 
@@ -162,8 +161,6 @@ def test_merges_are_those_that_mergekit_defines():
 @pytest.mark.timeout(7200)
 def test_lineage_on_a_family_that_the_thresholds_were_not_set_on(tmp_path):
     """Two hundred models of GPT-2's architecture; twenty minutes."""
-    from scripts.lineage.study import study
-
     ways = study(tmp_path, "gpt2", "full", seed=22)["ways"]
     answers = ways["with dates"]
     assert answers["continued"]["right"] >= 0.95

@@ -20,7 +20,7 @@ REQUEST = CrawlRequest(IDS)
 # What is kept
 
 
-def test_what_the_hub_said_comes_back(store, monkeypatch, path):
+def test_facts_of_the_hub_are_read_back(store, monkeypatch, path):
     many(store, 3, downloads=9, card_data={"license": "mit"})
     add_repo(store, "a/lora", {"adapter_config.json": {}}, tags=[f"base_model:adapter:{SHORT}"])
     before = datetime.now(UTC)
@@ -52,7 +52,7 @@ def test_an_atlas_without_a_listing(path):
     assert not path.exists()
 
 
-def test_a_listing_that_cannot_be_read_says_so(path):
+def test_an_unreadable_listing_is_reported(path):
     path.mkdir(parents=True)
     with pytest.raises(AtlasError, match="cannot be"):
         Listing(path).models()
@@ -77,7 +77,7 @@ def test_a_second_crawl_brings_what_changed(store, monkeypatch, path):
     assert found["a/model0"].last_seen > first["a/model0"].last_seen
 
 
-def test_less_said_does_not_erase_what_was_known(path):
+def test_a_shorter_answer_does_not_erase_known_facts(path):
     listing = Listing(path)
     row = {"id": "a/b", "sha": "1" * 40, "cardData": {"x": 1}, "config": {"y": 2}, "siblings": [{"rfilename": "f"}]}
     listing.add(row, "finetune", BASE)
@@ -169,7 +169,7 @@ def test_one_question_less_is_not_gone(store, monkeypatch, path):
         CrawlRequest((SHORT,)),
     ],
 )
-def test_a_crawl_that_did_not_ask_does_not_know_who_has_gone(store, monkeypatch, path, request_):
+def test_a_narrowed_crawl_does_not_mark_models_as_deleted(store, monkeypatch, path, request_):
     many(store, 2)
     add_repo(store, "a/untyped", tags=[f"base_model:{BASE}"])
     with served(store, monkeypatch):

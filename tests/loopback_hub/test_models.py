@@ -251,7 +251,7 @@ def test_a_repository_needs_no_settings_and_no_files(hub: LoopbackHub, root: Pat
 @pytest.mark.parametrize(
     "broken", [b"[1]", b"{", b"\xff\xfe", b'{"revisions": [1]}', b'{"revisions": {"refs/pr/1": {}}}']
 )
-def test_a_broken_store_says_which_file(hub: LoopbackHub, root: Path, broken: bytes):
+def test_the_error_of_a_broken_store_names_the_file(hub: LoopbackHub, root: Path, broken: bytes):
     write(root / "bad/repo.repo.json", broken)
     status, _, body = fetch(f"{hub.endpoint}/api/models/bad/repo/refs?include_prs=1")
     assert status == 500

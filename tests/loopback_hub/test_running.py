@@ -54,7 +54,7 @@ def test_bytes_are_counted_exactly_with_many_readers(hub: LoopbackHub):
     assert hub.requests[-1].repo_id == "me/base"
 
 
-def test_a_reader_who_goes_away_is_charged_for_what_was_sent(root: Path):
+def test_a_closed_connection_counts_the_bytes_that_were_sent(root: Path):
     write(root / "big/file/model.bin", bytes(50_000_000))
     with LoopbackHub(root) as hub:
         url = signed_url(hub, "big/file/resolve/main/model.bin")

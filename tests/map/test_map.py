@@ -26,7 +26,7 @@ def groups_of(drawn):
     return {group.group: group.models for group in drawn.coloring.groups}
 
 
-def test_who_is_on_the_map(atlas):
+def test_which_models_are_on_the_map(atlas):
     drawn = pca(atlas)
     assert [point.model for point in drawn.points] == KEPT
     facts = drawn.to_dict()

@@ -1,17 +1,19 @@
-"""The picture of a map: what it says, its colours and shapes, its names, and the file that it is."""
+"""The picture of a map: its text, colours, shapes, fonts, and the file, which has the same bytes every time."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import xml.etree.ElementTree as ElementTree
 
+import matplotlib
 import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from query import Atlas
-from query.figures import THEMES, draw, label
+from query import Atlas, figures
+from query.figures import THEMES, draw, label, new_figure
 from query.map.coloring import LEGEND, grouped
 from query.map.groups import group_discs, room_for_names
 from query.map.model_map import checked_map_file
@@ -36,7 +38,7 @@ def texts_of(figure):
     return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
 
 
-def test_the_picture_says_what_it_shows(atlas):
+def test_the_picture_has_a_title_legend_and_labels(atlas):
     said = "\n".join(texts_of(pca(atlas).figure()))
     for words in (
         f"8 fine-tunes of {BASE}", "PCA of the vectors “input”", "1 copy of the base, 1 unrelated to the base, 1 duplicate", "imdb (4)",
@@ -229,3 +231,38 @@ def test_a_name_is_shown_whole_or_cut_in_the_middle():
 
 
 # ---- small atlases, and the command ----
+
+
+STRANGE = "ᶁᶄᶊ"  # in STIXGeneral, which comes with matplotlib, and not in DejaVu Sans
+
+
+def drawn(family=None):
+    figure, axes = new_figure(2, 1)
+    axes.set_title(f"a name {STRANGE}", **({"family": family} if family else {}))
+    return figure
+
+
+def by_matplotlib(figure):
+    target = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "x"}):
+        figure.savefig(target, format="png", metadata={"Software": None})
+    return target.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_a_name_takes_from_an_installed_font_what_its_own_lacks(monkeypatch):
+    boxes = by_matplotlib(drawn())
+    whole = by_matplotlib(drawn(["sans-serif", "STIXGeneral"]))
+    assert boxes != whole
+    monkeypatch.setattr(figures, "FURTHER_FONTS", ("No Such Font", "STIXGeneral"))
+    assert draw(drawn(), ".png") == whole
+    monkeypatch.setattr(figures, "FURTHER_FONTS", ("No Such Font",))
+    assert draw(drawn(), ".png") == boxes
+
+
+def test_a_page_names_the_further_font_too(monkeypatch):
+    monkeypatch.setattr(figures, "FURTHER_FONTS", ("STIXGeneral",))
+    svg = draw(drawn(), ".svg").decode()
+    assert STRANGE in svg
+    assert "STIXGeneral" in svg
+    assert draw(drawn(), ".pdf").startswith(b"%PDF")

@@ -46,7 +46,7 @@ def test_statements_run_under_lower_hard_limits(mine, limit):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_closed_atlas_says_so(mine):
+def test_a_closed_atlas_raises_a_clear_error(mine):
     opened = Atlas(mine)
     opened.close()
     for question in (
@@ -133,7 +133,7 @@ def test_only_regular_files_are_opened(atlas, tmp_path, kind):
     RecordStore(atlas).discard(record.stem)
 
 
-def test_the_lock_is_not_a_link_to_somebodys_file(mine, tmp_path):
+def test_the_lock_is_not_a_link_to_another_file(mine, tmp_path):
     (tmp_path / "precious").write_text("kept")
     (mine / "lock").unlink(missing_ok=True)
     (mine / "lock").symlink_to(tmp_path / "precious")

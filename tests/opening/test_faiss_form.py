@@ -78,7 +78,7 @@ print(refused, searched, raised)
 
 
 @pytest.mark.parametrize("factory", KINDS)
-def test_nothing_that_was_bent_crashes(tmp_path, factory):
+def test_no_altered_file_crashes_faiss(tmp_path, factory):
     path = written(tmp_path / "a.faiss", factory)
     done = run_python("-c", FUZZ, path, factory, COUNT, LENGTH)
     assert done.code == 0, done.err[-500:]

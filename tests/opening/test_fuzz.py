@@ -36,18 +36,18 @@ def wrong(found):
 
 
 @pytest.mark.parametrize("kind", READ_ALONE)
-def test_a_bent_file_is_read_or_refused(every, kind):
+def test_an_altered_file_is_read_or_refused(every, kind):
     assert wrong(outcomes(every, kind, range(30), read)) == {}
 
 
 @pytest.mark.parametrize("kind", USED)
-def test_an_atlas_with_a_bent_file_is_used_or_refused(every, kind):
+def test_an_atlas_with_an_altered_file_is_used_or_refused(every, kind):
     assert wrong(outcomes(every, kind, range(2), use)) == {}
 
 
 @pytest.mark.study
 @pytest.mark.parametrize("kind", USED)
-def test_many_atlases_with_a_bent_file_are_used_or_refused(every, kind):
+def test_many_atlases_with_an_altered_file_are_used_or_refused(every, kind):
     assert wrong(outcomes(every, kind, range(2, 40), use)) == {}
 
 

@@ -17,7 +17,7 @@ def change(atlas, statement: str) -> None:
     atlas.checksums.unlink(missing_ok=True)  # who changes an atlas can also write them
 
 
-def test_a_good_atlas_is_what_it_says(atlas):
+def test_a_good_atlas_passes_every_check(atlas):
     assert verify_deeply(atlas) == []
 
 
@@ -34,7 +34,7 @@ def test_a_good_atlas_is_what_it_says(atlas):
         ("CREATE OR REPLACE VIEW failures AS SELECT 1 AS one", "definition"),
     ],
 )  # fmt: skip
-def test_what_was_bent_is_found(atlas, statement, kind):
+def test_alterations_are_found(atlas, statement, kind):
     change(atlas, statement)
     assert {one.kind for one in verify_deeply(atlas)} == {kind}
 

@@ -107,7 +107,7 @@ def test_both_kinds_of_evidence_are_better_than_either_and_all_beat_the_baseline
 
 
 @pytest.mark.slow
-def test_a_model_of_an_unseen_dataset_gets_none_of_these():
+def test_a_model_of_an_unseen_dataset_is_predicted_as_none_of_these():
     simulation = Simulation.of(noise=0.5, named=1.0, headless=0.0, novel=0.1)
     found = simulation.draw(150, "a", seed=4)
     rng = np.random.default_rng(9)

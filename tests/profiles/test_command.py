@@ -140,6 +140,6 @@ def test_the_error_of_the_command_for_bad_input(shell):
     assert "takes words" in ran.err
 
 
-def test_a_device_that_is_not_there():
+def test_an_unavailable_device():
     with pytest.raises(AtlasError, match="cannot be used here"):
         check_device("cuda:7")

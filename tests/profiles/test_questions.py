@@ -131,7 +131,7 @@ def test_the_study_agrees_with_scipy_and_names_models_that_lose_their_input(atla
     assert atlas.depth_study().to_dict() == study.to_dict()
 
 
-def test_a_study_of_too_few_models_says_how_many_are_left_out_and_why(tmp_path):
+def test_a_study_of_too_few_models_reports_how_many_are_left_out_and_why(tmp_path):
     folder = profiled_atlas(tmp_path / "atlas")
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
         connection.execute("UPDATE profiles SET seed = 1 WHERE model_id IN (1, 2)")

@@ -169,7 +169,7 @@ def test_frozen_layers_equal_the_bases_bit_for_bit():
     assert all((row.values["drift"], row.values["cka"]) == (0.0, 1.0) for row in copy)
 
 
-def test_a_rotated_output_says_the_same():
+def test_a_rotated_output_gives_the_same_measures():
     # Different in all directions, so that a measure that ignores some of the numbers would be wrong.
     sizes = torch.linspace(2, 0.2, 128)
     plain = Layers(vocabulary(), [lambda hidden: Attention()(hidden)[0] * sizes])
@@ -300,7 +300,7 @@ def test_random_draws_depend_on_seed_and_measure_only():
     assert not torch.equal(normal((3,), 0, "a"), normal((3,), 0, "b"))
 
 
-def test_the_readme_says_what_does_not_measure_depth():
+def test_the_readme_names_what_does_not_measure_depth():
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert "certificate, not a measure of depth" in said
     assert "Results on small models may not carry over to large ones" in said

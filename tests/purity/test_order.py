@@ -47,7 +47,7 @@ def test_single_precision_alone_would_be_another_order(monkeypatch):
     assert (neighbour_order(vectors, np.arange(200), 6) != in_double(vectors)).any()
 
 
-def test_places_that_somebody_looks_at_are_in_order_and_the_rest_is_there():
+def test_requested_ranks_are_in_order_and_all_others_are_present():
     vectors = population(300, 4e-7, np.random.default_rng(3))
     reach = np.random.default_rng(4).integers(0, 300, 300)
     order, expected = neighbour_order(vectors, np.arange(300), 6, reach), in_double(vectors)

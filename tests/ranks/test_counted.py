@@ -40,7 +40,7 @@ def test_a_mean_is_never_taken_over_the_small_ranks_alone(own):
     assert [row["rank_50"] for row in view] == [(layer + 1) ** 2 for layer in range(DEPTH)]
 
 
-def test_who_counts_is_not_chosen_by_rank(own):
+def test_models_are_not_selected_by_rank(own):
     """Of two models without spectra one is known to the last rank and one is not: neither counts when bob/gpt does."""
     forget_spectra(own, "model IN ('ann/gpt', 'dan/gpt-lora')")
     with Atlas(own.root) as opened:

@@ -131,7 +131,7 @@ def score(purity, chance, p_value):
         ((0.8, 0.1, 0.001), (None, None, None), "only whose scripts were used."),
     ],
 )  # fmt: skip
-def test_the_verdict_on_purity_says_no_more_than_the_numbers(plain, across, ending):
+def test_the_sentence_on_purity_claims_no_more_than_the_numbers(plain, across, ending):
     from query.purity.result import PurityResult, verdict
 
     result = PurityResult(**vars(score(*plain)), base="b", representation="input", cross_author=score(*across))

@@ -64,7 +64,7 @@ def test_parts_of_a_population_are_those_of_the_whole():
     assert np.allclose(whole[repeats], whole[labels.original[repeats]], atol=1e-6)
 
 
-def test_the_law_gives_the_cosines_that_it_says():
+def test_the_law_gives_the_cosines_it_promises():
     law = replace(
         LAW, spread_model=0.0, spread_dataset=0.0, domain=0.0, recipe=(1e-3, 1e3), decay=0.0,
         shared=(0.7, 0.5, 0.6, 0.4, 0.8, 0.6), common=(0.9, 0.7, 0.6, 0.5, 0.8, 0.7),

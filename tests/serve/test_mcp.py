@@ -1,19 +1,22 @@
-"""A real client of the Model Context Protocol asks `query serve`."""
+"""A real client of the Model Context Protocol asks `query serve`; cancelled calls and a closed stdin end the work."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import time
 from importlib.util import find_spec
 
 import pytest
 
-from tests.serve.clients import ENVIRONMENT, ask, command
+from tests.conftest import ROOT
+from tests.serve.clients import ENVIRONMENT, ask, below, client_of, command
 
 # Looked for, not loaded: that takes seconds.
-pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra [mcp]")
 
 
+@pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra [mcp]")
 def test_a_client_finds_typed_tools_and_asks_them(made):
     calls = [
         ("similar", {"model": "ann/glue-0", "k": 2}),
@@ -63,6 +66,7 @@ def test_a_client_finds_typed_tools_and_asks_them(made):
         assert "Traceback" not in one.content[0].text
 
 
+@pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra [mcp]")
 @pytest.mark.slow
 def test_stdout_carries_the_protocol_and_nothing_else(made):
     """What is asked by hand: every line that comes back is a message of the protocol."""
@@ -82,3 +86,93 @@ def test_stdout_carries_the_protocol_and_nothing_else(made):
     assert answer[0]["id"] == 1
     assert all(one["jsonrpc"] == "2.0" for one in answer)
     assert done.returncode == 0, done.stderr
+
+
+ENDLESS = {"statement": "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b", "seconds": 30}
+SOON = 20.0  # seconds, on a busy machine; an endless statement ends after 30
+
+
+def sandboxes():
+    return [pid for pid, line in below(os.getpid()).items() if "sandbox/process.py" in line]
+
+
+def wait_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra [agents]")
+def test_a_cancelled_call_ends_its_work_and_others_are_answered_meanwhile(made):
+    import anyio
+
+    async def session():
+        async with client_of(made) as (client, _), anyio.create_task_group() as group:
+            await client.call_tool("datasets", {})
+            scope = anyio.CancelScope()
+
+            async def endless():
+                with scope:
+                    await client.call_tool("sql", ENDLESS)
+
+            group.start_soon(endless)
+            assert await anyio.to_thread.run_sync(wait_for, sandboxes, SOON)
+            before = time.monotonic()
+            other = await client.call_tool("datasets", {})
+            assert not other.is_error
+            assert time.monotonic() - before < SOON
+            running = sandboxes()
+            assert running
+            scope.cancel()
+            assert await anyio.to_thread.run_sync(wait_for, lambda: not any(map(alive, running)), SOON)
+            again = await client.call_tool("sql", {"statement": "SELECT 1 AS one"})
+            assert again.structured_content["rows"] == [[1]]
+
+    anyio.run(session)
+
+
+@pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra [agents]")
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["stdin", "kill"])
+def test_nothing_goes_on_without_its_client(made, ending):
+    calls = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize",
+         "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "sql", "arguments": ENDLESS}},
+    ]  # fmt: skip
+    server = subprocess.Popen(
+        command(made), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
+        cwd=str(ROOT), text=True,
+    )  # fmt: skip
+    try:
+        server.stdin.write("".join(json.dumps(one) + "\n" for one in calls))
+        server.stdin.flush()
+        assert wait_for(sandboxes, 60)
+        children = below(server.pid)
+        before = time.monotonic()
+        if ending == "stdin":
+            server.stdin.close()
+        else:
+            server.kill()
+        code = server.wait(SOON)
+        assert time.monotonic() - before < SOON
+        assert ending == "kill" or code == 0
+        wait_for(lambda: not any(alive(pid) for pid in children), SOON)
+        assert not {pid: line for pid, line in children.items() if alive(pid)}
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+        server.stderr.close()
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

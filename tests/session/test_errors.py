@@ -18,7 +18,7 @@ def offline(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
-def test_offline_is_said_and_nothing_is_sent(hub, monkeypatch):
+def test_offline_mode_is_reported_and_sends_nothing(hub, monkeypatch):
     offline(monkeypatch)
     error = failure(info)
     assert isinstance(error, OfflineModeIsEnabled)
@@ -108,7 +108,7 @@ def test_our_own_errors_pass_and_bugs_are_not_hidden():
             as_model_error(bug)
 
 
-def test_what_a_server_says_cannot_steer_a_terminal(hub):
+def test_text_of_a_server_cannot_control_a_terminal(hub):
     headers = {"X-Error-Message": "red \x1b[31m text " + "x" * 900}
     hub.faults.add("me/model", status=418, headers=headers)
     found = as_model_error(failure(info))

@@ -252,7 +252,7 @@ def test_the_report_counts_what_the_database_holds(ann, atlas, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["database", "vectors", "other"])
-def test_a_pull_of_a_damaged_atlas_says_so(ann, atlas, tmp_path, what):
+def test_a_pull_of_a_damaged_atlas_reports_the_damage(ann, atlas, tmp_path, what):
     path = next(atlas.root.glob("*.faiss"))
     files = {one.name: one.read_bytes() for one in (atlas.database, *atlas.root.glob("*.faiss"))}
     if what == "database":

@@ -113,7 +113,7 @@ def test_a_dry_run_writes_nothing(ann, atlas):
 
 
 @pytest.mark.slow
-def test_a_newer_atlas_of_somebody_else_stays(ann, atlas, tmp_path):
+def test_a_newer_atlas_of_another_user_is_not_overwritten(ann, atlas, tmp_path):
     shutil.copytree(atlas.root, tmp_path / "newer")
     newer = AtlasFolder(tmp_path / "newer")
     with newer.locked("test"):

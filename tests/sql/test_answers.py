@@ -172,7 +172,7 @@ def test_parameters(database):
         ("SELECT '\x00", ""),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(database, statement, said):
+def test_errors_are_one_line(database, statement, said):
     with pytest.raises(AtlasError) as caught:
         run_sql(database, statement)
     assert said in str(caught.value)

@@ -43,7 +43,7 @@ def test_a_publish_while_it_is_opened_leads_to_the_new_file(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("connect", [connect_locked, attached])
-def test_one_that_is_not_there_or_damaged_is_tried_once(tmp_path, monkeypatch, connect):
+def test_a_missing_or_damaged_database_is_opened_once(tmp_path, monkeypatch, connect):
     tries = []
     really = duckdb.connect
     monkeypatch.setattr(duckdb, "connect", lambda *words, **options: (tries.append(1), really(*words, **options))[1])

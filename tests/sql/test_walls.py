@@ -273,7 +273,7 @@ def test_nothing_of_this_machine_can_be_read(folder, database):
         assert ran > 50
 
 
-def test_the_process_has_none_of_our_environment(monkeypatch):
+def test_the_process_has_an_empty_environment(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     assert "secret" not in json.dumps(sql._bare_environment())

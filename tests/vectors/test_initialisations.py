@@ -155,7 +155,7 @@ def along_the_seed_counts_less(block: np.ndarray, middle: np.ndarray, above: np.
     return np.array(found)
 
 
-def test_how_far_an_adapter_moved_from_its_start_says_little(tmp_path):
+def test_the_distance_of_an_adapter_from_its_start_carries_little_information(tmp_path):
     """Two data sets teach little: their adapters stay near their seed, and were alike by that."""
     draw = np.random.default_rng(0)
     common, of_seed, of_data = (draw.normal(size=(count, *SHAPE)) for count in (1, 2, 5))

@@ -1,4 +1,4 @@
-"""What the background and the centre say of models and pairs that they were not made of."""
+"""Shares of the background and the centre are right for models and pairs that were not used to compute them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from indexer.publish import vector_update
-from indexer.vectors.background import Background
+from indexer.vectors.background import FEWEST_PAIRS, Background
 from query import Atlas
 from query.population import Population
 from query.purity.study import purity
@@ -99,3 +99,44 @@ def test_purity_does_not_live_on_the_asked_models_share_in_the_centre(seed):
     assert published > plain + 0.1
     assert np.mean(left_out) > published - 0.05
     assert np.mean(left_out) > plain + 0.1
+
+
+@pytest.mark.parametrize("draw", ["normal", "heavy tail", "two heaps"])
+def test_left_out_pairs_reach_a_share_as_often_as_expected(draw):
+    rng = np.random.default_rng(3)
+
+    def similarities(count: int) -> np.ndarray:
+        if draw == "normal":
+            return 0.1 * rng.standard_normal(count)
+        if draw == "heavy tail":
+            return np.tanh(0.05 * rng.standard_t(2, count))
+        return np.where(rng.random(count) < 0.05, 0.6, 0.0) + 0.05 * rng.standard_normal(count)
+
+    known = Background.of(similarities(20_000).astype(np.float32))
+    left_out = similarities(20_000)
+    shares = np.array([known.share(float(one)) for one in left_out])
+    for level in (0.5, 0.1, 0.01, 0.001):
+        spread = np.sqrt(2 * level / 20_000)  # of both samples
+        assert abs((shares <= level).mean() - level) < 4 * spread + 1e-4, level
+
+
+def test_pairs_that_are_more_alike_reach_it_more_often():
+    """The test above can fail: pairs that share something are not unrelated."""
+    rng = np.random.default_rng(4)
+    known = Background.of(0.1 * rng.standard_normal(20_000).astype(np.float32))
+    shares = np.array([known.share(float(one)) for one in 0.1 * rng.standard_normal(5_000) + 0.15])
+    assert (shares <= 0.01).mean() > 0.1
+
+
+def test_shares_fall_with_similarity_and_are_never_zero():
+    known = Background.of(np.linspace(-1, 1, 5_000).astype(np.float32))
+    shares = [known.share(value) for value in np.linspace(-1.2, 1.2, 999)]
+    assert all(one >= other for one, other in itertools.pairwise(shares))
+    assert shares[0] == 1.0
+    assert shares[-1] == pytest.approx(1 / 5_001)
+
+
+def test_too_few_pairs_give_no_background():
+    assert Background.of(np.zeros(FEWEST_PAIRS - 1, np.float32)) is None
+    same = Background.of(np.zeros(FEWEST_PAIRS, np.float32))
+    assert [same.share(value) for value in (-0.1, 0.0, 0.1)] == [1.0, 1.0, pytest.approx(1 / (FEWEST_PAIRS + 1))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scripts.tasks import Text, shared, without_mean
+from scripts.vectors import Text, shared, without_mean
 
 pytestmark = pytest.mark.study
 

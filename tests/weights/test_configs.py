@@ -62,7 +62,7 @@ def test_quantised_weights_are_known_by_their_parts(tmp_path: Path, name: str) -
     assert name in skip.detail
 
 
-def test_quantisation_that_is_switched_off_is_none(tmp_path: Path) -> None:
+def test_quantisation_that_is_switched_off_is_ignored(tmp_path: Path) -> None:
     off = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False}
     write_config(tmp_path, quantization_config=off)
     save_file(a_state(), tmp_path / "model.safetensors")

@@ -1,9 +1,13 @@
-"""The odd repositories of the Hub, each made as it comes about there and none of them harmful."""
+"""What a worker process does: make one repository of the family, trained or odd, with its card and description.
+
+The odd ones are made as they come about on the Hub; none of them is harmful.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from scripts.family.finetune import WEIGHTS, as_bin
-from scripts.family.plan import Oddity, Plan
-from scripts.family.pretrain import new_configuration
-from scripts.family.store import repository_folder
+from scripts.family import cards, store
+from scripts.family.plan import Oddity, Plan, Repository, Run
+from scripts.family.tasks import tokenizer_files
+from scripts.family.training import WEIGHTS, as_bin, make_base, make_run, new_configuration, task_of
 
 MARKER = "family-marker-that-must-never-be-created"
 IMPOSSIBLE_LENGTH = 2**60
@@ -34,7 +38,7 @@ class Payload:
 
 def copy(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
     """The same files byte by byte."""
-    shutil.copytree(repository_folder(root, oddity.of or plan.base), folder, dirs_exist_ok=True)
+    shutil.copytree(root / (oddity.of or plan.base), folder, dirs_exist_ok=True)
 
 
 def copy_as_bin(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
@@ -50,7 +54,7 @@ def through_float16(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> Non
 
 
 def with_nan(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
-    """One number of one block matrix is not one."""
+    """One entry of one block matrix is NaN."""
     copy(plan, oddity, root, folder)
     victim = next(name for name in sorted(load_file(folder / WEIGHTS)) if is_block_matrix(plan, name))
 
@@ -63,7 +67,7 @@ def with_nan(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
 
 
 def truncated(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
-    """An upload that broke off."""
+    """An interrupted upload."""
     copy(plan, oddity, root, folder)
     path = folder / WEIGHTS
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
@@ -93,7 +97,7 @@ def new_network(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
 
 
 def gguf_only(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
-    """A llama.cpp file and nothing else."""
+    """Only a llama.cpp file."""
     (folder / f"{oddity.name}.Q4_K_M.gguf").write_bytes(GGUF_HEADER)
 
 
@@ -138,7 +142,7 @@ def unknown_architecture(plan: Plan, oddity: Oddity, root: Path, folder: Path) -
 
 
 def empty(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
-    """A repository in which nothing but a card was ever put."""
+    """A repository with nothing but a card."""
 
 
 def is_block_matrix(plan: Plan, name: str) -> bool:
@@ -149,7 +153,7 @@ def is_block_matrix(plan: Plan, name: str) -> bool:
 
 def copy_configuration(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
     """Only ``config.json``."""
-    shutil.copy(repository_folder(root, oddity.of or plan.base) / "config.json", folder)
+    shutil.copy(root / (oddity.of or plan.base) / "config.json", folder)
 
 
 def change_configuration(folder: Path, **values: Any) -> None:
@@ -180,3 +184,117 @@ MAKERS: Mapping[str, Maker] = {
     "unknown architecture": unknown_architecture,
     "empty": empty,
 }
+
+
+def prepare_process() -> None:
+    """Use one thread and print nothing; results must not depend on the number of processes."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for the process that waits for this one
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def make_base_repository(plan: Plan, root: Path, work: Path) -> None:
+    """Pretrain and publish the base model."""
+    folder = fresh_folder(work, plan.base)
+    store.write_json(folder / store.RESULTS, make_base(plan, work, folder))
+    copy_tokenizer(work, folder)
+    front = {
+        "language": "en",
+        "license": "apache-2.0",
+        "library_name": "transformers",
+        "pipeline_tag": plan.architecture.language_task,
+    }
+    body = "A small model of the language in which Python libraries are documented, to tune others from."
+    base = Repository(model=plan.base, claim="none")
+    description = {"old_ids": [plan.old_id], "downloads": 61803, "likes": 42}
+    finish(plan, base, root, folder, front, f"# {base.name}\n\n{body}", 0, description)
+
+
+def make_run_repository(plan: Plan, run: Run, root: Path, work: Path) -> None:
+    """Train and publish one fine-tune or adapter."""
+    folder = fresh_folder(work, run.model)
+    start = root / (run.parent or plan.base)
+    measured = make_run(plan, run, work, start, folder)
+    copy_tokenizer(work, folder)
+    if run.claim == "configuration":
+        change_configuration(folder, _name_or_path=plan.base)
+    if plan.authors[run.author].style == "trainer":
+        torch.save({"learning_rate": run.learning_rate, "seed": run.seed}, folder / "training_args.bin")
+    front = cards.run_card(plan, run, task_of(plan, run), measured)
+    body = cards.run_body(plan, run, measured)
+    extra: dict[str, Any] = {}
+    if run.converted:
+        extra["revisions"] = store.publish_conversion(root, run.model, converted_copy(folder, work, run.model))
+    finish(plan, run, root, folder, front, body, position_of(plan, run), extra)
+
+
+def make_oddity_repository(plan: Plan, oddity: Oddity, root: Path, work: Path) -> None:
+    """Make and publish one odd repository."""
+    folder = fresh_folder(work, oddity.model)
+    MAKERS[oddity.make](plan, oddity, root, folder)
+    bases = cards.claimed(plan, oddity, "finetune").in_card
+    front: dict[str, Any] = {
+        "license": plan.authors[oddity.author].license,
+        "base_model": bases[0] if bases else None,
+        "datasets": [oddity.dataset] if oddity.dataset else None,
+        "library_name": "transformers" if (folder / "config.json").exists() else None,
+    }
+    front = {key: value for key, value in front.items() if value} | json.loads(oddity.card)
+    body = f"# {oddity.heading or oddity.name}\n\nMore information needed"
+    finish(plan, oddity, root, folder, front, body, position_of(plan, oddity), {})
+
+
+def finish(
+    plan: Plan,
+    repository: Repository,
+    root: Path,
+    folder: Path,
+    front: Mapping[str, Any],
+    body: str,
+    position: int,
+    description: Mapping[str, Any],
+) -> None:
+    """Write the card and publish the folder with the metadata the Hub would have."""
+    (folder / "README.md").write_text(cards.card_text(front, body), encoding="utf-8")
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    listing = {
+        **store.circumstances(repository.model, position),
+        "library_name": front.get("library_name"),
+        "pipeline_tag": front.get("pipeline_tag"),
+        "tags": cards.hub_tags(repository, plan, front, files),
+        "card_data": dict(front),
+        **description,
+        **repository.listing,
+    }
+    store.publish(root, repository.model, folder, listing)
+
+
+def position_of(plan: Plan, repository: Repository) -> int:
+    """The rank of a repository by upload date: after the base and after the model it was made from."""
+    runs = sorted(plan.runs, key=lambda run: (run.parent is not None, store.draw(run.model, "position")))
+    return 1 + [other.model for other in (*runs, *plan.oddities)].index(repository.model)
+
+
+def fresh_folder(work: Path, model: str) -> Path:
+    """An empty folder to fill."""
+    folder = work / model.replace("/", "--")
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def copy_tokenizer(work: Path, folder: Path) -> None:
+    """Copy the tokenizer, which every upload has."""
+    for path in tokenizer_files(work):
+        shutil.copy(path, folder)
+
+
+def converted_copy(folder: Path, work: Path, model: str) -> Path:
+    """The files of a ``.bin`` upload and its weights in safetensors, as the Hub's bot offers them."""
+    converted = fresh_folder(work, f"{model}-converted")
+    shutil.copytree(folder, converted, dirs_exist_ok=True)
+    tensors = torch.load(converted / "pytorch_model.bin", weights_only=True)
+    save_file(tensors, converted / WEIGHTS, metadata={"format": "pt"})
+    return converted

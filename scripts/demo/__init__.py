@@ -1,1 +1,0 @@
-"""The demo: from real fine-tuning to answers, on one machine, without network."""
