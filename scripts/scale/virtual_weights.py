@@ -15,18 +15,29 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import json
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scripts.scale.facts import COPIES, REPEATS
 from scripts.scale.population import draw_labels
+from scripts.scale.virtual_layout import (
+    BYTES,
+    EMBEDDING,
+    HEAD,
+    IDS,
+    MASK,
+    MATRIX,
+    NORM,
+    SHAPES,
+    TRANSPOSED,
+    Layout,
+    Tensor,
+    layouts,
+)
 
 Floats = NDArray[np.float32]
 BASE = -1  # stands for the base where a model's number is expected
@@ -45,167 +56,6 @@ _STEP = 350_377
 _SHARE_COMMON, _SHARE_NOISE = 0.2, 0.1
 # Purposes of random numbers.
 _BASE, _LEFT, _RIGHT, _NOISE, _TOPIC, _SEEN, _UNEVEN = range(7)
-
-_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}
-_MATRIX, _TRANSPOSED, _EMBEDDING, _DENSE, _NORM, _HEAD, _IDS, _MASK = range(8)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of an architecture. ``shard_bytes``: a file holds at most that many, None for one file."""
-
-    family: str
-    width: int
-    layers: int
-    inner: int
-    vocabulary: int
-    positions: int
-    heads: int
-    key_value: int = 0
-    dtype: str = "F32"
-    shard_bytes: int | None = None
-
-
-SHAPES = {
-    "roberta-base": Shape("roberta", 768, 12, 3072, 50_265, 514, 12),
-    "gpt2": Shape("gpt2", 768, 12, 3072, 50_257, 1024, 12),
-    "llama-3-8b": Shape("llama", 4096, 32, 14_336, 128_256, 8192, 32, 1024, "BF16", 5_000_000_000),
-    "tiny": Shape("roberta", 48, 2, 96, 300, 18, 4),
-    "tiny-gpt2": Shape("gpt2", 48, 2, 96, 300, 16, 4),
-    "tiny-llama": Shape("llama", 64, 2, 96, 300, 64, 4, 32, "BF16", 100_000),
-}
-
-
-class Tensor(NamedTuple):
-    """One tensor of a file; ``key`` is the same for the base's and for all fine-tunes' tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    role: int
-    key: int
-
-    @property
-    def count(self) -> int:
-        """How many numbers it holds."""
-        return int(np.prod(self.shape))
-
-    def stored_as(self, dtype: str) -> str:
-        """The dtype in a file of ``dtype``."""
-        return "I64" if self.role == _IDS else dtype
-
-
-def _tensors(shape: Shape, labels: int | None) -> list[Tensor]:
-    """In the order of the state dict; ``labels``: those of a classifier, None for the base itself."""
-    result: list[Tensor] = []
-    width, inner = shape.width, shape.inner
-    prefix = "transformer." if shape.family == "gpt2" and labels else ""
-
-    def add(name: str, *size: int, role: int = _DENSE) -> None:
-        result.append(Tensor(prefix + name, size, role, zlib.crc32(name.encode())))
-
-    def linear(name: str, rows: int, columns: int, role: int = _MATRIX) -> None:
-        add(f"{name}.weight", rows, columns, role=role)
-        add(f"{name}.bias", columns if role == _TRANSPOSED else rows)
-
-    def norm(name: str) -> None:
-        add(f"{name}.weight", width, role=_NORM)
-        add(f"{name}.bias", width)
-
-    if shape.family == "roberta":
-        if labels is None:
-            add("roberta.embeddings.position_ids", 1, shape.positions, role=_IDS)
-        add("roberta.embeddings.word_embeddings.weight", shape.vocabulary, width, role=_EMBEDDING)
-        add("roberta.embeddings.position_embeddings.weight", shape.positions, width)
-        add("roberta.embeddings.token_type_embeddings.weight", 1, width)
-        norm("roberta.embeddings.LayerNorm")
-        for layer in range(shape.layers):
-            stem = f"roberta.encoder.layer.{layer}"
-            for part in ("query", "key", "value"):
-                linear(f"{stem}.attention.self.{part}", width, width)
-            linear(f"{stem}.attention.output.dense", width, width)
-            norm(f"{stem}.attention.output.LayerNorm")
-            linear(f"{stem}.intermediate.dense", inner, width)
-            linear(f"{stem}.output.dense", width, inner)
-            norm(f"{stem}.output.LayerNorm")
-        if labels is None:
-            add("lm_head.bias", shape.vocabulary)
-            linear("lm_head.dense", width, width)
-            norm("lm_head.layer_norm")
-        else:
-            linear("classifier.dense", width, width, _HEAD)
-            linear("classifier.out_proj", labels, width, _HEAD)
-    elif shape.family == "gpt2":
-        add("wte.weight", shape.vocabulary, width, role=_EMBEDDING)
-        add("wpe.weight", shape.positions, width)
-        for layer in range(shape.layers):
-            norm(f"h.{layer}.ln_1")
-            if labels is None:
-                add(f"h.{layer}.attn.bias", 1, 1, shape.positions, shape.positions, role=_MASK)
-            linear(f"h.{layer}.attn.c_attn", width, 3 * width, _TRANSPOSED)
-            linear(f"h.{layer}.attn.c_proj", width, width, _TRANSPOSED)
-            norm(f"h.{layer}.ln_2")
-            linear(f"h.{layer}.mlp.c_fc", width, inner, _TRANSPOSED)
-            linear(f"h.{layer}.mlp.c_proj", inner, width, _TRANSPOSED)
-        norm("ln_f")
-        if labels is not None:
-            prefix = ""
-            add("score.weight", labels, width, role=_HEAD)
-    else:
-        add("model.embed_tokens.weight", shape.vocabulary, width, role=_EMBEDDING)
-        for layer in range(shape.layers):
-            stem = f"model.layers.{layer}"
-            for part, rows in (("q", width), ("k", shape.key_value), ("v", shape.key_value), ("o", width)):
-                add(f"{stem}.self_attn.{part}_proj.weight", rows, width, role=_MATRIX)
-            add(f"{stem}.mlp.gate_proj.weight", inner, width, role=_MATRIX)
-            add(f"{stem}.mlp.up_proj.weight", inner, width, role=_MATRIX)
-            add(f"{stem}.mlp.down_proj.weight", width, inner, role=_MATRIX)
-            add(f"{stem}.input_layernorm.weight", width, role=_NORM)
-            add(f"{stem}.post_attention_layernorm.weight", width, role=_NORM)
-        add("model.norm.weight", width, role=_NORM)
-        add("lm_head.weight", shape.vocabulary, width, role=_MATRIX)
-    return result
-
-
-class Layout:
-    """One safetensors file: its header, and where each tensor lies (``starts``, from the start of the file)."""
-
-    def __init__(self, path: str, tensors: Sequence[Tensor], dtype: str) -> None:
-        self.path = path
-        # As the library writes them: by dtype, wider integers first, then by name.
-        self.tensors = sorted(tensors, key=lambda each: (each.role != _IDS, each.name))
-        self.dtypes = [each.stored_as(dtype) for each in self.tensors]
-        table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        at = 0
-        self.starts: list[int] = []
-        for tensor, stored in zip(self.tensors, self.dtypes, strict=True):
-            end = at + tensor.count * _BYTES[stored]
-            table[tensor.name] = {"dtype": stored, "shape": list(tensor.shape), "data_offsets": [at, end]}
-            self.starts.append(at)
-            at = end
-        text = json.dumps(table, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self.header = len(text).to_bytes(8, "little") + text
-        self.starts = [len(self.header) + start for start in self.starts]
-        self.size = len(self.header) + at
-
-
-@lru_cache(maxsize=1024)
-def layouts(shape: Shape, labels: int | None, dtype: str) -> tuple[Layout, ...]:
-    """The files that hold the weights."""
-    tensors = _tensors(shape, labels)
-    if shape.shard_bytes is None:
-        return (Layout("model.safetensors", tensors, dtype),)
-    shards: list[list[Tensor]] = [[]]
-    size = 0
-    for tensor in tensors:
-        length = tensor.count * _BYTES[dtype]
-        if shards[-1] and size + length > shape.shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(tensor)
-        size += length
-    names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
-    return tuple(Layout(name, shard, dtype) for name, shard in zip(names, shards, strict=True))
 
 
 @dataclass(frozen=True)
@@ -314,8 +164,8 @@ class Family:
         number = bisect.bisect_right(layout.starts, at) - 1
         while at < stop:
             tensor, dtype = layout.tensors[number], layout.dtypes[number]
-            length, begin = _BYTES[dtype], layout.starts[number]
-            end = min(stop, begin + tensor.count * length)
+            length, begin = BYTES[dtype], layout.starts[number]
+            end = min(stop, begin + tensor.numbers * length)
             while at < end:
                 first = (at - begin) // length
                 last = min(-(-(end - begin) // length), first + _AT_ONCE)
@@ -330,19 +180,19 @@ class Family:
     def values(self, model: int, tensor: Tensor, first: int, last: int) -> NDArray[Any]:
         """Numbers ``first`` to ``last`` of a tensor, not yet rounded to the dtype of the file."""
         source = self._source(model)
-        if tensor.role == _IDS:
+        if tensor.role == IDS:
             return np.arange(first, last)
-        if tensor.role == _MASK:
+        if tensor.role == MASK:
             place = np.arange(first, last) % (tensor.shape[-1] ** 2)
             return (place % tensor.shape[-1] <= place // tensor.shape[-1]).astype(np.float32)
         if source == BASE:
             return self._base(tensor, BASE, first, last)
-        if tensor.role == _HEAD or self.kinds[source] == "unrelated":
+        if tensor.role == HEAD or self.kinds[source] == "unrelated":
             return self._base(tensor, source, first, last)
         base = self._base(tensor, BASE, first, last)
-        if tensor.role in (_MATRIX, _TRANSPOSED):
+        if tensor.role in (MATRIX, TRANSPOSED):
             return base + self._change(source, tensor, first, last)
-        if tensor.role == _EMBEDDING:
+        if tensor.role == EMBEDDING:
             return self._embeddings(source, tensor, base, first, last)
         size = np.float32(self.norms[source] * _scale(tensor))
         return base + size * self._normal(first, last - first, _NOISE, source, tensor.key)
@@ -357,7 +207,7 @@ class Family:
     def factors(self, model: int, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(rows, k) and (k, columns) whose product is the planted change of a matrix as stored, but for its noise."""
         source, tensor = self._source(model), self.tensor(model, name)
-        if source == BASE or self.kinds[source] == "unrelated" or tensor.role not in (_MATRIX, _TRANSPOSED):
+        if source == BASE or self.kinds[source] == "unrelated" or tensor.role not in (MATRIX, TRANSPOSED):
             raise ValueError(f"{name} of model {model} has no planted change")
         rows, columns = tensor.shape
         parts = self._directions(source, tensor)
@@ -388,7 +238,7 @@ class Family:
 
     def _base(self, tensor: Tensor, owner: int, first: int, last: int) -> Floats:
         result = self._normal(first, last - first, _BASE, owner, tensor.key) * np.float32(_scale(tensor))
-        if tensor.role == _NORM:
+        if tensor.role == NORM:
             result += np.float32(1)
         return _widened(result, self.shape.dtype)
 
@@ -410,7 +260,7 @@ class Family:
             for number in range(count):
                 energy = 2.0**-number / (2 - 2.0 ** (1 - count))
                 sides = ((left + _STEP * len(result)) % _TABLE, (right + _STEP * number) % _TABLE)
-                rows, columns = sides if tensor.role == _MATRIX else sides[::-1]
+                rows, columns = sides if tensor.role == MATRIX else sides[::-1]
                 result.append((rows, columns, size * np.sqrt(share * energy)))
         return result
 
