@@ -39,6 +39,7 @@ from scripts.scale.virtual_store import VirtualStore, base_id
 from scripts.scale.virtual_weights import Family, Plan
 
 _LISTINGS_KEPT = 32
+_SECONDS_TO_END = 20
 
 
 @dataclass
@@ -199,20 +200,24 @@ def running(*arguments: str) -> Iterator[Running]:
     """A virtual Hub with these arguments of the command, until the block is left. RuntimeError if it does not start."""
     # One thread of computation: the CPU that it takes is then that of serving.
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "scripts.scale.virtual_hub", *arguments]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "scripts.scale.virtual_hub", "--until-eof", *arguments]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         lines = (line.removeprefix("export HF_ENDPOINT=").strip() for line in process.stdout if "HF_ENDPOINT=" in line)
         endpoint = next(lines, None)
         if endpoint is None:
             raise RuntimeError(f"the virtual Hub ended with exit code {process.wait()}")
         yield Running(endpoint, process.pid)
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        process.stdin.close()  # it ends then, as it does when this process is killed
+        try:
+            process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
 
 def _quota(text: str) -> tuple[str, Quota]:
@@ -251,10 +256,18 @@ def main(arguments: list[str] | None = None) -> int:
     add("--port", type=port_of, default=0, help="the Hub's port (default: any free one)")
     add("--cdn-port", type=port_of, default=0, help="the port of the files (default: any free one)")
     add("--page-size", type=count_of, default=100, help="rows on a page of a listing (default: %(default)s)")
+    add("--until-eof", action="store_true", help="end when standard input is closed")
     options = parser.parse_args(arguments)
     drawn = ("shape", "models", "seed", "datasets", "named", "half", "bfloat", "copies", "duplicates", "unrelated")
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    if options.until_eof:
+
+        def wait_for_the_end() -> None:
+            sys.stdin.read()
+            ended.set()
+
+        threading.Thread(target=wait_for_the_end, daemon=True).start()
     try:
         hub = VirtualHub(
             Plan(**{name: getattr(options, name) for name in drawn}),

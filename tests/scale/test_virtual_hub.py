@@ -342,16 +342,22 @@ def test_a_plan_that_cannot_be_drawn_is_refused():
     ):
         with pytest.raises(ValueError, match=r"unknown shape|shares|at least one"):
             Plan(**wrong)
+    with pytest.raises(RuntimeError, match="ended with exit code 1"), running("--half", "0.7", "--bfloat", "0.7"):
+        pass
 
 
-def test_an_atlas_of_it_finds_what_was_planted(tmp_path):
+@pytest.mark.parametrize(
+    "shape",
+    ["tiny", pytest.param("tiny-gpt2", marks=pytest.mark.slow), pytest.param("tiny-llama", marks=pytest.mark.slow)],
+)
+def test_an_atlas_of_it_finds_what_was_planted(shape, tmp_path):
     """In a process of its own, over HTTP, by the real commands."""
     plan = Plan(
-        "tiny", 24, seed=1, half=0.1, bfloat=0, copies=0.05, duplicates=0.05, unrelated=0.05, datasets=3, named=1.0
+        shape, 24, seed=1, half=0.1, bfloat=0, copies=0.05, duplicates=0.05, unrelated=0.05, datasets=3, named=1.0
     )  # fmt: skip
     family = Family(plan)
     words = ["--copies", "0.05", "--duplicates", "0.05", "--unrelated", "0.05", "--half", "0.1", "--bfloat", "0"]
-    with running("--shape", "tiny", "--models", "24", "--seed", "1", "--datasets", "3", "--named", "1", *words) as hub:
+    with running("--shape", shape, "--models", "24", "--seed", "1", "--datasets", "3", "--named", "1", *words) as hub:
         hub.stats(phase="build")
         shell = Shell(hub.endpoint, tmp_path, {"HF_HOME": str(tmp_path / "hf")})
         ran = shell("index", "build", "--base", base_id(plan), "--json")
@@ -376,5 +382,5 @@ def test_an_atlas_of_it_finds_what_was_planted(tmp_path):
     pair = {names[double], names[family.original[double]]}
     ids = {number: model for model, number, *_ in found}
     assert [{model, ids[of]} for model, *_, of in found if of is not None] == [pair]
-    for model in of_kind(family, "finetune", "F32"):
+    for model in of_kind(family, "finetune", SHAPES[shape].dtype):
         assert deltas[names[model]] == pytest.approx(family.norms[model], rel=0.3)
