@@ -62,6 +62,7 @@ _BASE, _LEFT, _RIGHT, _NOISE, _TOPIC, _SEEN, _UNEVEN = range(7)
 class Plan:
     """What is drawn. Shares are of all models; what is left over is an ordinary fine-tune.
 
+    ``half``, ``bfloat``: shares in F16 and BF16; a family whose base is in BF16 is in BF16 throughout.
     ``datasets``: that many data sets have equally many models each; None draws sizes as on the Hub. ``named``: the share of
     models whose card names the data set, None as on the Hub. ``norms``: smallest and largest ‖δW‖/‖W‖ of a model.
     """

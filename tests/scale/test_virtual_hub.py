@@ -140,7 +140,7 @@ def test_untouched_embeddings_are_exactly_the_base_times_the_decay():
     assert family.decays.min() < 1 == family.decays.max()
 
 
-def test_models_of_a_data_set_share_their_input_side(family):
+def test_models_of_a_data_set_share_their_input_side():
     """Also where matrices are stored in × out; left vectors are the model's own."""
     for shape, name in (
         ("tiny", "roberta.encoder.layer.1.output.dense.weight"),
@@ -202,11 +202,12 @@ def test_files_of_llama_have_the_sizes_of_the_real_ones():
 def test_the_library_lists_and_reads_it(hub, family, tmp_path):
     base = base_id(PLAN)
     api = HfApi()
-    expand = ["tags", "cardData", "config", "siblings", "sha", "safetensors", "createdAt", "downloads"]
+    expand = ["tags", "cardData", "config", "siblings", "sha", "safetensors", "createdAt", "lastModified"]
     found = list(api.list_models(filter=f"base_model:finetune:{base}", sort="created_at", expand=expand))
     assert len(found) == 40
     assert {each.id for each in found} == {model_id(family, model) for model in range(40)}
     assert [each.created_at for each in found] == sorted((each.created_at for each in found), reverse=True)
+    assert all(each.last_modified > each.created_at for each in found)
     for each in found:
         model = int(each.id.rsplit("-", 1)[1])
         assert each.card_data.datasets == [dataset_id(int(family.datasets[model]))]
@@ -258,8 +259,8 @@ def test_a_listing_is_put_in_order_once(hub, monkeypatch):
     assert len(calls) == 41  # each repository is looked at once, the base too; twelve pages were asked for
 
 
-def _signed(hub, model):
-    url = f"{hub.endpoint}/{model_id(hub.family, model)}/resolve/main/model.safetensors"
+def _signed(hub, model, family=None):
+    url = f"{hub.endpoint}/{model_id(family or hub.family, model)}/resolve/main/{(family or hub.family).files(model)[0].path}"
 
     class Stay(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_):
@@ -358,6 +359,10 @@ def test_an_atlas_of_it_finds_what_was_planted(shape, tmp_path):
     family = Family(plan)
     words = ["--copies", "0.05", "--duplicates", "0.05", "--unrelated", "0.05", "--half", "0.1", "--bfloat", "0"]
     with running("--shape", shape, "--models", "24", "--seed", "1", "--datasets", "3", "--named", "1", *words) as hub:
+        # Another process draws the same.
+        layout = family.files(7)[0]
+        data = get(_signed(hub, 7, family), Range=f"bytes=0-{layout.size - 1}")[2]
+        assert data == family.read(7, layout, 0, layout.size)
         hub.stats(phase="build")
         shell = Shell(hub.endpoint, tmp_path, {"HF_HOME": str(tmp_path / "hf")})
         ran = shell("index", "build", "--base", base_id(plan), "--json")
