@@ -14,20 +14,23 @@ from scripts.loopback_hub.store import StoreError
 _UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 
 
-def _rate(text: str) -> float:
+def rate_of(text: str) -> float:
+    """Bytes per second, from an option's text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip(), re.IGNORECASE | re.ASCII)
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a rate: give bytes per second, such as 500K, 20M or 1G")
     return float(match[1]) * _UNITS[match[2].upper()]
 
 
-def _port(text: str) -> int:
+def port_of(text: str) -> int:
+    """A port, from an option's text."""
     if not (text.isascii() and text.isdigit() and int(text[:6]) <= 65535):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return int(text)
 
 
-def _count(text: str) -> int:
+def count_of(text: str) -> int:
+    """A positive number, from an option's text."""
     if not (text.isascii() and text.isdigit() and int(text[:9]) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
@@ -41,10 +44,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "roots", type=Path, nargs="+", metavar="root", help="a folder of repositories: <root>/<owner>/<name>/…"
     )
-    parser.add_argument("--port", type=_port, default=0, help="the Hub's port (default: any free one)")
-    parser.add_argument("--cdn-port", type=_port, default=0, help="the CDN's port (default: any free one)")
-    parser.add_argument("--bandwidth", type=_rate, help="bytes per second of the CDN, as 20M (default: no limit)")
-    parser.add_argument("--page-size", type=_count, default=100, help="rows on a page of a listing (default: 100)")
+    parser.add_argument("--port", type=port_of, default=0, help="the Hub's port (default: any free one)")
+    parser.add_argument("--cdn-port", type=port_of, default=0, help="the CDN's port (default: any free one)")
+    parser.add_argument("--bandwidth", type=rate_of, help="bytes per second of the CDN, as 20M (default: no limit)")
+    parser.add_argument("--page-size", type=count_of, default=100, help="rows on a page of a listing (default: 100)")
     options = parser.parse_args(arguments)
     try:
         hub = LoopbackHub(

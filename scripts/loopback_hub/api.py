@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -111,22 +112,32 @@ class Api:
         if size is None:
             return error(400, "limit must be a positive number")
         descending = request.one("direction") in (None, "-1")
-        listed = [each for each in self.store.repositories() if self._is_listed(request, each)]
-        ordered = sorted(((_rank(sort(each)), each) for each in listed), key=lambda pair: pair[1].id)
-        ordered.sort(key=lambda pair: pair[0], reverse=descending)  # stable: ties stay in the order of ids
+        ordered = self.ordered(request, sort, descending=descending)
+        first = 0
         cursor = request.one("cursor")
         if cursor is not None:
             after = _decode_cursor(cursor)
             if after is None:
                 return error(400, "Invalid cursor")
-            ordered = [pair for pair in ordered if _is_past(pair[0], pair[1].id, after, descending=descending)]
-        page = ordered[:size]
+            first = bisect_left(
+                ordered, True, key=lambda pair: _is_past(pair[0], pair[1].id, after, descending=descending)
+            )
+        page = ordered[first : first + size]
         names = expand or _listed_fields(request)
         answer = json_answer([rows.row(repository, names) for _, repository in page])
-        if len(ordered) > size:
+        if len(ordered) > first + size:
             rank, last = page[-1]
             answer.headers["Link"] = self._link(request, _encode_cursor(rank, last.id))
         return answer
+
+    def ordered(
+        self, request: Request, sort: Callable[[Repository], Any], *, descending: bool
+    ) -> list[tuple[Rank, Repository]]:
+        """The repositories that a listing is about, in its order, with what each is sorted by."""
+        listed = [each for each in self.store.repositories() if self._is_listed(request, each)]
+        result = sorted(((_rank(sort(each)), each) for each in listed), key=lambda pair: pair[1].id)
+        result.sort(key=lambda pair: pair[0], reverse=descending)  # stable: ties stay in the order of ids
+        return result
 
     def _is_listed(self, request: Request, repository: Repository) -> bool:
         if repository.get("private", False) and not self.access.is_granted(request, repository):
@@ -230,28 +241,28 @@ def _listed_fields(request: Request) -> list[str]:
 
 
 # A place in the order of a listing: (kind, number, text), so that any two values can be compared.
-_Rank = tuple[int, float, str]
+Rank = tuple[int, float, str]
 
 
-def _rank(value: Any) -> _Rank:
+def _rank(value: Any) -> Rank:
     """Numbers by size, texts by spelling; what should be neither sorts lowest."""
     if isinstance(value, int | float):
         return (2, value, "")
     return (1, 0, value) if isinstance(value, str) else (0, 0, "")
 
 
-def _is_past(rank: _Rank, repo_id: str, after: tuple[_Rank, str], *, descending: bool) -> bool:
+def _is_past(rank: Rank, repo_id: str, after: tuple[Rank, str], *, descending: bool) -> bool:
     """Whether a row comes after the one that a cursor names, wherever that one is by now."""
     if rank != after[0]:
         return (rank < after[0]) == descending
     return repo_id > after[1]
 
 
-def _encode_cursor(rank: _Rank, last: str) -> str:
+def _encode_cursor(rank: Rank, last: str) -> str:
     return base64.urlsafe_b64encode(json.dumps([*rank, last]).encode()).decode()
 
 
-def _decode_cursor(cursor: str) -> tuple[_Rank, str] | None:
+def _decode_cursor(cursor: str) -> tuple[Rank, str] | None:
     try:
         kind, number, text, last = json.loads(base64.urlsafe_b64decode(cursor))
         return (int(kind), number + 0, str(text)), str(last)
