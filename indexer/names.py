@@ -16,6 +16,10 @@ from indexer.errors import AtlasError, Skipped, without_user
 SORTS = ("downloads", "created", "likes")
 DISCOVERIES = ("tags", "names")
 EXECUTORS = ("local", "dask")
+READS = ("sample", "full")
+
+# Connections to one host at a time: the Hub's edge is reported to throttle more.
+CONNECTIONS = 8
 RELATIONS = ("finetune", "adapter", "merge", "quantized")
 
 # The order of families wherever they are listed or concatenated.

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.untrusted import shown
@@ -50,6 +53,31 @@ class Matrix:
     transposed: bool = False
     rows: Rows | None = None
     fused: str | None = None
+
+    def stored_lines(self, lines: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of the stored tensor that hold these rows of the matrix (input coordinates, if ``transposed``)."""
+        if self.rows is None or self.transposed:
+            return lines
+        group, row = np.divmod(lines, self.rows.stop - self.rows.start)
+        return group * self.rows.size + self.rows.start + row
+
+    @property
+    def lines(self) -> int:
+        """How many rows it has; of a ``transposed`` one, how many input coordinates."""
+        return self.shape[1] if self.transposed else self.shape[0]
+
+    def extract_lines(self, stored: Tensor) -> Tensor:
+        """Some rows of the stored tensor, those of ``stored_lines`` → these rows of the matrix, (rows, in).
+
+        Of a ``transposed`` matrix (out, coordinates). Raises Skipped("shape_mismatch") for rows of another length.
+        """
+        width = self.stored_rows if self.transposed else self.shape[1]
+        if stored.shape[1] != width:
+            held = f"rows of {stored.shape[1]} numbers"
+            raise Skipped("shape_mismatch", f"{shown(self.tensor, 200)} holds {held}, its header said {width}")
+        if not self.transposed:
+            return stored
+        return self.rows.take(stored.mT) if self.rows else stored.mT
 
     @property
     def stored_rows(self) -> int:
@@ -102,6 +130,11 @@ class Layout:
         for matrix in self.matrices:
             table[matrix.tensor].append(matrix)
         return {name: tuple(matrices) for name, matrices in table.items()}
+
+    @cached_property
+    def by_key(self) -> dict[DeltaKey, Matrix]:
+        """The matrices by their keys."""
+        return {matrix.key: matrix for matrix in self.matrices}
 
     @property
     def tensors(self) -> tuple[str, ...]:

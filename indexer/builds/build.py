@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -21,10 +22,11 @@ from indexer.builds.plan import Estimate, Planned, existing_record, item_bytes, 
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import share_out, workers_for
 from indexer.database.reading import earlier_rows
-from indexer.deltas.stored_base import StoredBase, stored_bases
+from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.parents import Parents, ask_hub
+from indexer.machine import processors
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.hub import BaseFacts, model_row
 from indexer.network.rate_limit import limit_bandwidth
@@ -43,6 +45,9 @@ PUBLISHING_SHARE = 0.05
 # Above this share of failures (skips do not count) the cause is not the models, and the build stops.
 STOP_AFTER_TRIES = 20
 STOP_ABOVE_SHARE = 0.5
+
+# What a record may lack of what a build wants.
+_LACKING = {"spectra": "records without spectra", "rows": "records of samples"}
 
 # At most this many requests for the new names of models, even where thousands have left the listing at once.
 MOST_ASKED = 200
@@ -76,20 +81,21 @@ class Build:
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC)
 
-    def base_size(self) -> tuple[int, int]:
-        """Bytes of the base's block matrices and of one of their numbers, from the header alone if need be."""
+    @cached_property
+    def base_shape(self) -> BaseShape:
+        """The base's block matrices, from the header alone if need be. Raises AtlasError."""
         if stored := self._undamaged_base(self.facts.commit):
-            return stored.block_bytes, stored.item_bytes
-        from indexer.deltas.base import open_base, size_of_base
+            return stored.shape
+        from indexer.deltas.base import open_base, shape_of_base
 
         limit_bandwidth(str(self.folder.root), self.options.bandwidth)  # before the first byte: headers count too
         with closing(open_base(self.facts)) as checkpoint:
-            return size_of_base(checkpoint)
+            return shape_of_base(checkpoint)
 
     def check_base(self) -> None:
         """Raises AtlasError where the base cannot be used, before the Hub is asked about its fine-tunes."""
         if not stored_bases(self.folder, self.facts.id):
-            self.base_size()
+            self.base_shape  # noqa: B018 - raises
 
     def stored_base(self) -> StoredBase:
         """The base's block matrices, fetched where the atlas does not have them yet.
@@ -149,6 +155,8 @@ class Build:
         chosen = {model.id for model in selected}
         asked_length = options.index.budget if options.index else None
         published = published_rank(self.folder, self.facts.id)
+        if self.options.read == "sample":
+            self.spec = replace(self.spec, sample=self.base_shape.row_plan)
         template = Unit(
             model=ModelRef(self.facts.id),
             commit="",
@@ -177,26 +185,28 @@ class Build:
                 f"{len(parents.unknown)} ({printable(model, 100)} names {printable(named, 100)})"
             )
         self.report.discovered = len(chosen)
-        again = sum(one.lacks_spectra and one.unit is not None for one in planned)
-        if again:
-            self.watcher.say(f"records without spectra, to be read again: {again}")
+        for lacking, what in _LACKING.items():
+            if again := sum(one.lacks == lacking and one.unit is not None for one in planned):
+                self.watcher.say(f"{what}, to be read again: {again}")
         return planned
 
     def estimate(self, planned: Sequence[Planned]) -> Estimate:
         """What is to be read, and how long that takes at the rate of the atlas's builds so far.
 
-        Bytes are those of the full models' block matrices; a model whose row names no dtypes is assumed to be stored
-        like the base.
+        Bytes are those of the full models' block matrices, and of their rows in a sample; a model whose row names no
+        dtypes is assumed to be stored like the base.
         """
         statement = "SELECT bytes_read, seconds FROM builds WHERE bytes_read > 0 AND seconds > 0"
         (rows,) = earlier_rows(self.folder.database, ["builds"], [statement]) or ([],)
         seconds = sum(row["seconds"] for row in rows)
         rate = sum(row["bytes_read"] for row in rows) / seconds if seconds else None
-        block_bytes, base_item = self.base_size()
+        base = self.base_shape
         units = [one for one in planned if one.unit is not None]
         full = [one.entry.listed.row for one in units if one.entry.listed.relation != "adapter"]
-        size = sum(block_bytes * item_bytes(row, base_item) // base_item for row in full)
-        return Estimate(len(units), len(units) - len(full), size, rate)
+        sizes = [item_bytes(row, base.item_bytes) for row in full]
+        whole = sum(base.block_bytes * size // base.item_bytes for size in sizes)
+        sample = sum(map(base.sample_bytes, sizes))
+        return Estimate(len(units), len(units) - len(full), self.options.read, sample, whole, rate)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
@@ -230,9 +240,10 @@ class Build:
             raise
         waiting.update({name: entry for name, entry in settled.items() if name not in known})
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
-        lacking = sum(settled[one.entry.listed.id] is one.entry for one in planned if one.lacks_spectra)
-        if lacking:
-            self.watcher.say(f"records that still have no spectra, until the next `index build --spectra`: {lacking}")
+        for lacking, what in _LACKING.items():
+            left = [one for one in planned if one.lacks == lacking and one.unit is not None]
+            if count := sum(settled[one.entry.listed.id] is one.entry for one in left):
+                self.watcher.say(f"still {what}, until the next such build: {count}")
         return self.report
 
     def follow(self, names: Sequence[str]) -> dict[str, str]:
@@ -297,9 +308,14 @@ class Build:
         from indexer.builds.worker import RecordWorker  # imports torch
 
         options = self.options
-        wanted = workers_for(options.workers, len(units))
+        # Reading a sample is mostly waiting.
+        is_sampled = bool(self.spec.sample)
+        wanted = workers_for(options.workers or processors() * (1 + is_sampled), len(units))
         largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
-        resources = share_out(wanted, base.block_bytes, largest, options.memory, options.bandwidth)
+        resident = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
+        resources = share_out(wanted, resident, largest, options.memory, options.bandwidth)
+        connections = max(1, options.connections // resources.workers)
+        resources = replace(resources, connections=connections, resident=resources.resident and not is_sampled)
         if resources.workers < wanted:
             self.watcher.say(f"memory for {resources.workers} of {wanted} workers")
         self.database_bytes = resources.database_bytes
@@ -326,6 +342,8 @@ class Build:
         report.bytes_total += result.bytes_total
         report.count(result.error)
         if result.error is None:
+            if entry.record_key not in (None, digest) and entry.commit == result.unit.commit:
+                self.superseded.append(str(entry.record_key))  # a sample, or a record without spectra
             return Entry(entry.listed, entry.base, result.unit.commit, record_key=digest)
         report.problem = f"{result.unit.model.id}: {result.error.detail.rstrip('.')}"
         if entry.record_key is not None:
@@ -376,7 +394,7 @@ class Build:
             "finished": datetime.now(UTC),
             "outcome": outcome,
             **{name: getattr(self.report, name) for name in counts},
-            "spec": canonical_json(asdict(self.spec) | self.asked),
+            "spec": canonical_json(self.spec.as_row() | self.asked),
             "thresholds": canonical_json(asdict(self.options.thresholds)),
             "versions": canonical_json(versions),
         }

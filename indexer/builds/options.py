@@ -9,8 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 from indexer.console.advice import option_of
 from indexer.errors import BadArgument
-from indexer.machine import processors
-from indexer.names import DISCOVERIES, EXECUTORS, RELATIONS, SORTS
+from indexer.names import CONNECTIONS, DISCOVERIES, EXECUTORS, READS, RELATIONS, SORTS
 from indexer.records.identity import Thresholds
 from indexer.vectors.choice import INDEXES, KNOWN_INDEXES, IndexChange
 
@@ -22,8 +21,12 @@ _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", re.IGNORECASE | 
 
 
 class RecordArguments(TypedDict, total=False):
-    """How a model is read. ``rank``: singular triplets kept of each δW; ``spectra``: also all its singular values."""
+    """How a model is read. ``rank``: singular triplets kept of each δW; ``spectra``: also all its singular values.
 
+    ``read``: some rows of every matrix (sample, the default unless ``spectra`` are wanted), or all (full).
+    """
+
+    read: str | None
     rank: int
     spectra: bool
     keep_factors: bool
@@ -51,6 +54,7 @@ class BuildArguments(RecordArguments, IndexArguments, total=False):
     author: str | None
     retry_failed: bool
     workers: int | None
+    connections: int | None
     memory: Size
     bandwidth: Size
     executor: str
@@ -61,6 +65,7 @@ class BuildArguments(RecordArguments, IndexArguments, total=False):
 class BuildOptions:
     """The options of a build, checked. ``memory`` and ``bandwidth`` are in bytes (a second)."""
 
+    read: str = "sample"
     limit: int | None = None
     sort: str = "downloads"
     rank: int = 8
@@ -71,7 +76,8 @@ class BuildOptions:
     author: str | None = None
     spectra: bool = False
     keep_factors: bool = True
-    workers: int = field(default_factory=processors)
+    workers: int | None = None
+    connections: int = CONNECTIONS
     memory: int | None = None
     bandwidth: float | None = None
     scheduler: str | None = None
@@ -84,7 +90,12 @@ class BuildOptions:
     def parse(cls, **arguments: Unpack[BuildArguments]) -> BuildOptions:
         """Check what a caller wrote. Raises BadArgument."""
         given: dict[str, Any] = dict(arguments)
-        for name, choices in (("sort", SORTS), ("discover", DISCOVERIES), ("executor", EXECUTORS)):
+        if given.get("read") is None:
+            given["read"] = "full" if given.get("spectra") else "sample"
+        elif given["read"] == "sample" and given.get("spectra"):
+            raise BadArgument("`spectra` needs all rows of every matrix, and `read='sample'` reads some.", "")
+        choices_of = {"read": READS, "sort": SORTS, "discover": DISCOVERIES, "executor": EXECUTORS}
+        for name, choices in choices_of.items():
             if name in given and given[name] not in choices:
                 raise BadArgument(f"`{name}` {given[name]!r} is not one of {', '.join(choices)}.", "")
         if (given.pop("executor", "local") == "dask") != (given.get("scheduler") is not None):
@@ -105,7 +116,7 @@ class BuildOptions:
                 raise BadArgument(f"`since` {since!r} is not a date like 2024-01-31.", "") from None
             moment = found if isinstance(found, datetime) else datetime.combine(found, time())
             given["since"] = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        given["workers"] = given.get("workers") or processors()
+        given["connections"] = given.get("connections") or CONNECTIONS
         for name in ("memory", "bandwidth"):
             given[name] = bytes_of(name, given.get(name))
         searched = {name: given.pop(name, None) for name in ("index", "index_memory", "recall", "vector_length")}
@@ -132,9 +143,9 @@ class BuildOptions:
 
 
 _DECIDING = (
-    "limit", "sort", "rank", "relations", "discover", "descendants", "since", "author", "spectra", "keep_factors",
+    "read", "limit", "sort", "rank", "relations", "discover", "descendants", "since", "author", "spectra", "keep_factors",
 )  # fmt: skip
-_DEFAULTS = BuildOptions(workers=1)
+_DEFAULTS = BuildOptions()
 
 
 def index_change(

@@ -14,7 +14,8 @@ from indexer.names import ModelRef
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
 from indexer.quantities import duration_in_words, size_in_words
-from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity, Unit
+from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity, Spec, Unit
+from indexer.records.row_plan import ROW_PLAN
 from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
 
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
@@ -25,13 +26,14 @@ RECHECKED = frozenset({"gated", "disabled"})
 class Planned:
     """One model of the listing: ``unit`` is what to do, or None where there is nothing to do.
 
-    ``lacks_spectra``: they are wanted, and its record, which stays until there is a better one, has none. ``missed``:
-    how the last attempt at the current commit failed, where the record is that of an earlier commit.
+    ``lacks``: what is wanted and its record, which stays until there is a better one, does not have: "spectra", "rows"
+    (a sample was read), or "". ``missed``: how the last attempt at the current commit failed, where the record is that
+    of an earlier commit.
     """
 
     entry: Entry
     unit: Unit | None
-    lacks_spectra: bool = False
+    lacks: str = ""
     missed: FailureRecord | None = None
 
     @property
@@ -88,7 +90,7 @@ def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
     earlier = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
     unit = planned.unit
     if unit is not None and unit.parent is None and not unit.is_on_base and kept.identity.commit == unit.commit:
-        if not unit.spec.spectra or kept.identity.spec.spectra == unit.spec.spectra:
+        if not _lacks(kept.identity, unit.spec):
             unit = None  # its base was known as well or better when the record was made
     return replace(planned, entry=earlier, missed=entry.outcome, unit=unit)
 
@@ -107,8 +109,14 @@ def _planned(
         return Planned(Entry(listed, template.base, None), None)
     parent = parents.of(listed) if parents is not None and is_selected else None
     is_known = parents is not None and is_selected and listed.id.lower() not in parents.unknown
+    # Factors are small and read whole; what lies below an adapter may be a fine-tune.
+    root = parent
+    while root is not None and root.relation == "adapter":
+        root = root.parent
+    is_whole = listed.relation == "adapter" and root is None
     unit = replace(
         template,
+        spec=replace(template.spec, sample="" if is_whole else template.spec.sample),
         parent=parent,
         is_on_base=is_known and parent is None,
         model=ModelRef(listed.id, folder=folders.get(listed.id)),
@@ -121,9 +129,10 @@ def _planned(
     # Records under another base of the adapter are found by their headers: see _with_earlier.
     is_open = not is_known and listed.relation == "adapter" and names_another(listed.row, template.base)
     found = None if is_open else existing_record(unit.identity, store)
-    if found is not None and (found.spec.spectra == unit.spec.spectra or not unit.spec.spectra):
+    lacks = _lacks(found, unit.spec) if found is not None else ""
+    if found is not None and not lacks:
         return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
-    # The last failure, with spectra or without: a model that cannot be read cannot be read for either.
+    # The last failure, whatever was to be read: a model that cannot be read cannot be read for either.
     failures = [failure for one in _that_serve(unit.identity) if (failure := store.failure(one.digest)) is not None]
     outcome = max(failures, key=lambda one: one.when, default=None)
     is_due = outcome is None or outcome.reason in RECHECKED
@@ -132,11 +141,18 @@ def _planned(
     is_here = listed.claimed_by != BY_FOLDER or listed.id in folders
     is_wanted = is_selected and is_here and not listed.deleted_at_hub and is_due
     entry = Entry(listed, template.base, commit, found.digest if found else None, None if found else outcome)
-    return Planned(entry, unit if is_wanted else None, lacks_spectra=found is not None)
+    return Planned(entry, unit if is_wanted else None, lacks=lacks)
+
+
+def _lacks(found: Identity, wanted: Spec) -> str:
+    """What a record does not have of what is ``wanted``: "spectra", "rows" or ""."""
+    if wanted.spectra and found.spec.spectra != wanted.spectra:
+        return "spectra"
+    return "rows" if found.spec.sample and not wanted.sample else ""
 
 
 def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
-    """The existing record of this model at this commit; of several the one with the most spectra.
+    """The existing record of this model at this commit; of several a full one with the most spectra.
 
     Among those with the same spectra, the one of the newest SVD method.
     """
@@ -161,23 +177,34 @@ def move_records(store: RecordStore, base: str, renamed: dict[str, str]) -> list
 
 
 def _that_serve(identity: Identity) -> Iterator[Identity]:
-    """The identity with all spectra, with those of δW alone (the first format), and with none, for each SVD method."""
-    for form in (SPECTRA_FORM, True, False):
+    """The identities of records that may serve, the best first.
+
+    With all spectra, with those of δW alone (the first format), with none, each for every SVD method; then a sample.
+    """
+    for form, sample in ((SPECTRA_FORM, ""), (True, ""), (False, ""), (False, ROW_PLAN)):
         for method in SVD_METHODS:
-            yield replace(identity, spec=replace(identity.spec, spectra=form, svd=method))
+            yield replace(identity, spec=replace(identity.spec, spectra=form, svd=method, sample=sample))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a build would read. ``bytes``: of the full models; those of an adapter are known once it is opened.
+    """What a build would read, ``read``: sample or full.
 
-    ``bytes_per_second``: the rate of this atlas's builds so far, None where there are none.
+    ``sample_bytes`` and ``full_bytes``: of the full models, read either way; those of an adapter are known once it is
+    opened. ``bytes_per_second``: the rate of this atlas's builds so far, None where there are none.
     """
 
     models: int
     adapters: int
-    bytes: int
+    read: str
+    sample_bytes: int
+    full_bytes: int
     bytes_per_second: float | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What this build reads of the full models."""
+        return self.sample_bytes if self.read == "sample" else self.full_bytes
 
     @property
     def seconds(self) -> float | None:
@@ -186,17 +213,27 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        """As in: 50 models, ≈ 17 GB, ≈ 14 min at 20 MB/s (measured so far)."""
+        """As in: 50 models, ≈ 460 MB (≈ 17 GB with --read full), ≈ 14 min at 20 MB/s (measured so far)."""
         words = [f"{self.models:,} model{'' if self.models == 1 else 's'}"]
-        words.append(f"{'at least' if self.adapters else '≈'} {size_in_words(self.bytes)}")
+        size = f"{'at least' if self.adapters else '≈'} {size_in_words(self.bytes)}"
+        other = ("full", self.full_bytes) if self.read == "sample" else ("sample", self.sample_bytes)
+        if self.sample_bytes != self.full_bytes:
+            size += f" (≈ {size_in_words(other[1])} with --read {other[0]})"
+        words.append(size)
         if self.seconds is not None and self.bytes_per_second is not None:
             rate = size_in_words(self.bytes_per_second)
             words.append(f"≈ {duration_in_words(self.seconds)} at {rate}/s (measured so far)")
         return ", ".join(words)
 
     def as_row(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self) | {"seconds": self.seconds}
+        """JSON-ready: also what it takes the other way."""
+        rate = self.bytes_per_second
+        return asdict(self) | {
+            "bytes": self.bytes,
+            "seconds": self.seconds,
+            "sample_seconds": self.sample_bytes / rate if rate else None,
+            "full_seconds": self.full_bytes / rate if rate else None,
+        }
 
 
 def item_bytes(row: dict[str, Any], otherwise: int) -> int:

@@ -23,12 +23,13 @@ RESIDENT_BYTES = 2 << 30
 class Resources:
     """What a build may use.
 
-    ``resident``: every worker holds the base's matrices in memory. ``bandwidth``: bytes a second for all workers
+    ``resident``: every worker holds the base's matrices in memory. ``connections``: of each worker. ``bandwidth``: bytes a second for all workers
     together, None for no limit. ``database_bytes``: what is left for the database of a publish, None for no limit.
     """
 
     workers: int = 1
     resident: bool = True
+    connections: int = 1
     ahead_bytes: int = AHEAD_BYTES
     bandwidth: float | None = None
     database_bytes: int | None = None

@@ -64,6 +64,7 @@ class RecordWorker:
                 _base_matrices(self.base_file, self.resources.resident),
                 lambda: conversion_revision(unit.model.id),
                 ahead_bytes=self.resources.ahead_bytes,
+                connections=self.resources.connections,
                 traffic=traffic,
                 parent_record=record_of,
             )

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout
-from indexer.deltas.stored_base import UNKNOWN, StoredBase, with_checksum
+from indexer.deltas.stored_base import UNKNOWN, BaseShape, StoredBase, with_checksum
 from indexer.deltas.svd import spectrum
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
+from indexer.records.row_plan import ROW_PLAN
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -42,6 +43,7 @@ class BaseMatrices(StoredBase):
     resident: bool = True
     _held: dict[DeltaKey, torch.Tensor] = field(default_factory=dict, repr=False)
     _spectra: dict[tuple[DeltaKey, ...], NDArray[np.float32]] = field(default_factory=dict, repr=False)
+    _lines: dict[tuple[DeltaKey, bytes], torch.Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _file(self) -> LocalFile:
@@ -60,6 +62,18 @@ class BaseMatrices(StoredBase):
                 self._held[key] = held
         return held
 
+    def lines(self, key: DeltaKey, lines: NDArray[np.int64]) -> torch.Tensor:
+        """Some rows of one matrix; of one that checkpoints store transposed, some input coordinates (out, n).
+
+        They stay in memory: they are the same for all models. Do not write to them.
+        """
+        held = self._lines.get((key, lines.tobytes()))
+        if held is None:
+            matrix = self.matrix(key)
+            held = matrix[:, lines] if self.layout.by_key[key].transposed else matrix[lines]
+            self._lines[key, lines.tobytes()] = held
+        return held
+
     def spectrum(self, keys: tuple[DeltaKey, ...]) -> NDArray[np.float32]:
         """All singular values of the matrices ``keys``, stacked; computed once."""
         if keys not in self._spectra:
@@ -70,6 +84,7 @@ class BaseMatrices(StoredBase):
     def close(self) -> None:
         """Close the file and release the memory."""
         self._held.clear()
+        self._lines.clear()
         self._spectra.clear()
         if "_file" in self.__dict__:
             self._file.close()
@@ -109,16 +124,18 @@ def store_base(checkpoint: Checkpoint, base: str, commit: str, path: Path) -> Ba
     return BaseMatrices(path)
 
 
-def size_of_base(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Bytes of the block matrices that ``store_base`` would write, and of the widest number in them.
+def shape_of_base(checkpoint: Checkpoint) -> BaseShape:
+    """The block matrices that ``store_base`` would write, from the header alone.
 
     Raises AtlasError if the checkpoint cannot be a base.
     """
     try:
-        infos = [checkpoint.tensors[name] for name in _layout_of(checkpoint).tensors]
+        layout = _layout_of(checkpoint)
+        infos = [checkpoint.tensors[name] for name in layout.tensors]
     except Skipped as reason:
         raise AtlasError(f"It cannot be a base: {reason.detail}.", "Choose another base.") from reason
-    return sum(info.nbytes for info in infos), max(info.nbytes // math.prod(info.shape) for info in infos)
+    widest = max(info.nbytes // math.prod(info.shape) for info in infos)
+    return BaseShape(layout, sum(info.nbytes for info in infos), widest)
 
 
 def _layout_of(checkpoint: Checkpoint) -> Layout:
@@ -159,6 +176,7 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
             "config": dict(checkpoint.config),
             "shapes": {matrix.tensor: list(checkpoint.tensors[matrix.tensor].shape) for matrix in layout.matrices},
             "norms": norms,
+            "row_plan": ROW_PLAN,
         }
         header["__metadata__"] = {"base": json.dumps(description), "sha256": UNKNOWN}
         text = json.dumps(header, separators=(",", ":")).encode()

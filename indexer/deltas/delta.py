@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix, compare
@@ -18,6 +20,7 @@ from indexer.deltas.base import BaseMatrices
 from indexer.deltas.rounding import RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
+from indexer.records.row_plan import lines_of, lines_to_read
 from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.untrusted import shown
 from indexer.weights.adapter import lora_paths, read_lora, whole_weights
@@ -31,6 +34,8 @@ PIECE_BYTES = 512 << 10
 class DenseDelta:
     """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, if requested.
 
+    ``lines``: of a sample, how many rows of δW these are (input coordinates, if ``transposed``), as
+    ``indexer.records.row_plan`` chooses them; ``matrix``, norm and product are those of these rows. None for all.
     ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how many changed.
     """
 
@@ -42,6 +47,7 @@ class DenseDelta:
     sample: torch.Tensor
     moved: int
     weight: torch.Tensor | None = None
+    lines: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,82 @@ def dense_deltas(
     for name, tensor in checkpoint.stream(layout.tensors, ahead_bytes):
         for matrix in layout.by_tensor[name]:
             weight = matrix.extract(tensor)
-            rows, columns = sampled_positions(matrix.key, matrix.shape, len(layout.matrices))
-            yield _dense_delta(matrix, weight, base.matrix(matrix.key), roundings, (rows, columns), with_weights)
+            positions = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), matrix.transposed)
+            yield _dense_delta(matrix, weight, base.matrix(matrix.key), roundings, positions, with_weights)
+
+
+# The change of a sample, relative to the base's rows, up to which rounding may exceed it, by the narrowest dtype that
+# holds the checkpoint. Two values are rounded, each with a variance of u²/12 for a unit u in the last place. With
+# |w| = f·2^e and log f uniform over an octave, the mean of u² is 0.54 · 2^(−2m) · w² for m stored bits. That noise, and
+# as much again for the change itself.
+_DROWNED_BELOW = {"bfloat16": (0.54 / 3) ** 0.5 * 2.0**-7, "float16": (0.54 / 3) ** 0.5 * 2.0**-10}
+
+
+def sampled_deltas(
+    checkpoint: Checkpoint,
+    layout: Layout,
+    base: BaseMatrices,
+    connections: int = 1,
+    roundings: RoundingChoice | None = None,
+) -> list[DenseDelta]:
+    """Some rows of the deltas of a full checkpoint, as ``indexer.records.row_plan`` chooses them; small matrices whole.
+
+    A model whose rounding exceeds its change is read further. Raises as ``dense_deltas``.
+    """
+    roundings = roundings or RoundingChoice()
+    found: dict[DeltaKey, DenseDelta] = {}
+    for more in (False, True):
+        # The rows of every tensor that one of its matrices needs and that have not been read.
+        wanted: dict[str, dict[Matrix, NDArray[np.int64]]] = {}
+        counts: dict[DeltaKey, int] = {}
+        for matrix in layout.matrices:
+            item_bytes = checkpoint.tensors[matrix.tensor].dtype.itemsize
+            count = counts[matrix.key] = lines_to_read(matrix.shape, matrix.transposed, item_bytes, more=more)
+            lines = lines_of(matrix.lines, count)
+            if more:
+                lines = np.setdiff1d(lines, lines_of(matrix.lines, found[matrix.key].lines or matrix.lines))
+            if len(lines):
+                wanted.setdefault(matrix.tensor, {})[matrix] = lines
+        stored = {
+            name: np.unique(np.concatenate([matrix.stored_lines(lines) for matrix, lines in of_tensor.items()]))
+            for name, of_tensor in wanted.items()
+        }
+        stripes = {
+            name: [
+                range(int(part[0]), int(part[-1]) + 1) for part in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+            ]
+            for name, rows in stored.items()
+        }
+        change = weights = 0.0
+        for name, tensor in checkpoint.stripes(stripes, connections):
+            for matrix, lines in wanted[name].items():
+                block = matrix.extract_lines(tensor[np.searchsorted(stored[name], matrix.stored_lines(lines))])
+                reference = base.lines(matrix.key, lines)
+                rows, columns = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), matrix.transposed)
+                if more:
+                    rows, columns = rows[:0], columns[:0]
+                elif matrix.transposed:
+                    columns = np.searchsorted(lines, columns)
+                else:
+                    rows = np.searchsorted(lines, rows)
+                delta = _dense_delta(matrix, block, reference, roundings, (rows, columns), with_weights=False)
+                change += delta.norm**2
+                weights += float(reference.float().square().sum())
+                if more:
+                    first = found[matrix.key]
+                    delta = replace(
+                        first,
+                        matrix=torch.cat((first.matrix, delta.matrix), dim=int(matrix.transposed)),
+                        norm=math.hypot(first.norm, delta.norm),
+                        inner=first.inner + delta.inner,
+                    )
+                found[matrix.key] = replace(
+                    delta, lines=None if counts[matrix.key] == matrix.lines else counts[matrix.key]
+                )
+        is_drowned = 0 < change < _DROWNED_BELOW.get(roundings.widest, 0.0) ** 2 * weights
+        if not is_drowned or all(delta.lines is None for delta in found.values()):
+            break
+    return list(found.values())
 
 
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:

@@ -17,7 +17,7 @@ from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.claims import untyped_relation
 from indexer.listing.parents import Parents, ask_hub
-from indexer.names import ModelRef
+from indexer.names import CONNECTIONS, ModelRef
 from indexer.network.hub import conversion_revision, model_row
 from indexer.network.hub_errors import as_model_error
 from indexer.network.rows import commit_of, listed_filenames
@@ -67,7 +67,7 @@ def read_model(described: Described, base: PublishedBase) -> Record:
         base=base.base,
         base_commit=base.commit,
         relation=untyped_relation(row),
-        spec=Spec(rank=base.rank, svd=SVD_METHOD),
+        spec=Spec(rank=base.rank, svd=SVD_METHOD, sample=matrices.shape.row_plan),
         filenames=listed_filenames(row),
         representations=(),
         parent=parent,
@@ -76,7 +76,7 @@ def read_model(described: Described, base: PublishedBase) -> Record:
     )
     matrices.check()
     with closing(matrices), model_errors():
-        return vectorise(unit, matrices, lambda: conversion_revision(model))
+        return vectorise(unit, matrices, lambda: conversion_revision(model), connections=CONNECTIONS)
 
 
 @contextmanager

@@ -9,19 +9,19 @@ and the rest of its change only counts in the norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from indexer.deltas.base import BaseMatrices
-from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
-from indexer.deltas.rounding import RoundingChoice
+from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas, sampled_deltas
 from indexer.errors import Failed, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.records.identity import Parent
 from indexer.records.record import Record
+from indexer.records.row_plan import lines_of
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 # A model whose weights have a smaller cosine with the base's does not come from it, as for full fine-tunes.
@@ -51,8 +51,12 @@ class StackedAdapter:
     bytes_read: int = 0
     _norms: list[tuple[float, float, float]] = field(default_factory=list)
 
-    def deltas(self, ahead_bytes: int, *, with_weights: bool) -> Iterator[DenseDelta | LoraDelta]:
+    def deltas(
+        self, ahead_bytes: int, *, with_weights: bool, sample_connections: int = 0
+    ) -> Iterator[DenseDelta | LoraDelta]:
         """The sums, as a stream; unchanged matrices may be left out.
+
+        With ``sample_connections`` some rows of a fine-tune below are read, over so many connections.
 
         Raises ForeignParent and UnreadableParent, also after some deltas; Skipped for problems of the adapter itself;
         Failed if a retry may work.
@@ -73,21 +77,28 @@ class StackedAdapter:
             for key in dict.fromkeys(key for part in factors for key in part):
                 yield _joined([part[key] for part in factors if key in part])
         else:
-            yield from self._on(below, factors, ahead_bytes, with_weights)
+            yield from self._on(below, factors, ahead_bytes, with_weights, sample_connections)
 
     def _on(
-        self, parent: Parent, factors: list[dict[DeltaKey, LoraDelta]], ahead_bytes: int, with_weights: bool
+        self,
+        parent: Parent,
+        factors: list[dict[DeltaKey, LoraDelta]],
+        ahead_bytes: int,
+        with_weights: bool,
+        sample_connections: int,
     ) -> Iterator[DenseDelta]:
         checkpoint = _opened(parent)
         try:
             layout = layout_against(checkpoint, self.base)
-            stream = dense_deltas(
-                checkpoint, layout, self.base, ahead_bytes, with_weights=with_weights, roundings=RoundingChoice()
-            )
+            stream: Iterable[DenseDelta]
+            if sample_connections:
+                stream = sampled_deltas(checkpoint, layout, self.base, sample_connections)
+            else:
+                stream = dense_deltas(checkpoint, layout, self.base, ahead_bytes, with_weights=with_weights)
             for delta in stream:
                 self._check_relation(delta, parent, is_last=len(self._norms) + 1 == len(layout.matrices))
                 parts = [part[delta.key] for part in factors if delta.key in part]
-                yield _added(delta, parts, self.base.matrix(delta.key)) if parts else delta
+                yield _added(delta, parts, self.base) if parts else delta
         except Skipped as reason:
             if isinstance(reason, _AdapterOverflows):
                 raise
@@ -98,7 +109,9 @@ class StackedAdapter:
 
     def _check_relation(self, delta: DenseDelta, parent: Parent, is_last: bool) -> None:
         """Raise ForeignParent as soon as the weights show that the parent is not made from the base."""
-        self._norms.append((self.base.norms[delta.key] ** 2, delta.inner, delta.norm**2))
+        lines = self.base.layout.by_key[delta.key].lines
+        share = (delta.lines or lines) / lines
+        self._norms.append((self.base.norms[delta.key] ** 2, delta.inner / share, delta.norm**2 / share))
         if len(self._norms) < _FEWEST_MATRICES and not is_last:
             return
         square, inner, change = (math.fsum(column) for column in zip(*self._norms, strict=True))
@@ -168,14 +181,19 @@ def _joined(parts: list[LoraDelta]) -> LoraDelta:
     return replace(parts[0], a=a, b=b, scale=1.0)
 
 
-def _added(delta: DenseDelta, parts: list[LoraDelta], base: torch.Tensor) -> DenseDelta:
+def _added(delta: DenseDelta, parts: list[LoraDelta], base: BaseMatrices) -> DenseDelta:
     """Add the adapters' changes to the fine-tune's, in place."""
+    place = base.layout.by_key[delta.key]
+    held = None if delta.lines is None else lines_of(place.lines, delta.lines)
     for part in parts:
-        delta.matrix.addmm_(part.b, part.a, alpha=part.scale)
+        a = part.a[:, held] if held is not None and place.transposed else part.a
+        b = part.b[held] if held is not None and not place.transposed else part.b
+        delta.matrix.addmm_(b, a, alpha=part.scale)
         if delta.weight is not None:
-            delta.weight.addmm_(part.b, part.a, alpha=part.scale)
+            delta.weight.addmm_(b, a, alpha=part.scale)
+    reference = base.matrix(delta.key) if held is None else base.lines(delta.key, held)
     norm = float(torch.linalg.vector_norm(delta.matrix))
-    inner = float(torch.dot(delta.matrix.flatten(), base.to(torch.float32).flatten()))
+    inner = float(torch.dot(delta.matrix.flatten(), reference.to(torch.float32).flatten()))
     if not (math.isfinite(norm) and math.isfinite(inner)):
         raise _AdapterOverflows("not_finite", f"the adapter's delta of {delta.key} overflows")
     return replace(delta, norm=norm, inner=inner)

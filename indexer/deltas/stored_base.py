@@ -23,14 +23,39 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError
 from indexer.names import DeltaKey, is_hub_id
 from indexer.network.byterange import LocalFile
+from indexer.records.row_plan import ROW_PLAN, is_partial, lines_to_read
 from indexer.regular_files import regular_status
 from indexer.storage.checksums import check_once, stamp_of
-from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json
+from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json, shown
 from indexer.weights.safetensors_header import ITEM_BYTES, MOST_HEADER, SafetensorsHeader, read_header
 
 UNKNOWN = "0" * 64
 
 _NOTE = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within the other metadata every quote is escaped
+
+
+@dataclass(frozen=True)
+class BaseShape:
+    """What is known of a base without its numbers: ``block_bytes`` of all matrices, ``item_bytes`` of the widest number."""
+
+    layout: Layout
+    block_bytes: int
+    item_bytes: int
+
+    @property
+    def row_plan(self) -> str:
+        """The plan of rows by which its fine-tunes are sampled; "" if that would read all of every matrix."""
+        matrices = self.layout.matrices
+        return ROW_PLAN if is_partial((matrix.shape, matrix.transposed) for matrix in matrices) else ""
+
+    def sample_bytes(self, item_bytes: int) -> int:
+        """The bytes that are read of a fine-tune stored with ``item_bytes`` a number, by that plan."""
+        return sum(
+            lines_to_read(matrix.shape, matrix.transposed, item_bytes)
+            * matrix.shape[not matrix.transposed]
+            * item_bytes
+            for matrix in self.layout.matrices
+        )
 
 
 @dataclass
@@ -129,6 +154,16 @@ class StoredBase:
     def norms(self) -> dict[DeltaKey, float]:
         """‖W_base‖ (Frobenius) of every matrix."""
         return {DeltaKey.parse(name): float(norm) for name, norm in self.description["norms"].items()}
+
+    @property
+    def shape(self) -> BaseShape:
+        """Its layout and sizes. Raises AtlasError if its fine-tunes were sampled by a plan of a later version."""
+        plan = self.description.get("row_plan", ROW_PLAN)
+        if plan != ROW_PLAN:
+            raise AtlasError(
+                f"Fine-tunes of {self.base} are sampled by {shown(plan)}, which this version lacks.", "Upgrade."
+            )
+        return BaseShape(self.layout, self.block_bytes, self.item_bytes)
 
     @property
     def block_bytes(self) -> int:

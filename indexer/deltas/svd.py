@@ -98,6 +98,24 @@ def truncated_svd(matrix: torch.Tensor, rank: int, seed: int, norm: float | None
 
 
 @torch.no_grad()
+def sample_svd(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """σ (rank,) descending and right singular vectors (in, rank) of ``matrix`` (out, in), one side of which is short.
+
+    From the Gram matrix of the short side in float64. Past the numerical rank both are zero.
+    """
+    wide = matrix.double()
+    is_wide = wide.shape[0] < wide.shape[1]
+    squares, short = torch.linalg.eigh(wide @ wide.t() if is_wide else wide.t() @ wide)
+    values = squares.flip(0).clamp_min(0).sqrt()
+    kept = min(rank, int((values > values[0] * _rank_tolerance(wide.shape)).sum()))
+    s, v = values.new_zeros(rank), wide.new_zeros(wide.shape[1], rank)
+    s[:kept] = values[:kept]
+    leading = short.flip(1)[:, :kept]
+    v[:, :kept] = wide.t() @ leading / values[:kept] if is_wide else leading
+    return s.float(), v.float()
+
+
+@torch.no_grad()
 def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Factors:
     """The ``rank`` leading singular triplets of scale · b · a, for ``a`` (k, in) and ``b`` (out, k).
 

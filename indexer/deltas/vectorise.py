@@ -7,6 +7,7 @@ process on any machine that has the base's matrices.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -22,11 +23,11 @@ from indexer.architectures.layout import Layout
 from indexer.cards.local import without_paths
 from indexer.cards.modelcard import head_facts
 from indexer.deltas.base import BaseMatrices
-from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
+from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas, sampled_deltas
 from indexer.deltas.rounding import RoundingChoice
 from indexer.deltas.spectra import Spectra
 from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadableParent, by_key, on_record
-from indexer.deltas.svd import Factors, lora_svd, truncated_svd
+from indexer.deltas.svd import Factors, lora_svd, sample_svd, truncated_svd
 from indexer.errors import Failed, Skipped
 from indexer.listing.claims import YES, path_verdict
 from indexer.listing.parents import Parents
@@ -35,12 +36,16 @@ from indexer.network.hub import model_row
 from indexer.records.identity import ROW_NAMES, AdapterBase, Parent, Traffic, Unit
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.representation import representation_named
+from indexer.records.row_plan import ROW_PLAN, lines_of
 from indexer.records.row_space import row_space, row_space_of
 from indexer.untrusted import printable
 from indexer.weights.adapter import factor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
+
+# How much larger the variance of a sum over rows is than if they were drawn at random (measured: docs/reading.md).
+DESIGN_EFFECT = 2.0
 
 # float32, in which norms and singular values are kept, ends at 2¹²⁸; sums over matrices have to fit, too.
 LARGEST_NORM = 2.0**120
@@ -52,13 +57,15 @@ def vectorise(
     conversion: Callable[[], str | None] | None = None,
     *,
     ahead_bytes: int = 0,
+    connections: int = 1,
     traffic: Traffic | None = None,
     parent_record: Callable[[Parent], Record | None] | None = None,
 ) -> Record:
     """Compute the record of one unit.
 
     ``conversion`` returns a revision with a safetensors conversion; it is called only if the model has nothing but
-    pickles. ``ahead_bytes`` may be fetched ahead of the SVD; this changes the time, not the record. ``traffic``
+    pickles. ``ahead_bytes`` may be fetched ahead of the SVD, and a sample over several ``connections``; this changes the
+    time, not the record. ``traffic``
     receives what was read, also after an error. ``parent_record`` returns the record of an adapter's parent; it is
     called only if the parent's checkpoint can no longer be read. With one torch thread, which the caller sets, the
     same input gives the same record. Raises Skipped if this commit can never become a record, Failed if a retry may
@@ -80,21 +87,24 @@ def vectorise(
         if checkpoint.kind != "adapter":
             layout = layout_against(checkpoint, base)
             needed = layout.tensors
-            reader.read_full(layout, ahead_bytes)
+            if unit.spec.sample:
+                reader.read_sample(layout, connections)
+            else:
+                reader.read_full(layout, ahead_bytes)
         else:
             needed = tuple(factor_names(checkpoint))
             planned, unit = unit, _by_its_file(unit, checkpoint)
             adapter_base = _adapter_base(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
             try:
-                reader.read_adapter(stack, ahead_bytes)
+                reader.read_adapter(stack, ahead_bytes, connections)
             except (ForeignParent, UnreadableParent) as problem:
                 reader = _DeltaReader(unit, checkpoint, base)
                 below, adapter_base = _without_parent(problem, unit, adapter_base, parent_record)
                 if below is not None:
                     reader.read_on_record(below)
                 else:
-                    reader.read_adapter(None, ahead_bytes)
+                    reader.read_adapter(None)
         deltas = reader.deltas()
         bytes_of_dtype: Counter[str] = Counter()
         for info in checkpoint.tensors.values():
@@ -104,6 +114,7 @@ def vectorise(
             deltas=deltas,
             fused_matrices=reader.spectra.fused_matrices() if reader.spectra else (),
             sample=np.concatenate([reader.sample[delta.key] for delta in deltas]) if reader.sample else None,
+            row_plan=ROW_PLAN,
             moved=reader.moved,
             row_space=row_space(reader.row_spaces, [delta.key for delta in deltas]) if reader.row_spaces else None,
             precision=reader.roundings.widest,
@@ -145,7 +156,7 @@ def _without_parent(
     if isinstance(problem, UnreadableParent) and parent_record and unit.parent and not unit.spec.spectra:
         below = parent_record(unit.parent)
     said = said or AdapterBase("", "")
-    if below is not None and all(delta.u is not None for delta in below.deltas):
+    if below is not None and not below.is_sampled and all(delta.u is not None for delta in below.deltas):
         return below, replace(said, why=_APPROXIMATE.format(printable(str(problem), 300)))
     verdict = "foreign" if isinstance(problem, ForeignParent) else "unknown"
     why = f"{said.why}; {problem}" if said.why else str(problem)
@@ -180,13 +191,23 @@ class _DeltaReader:
             self.sample[delta.key] = delta.sample.numpy()
             self.moved += delta.moved
 
-    def read_adapter(self, stack: StackedAdapter | None, ahead_bytes: int) -> None:
+    def read_sample(self, layout: Layout, connections: int) -> None:
+        """Read some rows of a full checkpoint."""
+        for delta in sampled_deltas(self._checkpoint, layout, self._base, connections, self.roundings):
+            self._add_dense(delta)
+            self.sample[delta.key] = delta.sample.numpy()
+            self.moved += delta.moved
+
+    def read_adapter(self, stack: StackedAdapter | None, ahead_bytes: int = 0, connections: int = 1) -> None:
         """Read an adapter, with its parent if that is not the base."""
         deltas: Iterable[DenseDelta | LoraDelta]
         if stack is None:
             deltas = by_key(lora_deltas(self._checkpoint, self._base)).values()
         else:
-            deltas = stack.deltas(ahead_bytes, with_weights=self.spectra is not None)
+            sample_connections = connections if self._unit.spec.sample else 0
+            deltas = stack.deltas(
+                ahead_bytes, with_weights=self.spectra is not None, sample_connections=sample_connections
+            )
         for delta in deltas:
             if isinstance(delta, LoraDelta):
                 self._add_lora(delta)
@@ -220,12 +241,38 @@ class _DeltaReader:
     def _add_dense(self, delta: DenseDelta) -> None:
         unit = self._unit
         matrix = delta.matrix.to(unit.device)
+        if delta.lines is not None:
+            self._records[delta.key] = self._estimated(delta, matrix)
+            return
         # A seed from the base and the matrix alone, so that equal changes have equal factors in every upload and form,
         # whatever the order of reading, the number of workers or the commit.
         named = f"{unit.base}@{unit.base_commit}|{delta.key}"
         seed = int(hashlib.sha256(named.encode()).hexdigest()[:15], 16)
         factors = replace(truncated_svd(matrix, unit.spec.rank, seed, delta.norm), norm=delta.norm)
         self._add(delta, factors, (matrix.shape[0], matrix.shape[1]), delta.inner)
+
+    def _estimated(self, delta: DenseDelta, matrix: torch.Tensor) -> DeltaRecord:
+        """The record of a matrix of which some rows were read.
+
+        A sum over all rows is estimated by the mean over those that were read; its variance is that of simple random
+        sampling times the design effect of rows that lie together (Kish, 1965, "Survey Sampling").
+        """
+        assert delta.lines is not None
+        place = self._base.layout.by_key[delta.key]
+        share = delta.lines / place.lines
+        squares = matrix.square().sum(dim=0 if place.transposed else 1).double()
+        norm = delta.norm / math.sqrt(share)
+        s, v = sample_svd(matrix, self._unit.spec.rank)
+        if place.transposed:  # zero on the coordinates that were not read
+            held = torch.from_numpy(lines_of(place.lines, delta.lines))
+            v = torch.zeros(place.shape[1], v.shape[1]).index_copy_(0, held, v.cpu())
+        factors = Factors(torch.empty(0), s / math.sqrt(share), v, norm)
+        found = _delta_record(delta.key, place.shape, factors, delta.inner / share, self._base, place.transposed)
+        error = 0.0
+        if norm:
+            variance = DESIGN_EFFECT * (1 - share) * float(squares.var(correction=1)) / len(squares)
+            error = place.lines * math.sqrt(variance) / (2 * norm)
+        return replace(found, u=None, lines=delta.lines, norm_error=error)
 
     def _add_lora(self, delta: LoraDelta) -> None:
         a, b = (factor.to(self._unit.device) for factor in (delta.a, delta.b))

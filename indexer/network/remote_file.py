@@ -7,6 +7,7 @@ it is served from. Ranges are read from there, because every request to ``/resol
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Generator
 from contextlib import closing
 
@@ -52,6 +53,7 @@ class RemoteFile:
         ensure_session()
         self.name = filename
         self.bytes_read = 0
+        self._counting = threading.Lock()  # ranges may be read by several threads
         self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._retries = retries or RetryPolicy()
         self._commit = commit
@@ -129,7 +131,8 @@ class RemoteFile:
             try:
                 for chunk in response.iter_raw():
                     received += len(chunk)
-                    self.bytes_read += len(chunk)
+                    with self._counting:
+                        self.bytes_read += len(chunk)
                     count_received(len(chunk))
                     if received > stop - start:
                         raise self._transient("range_ignored", "was sent with more bytes than requested")

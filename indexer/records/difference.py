@@ -63,10 +63,14 @@ def is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool:
     """
     if one.sample is None or other.sample is None or not one.precision or not other.precision:
         return False  # adapters, and records of earlier versions
+    if one.row_plan != other.row_plan:
+        return False  # their weights were taken at other positions
     if not agree(one.sample, one.precision, other.sample, other.precision):
         return False
-    if not all(norms_fit(first.norm, second.norm, first.base_norm) for first, second in _pairs(one, other)):
-        return False
+    for first, second in _pairs(one, other):
+        # An estimate and an exact norm differ, whatever the models are.
+        if first.lines == second.lines and not norms_fit(first.norm, second.norm, first.base_norm):
+            return False
     if min(one.moved, other.moved) >= _FEWEST_MOVED:
         return True
     first, second = (math.hypot(*(delta.norm for delta in record.deltas)) for record in (one, other))

@@ -30,12 +30,21 @@ class Spec:
     """The settings of a record: everything here changes the record, and nothing else does.
 
     ``spectra`` is False or ``SPECTRA_FORM``; True stands in records of the first form, which has those of δW alone.
+    ``sample``: the plan of rows that were read (``indexer.records.row_plan``), "" for a full read.
     """
 
     rank: int = 8
     spectra: bool | str = False
     svd: str = ""
     format: int = FORMAT_VERSION
+    sample: str = ""
+
+    def as_row(self) -> dict[str, Any]:
+        """As JSON; without the key ``sample`` for a full read, as in records from before there were samples."""
+        fields = dict(vars(self))
+        if not self.sample:
+            del fields["sample"]
+        return fields
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Identity:
     def as_row(self) -> dict[str, Any]:
         """As JSON; without the key ``parent`` if there is none, as in older records."""
         # Not asdict: every publish needs this for every record, perhaps ten thousand times.
-        fields = {**vars(self), "spec": vars(self.spec)}
+        fields = {**vars(self), "spec": self.spec.as_row()}
         if not self.parent:
             del fields["parent"]
         return fields

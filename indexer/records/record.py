@@ -45,6 +45,10 @@ class DeltaRecord:
     ``norm`` is ‖δW‖ and ``base_norm`` ‖W_base‖ (Frobenius); ``inner`` is ⟨W_base, δW⟩, which gives the cosine of the
     weights with the base. With spectra, ``spectrum`` holds all min(out, in) singular values of δW (None for a zero
     delta) and ``weights`` those of W. ``transposed``: the checkpoint stores (in, out).
+
+    ``lines``: how many rows were read (``indexer.records.row_plan``), None for all. Of such a sample there is no ``u``;
+    ``s``, ``norm`` and ``inner`` are estimates, ``norm_error`` is the standard error of ``norm``, and ``v`` consists of the
+    right singular vectors of these rows (of a ``transposed`` matrix, of these input coordinates; zero elsewhere).
     """
 
     key: DeltaKey
@@ -58,6 +62,8 @@ class DeltaRecord:
     spectrum: NDArray[np.float32] | None = None
     transposed: bool = False
     weights: NDArray[np.float32] | None = None
+    lines: int | None = None
+    norm_error: float = 0.0
 
     @property
     def name(self) -> str:
@@ -71,7 +77,10 @@ class DeltaRecord:
 
     @property
     def energy(self) -> float:
-        """The share of ‖δW‖² that the kept singular values hold, 0 for a zero delta."""
+        """The share of ‖δW‖² that the kept singular values hold, 0 for a zero delta.
+
+        Of a sample it is their share of the rows that were read, which is larger.
+        """
         if not self.norm:
             return 0.0
         return min(1.0, float(np.square(self.s, dtype=np.float64).sum() / self.norm**2))
@@ -79,8 +88,11 @@ class DeltaRecord:
     def change_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
         """How many singular values of δW hold each of these shares of its energy; 0 for a zero delta.
 
-        Computed from all of them if they are kept, else from the largest and the norm; None if those do not suffice.
+        Computed from all of them if they are kept, else from the largest and the norm; None if those do not suffice, and
+        for a sample.
         """
+        if self.lines is not None and self.norm:
+            return [None] * len(thresholds)
         if self.spectrum is not None:
             return ranks_at(self.spectrum, thresholds)
         return ranks_at(self.s, thresholds, self.norm)
@@ -126,8 +138,10 @@ class Record:
     """Everything kept of one model at one commit; ``vectors`` maps a representation's tag to its vector.
 
     ``fused_matrices`` come with the spectra, for matrices that the base stores fused. ``sample`` holds some weights of
-    every block matrix (``indexer.records.weight_sample``); ``moved`` of them differ from the base's. ``precision`` is
-    the narrowest dtype that holds all weights. These three are None, 0 and "" for adapters and in older records.
+    every block matrix (``indexer.records.weight_sample``); ``moved`` of them differ from the base's. ``precision`` is the
+    narrowest dtype that holds all weights that were read. These are None, 0 and "" for adapters and in older records.
+    ``row_plan`` names the plan of rows (``indexer.records.row_plan``) that these weights, and vectors of transposed
+    matrices, follow; "" in older records.
     ``adapter_base`` is present for adapters that name their base. ``row_space`` (K, 1 + m) is a sketch of the row space
     of the LoRA factors A (``indexer.records.row_space``); None for other models and in older records.
     """
@@ -147,6 +161,7 @@ class Record:
     vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     fused_matrices: tuple[FusedMatrixRecord, ...] = ()
     sample: NDArray[np.float32] | None = None
+    row_plan: str = ""
     moved: int = 0
     precision: str = ""
     adapter_base: AdapterBase | None = None
@@ -156,6 +171,22 @@ class Record:
     def norm(self) -> float:
         """Frobenius norm of all its deltas together."""
         return float(np.sqrt(sum(delta.norm**2 for delta in self.deltas)))
+
+    @property
+    def norm_error(self) -> float:
+        """The standard error of ``norm``; 0 where every matrix was read whole."""
+        errors = sum((delta.norm * delta.norm_error) ** 2 for delta in self.deltas)
+        return float(np.sqrt(errors) / self.norm) if errors else 0.0
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether some matrix was read in part."""
+        return any(delta.lines is not None for delta in self.deltas)
+
+    @property
+    def read(self) -> str:
+        """``sample`` or ``full``."""
+        return "sample" if self.is_sampled else "full"
 
     @property
     def is_adapter(self) -> bool:
@@ -190,13 +221,13 @@ class Record:
 
     @property
     def is_copy(self) -> bool:
-        """Whether every delta is zero, after rounding."""
+        """Whether every delta is zero, after rounding, in all that was read."""
         return all(delta.norm == 0.0 for delta in self.deltas)
 
     @property
     def has_spectra(self) -> bool:
         """Whether all singular values are here, of every δW and of every W."""
-        return all(
+        return not self.is_sampled and all(
             delta.weights is not None and (delta.spectrum is not None or delta.norm == 0.0) for delta in self.deltas
         )
 
@@ -213,7 +244,9 @@ def write_record(record: Record, path: Path) -> None:
     header = {
         "identity": record.identity.as_row(),
         "deltas": [
-            {"key": delta.name, "shape": list(delta.shape)} | {name: getattr(delta, name) for name in _DELTA_FIELDS}
+            {"key": delta.name, "shape": list(delta.shape)}
+            | {name: getattr(delta, name) for name in _DELTA_FIELDS}
+            | ({} if delta.lines is None else {"lines": delta.lines, "norm_error": delta.norm_error})
             for delta in record.deltas
         ],
         "wholes": [
@@ -222,6 +255,7 @@ def write_record(record: Record, path: Path) -> None:
         ],
         "files": [asdict(stored) for stored in record.files],
         "moved": record.moved,
+        "row_plan": record.row_plan,
         "stands_on": asdict(record.adapter_base) if record.adapter_base else None,
         "precision": record.precision,
     } | {name: getattr(record, name) for name in _FIELDS}
@@ -256,6 +290,8 @@ def read_record(path: Path) -> Record:
                 v=arrays.get(f"{row['key']}.v"),
                 spectrum=arrays.get(f"{row['key']}.spectrum"),
                 weights=arrays.get(f"{row['key']}.weights"),
+                lines=row.get("lines"),
+                norm_error=row.get("norm_error", 0.0),
                 **{name: row[name] for name in _DELTA_FIELDS},
             )
             for row in header["deltas"]
@@ -276,6 +312,7 @@ def read_record(path: Path) -> Record:
             files=tuple(StoredFile(**row) for row in header["files"]),
             adapter_base=AdapterBase(**header["stands_on"]) if header.get("stands_on") else None,
             moved=int(header.get("moved", 0)),
+            row_plan=str(header.get("row_plan", "")),
             precision=str(header.get("precision", "")),
             vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
             **optional,

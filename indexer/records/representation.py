@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, BadArgument
 from indexer.records.record import DeltaRecord, Record
+from indexer.records.row_plan import ROW_PLAN, coordinates
 from indexer.records.sketch import DRAW, FIXED_LENGTH, USUAL_BUDGET, block_length, sketched
 
 Vector = NDArray[np.float32]
@@ -30,8 +31,8 @@ class Representation:
     similarity be explained by layer and family. If ``centred``, the blocks have unit norm and about ``budget`` numbers
     together, the atlas subtracts the centre of the model's group, and two models are compared by the mean cosine of the
     blocks that both have; otherwise by the cosine of the whole vectors. If ``of_profiles``, the vector is made from
-    depth profiles, in units of their standard deviation over the atlas, not from a record. If ``of_factors``, it is
-    computed from singular vectors, which a record may lack. ``block``: numbers per delta, if fixed. ``earlier``: its
+    depth profiles, in units of their standard deviation over the atlas, not from a record. ``needs``: what of the singular
+    triplets it is computed from; a record may lack vectors, and a sampled one has neither U nor exact σ. ``block``: numbers per delta, if fixed. ``earlier``: its
     name in an earlier version.
     """
 
@@ -43,7 +44,7 @@ class Representation:
     of_profiles: bool = False
     centred: bool = False
     budget: int | None = None
-    of_factors: bool = True
+    needs: str = "usv"
     block: int | None = None
     earlier: str = ""
 
@@ -67,8 +68,11 @@ class Representation:
         """Whether ``record`` holds the vector, or what it is computed from."""
         if self.of_profiles:
             return False
-        is_kept = self.tag in record.vectors
-        return is_kept or not self.of_factors or all(delta.u is not None for delta in record.deltas)
+        if self._stored(record) is not None:
+            return True
+        if record.is_sampled and self.needs != "v":
+            return False
+        return self.needs == "s" or all(delta.v is not None for delta in record.deltas)
 
     def of(self, record: Record) -> Vector:
         """The uncentred vector, computed from the factors even if one is stored."""
@@ -79,15 +83,27 @@ class Representation:
 
         Raises AtlasError if the record has no factors.
         """
-        stored = record.vectors.get(self.tag)
+        stored = self._stored(record)
         if stored is not None:
             return stored
         if not self.of_profiles and not self.is_held_by(record):
+            if record.is_sampled and self.needs != "v":
+                raise AtlasError(
+                    f"{self.name!r} needs all of a model's matrices, and of {record.identity.model} a sample was read.",
+                    f"Read the rest: `deepen({record.identity.model!r})`",
+                )
             raise AtlasError(
                 f"The record of {record.identity.model} holds no factors, so {self.name!r} cannot be computed.",
                 "Build again with `keep_factors=True`.",
             )
         return self.of(record)
+
+    def _stored(self, record: Record) -> Vector | None:
+        """The vector in the record, unless it was computed from input coordinates that are no longer used."""
+        is_old = self.needs == "v" and record.row_plan != ROW_PLAN
+        if is_old and any(coordinates(delta.shape, delta.transposed) is not None for delta in record.deltas):
+            return None
+        return record.vectors.get(self.tag)
 
 
 def representation_named(name: str, budget: int | None = None) -> Representation:
@@ -161,7 +177,7 @@ REPRESENTATIONS: dict[str, Representation] = {
     for made in (
         Representation(
             "input", 2, "input side: Σ σ v vᵀ per delta, sketched, minus the centre of its group", True,
-            partial(_of_length, side="input"), centred=True, budget=USUAL_BUDGET,
+            partial(_of_length, side="input"), centred=True, budget=USUAL_BUDGET, needs="v",
         ),
         Representation(
             "output", 1, "output side: Σ σ u uᵀ per delta, sketched", True, partial(_fixed, side="output"),
@@ -178,13 +194,13 @@ REPRESENTATIONS: dict[str, Representation] = {
         Representation(
             "seed_scaled", 1, "U_r Σ_r with fixed signs, layers averaged", False, partial(_original, scaled=True)
         ),
-        Representation("spectrum", 1, "top singular values of every delta", True, _spectrum, of_factors=False),
+        Representation("spectrum", 1, "top singular values of every delta", True, _spectrum, needs="s"),
         Representation(
             "depth", 1, "what layers keep, against the base; only of profiled models", False, _no_record, True
         ),
         Representation(
             "input_v1", 1, "input side, 57 numbers a delta, not centred (the default before)", True,
-            partial(_fixed, side="input"), block=FIXED_LENGTH, earlier="input",
+            partial(_fixed, side="input"), block=FIXED_LENGTH, earlier="input", needs="v",
         ),
     )
 }  # fmt: skip

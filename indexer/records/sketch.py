@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.records.record import Record
+from indexer.records.row_plan import coordinates
 
 Vector = NDArray[np.float32]
 
@@ -48,11 +49,18 @@ def sketched(record: Record, side: str, length: int, draw: str = "") -> Vector:
     """
     blocks = []
     for delta in record.deltas:
-        if delta.norm == 0.0 or delta.u is None or delta.v is None:
+        pairs = {"input": (delta.v, delta.v), "output": (delta.u, delta.u), "delta": (delta.u, delta.v)}
+        left, right = pairs[side]
+        if delta.norm == 0.0 or left is None or right is None:
             blocks.append(np.zeros(length))
             continue
-        left, right = {"input": (delta.v, delta.v), "output": (delta.u, delta.u), "delta": (delta.u, delta.v)}[side]
         weights = delta.s.astype(np.float64)
+        if side == "input" and (held := coordinates(delta.shape, delta.transposed)) is not None:
+            # Of σ vᵀ on these coordinates: what a sample of the matrix has, and what is left of a whole one.
+            _, weights, rows = np.linalg.svd((left[held] * weights).T, full_matrices=False)
+            left = np.zeros((delta.shape[1], len(rows)))
+            left[held] = rows.T
+            right = left
         name = f"{draw}{delta.key}"
         block = tensor_sketch(left.astype(np.float64), right.astype(np.float64), weights, name, length)
         norm = np.linalg.norm(block)

@@ -54,15 +54,17 @@ class RecordHeader:
 
 
 def current_record(records: Iterable[RecordHeader], commit: str | None) -> RecordHeader | None:
-    """The record of a model that is published: one of ``commit``, with spectra if there is one, else the newest.
+    """The record of a model that is published: one of ``commit``, with spectra or at least full if there is one.
 
+    Of several the newest.
     A record that knows the base of its adapter is preferred.
     """
 
-    def worth(one: RecordHeader) -> tuple[bool, bool, bool, str, bool, str]:
+    def worth(one: RecordHeader) -> tuple[bool, bool, bool, bool, str, bool, str]:
         is_present, has_spectra = one.identity.commit == commit, one.identity.spec.spectra == SPECTRA_FORM
         knows = is_present and one.identity.parent != ""
-        return is_present, knows, is_present and has_spectra, one.made, has_spectra, one.digest
+        is_full = is_present and not one.identity.spec.sample
+        return is_present, knows, is_present and has_spectra, is_full, one.made, has_spectra, one.digest
 
     return max(records, key=worth, default=None)
 

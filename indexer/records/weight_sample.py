@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.names import DeltaKey
+from indexer.records.row_plan import lines_of, lines_to_read
 
 Positions = NDArray[np.int64]
 
@@ -35,16 +36,26 @@ _FEWEST_TIES = 32
 ROUNDOFF = 2.0**-8
 
 
-def sampled_positions(key: DeltaKey, shape: tuple[int, int], matrices: int) -> tuple[Positions, Positions]:
-    """Rows and columns of the sampled weights of one of ``matrices`` matrices; the same for all models of a base."""
-    return _positions(str(key), shape, max(EACH, -(-FEWEST // matrices)))
+def sampled_positions(
+    key: DeltaKey, shape: tuple[int, int], matrices: int, transposed: bool
+) -> tuple[Positions, Positions]:
+    """Rows and columns of the sampled weights of one of ``matrices`` matrices (out, in).
+
+    They are the same for all models of a base, and lie in the rows that every sample holds (of a ``transposed`` matrix
+    in its input coordinates).
+    """
+    return _positions(str(key), shape, max(EACH, -(-FEWEST // matrices)), transposed)
 
 
 @lru_cache(maxsize=512)
-def _positions(key: str, shape: tuple[int, int], count: int) -> tuple[Positions, Positions]:
+def _positions(key: str, shape: tuple[int, int], count: int, transposed: bool) -> tuple[Positions, Positions]:
     stream = hashlib.shake_256(f"weight-sample|{key}|{shape[0]}x{shape[1]}".encode()).digest(8 * count)
-    flat = (np.frombuffer(stream, dtype="<u8") % (shape[0] * shape[1])).astype(np.int64)
-    return np.divmod(flat, shape[1])
+    # The widest numbers have the fewest rows in a sample.
+    lines, width = (shape[1], shape[0]) if transposed else shape
+    held = lines_of(lines, lines_to_read(shape, transposed, 8))
+    flat = (np.frombuffer(stream, dtype="<u8") % (len(held) * width)).astype(np.int64)
+    line, place = np.divmod(flat, width)
+    return (place, held[line]) if transposed else (held[line], place)
 
 
 def agree(one: NDArray[np.float32], dtype: str, other: NDArray[np.float32], other_dtype: str) -> bool:

@@ -1,13 +1,20 @@
-"""Read ahead: a thread fetches the next items while the current one is processed."""
+"""Read ahead: threads fetch the next items while the current one is processed."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import TypeVar
 
 Item = TypeVar("Item")
+
+# Results per thread that may wait for the consumer.
+_READY = 2
 
 # How long a consumer that stops early waits for the thread, which may be in the middle of a read.
 LEAVE_SECONDS = 2.0
@@ -80,3 +87,44 @@ def read_ahead(items: Iterator[Item], size_of: Callable[[Item], int], most_bytes
             ready.clear()
             changed.notify_all()
         thread.join(LEAVE_SECONDS)
+
+
+def in_threads(tasks: Sequence[Callable[[], Item]], threads: int) -> Iterator[Item]:
+    """The results of ``tasks`` in their order, computed by up to ``threads`` threads; by the caller if that is 1.
+
+    An error is raised at its place. A consumer that stops early starts no more tasks, and does not wait for those that
+    run: threads are daemons, because one may hang on a server that sends nothing.
+    """
+    if threads <= 1 or len(tasks) <= 1:
+        for task in tasks:
+            yield task()
+        return
+    futures: list[Future[Item]] = [Future() for _ in tasks]
+    wanted: SimpleQueue[int | None] = SimpleQueue()
+
+    def work() -> None:
+        while (number := wanted.get()) is not None:
+            try:
+                futures[number].set_result(tasks[number]())
+            except BaseException as raised:  # raised again in the consumer
+                futures[number].set_exception(raised)
+
+    count = min(threads, len(tasks))
+    for _ in range(count):
+        threading.Thread(target=work, name="read-ahead", daemon=True).start()
+    asked = 0
+    try:
+        for number in range(len(tasks)):
+            while asked < min(len(tasks), number + (1 + _READY) * count):
+                wanted.put(asked)
+                asked += 1
+            result = futures[number].result()
+            futures[number] = Future()  # only the consumer keeps the result alive
+            yield result
+            del result
+    finally:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                wanted.get_nowait()
+        for _ in range(count):
+            wanted.put(None)

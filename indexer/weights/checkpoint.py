@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import is_offline_mode
 
@@ -22,7 +24,7 @@ from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
 from indexer.records.record import StoredFile
 from indexer.untrusted import shown
-from indexer.weights.ahead import read_ahead
+from indexer.weights.ahead import in_threads, read_ahead
 from indexer.weights.checkpoint_files import (
     Choice,
     Kind,
@@ -48,6 +50,8 @@ MOST_SHARD_INDEX = 16 << 20
 MOST_SHARDS = 1000
 # Unused bytes that may be fetched, as a share of the used ones: a small gap costs less than a request.
 GAP_SHARE = 0.01
+# Between stripes of rows: what lies between two matrices (biases, norms) costs less than another request.
+SEAM_BYTES = 32 << 10
 
 
 class Checkpoint:
@@ -119,6 +123,33 @@ class Checkpoint:
         buffers = Buffers(held=2 + ahead_bytes // max(largest, 1))
         yield from read_ahead(self._read(wanted, buffers), lambda item: item[1].nbytes, ahead_bytes)
 
+    def stripes(self, rows: Mapping[str, Sequence[range]], connections: int = 1) -> Iterator[tuple[str, torch.Tensor]]:
+        """Some stripes of rows of each of these matrices, joined in the given order: (rows, columns).
+
+        Stripes less than SEAM_BYTES apart are fetched by one request. From the network up to ``connections`` requests
+        are in flight. A matrix whose rows do not lie together in its file is read whole. Raises like ``stream``.
+        """
+        self._check(rows)
+        threads = connections if self.is_remote else 1
+        for index in self._files.values():
+            names = [name for name in rows if self._index_of[name] is index]
+            scattered = [name for name in names if not index.has_rows_in_one_piece(name)]
+            for name, tensor in self._read(dict.fromkeys(scattered), Buffers()):
+                yield name, torch.cat([tensor[stripe.start : stripe.stop] for stripe in rows[name]])
+            names = [name for name in names if name not in scattered]
+            places = in_threads([partial(index.locate_stripes, name, rows[name]) for name in names], threads)
+            runs = plan_runs([stripe for found in places for stripe in found], SEAM_BYTES)
+            bodies = in_threads([partial(index.source.read, run[0].start, run[-1].stop) for run in runs], threads)
+            found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+            for run, body in zip(runs, bodies, strict=True):
+                for stripe in run:
+                    info, first = stripe.span.info, stripe.start - run[0].start
+                    piece = np.frombuffer(body, np.uint8, info.nbytes, first).copy()
+                    found[info.name].append(torch.from_numpy(piece).view(info.dtype).reshape(info.shape))
+                    if len(found[info.name]) == len(rows[info.name]):
+                        yield info.name, torch.cat(found.pop(info.name))
+            index.source.close()
+
     def rows(self, rows: Mapping[str, range]) -> Iterator[tuple[str, torch.Tensor]]:
         """Some rows of each of these matrices, reading little more of the files. Raises like ``stream``."""
         self._check(rows)
@@ -162,11 +193,12 @@ class Checkpoint:
             index.source.close()
 
 
-def plan_runs(located: Collection[StoredTensor]) -> list[list[StoredTensor]]:
+def plan_runs(located: Collection[StoredTensor], most_gap: int | None = None) -> list[list[StoredTensor]]:
     """Group tensors into runs, each fetched by one request.
 
-    Adjacent tensors share a run. Gaps are fetched as well, the smallest first, as long as all fetched gaps together
-    stay within GAP_SHARE of the tensors' bytes. Overlapping tensors do not share a run.
+    Adjacent tensors share a run. Gaps are fetched as well: with ``most_gap`` all of up to so many bytes, else the
+    smallest first, as long as all fetched gaps together stay within GAP_SHARE of the tensors' bytes. Overlapping tensors
+    do not share a run.
     """
     ordered = sorted(located, key=lambda tensor: (tensor.start, tensor.stop))
     allowance = GAP_SHARE * sum(tensor.stop - tensor.start for tensor in ordered)
@@ -176,7 +208,7 @@ def plan_runs(located: Collection[StoredTensor]) -> list[list[StoredTensor]]:
     breaks = set()
     for gap, position in gaps:
         allowance -= max(gap, 0)
-        if gap < 0 or allowance < 0:
+        if gap < 0 or (allowance < 0 if most_gap is None else gap > most_gap):
             breaks.add(position)
     runs: list[list[StoredTensor]] = []
     for position, tensor in enumerate(ordered):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -164,6 +164,15 @@ class TensorIndex:
             storage = self._storages[span.key] = replace(storage, data=storage.read_header(bytes(header)))
         assert storage.data is not None
         return StoredTensor(span, storage.data + span.first, storage.data + span.last)
+
+    def has_rows_in_one_piece(self, name: str) -> bool:
+        """Whether each row of a matrix lies in one piece in the file; also true of what is not a matrix."""
+        span = self._spans[name]
+        return len(span.info.shape) != 2 or span.stride in (None, (span.info.shape[1], 1))
+
+    def locate_stripes(self, name: str, stripes: Sequence[range]) -> list[StoredTensor]:
+        """The places of some stripes of rows of a matrix. Raises like ``locate``."""
+        return [self.locate(name, stripe) for stripe in stripes]
 
     def read(self, name: str) -> torch.Tensor:
         """Read one tensor. Raises KeyError, Failed, Skipped("unreadable_dtype")."""
