@@ -143,7 +143,8 @@ class BuildOptions:
 
 
 _DECIDING = (
-    "read", "limit", "sort", "rank", "relations", "discover", "descendants", "since", "author", "spectra", "keep_factors",
+    "read", "limit", "sort", "rank", "relations", "discover", "descendants", "since", "author", "spectra",
+    "keep_factors",
 )  # fmt: skip
 _DEFAULTS = BuildOptions()
 

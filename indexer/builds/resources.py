@@ -23,8 +23,9 @@ RESIDENT_BYTES = 2 << 30
 class Resources:
     """What a build may use.
 
-    ``resident``: every worker holds the base's matrices in memory. ``connections``: of each worker. ``bandwidth``: bytes a second for all workers
-    together, None for no limit. ``database_bytes``: what is left for the database of a publish, None for no limit.
+    ``resident``: every worker holds the base's matrices in memory. ``connections``: of each worker. ``bandwidth``:
+    bytes a second for all workers together, None for no limit. ``database_bytes``: what is left for the database of a
+    publish, None for no limit.
     """
 
     workers: int = 1
@@ -64,7 +65,13 @@ def share_out(
     ahead = min(AHEAD_BYTES, left // fitting)
     resident = base_bytes <= min(RESIDENT_BYTES, left // fitting - ahead)
     left -= fitting * (ahead + resident * base_bytes)
-    return Resources(fitting, resident, ahead, bandwidth, left if memory is not None else None)
+    return Resources(
+        workers=fitting,
+        resident=resident,
+        ahead_bytes=ahead,
+        bandwidth=bandwidth,
+        database_bytes=left if memory is not None else None,
+    )
 
 
 def _needed(workers: int, one: int) -> int:

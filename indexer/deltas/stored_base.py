@@ -36,7 +36,7 @@ _NOTE = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within the other metadata e
 
 @dataclass(frozen=True)
 class BaseShape:
-    """What is known of a base without its numbers: ``block_bytes`` of all matrices, ``item_bytes`` of the widest number."""
+    """A base without its numbers: ``block_bytes`` of all its matrices, ``item_bytes`` of its widest number."""
 
     layout: Layout
     block_bytes: int

@@ -67,10 +67,10 @@ def is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool:
         return False  # their weights were taken at other positions
     if not agree(one.sample, one.precision, other.sample, other.precision):
         return False
-    for first, second in _pairs(one, other):
-        # An estimate and an exact norm differ, whatever the models are.
-        if first.lines == second.lines and not norms_fit(first.norm, second.norm, first.base_norm):
-            return False
+    # An estimate and an exact norm differ, whatever the models are.
+    alike = [(mine, theirs) for mine, theirs in _pairs(one, other) if mine.lines == theirs.lines]
+    if not all(norms_fit(mine.norm, theirs.norm, mine.base_norm) for mine, theirs in alike):
+        return False
     if min(one.moved, other.moved) >= _FEWEST_MOVED:
         return True
     first, second = (math.hypot(*(delta.norm for delta in record.deltas)) for record in (one, other))

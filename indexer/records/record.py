@@ -47,8 +47,8 @@ class DeltaRecord:
     delta) and ``weights`` those of W. ``transposed``: the checkpoint stores (in, out).
 
     ``lines``: how many rows were read (``indexer.records.row_plan``), None for all. Of such a sample there is no ``u``;
-    ``s``, ``norm`` and ``inner`` are estimates, ``norm_error`` is the standard error of ``norm``, and ``v`` consists of the
-    right singular vectors of these rows (of a ``transposed`` matrix, of these input coordinates; zero elsewhere).
+    ``s``, ``norm`` and ``inner`` are estimates, ``norm_error`` is the standard error of ``norm``, and ``v`` consists of
+    the right singular vectors of these rows (of a ``transposed`` matrix, of these input coordinates; zero elsewhere).
     """
 
     key: DeltaKey
@@ -88,8 +88,8 @@ class DeltaRecord:
     def change_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
         """How many singular values of δW hold each of these shares of its energy; 0 for a zero delta.
 
-        Computed from all of them if they are kept, else from the largest and the norm; None if those do not suffice, and
-        for a sample.
+        Computed from all of them if they are kept, else from the largest and the norm; None if those do not suffice,
+        and for a sample.
         """
         if self.lines is not None and self.norm:
             return [None] * len(thresholds)
@@ -138,12 +138,12 @@ class Record:
     """Everything kept of one model at one commit; ``vectors`` maps a representation's tag to its vector.
 
     ``fused_matrices`` come with the spectra, for matrices that the base stores fused. ``sample`` holds some weights of
-    every block matrix (``indexer.records.weight_sample``); ``moved`` of them differ from the base's. ``precision`` is the
-    narrowest dtype that holds all weights that were read. These are None, 0 and "" for adapters and in older records.
-    ``row_plan`` names the plan of rows (``indexer.records.row_plan``) that these weights, and vectors of transposed
-    matrices, follow; "" in older records.
-    ``adapter_base`` is present for adapters that name their base. ``row_space`` (K, 1 + m) is a sketch of the row space
-    of the LoRA factors A (``indexer.records.row_space``); None for other models and in older records.
+    every block matrix (``indexer.records.weight_sample``); ``moved`` of them differ from the base's. ``precision`` is
+    the narrowest dtype that holds all weights that were read. These are None, 0 and "" for adapters and in older
+    records. ``row_plan`` names the plan of rows (``indexer.records.row_plan``) that these weights, and vectors of
+    transposed matrices, follow; "" in older records. ``adapter_base`` is present for adapters that name their base.
+    ``row_space`` (K, 1 + m) is a sketch of the row space of the LoRA factors A (``indexer.records.row_space``); None
+    for other models and in older records.
     """
 
     identity: Identity

@@ -31,9 +31,9 @@ class Representation:
     similarity be explained by layer and family. If ``centred``, the blocks have unit norm and about ``budget`` numbers
     together, the atlas subtracts the centre of the model's group, and two models are compared by the mean cosine of the
     blocks that both have; otherwise by the cosine of the whole vectors. If ``of_profiles``, the vector is made from
-    depth profiles, in units of their standard deviation over the atlas, not from a record. ``needs``: what of the singular
-    triplets it is computed from; a record may lack vectors, and a sampled one has neither U nor exact σ. ``block``: numbers per delta, if fixed. ``earlier``: its
-    name in an earlier version.
+    depth profiles, in units of their standard deviation over the atlas, not from a record. ``needs``: what of the
+    singular triplets it is computed from; a record may lack vectors, and a sampled one has neither U nor exact σ.
+    ``block``: numbers per delta, if fixed. ``earlier``: its name in an earlier version.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Which rows of each block matrix a sample of a checkpoint consists of.
 
-The default vector compares row spaces of δW, and any rows of a matrix lie in its row space, so a few rows of every matrix
-are enough to place a model among others. The rows depend on the shape of the matrix, the size of a stored number and the
-version of the plan alone, never on the model: samples of two models are of the same rows. A larger sample contains a
-smaller one.
+The default vector compares row spaces of δW, and any rows of a matrix lie in its row space, so a few rows of every
+matrix are enough to place a model among others. The rows depend on the shape of the matrix, the size of a stored number
+and the version of the plan alone, never on the model: samples of two models are of the same rows. A larger sample
+contains a smaller one.
 
 The rows lie in two stripes, at the first and the last row: files order tensors by name, so the last rows of one matrix
 and the first rows of the next are neighbours and are fetched by one request.

@@ -50,19 +50,18 @@ def sketched(record: Record, side: str, length: int, draw: str = "") -> Vector:
     blocks = []
     for delta in record.deltas:
         pairs = {"input": (delta.v, delta.v), "output": (delta.u, delta.u), "delta": (delta.u, delta.v)}
-        left, right = pairs[side]
-        if delta.norm == 0.0 or left is None or right is None:
+        of_left, of_right = pairs[side]
+        if delta.norm == 0.0 or of_left is None or of_right is None:
             blocks.append(np.zeros(length))
             continue
-        weights = delta.s.astype(np.float64)
+        left, right, weights = of_left.astype(np.float64), of_right.astype(np.float64), delta.s.astype(np.float64)
         if side == "input" and (held := coordinates(delta.shape, delta.transposed)) is not None:
             # Of σ vᵀ on these coordinates: what a sample of the matrix has, and what is left of a whole one.
             _, weights, rows = np.linalg.svd((left[held] * weights).T, full_matrices=False)
-            left = np.zeros((delta.shape[1], len(rows)))
+            left = right = np.zeros((delta.shape[1], len(rows)))
             left[held] = rows.T
-            right = left
         name = f"{draw}{delta.key}"
-        block = tensor_sketch(left.astype(np.float64), right.astype(np.float64), weights, name, length)
+        block = tensor_sketch(left, right, weights, name, length)
         norm = np.linalg.norm(block)
         blocks.append(block / norm if norm else block)
     return np.concatenate(blocks).astype(np.float32)

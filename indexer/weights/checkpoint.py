@@ -197,8 +197,8 @@ def plan_runs(located: Collection[StoredTensor], most_gap: int | None = None) ->
     """Group tensors into runs, each fetched by one request.
 
     Adjacent tensors share a run. Gaps are fetched as well: with ``most_gap`` all of up to so many bytes, else the
-    smallest first, as long as all fetched gaps together stay within GAP_SHARE of the tensors' bytes. Overlapping tensors
-    do not share a run.
+    smallest first, as long as all fetched gaps together stay within GAP_SHARE of the tensors' bytes. Overlapping
+    tensors do not share a run.
     """
     ordered = sorted(located, key=lambda tensor: (tensor.start, tensor.stop))
     allowance = GAP_SHARE * sum(tensor.stop - tensor.start for tensor in ordered)
