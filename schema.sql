@@ -113,7 +113,9 @@ CREATE TABLE records (
     record_key VARCHAR NOT NULL,
     verified BOOLEAN,
     base_cosine DOUBLE,
+    "read" VARCHAR NOT NULL DEFAULT 'full',
     is_copy BOOLEAN NOT NULL DEFAULT false,
+    copy_evidence VARCHAR,
     is_unrelated BOOLEAN NOT NULL DEFAULT false,
     is_partly_frozen BOOLEAN NOT NULL DEFAULT false,
     vector_group VARCHAR NOT NULL DEFAULT 'full',
@@ -124,6 +126,7 @@ CREATE TABLE records (
     duplicate_group INTEGER,
     duplicate_of INTEGER,
     delta_norm DOUBLE,
+    delta_norm_error DOUBLE NOT NULL DEFAULT 0,
     relative_norm DOUBLE,
     model_type VARCHAR,
     head_class VARCHAR,
@@ -143,7 +146,9 @@ COMMENT ON COLUMN records.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN records.record_key IS 'Name of its record file under records/.';
 COMMENT ON COLUMN records.verified IS 'Whether its weights confirm the claimed base; null if that cannot be tested (adapters).';
 COMMENT ON COLUMN records.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
-COMMENT ON COLUMN records.is_copy IS 'Whether all deltas are zero: a copy of the base.';
+COMMENT ON COLUMN records."read" IS 'What was read of its block matrices: full, or sample (some rows of each matrix). Norms and singular values of a sample are estimates; index deepen reads the rest.';
+COMMENT ON COLUMN records.is_copy IS 'Whether all deltas are zero in all that was read, see copy_evidence.';
+COMMENT ON COLUMN records.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), or sample (equal in all that was read, which does not prove it). Null if it is not a copy.';
 COMMENT ON COLUMN records.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
 COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its change is stored as LoRA factors), or full (all others: a LoRA merged into full weights, a partly frozen model, an adapter of a full fine-tune). An initialisation shared by enough models has its own centre, see internal.centres.';
@@ -153,7 +158,8 @@ COMMENT ON COLUMN records.initialisation IS 'Models with the same number have Lo
 COMMENT ON COLUMN records.has_spectra IS 'Whether all singular values of its δW and W are stored (index build --spectra).';
 COMMENT ON COLUMN records.duplicate_group IS 'The model_id of the earliest model of its group of duplicates (its own if it is the earliest); null if it has no duplicates.';
 COMMENT ON COLUMN records.duplicate_of IS 'The model_id of the earlier upload that it duplicates; null if there is none.';
-COMMENT ON COLUMN records.delta_norm IS 'Frobenius norm of all its deltas taken together.';
+COMMENT ON COLUMN records.delta_norm IS 'Frobenius norm of all its deltas taken together; an estimate if a sample was read.';
+COMMENT ON COLUMN records.delta_norm_error IS 'Standard error of delta_norm; 0 if all matrices were read whole.';
 COMMENT ON COLUMN records.relative_norm IS 'delta_norm divided by the Frobenius norm of the base''s block matrices.';
 COMMENT ON COLUMN records.model_type IS 'model_type of its config.json.';
 COMMENT ON COLUMN records.head_class IS 'Class of its head, e.g. RobertaForSequenceClassification.';
@@ -216,7 +222,9 @@ CREATE TABLE deltas (
     family VARCHAR NOT NULL,
     out_features INTEGER NOT NULL,
     in_features INTEGER NOT NULL,
+    rows_read INTEGER,
     norm FLOAT NOT NULL,
+    norm_error FLOAT NOT NULL DEFAULT 0,
     relative_norm FLOAT NOT NULL,
     energy FLOAT NOT NULL,
     singular_values FLOAT[] NOT NULL,
@@ -238,9 +246,11 @@ COMMENT ON COLUMN deltas.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN deltas.family IS 'query, key, value, output, gate, feedforward1, feedforward2, cross_query …';
 COMMENT ON COLUMN deltas.out_features IS 'Rows of δW.';
 COMMENT ON COLUMN deltas.in_features IS 'Columns of δW.';
+COMMENT ON COLUMN deltas.rows_read IS 'How many rows of δW were read (of matrices that checkpoints store transposed: columns); null for all. Of a sample, norm and singular values are estimates.';
 COMMENT ON COLUMN deltas.norm IS 'Frobenius norm of δW.';
+COMMENT ON COLUMN deltas.norm_error IS 'Standard error of norm; 0 if all rows were read.';
 COMMENT ON COLUMN deltas.relative_norm IS 'norm divided by the Frobenius norm of the base''s matrix.';
-COMMENT ON COLUMN deltas.energy IS 'Share of norm² that the stored singular values account for.';
+COMMENT ON COLUMN deltas.energy IS 'Share of norm² that the stored singular values account for; of a sample, the share of the rows that were read, which is larger.';
 COMMENT ON COLUMN deltas.singular_values IS 'The largest singular values of δW, descending.';
 COMMENT ON COLUMN deltas.rank_50 IS 'Smallest rank that holds 50 % of the energy; null if it exceeds the stored singular values.';
 COMMENT ON COLUMN deltas.rank_80 IS 'Smallest rank that holds 80 % of the energy, if known.';
@@ -718,7 +728,8 @@ CREATE VIEW models AS
 SELECT
     model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, verified, base_cosine,
     coalesce(named.datasets, []) AS datasets,
-    is_copy, is_unrelated, is_partly_frozen, vector_group, initialisation, has_spectra, duplicate_of, duplicate_group, delta_norm, relative_norm,
+    "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, vector_group, initialisation, has_spectra, duplicate_of,
+    duplicate_group, delta_norm, delta_norm_error, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
     fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, deleted_at_hub
@@ -739,13 +750,16 @@ COMMENT ON COLUMN models.claimed_by IS 'Where the base is claimed: tag, alias:<i
 COMMENT ON COLUMN models.parent IS 'The model it was tuned from directly, if that is not the base.';
 COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed base; null if that cannot be tested (adapters).';
 COMMENT ON COLUMN models.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
-COMMENT ON COLUMN models.is_copy IS 'Whether all deltas are zero: a copy of the base.';
+COMMENT ON COLUMN models."read" IS 'What was read of its block matrices: full, or sample (some rows of each matrix). Norms and singular values of a sample are estimates; index deepen reads the rest.';
+COMMENT ON COLUMN models.is_copy IS 'Whether all deltas are zero in all that was read, see copy_evidence.';
+COMMENT ON COLUMN models.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), or sample (equal in all that was read, which does not prove it). Null if it is not a copy.';
 COMMENT ON COLUMN models.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN models.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
 COMMENT ON COLUMN models.has_spectra IS 'Whether all singular values of its δW and W are stored (index build --spectra).';
 COMMENT ON COLUMN models.duplicate_of IS 'The model_id of the earlier upload that it duplicates; null if there is none.';
 COMMENT ON COLUMN models.duplicate_group IS 'The model_id of the earliest model of its group of duplicates (its own if it is the earliest); null if it has no duplicates.';
-COMMENT ON COLUMN models.delta_norm IS 'Frobenius norm of all its deltas taken together.';
+COMMENT ON COLUMN models.delta_norm IS 'Frobenius norm of all its deltas taken together; an estimate if a sample was read.';
+COMMENT ON COLUMN models.delta_norm_error IS 'Standard error of delta_norm; 0 if all matrices were read whole.';
 COMMENT ON COLUMN models.relative_norm IS 'delta_norm divided by the Frobenius norm of the base''s block matrices.';
 COMMENT ON COLUMN models.created IS 'When the repository was created.';
 COMMENT ON COLUMN models.modified IS 'When it was last changed.';

@@ -15,20 +15,23 @@ from indexer.version import __version__
 
 if TYPE_CHECKING:
     from indexer.builds.commands import add, build, publish_records, work
+    from indexer.builds.deepen import deepen
     from indexer.builds.removal import remove
     from indexer.library import merge, profile, pull, push, rebuild, represent, status, verify
 
 __all__ = [
-    "__version__", "add", "build", "merge", "profile", "publish_records", "pull", "push", "rebuild", "remove",
+    "__version__", "add", "build", "deepen", "merge", "profile", "publish_records", "pull", "push", "rebuild", "remove",
     "represent", "status", "verify", "work",
 ]  # fmt: skip
 
-_BUILDING = ("add", "build", "publish_records", "work")
+_HOMES = dict.fromkeys(("add", "build", "publish_records", "work"), "builds.commands") | {
+    "deepen": "builds.deepen",
+    "remove": "builds.removal",
+}
 
 
 def __getattr__(name: str) -> object:
     # Imported on first use: everything here imports this module, and what a build needs must not come with it.
     if name not in __all__:
         raise AttributeError(f"module 'indexer' has no attribute {name!r}")
-    home = "builds.commands" if name in _BUILDING else "builds.removal" if name == "remove" else "library"
-    return getattr(import_module(f"indexer.{home}"), name)
+    return getattr(import_module(f"indexer.{_HOMES.get(name, 'library')}"), name)

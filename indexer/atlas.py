@@ -17,7 +17,7 @@ from pathlib import Path
 from indexer.errors import AtlasError
 from indexer.regular_files import descriptor_of
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 # Rows of the table neighbours for each model and representation.
 NEIGHBOURS = 50

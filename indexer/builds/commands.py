@@ -75,9 +75,13 @@ def build(
     - ``since`` (None): only models created on or after this day, a date or "2024-01-31"
     - ``author`` (None): only models of this author
     - ``retry_failed`` (False): try every failure again now
+    - ``read`` ("sample"; "full" with ``spectra``): some rows of every block matrix, a thirtieth of the bytes or less,
+    or
+      all of them; what a sample cannot tell is said where it is asked for, and :func:`deepen` reads the rest
     - ``rank`` (8): singular triplets kept of each δW; ``spectra`` (False): also keep all its singular values
     - ``keep_factors`` (True): False keeps only vectors and norms, to save disk space
-    - ``device`` ("cpu"), ``workers`` (one for each processor): where and in how many processes the SVD runs
+    - ``device`` ("cpu"), ``workers`` (one for each processor, two of a sample): where and in how many processes the SVD
+      runs; ``connections`` (8): to the Hub, of all workers together, while samples are read
     - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
     - ``index`` (auto), ``index_memory`` (1 GiB), ``recall`` (0.95): the FAISS index, the largest size of a compressed
       one, and its smallest recall@10
@@ -91,7 +95,7 @@ def build(
     """
     chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress, confirm), AtlasFolder(atlas)
     names = [base] if isinstance(base, str) else list(base)
-    _prepare(chosen, watcher)
+    prepare(chosen, watcher)
     if chosen.scheduler is not None and not dry_run:
         from indexer.builds.dask_executor import DaskExecutor
 
@@ -133,12 +137,12 @@ def add(
     """Add one model, a Hub id, ``owner/name@revision`` or a local checkpoint folder: what `index add` does.
 
     The model is listed and built alone; one that was removed comes back. ``name``: what the atlas calls a folder, by
-    default ``local:NAME`` after the folder; its path is not stored. ``options``: rank, spectra, keep_factors, device
-    and vector_length, as in :func:`build`. ``report.problem`` says why a model was not indexed. Raises AtlasError where
-    it cannot be found or is the base itself, and as ``build`` does.
+    default ``local:NAME`` after the folder; its path is not stored. ``options``: read, rank, spectra, keep_factors,
+    device and vector_length, as in :func:`build`. ``report.problem`` says why a model was not indexed. Raises
+    AtlasError where it cannot be found or is the base itself, and as ``build`` does.
     """
     chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress), AtlasFolder(atlas)
-    _prepare(chosen, watcher)
+    prepare(chosen, watcher)
     reference = ModelRef.parse(str(model))
     if name is not None and (reference.folder is None or not is_hub_id(name) or "/" not in name):
         why = f"{name!r} is not OWNER/NAME" if reference.folder is not None else f"{model} has a name on the Hub"
@@ -243,7 +247,7 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
     return build.run(planned, base or build.stored_base())
 
 
-def _prepare(options: BuildOptions, watcher: Watcher) -> None:
+def prepare(options: BuildOptions, watcher: Watcher) -> None:
     """Check the libraries and the device before anything is fetched. Raises AtlasError."""
     require("Reading weights", "torch", "transformers")
     check_device(options.device)
@@ -294,7 +298,7 @@ def work(
     """
     share, chosen = Shard.parse(shard), BuildOptions.parse(**options)
     watcher, folder = Watcher(progress), AtlasFolder(atlas)
-    _prepare(chosen, watcher)
+    prepare(chosen, watcher)
     facts = find_base(folder, base)
     check_rank(folder, facts.id, chosen.rank)
     one = Build(folder, facts, chosen, watcher)

@@ -162,6 +162,33 @@ def add(model: str, base: str, name: str | None, atlas: str, output: str, **chos
 
 
 @click.command()
+@click.argument("models", nargs=-1, shell_complete=complete_model)
+@base_option("Read the rest of the sampled fine-tunes of this base.")
+@click.option("--where", metavar="SQL", help="Only those that match this condition on the view models.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
+@click.option("--spectra", is_flag=True, help="Also keep all singular values of δW and W, for `query rank`.")
+@click.option("--device", default="cpu", show_default=True, help="Device of the SVD: cpu, cuda, cuda:1 …")
+@resource_options
+@click.option("--dry-run", is_flag=True, help="Only print the models, the bytes and the time to read them.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
+@atlas_option
+@output_options
+def deepen(models: tuple[str, ...], base: str | None, atlas: str, output: str, yes: bool, **chosen: Any) -> None:
+    """Read all block matrices of MODELS, or of a base's fine-tunes, of which a sample was read.
+
+    Norms and singular values become exact, and the representations that need U become available.
+    """
+    from indexer.builds.deepen import deepen as deepen_models
+    from indexer.builds.view import BuildView
+
+    with BuildView(yes) as view:
+        report = deepen_models(models, base, atlas, progress=view, confirm=view.confirm, **chosen)
+    _print_reports(
+        [report], output, "Finished work is kept; run it again to go on.", AtlasError("Nothing to read.", "")
+    )
+
+
+@click.command()
 @click.argument("model", shell_complete=complete_model)
 @click.option("--base", metavar="ID", help="Only as a model of this base. Default: of every base that contains it.")
 @click.option("--keep-record", is_flag=True, help="Leave its records on disk, so that adding it again reads nothing.")
@@ -237,4 +264,4 @@ def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, 
         )
 
 
-BUILDING = (build, work, publish, add, remove, profile)
+BUILDING = (build, work, publish, add, deepen, remove, profile)

@@ -9,7 +9,7 @@ import click
 from indexer.console.completion import complete_base
 from indexer.console.messages import say
 from indexer.console.terminal import FiniteRange
-from indexer.names import DISCOVERIES, SORTS
+from indexer.names import CONNECTIONS, DISCOVERIES, READS, SORTS
 
 if TYPE_CHECKING:
     from indexer.builds.report import BuildEvent
@@ -43,6 +43,12 @@ length_option = click.option(
 
 record_options = together(
     click.option(
+        "--read",
+        type=click.Choice(READS),
+        help="sample: some rows of every matrix, a thirtieth of the bytes or less. full: all of them. Default: sample, "
+        "with --spectra full.",
+    ),
+    click.option(
         "--rank",
         default=8,
         show_default=True,
@@ -74,7 +80,10 @@ selection_options = together(
     click.option("--retry-failed", is_flag=True, help="Try every failed model again now, however recent the failure."),
 )  # fmt: skip
 resource_options = together(
-    click.option("--workers", type=click.IntRange(1, 256), help="Number of processes. Default: one per processor."),
+    click.option("--workers", type=click.IntRange(1, 256),
+                 help="Number of processes. Default: one per processor, two to read samples."),
+    click.option("--connections", type=click.IntRange(1, 64), default=CONNECTIONS, show_default=True,
+                 help="Connections to the Hub of all workers together, to read samples."),
     click.option("--memory", metavar="SIZE",
                  help="Memory limit for all workers together, e.g. 2G. Default: half of the free memory. "
                  "Publishing needs more: 1.5 GB for 10,000 new models."),

@@ -44,7 +44,15 @@ TOLERANCE_OF_HALVES = 2e-3
 TOLERANCE_OF_CENTRES = 1e-3
 
 # Columns that depend on other models and not only on the record; the last digits of a signature depend on the machine.
-_FROM_OTHERS = {"verified", "is_unrelated", "duplicate_group", "duplicate_of", "signature", "initialisation"}
+_FROM_OTHERS = {
+    "verified",
+    "is_unrelated",
+    "duplicate_group",
+    "duplicate_of",
+    "signature",
+    "initialisation",
+    "copy_evidence",
+}
 _BLOCK = 1024
 
 

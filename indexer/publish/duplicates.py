@@ -118,7 +118,7 @@ def renew_duplicates(tables: Tables, store: RecordStore, base: str, within: floa
     # Pairs (model id, other id, their records) with similar signatures and norms; each once, the smaller id first.
     rows = tables.rows(
         "SELECT model_id, fine_tunes.record_key, signature, delta_norm, "
-        "coalesce(delta_norm / nullif(relative_norm, 0), 0) FROM records JOIN fine_tunes USING (model_id) "
+        'coalesce(delta_norm / nullif(relative_norm, 0), 0), "read" FROM records JOIN fine_tunes USING (model_id) '
         "WHERE base = ? AND NOT is_copy AND signature IS NOT NULL ORDER BY model_id",
         [base],
     )
@@ -127,7 +127,8 @@ def renew_duplicates(tables: Tables, store: RecordStore, base: str, within: floa
     for mine, others in alike(signatures_from([row[2] for row in rows]), places) if rows else ():
         for one, other in zip(mine.tolist(), others.tolist(), strict=True):
             first, second = rows[min(one, other)], rows[max(one, other)]
-            is_near = relative_difference(first[3], second[3]) <= within
+            # An estimated and an exact norm differ, whatever the models are.
+            is_near = first[5] != second[5] or relative_difference(first[3], second[3]) <= within
             if is_near or norms_fit(first[3], second[3], first[4]):
                 near.add((first[0], second[0], first[1], second[1]))
     # They are compared matrix by matrix, except within a group: reading records is slow.

@@ -37,7 +37,8 @@ from indexer.vectors.files import MOST_NUMBERS
 _FACT_FIELDS = ("created", "modified", "downloads", "likes", "gated", "private", "pipeline_tag", "library")
 _CLAIM_FIELDS = ("dataset", "parent", "raw", "source")
 _RECORD_FIELDS = (
-    "base_cosine", "is_copy", "vector_group", "has_spectra", "dtype", "bytes_read", "block_bytes", "seconds", "device",
+    "read", "base_cosine", "is_copy", "vector_group", "has_spectra", "dtype", "bytes_read", "block_bytes", "seconds",
+    "device",
 )  # fmt: skip
 _RESULT_FIELDS = ("task", "dataset", "dataset_raw", "config", "split", "metric", "value", "verified")
 
@@ -130,8 +131,13 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
     return rows
 
 
-def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, list[Row]]:
-    """The rows of a record by table. The publisher sets flags that depend on thresholds or on other models."""
+def rows_of_record(
+    model_id: int, record_key: str, record: Record, base_hashes: Sequence[str | None] = ()
+) -> dict[str, list[Row]]:
+    """The rows of a record by table. The publisher sets flags that depend on thresholds or on other models.
+
+    ``base_hashes``: the LFS ids of the base's weight files.
+    """
     base_norm = float(np.sqrt(sum(delta.base_norm**2 for delta in record.deltas)))
     zeros = [delta.norm == 0.0 for delta in record.deltas]
     names = record.head.get("label_names")
@@ -143,13 +149,20 @@ def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, 
         of_change = dict(zip(_CHANGE_RANKS, measured.change_ranks(shares), strict=True))
         return of_change | dict(zip(_WEIGHT_RANKS, measured.weight_ranks(shares), strict=True))
 
+    evidence = None
+    if record.is_copy:
+        hashes = sorted(stored.sha256 or "" for stored in record.files)
+        is_same_file = all(hashes) and hashes == sorted(name or "" for name in base_hashes)
+        evidence = "checksum" if hashes and is_same_file else "sample" if record.is_sampled else "weights"
     row = {
         "model_id": model_id,
         "record_key": record_key,
+        "copy_evidence": evidence,
         "is_unrelated": False,
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),
         "row_space": None if space is None else as_text(space),
         "delta_norm": record.norm,
+        "delta_norm_error": record.norm_error,
         "relative_norm": record.norm / base_norm if base_norm else None,
         "model_type": record.head.get("model_type"),
         "head_class": record.head.get("architecture_class"),
@@ -168,7 +181,9 @@ def rows_of_record(model_id: int, record_key: str, record: Record) -> dict[str, 
             "family": delta.key.family,
             "out_features": delta.shape[0],
             "in_features": delta.shape[1],
+            "rows_read": delta.lines,
             "norm": delta.norm,
+            "norm_error": delta.norm_error,
             "relative_norm": delta.relative_norm,
             "energy": delta.energy,
             "singular_values": delta.s.tolist(),
@@ -227,7 +242,7 @@ def record_rows(
         expected = [(matrix.key, tuple(matrix.shape)) for matrix in base.layout.matrices]
         if [(delta.key, tuple(delta.shape)) for delta in record.deltas] != expected:
             raise InvalidValue(f"its matrices are not those of {base.base}")
-        rows = rows_of_record(model_id, record_key, record)
+        rows = rows_of_record(model_id, record_key, record, base.file_hashes)
         vectors: dict[str, Vector] = {}
         for one in representations:
             if not one.is_held_by(record):
