@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout
-from indexer.deltas.stored_base import UNKNOWN, BaseShape, StoredBase, with_checksum
+from indexer.deltas.stored_base import TOKENS, UNKNOWN, BaseShape, StoredBase, with_checksum
 from indexer.deltas.svd import spectrum
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
 from indexer.records.row_plan import ROW_PLAN
+from indexer.records.tokens import token_rows, token_stripes
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -73,6 +74,14 @@ class BaseMatrices(StoredBase):
             held = matrix[:, lines] if self.layout.by_key[key].transposed else matrix[lines]
             self._lines[key, lines.tobytes()] = held
         return held
+
+    @cached_property
+    def tokens(self) -> torch.Tensor | None:
+        """(n, d) the rows of its input embedding that are read of every fine-tune (``indexer.records.tokens``).
+
+        None if it has none, or the file is older than that.
+        """
+        return self._index.read(TOKENS) if self.vocabulary else None
 
     def spectrum(self, keys: tuple[DeltaKey, ...]) -> NDArray[np.float32]:
         """All singular values of the matrices ``keys``, stacked; computed once."""
@@ -156,6 +165,12 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
             "data_offsets": [offset, offset + size],
         }
         offset += size
+    embedding = checkpoint.token_embedding
+    if embedding is not None:
+        vocabulary, width = checkpoint.tensors[embedding].shape
+        dtype, count = checkpoint.tensors[embedding].dtype, len(token_rows(vocabulary))
+        entry = {"dtype": DTYPE_NAMES[dtype], "shape": [count, width]}
+        header[TOKENS] = entry | {"data_offsets": [offset, offset + count * width * dtype.itemsize]}
     norms: dict[str, float] = {}
     path.parent.mkdir(parents=True, exist_ok=True)
     data = temporary_path(path, "data")
@@ -169,6 +184,10 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
                         raise Skipped("not_finite", f"its tensor {shown(name)} holds NaN or infinite values")
                     file.seek(header[str(matrix.key)]["data_offsets"][0])
                     file.write(piece.view(torch.uint8).numpy().data)
+            if embedding is not None:
+                ((_, rows),) = checkpoint.stripes({embedding: token_stripes(vocabulary)})
+                file.seek(header[TOKENS]["data_offsets"][0])
+                file.write(rows.contiguous().view(torch.uint8).numpy().data)
         description = {
             "base": base,
             "commit": commit,
@@ -177,6 +196,7 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
             "shapes": {matrix.tensor: list(checkpoint.tensors[matrix.tensor].shape) for matrix in layout.matrices},
             "norms": norms,
             "row_plan": ROW_PLAN,
+            "vocabulary": checkpoint.tensors[embedding].shape[0] if embedding is not None else 0,
         }
         header["__metadata__"] = {"base": json.dumps(description), "sha256": UNKNOWN}
         text = json.dumps(header, separators=(",", ":")).encode()

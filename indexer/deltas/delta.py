@@ -7,7 +7,7 @@ matrix in memory at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,11 +95,14 @@ def sampled_deltas(
     base: BaseMatrices,
     connections: int = 1,
     roundings: RoundingChoice | None = None,
-) -> list[DenseDelta]:
+    others: Mapping[str, Sequence[range]] | None = None,
+) -> tuple[list[DenseDelta], dict[str, torch.Tensor]]:
     """Some rows of the deltas of a full checkpoint, as ``indexer.records.row_plan`` chooses them; small matrices whole.
 
-    A model whose rounding exceeds its change is read further. Raises as ``dense_deltas``.
+    A model whose rounding exceeds its change is read further. Also returns the rows of ``others``, read by the same
+    requests, by the name of their tensor. Raises as ``dense_deltas``.
     """
+    found_others: dict[str, torch.Tensor] = {}
     roundings = roundings or RoundingChoice()
     found: dict[DeltaKey, DenseDelta] = {}
     for more in (False, True):
@@ -125,7 +128,10 @@ def sampled_deltas(
             for name, rows in stored.items()
         }
         change = weights = 0.0
-        for name, tensor in checkpoint.stripes(stripes, connections):
+        for name, tensor in checkpoint.stripes(stripes if more else {**stripes, **(others or {})}, connections):
+            if name not in wanted:
+                found_others[name] = tensor
+                continue
             for matrix, lines in wanted[name].items():
                 block = matrix.extract_lines(tensor[np.searchsorted(stored[name], matrix.stored_lines(lines))])
                 reference = base.lines(matrix.key, lines)
@@ -153,7 +159,7 @@ def sampled_deltas(
         is_drowned = 0 < change < _DROWNED_BELOW.get(roundings.widest, 0.0) ** 2 * weights
         if not is_drowned or all(delta.lines is None for delta in found.values()):
             break
-    return list(found.values())
+    return list(found.values()), found_others
 
 
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:

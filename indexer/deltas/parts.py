@@ -8,7 +8,6 @@ common with another. Nothing is stored.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
@@ -31,15 +30,12 @@ from indexer.records.parts import Extent, Floats, ModelParts
 from indexer.vectors.published import PublishedBase
 from indexer.weights.adapter import lora_paths, read_lora
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from indexer.weights.stored_tensor import READABLE
 
 MATRICES = 8
 PART_BYTES = 256 << 10
 TOKEN_BYTES = 768 << 10
 # Rows are read from this share of the vocabulary on: the first words are in every text, the last in few.
 TOKENS_FROM = 1 / 3
-# Names of token embeddings, with any prefix.
-TOKEN_EMBEDDINGS = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_embeddings|shared|embed_in)\.weight$")
 # A part has at least this many rows, so that the rank of a LoRA shows in it.
 LEAST_ROWS = 32
 
@@ -185,15 +181,13 @@ def _name(dtype: torch.dtype) -> str:
 
 def _tokens(checkpoint: Checkpoint) -> Floats | None:
     """Rows of the token embeddings, chosen by their number alone so that models can be compared."""
-    names = [name for name in checkpoint.tensors if TOKEN_EMBEDDINGS.search(name)]
-    if len(names) != 1:
+    name = checkpoint.token_embedding
+    if name is None:
         return None
-    info = checkpoint.tensors[names[0]]
-    if len(info.shape) != 2 or info.dtype not in READABLE:
-        return None
+    info = checkpoint.tensors[name]
     first = int(TOKENS_FROM * info.shape[0]) // 1000 * 1000  # vocabularies of fine-tunes grow by a few words
     count = min(TOKEN_BYTES // (4 * max(info.shape[1], 1)), info.shape[0] - first)
-    ((_, found),) = checkpoint.rows({names[0]: range(first, first + count)})
+    ((_, found),) = checkpoint.rows({name: range(first, first + count)})
     return found.float().numpy()
 
 

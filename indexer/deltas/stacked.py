@@ -92,7 +92,7 @@ class StackedAdapter:
             layout = layout_against(checkpoint, self.base)
             stream: Iterable[DenseDelta]
             if sample_connections:
-                stream = sampled_deltas(checkpoint, layout, self.base, sample_connections)
+                stream, _ = sampled_deltas(checkpoint, layout, self.base, sample_connections)
             else:
                 stream = dense_deltas(checkpoint, layout, self.base, ahead_bytes, with_weights=with_weights)
             for delta in stream:

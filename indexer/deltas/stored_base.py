@@ -24,12 +24,16 @@ from indexer.errors import WRONG_KINDS, AtlasError, ModelError
 from indexer.names import DeltaKey, is_hub_id
 from indexer.network.byterange import LocalFile
 from indexer.records.row_plan import ROW_PLAN, is_partial, lines_to_read
+from indexer.records.tokens import token_rows
 from indexer.regular_files import regular_status
 from indexer.storage.checksums import check_once, stamp_of
 from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json, shown
 from indexer.weights.safetensors_header import ITEM_BYTES, MOST_HEADER, SafetensorsHeader, read_header
 
 UNKNOWN = "0" * 64
+
+# The name of the rows of the input embedding, which are stored after the block matrices.
+TOKENS = "tokens"
 
 _NOTE = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within the other metadata every quote is escaped
 
@@ -146,7 +150,10 @@ class StoredBase:
         except (ModelError, *WRONG_KINDS) as error:
             raise self._damaged("its architecture is invalid") from error
         expected = {str(matrix.key): tuple(matrix.shape) for matrix in found.matrices}
-        if {name: entry.shape for name, entry in self._header.entries.items()} != expected:
+        shapes_here = {name: entry.shape for name, entry in self._header.entries.items()}
+        rows = shapes_here.pop(TOKENS, (0, 0))
+        is_as_said = len(rows) == 2 and rows[0] == (len(token_rows(self.vocabulary)) if self.vocabulary else 0)
+        if shapes_here != expected or not is_as_said:
             raise self._damaged("its matrices are not those of its architecture")
         return found
 
@@ -154,6 +161,11 @@ class StoredBase:
     def norms(self) -> dict[DeltaKey, float]:
         """‖W_base‖ (Frobenius) of every matrix."""
         return {DeltaKey.parse(name): float(norm) for name, norm in self.description["norms"].items()}
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of rows of its input embedding; 0 if none of them are stored."""
+        return int(self.description.get("vocabulary", 0))
 
     @property
     def shape(self) -> BaseShape:
@@ -168,12 +180,12 @@ class StoredBase:
     @property
     def block_bytes(self) -> int:
         """Bytes of all block matrices as stored."""
-        return sum(entry.nbytes for entry in self._header.entries.values())
+        return sum(entry.nbytes for name, entry in self._header.entries.items() if name != TOKENS)
 
     @property
     def item_bytes(self) -> int:
         """Bytes of one stored number."""
-        return max(ITEM_BYTES[entry.dtype] for entry in self._header.entries.values())
+        return max(ITEM_BYTES[entry.dtype] for name, entry in self._header.entries.items() if name != TOKENS)
 
     @property
     def file_hashes(self) -> tuple[str | None, ...]:
@@ -216,6 +228,8 @@ def _check_description(found: Any) -> None:
         DeltaKey.parse(name)
         if type(norm) is not float or not math.isfinite(norm):
             raise ValueError("invalid norm")
+    if type(vocabulary := found.get("vocabulary", 0)) is not int or not 0 <= vocabulary <= MAX_INTEGER:
+        raise ValueError("invalid vocabulary")
     if not all(one is None or isinstance(one, str) for one in found["file_hashes"]):
         raise ValueError("invalid hash")
 

@@ -134,6 +134,20 @@ class FusedMatrixRecord:
 
 
 @dataclass(frozen=True)
+class TokenChanges:
+    """What training did to some rows of the input embedding (``indexer.records.tokens``).
+
+    ``codes`` (n,) uint8: the sizes of the changes beside a common factor ``scale``. ``vocabulary``: the number of rows
+    of the model's embedding, ``base_vocabulary`` that of the base's, which decides the rows.
+    """
+
+    codes: NDArray[np.uint8]
+    scale: float
+    vocabulary: int
+    base_vocabulary: int
+
+
+@dataclass(frozen=True)
 class Record:
     """Everything kept of one model at one commit; ``vectors`` maps a representation's tag to its vector.
 
@@ -143,7 +157,8 @@ class Record:
     records. ``row_plan`` names the plan of rows (``indexer.records.row_plan``) that these weights, and vectors of
     transposed matrices, follow; "" in older records. ``adapter_base`` is present for adapters that name their base.
     ``row_space`` (K, 1 + m) is a sketch of the row space of the LoRA factors A (``indexer.records.row_space``); None
-    for other models and in older records.
+    for other models and in older records. ``tokens``: None for adapters, in older records, and where the input
+    embedding cannot be compared with the base's.
     """
 
     identity: Identity
@@ -166,6 +181,7 @@ class Record:
     precision: str = ""
     adapter_base: AdapterBase | None = None
     row_space: NDArray[np.float16] | None = None
+    tokens: TokenChanges | None = None
 
     @property
     def norm(self) -> float:
@@ -236,6 +252,8 @@ def write_record(record: Record, path: Path) -> None:
     """Write atomically: a reader sees the whole record or none of it."""
     arrays: dict[str, NDArray[Any]] = {f"vector:{tag}": vector for tag, vector in record.vectors.items()}
     arrays |= {name: array for name in _ARRAYS if (array := getattr(record, name)) is not None}
+    if record.tokens is not None:
+        arrays["tokens"] = record.tokens.codes
     matrices: tuple[DeltaRecord | FusedMatrixRecord, ...] = (*record.deltas, *record.fused_matrices)
     for matrix in matrices:
         for name in _MATRIX_ARRAYS:
@@ -258,6 +276,8 @@ def write_record(record: Record, path: Path) -> None:
         "row_plan": record.row_plan,
         "stands_on": asdict(record.adapter_base) if record.adapter_base else None,
         "precision": record.precision,
+        "tokens": record.tokens
+        and {name: getattr(record.tokens, name) for name in ("scale", "vocabulary", "base_vocabulary")},
     } | {name: getattr(record, name) for name in _FIELDS}
     text = canonical_json(header)
     write_arrays(path, arrays, {"record": text, "checksum": checksum(text, arrays)})
@@ -314,6 +334,7 @@ def read_record(path: Path) -> Record:
             moved=int(header.get("moved", 0)),
             row_plan=str(header.get("row_plan", "")),
             precision=str(header.get("precision", "")),
+            tokens=TokenChanges(arrays["tokens"], **header["tokens"]) if header.get("tokens") else None,
             vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
             **optional,
             **{name: header[name] for name in _FIELDS},

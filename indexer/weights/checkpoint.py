@@ -6,6 +6,7 @@ with as few requests as make sense and holds one at a time. ``indexer.weights.ch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,6 +38,7 @@ from indexer.weights.checkpoint_files import (
 )
 from indexer.weights.repository import Repository, open_repository
 from indexer.weights.stored_tensor import (
+    READABLE,
     Buffers,
     StoredTensor,
     TensorIndex,
@@ -50,6 +52,8 @@ MOST_SHARD_INDEX = 16 << 20
 MOST_SHARDS = 1000
 # Unused bytes that may be fetched, as a share of the used ones: a small gap costs less than a request.
 GAP_SHARE = 0.01
+# Names of input embeddings, with any prefix.
+_TOKEN_EMBEDDING = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_embeddings|shared|embed_in)\.weight$")
 # Between stripes of rows: what lies between two matrices (biases, norms) costs less than another request.
 SEAM_BYTES = 32 << 10
 
@@ -176,6 +180,16 @@ class Checkpoint:
                 finally:
                     run.close()
             index.source.close()
+
+    @property
+    def token_embedding(self) -> str | None:
+        """The name of the input embedding, a readable matrix of a row for each token; None if that is not clear."""
+        names = [name for name in self.tensors if _TOKEN_EMBEDDING.search(name)]
+        shared = [name for name in names if name.endswith("shared.weight")]  # others are the same matrix once more
+        (found,) = shared if len(shared) == 1 else names if len(names) == 1 else (None,)
+        if found is None or len(self.tensors[found].shape) != 2 or self.tensors[found].dtype not in READABLE:
+            return None
+        return found
 
     def read_small(self, name: str, limit: int) -> bytes | None:
         """A small file of the repository (tokenizer.json), preferably from the weights' folder; None if there is none.
