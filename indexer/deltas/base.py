@@ -144,7 +144,9 @@ def shape_of_base(checkpoint: Checkpoint) -> BaseShape:
     except Skipped as reason:
         raise AtlasError(f"It cannot be a base: {reason.detail}.", "Choose another base.") from reason
     widest = max(info.nbytes // math.prod(info.shape) for info in infos)
-    return BaseShape(layout, sum(info.nbytes for info in infos), widest)
+    embedding = checkpoint.token_embedding
+    vocabulary, width = checkpoint.tensors[embedding].shape if embedding is not None else (0, 0)
+    return BaseShape(layout, sum(info.nbytes for info in infos), widest, len(token_rows(vocabulary)) * width)
 
 
 def _layout_of(checkpoint: Checkpoint) -> Layout:

@@ -40,11 +40,15 @@ _NOTE = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within the other metadata e
 
 @dataclass(frozen=True)
 class BaseShape:
-    """A base without its numbers: ``block_bytes`` of all its matrices, ``item_bytes`` of its widest number."""
+    """A base without its numbers: ``block_bytes`` of all its matrices, ``item_bytes`` of its widest number.
+
+    ``token_numbers``: how many numbers of its input embedding are read of every fine-tune.
+    """
 
     layout: Layout
     block_bytes: int
     item_bytes: int
+    token_numbers: int = 0
 
     @property
     def row_plan(self) -> str:
@@ -54,12 +58,11 @@ class BaseShape:
 
     def sample_bytes(self, item_bytes: int) -> int:
         """The bytes that are read of a fine-tune stored with ``item_bytes`` a number, by that plan."""
-        return sum(
-            lines_to_read(matrix.shape, matrix.transposed, item_bytes)
-            * matrix.shape[not matrix.transposed]
-            * item_bytes
-            for matrix in self.layout.matrices
-        )
+        found = self.token_numbers * item_bytes
+        for matrix in self.layout.matrices:
+            lines = lines_to_read(matrix.shape, matrix.transposed, item_bytes)
+            found += lines * matrix.shape[not matrix.transposed] * item_bytes
+        return found
 
 
 @dataclass
@@ -175,7 +178,9 @@ class StoredBase:
             raise AtlasError(
                 f"Fine-tunes of {self.base} are sampled by {shown(plan)}, which this version lacks.", "Upgrade."
             )
-        return BaseShape(self.layout, self.block_bytes, self.item_bytes)
+        tokens = self._header.entries.get(TOKENS)
+        token_numbers = math.prod(tokens.shape) if tokens is not None else 0
+        return BaseShape(self.layout, self.block_bytes, self.item_bytes, token_numbers)
 
     @property
     def block_bytes(self) -> int:

@@ -8,10 +8,12 @@ spent waiting for it. What the reader does in between (a bandwidth limit, an SVD
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
@@ -66,6 +68,18 @@ class WatchedStream(httpcore2.NetworkStream):
         return self._inner.get_extra_info(info)
 
 
+_PROXY_VARIABLES = tuple(
+    spelled for name in ("http", "https", "all", "no") for spelled in (f"{name}_proxy", f"{name}_proxy".upper())
+)
+
+
+@lru_cache(maxsize=64)
+def _proxy_of(scheme: str, host: str, environment: tuple[str | None, ...]) -> str:
+    """The address of the proxy for a host, "" for none. Looking it up takes longer than sending a request."""
+    proxies = {} if proxy_bypass(host) else getproxies()
+    return proxies.get(scheme) or proxies.get("all") or ""
+
+
 class _WatchedBackend(httpcore2.SyncBackend):
     def __init__(self, minimum: MinThroughput) -> None:
         self._minimum = minimum
@@ -93,9 +107,8 @@ class WatchedTransport(httpx2.BaseTransport):
         )
         assert isinstance(request.stream, httpx2.SyncByteStream)
         # The connections to this host, or to the proxy that the environment names for it.
-        proxies = getproxies()
-        is_direct = proxy_bypass(request.url.host)
-        address = "" if is_direct else proxies.get(request.url.scheme) or proxies.get("all") or ""
+        environment = tuple(map(os.environ.get, _PROXY_VARIABLES))
+        address = _proxy_of(request.url.scheme, request.url.host, environment)
         with self._lock:
             if address not in self._pools:
                 proxy = None

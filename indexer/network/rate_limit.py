@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -70,6 +70,7 @@ class RateLimiter:
         self._threads = threading.Lock()  # flock does not separate threads of one process
         self._limits: dict[str, Limit] = {}
         self._file: int | None = None
+        self._stored = b""  # the content of the file that ``_limits`` was parsed from
         if path is None:
             return
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -141,12 +142,18 @@ class RateLimiter:
             if self._file is not None:
                 try:
                     fcntl.flock(self._file, fcntl.LOCK_EX)
-                    self._limits = _parse(os.pread(self._file, _MOST_BYTES, 0), self._clock() + self.LONGEST)
+                    stored = os.pread(self._file, _MOST_BYTES, 0)
+                    if stored != self._stored:  # parsing takes longer than sending a request
+                        self._limits = _parse(stored, self._clock() + self.LONGEST)
+                        self._stored = stored
                 except OSError as error:
                     self._give_up(error)
             limit = self._limits.get(key) or Limit()
+            before = replace(limit)
             try:
                 yield limit
+                if limit == before:
+                    return
                 self._limits.pop(key, None)
                 while len(self._limits) >= self.MOST_LIMITS:
                     del self._limits[min(self._limits, key=lambda one: self._limits[one].next_free)]
@@ -157,6 +164,7 @@ class RateLimiter:
                     try:
                         os.pwrite(self._file, content, 0)
                         os.ftruncate(self._file, len(content))
+                        self._stored = content
                     except OSError as error:
                         self._give_up(error)
             finally:
