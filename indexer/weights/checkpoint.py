@@ -143,12 +143,23 @@ class Checkpoint:
             names = [name for name in names if name not in scattered]
             places = in_threads([partial(index.locate_stripes, name, rows[name]) for name in names], threads)
             runs = plan_runs([stripe for found in places for stripe in found], SEAM_BYTES)
-            bodies = in_threads([partial(index.source.read, run[0].start, run[-1].stop) for run in runs], threads)
+            extents = [(run[0].start, max(stripe.stop for stripe in run)) for run in runs]
+            bodies = in_threads([partial(index.source.read, *extent) for extent in extents], threads)
             found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-            for run, body in zip(runs, bodies, strict=True):
+            moved: dict[str, int] = {}  # where the data of a storage begin, by the header that was read with them
+            for run, (start, stop), body in zip(runs, extents, bodies, strict=True):
                 for stripe in run:
-                    info, first = stripe.span.info, stripe.start - run[0].start
-                    piece = np.frombuffer(body, np.uint8, info.nbytes, first).copy()
+                    info, first = stripe.span.info, stripe.start
+                    if (storage := stripe.storage) is not None and storage.read_header is not None:
+                        if stripe.span.key not in moved:
+                            header = body[first - start :][: storage.header_bytes]
+                            moved[stripe.span.key] = storage.read_header(bytes(header))
+                        first = moved[stripe.span.key] + stripe.span.first
+                    if first + info.nbytes <= stop:
+                        piece = np.frombuffer(body, np.uint8, info.nbytes, first - start).copy()
+                    else:  # a header longer than PyTorch writes
+                        content = index.source.read(first, first + info.nbytes)
+                        piece = np.frombuffer(content, np.uint8).copy()
                     found[info.name].append(torch.from_numpy(piece).view(info.dtype).reshape(info.shape))
                     if len(found[info.name]) == len(rows[info.name]):
                         yield info.name, torch.cat(found.pop(info.name))
@@ -222,7 +233,7 @@ def plan_runs(located: Collection[StoredTensor], most_gap: int | None = None) ->
     breaks = set()
     for gap, position in gaps:
         allowance -= max(gap, 0)
-        if gap < 0 or (allowance < 0 if most_gap is None else gap > most_gap):
+        if (gap < 0 or allowance < 0) if most_gap is None else gap > most_gap:
             breaks.add(position)
     runs: list[list[StoredTensor]] = []
     for position, tensor in enumerate(ordered):

@@ -40,6 +40,10 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.ite
 READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
+# Names and padding of a header in PyTorch's files take less than this.
+HEADER_SLACK = 512
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """A tensor as its file describes it. ``nbytes`` is its size in memory.
@@ -171,8 +175,25 @@ class TensorIndex:
         return len(span.info.shape) != 2 or span.stride in (None, (span.info.shape[1], 1))
 
     def locate_stripes(self, name: str, stripes: Sequence[range]) -> list[StoredTensor]:
-        """The places of some stripes of rows of a matrix. Raises like ``locate``."""
-        return [self.locate(name, stripe) for stripe in stripes]
+        """The places of some stripes of rows of a matrix, in ascending order. Raises like ``locate``.
+
+        If only a header before the data says where they begin, and the first stripe does, the header is read with it:
+        then each place has a ``storage`` and HEADER_SLACK bytes more than its rows.
+        """
+        span = self._spans[name]
+        storage, parts = self._storages[span.key], [span.of_rows(stripe) for stripe in stripes]
+        if storage.data is not None or storage.read_header is None or parts[0].first != 0:
+            return [self.locate(name, stripe) for stripe in stripes]
+        lowest = storage.start + storage.header_bytes
+        return [
+            StoredTensor(
+                part,
+                lowest + part.first if number else storage.start,
+                min(lowest + part.last + HEADER_SLACK, storage.stop),
+                storage,
+            )
+            for number, part in enumerate(parts)
+        ]
 
     def read(self, name: str) -> torch.Tensor:
         """Read one tensor. Raises KeyError, Failed, Skipped("unreadable_dtype")."""

@@ -20,6 +20,7 @@ os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": 
 # Each row: the module of scripts.bench and the function that measure it, ``(work) -> list[Table]``, and what it shows.
 ROWS = {
     "reading": ("reading", "measure_bytes", "bytes that a checkpoint costs over HTTP"),
+    "sample": ("reading", "measure_sample", "bytes and seconds of a model, by what is read of it"),
     "memory": ("reading", "measure_memory", "memory for a checkpoint of 500 MB and for one of 5 GB"),
     "vectors": ("vectors", "measure_vectors", "checkpoint on disk to singular triplets: time and accuracy"),
     "spectra": ("vectors", "measure_spectra", "whole spectra: time and ranks"),

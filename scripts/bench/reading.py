@@ -1,4 +1,4 @@
-"""Rows ``reading`` and ``memory``: bytes over HTTP and resident memory while checkpoints are read from a loopback Hub.
+"""Rows ``reading``, ``sample`` and ``memory``: bytes over HTTP and resident memory while checkpoints are read from a loopback Hub.
 
 For ``memory``, size is separated from content by two checkpoints that differ only in the number of their layers, 17 and
 176 of the same size. Their files are sparse: the first rows of every matrix hold numbers, the others are zeros that take
@@ -31,6 +31,9 @@ ALLOWED_SHARE, ALLOWED_PER_FILE = 1.02, 64 << 10
 BLOCK_NUMBERS = LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * INNER)
 FACTOR_NUMBERS = LAYERS * len(LORA_FAMILIES) * 2 * LORA_RANK * WIDTH
 
+# Row ``sample``: seconds before an answer, bytes a second, and how often each way is measured.
+LATENCY, BANDWIDTH, SAMPLE_REPEATS = 0.03, 20e6, 2
+
 # Row ``memory``: 0.48 GB and 5 GB.
 MIB = 1 << 20
 ALLOWED_MIB, NOISE_MIB = 250, 16  # peaks of the same reading differ by this much from run to run
@@ -59,14 +62,17 @@ def served(store: Path) -> Iterator[LoopbackHub]:
             os.environ.update(before)
 
 
-def read_model(model: str, base_file: Path, held: str, relation: str = "finetune") -> dict[str, int]:
+def read_model(
+    model: str, base_file: Path, held: str, relation: str = "finetune", read: str = "full"
+) -> dict[str, int]:
     """Vectorise a model in a process of its own: bytes of ``rise`` (peak over idle), ``base`` and ``kept`` factors.
 
-    ``held``: "resident", or "on disk". Raises NotMeasuredError if one of the bytes is not positive.
+    ``held``: "resident", or "on disk"; ``read``: sample, full, or original (see ``one_model``). Raises NotMeasuredError
+    if one of the bytes is not positive.
     """
-    _, printed = run_python("-m", "scripts.bench.one_model", model, str(base_file), held, relation)
+    _, printed = run_python("-m", "scripts.bench.one_model", model, str(base_file), held, relation, read)
     found: dict[str, int] = json.loads(printed)
-    nothing = [name for name, value in found.items() if value <= 0]
+    nothing = [name for name, value in found.items() if value <= 0 and (name, read) != ("kept", "original")]
     if nothing:
         raise NotMeasuredError(f"a model cannot be read in {found[nothing[0]]} bytes ({nothing[0]})")
     return found
@@ -102,6 +108,43 @@ def measure_bytes(work: Path) -> list[Table]:
     table.notes.append(
         "Needed: the block matrices, of LoRA the factors. A download reads whole files. No promise is made for legacy .bin."
     )
+    return [table]
+
+
+def measure_sample(work: Path) -> list[Table]:
+    """Read one fine-tune as a sample, in full, and as the original method does, over a usual connection."""
+    made = roberta_base(work)
+    store = made_once(work / "reading-store", partial(_make_forms, made), [Path(__file__), *CODE])
+    table = Table(
+        f"sample: one fine-tune of roberta-base's size over {LATENCY * 1000:.0f} ms and {BANDWIDTH / 1e6:.0f} MB/s; "
+        "median (range) of seconds",
+        ["what is read", "file", "MB", "÷ block matrices", "requests", "seconds", "seconds of processor"],
+    )
+    ways = {"a sample of rows": "sample", "all block matrices": "full", "the file, then svd_lowrank(q=8)": "original"}
+    with served(store) as hub:
+        hub.latency, hub.bandwidth = LATENCY, BANDWIDTH
+        for form in ("one-file", "float16", "zip-bin"):
+            needed = (2 if form == "float16" else 4) * BLOCK_NUMBERS
+            for name, read in ways.items():
+                if read == "original" and form != "one-file":
+                    continue
+                say(f"sample: {form}, {name}")
+                hub.reset_log()
+                found = [
+                    read_model(f"bench/{form}", made.matrices.path, "resident", read=read)
+                    for _ in range(SAMPLE_REPEATS)
+                ]
+                sent = hub.body_bytes(f"bench/{form}") / SAMPLE_REPEATS
+                gets = sum(request.role == "cdn" for request in hub.requests) / SAMPLE_REPEATS
+                table.add(
+                    name, form, sent / 1e6, round(sent / needed, 4), gets,
+                    Repeats([one["milliseconds"] / 1000 for one in found]),
+                    Repeats([one["processor_milliseconds"] / 1000 for one in found]),
+                )  # fmt: skip
+                if read == "sample" and form == "one-file":
+                    table.promises["one-file: a sample is a thirtieth of the block matrices"] = sent <= needed / 30
+                if read == "sample":
+                    table.promises[f"{form}: up to two requests a matrix"] = gets <= 2 * LAYERS * 6
     return [table]
 
 

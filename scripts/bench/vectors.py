@@ -97,7 +97,7 @@ def _vectors_table(
         """Do it once; the seconds it took, of which those within the SVD are noted."""
         started, seconds = time.perf_counter(), 0.0
         if method == ORIGINAL:
-            deltas = _by_transformers(folder, base_model)
+            deltas = by_transformers(folder, base_model)
         else:
             streamed = subset if method == SKLEARN else read_deltas(folder, matrices)
             deltas = ((delta.key, delta.matrix, delta.norm) for delta in streamed)
@@ -146,7 +146,7 @@ def _vectors_table(
     return table
 
 
-def _by_transformers(folder: Path, base: transformers.RobertaModel) -> Iterator[tuple[DeltaKey, torch.Tensor, float]]:
+def by_transformers(folder: Path, base: transformers.RobertaModel) -> Iterator[tuple[DeltaKey, torch.Tensor, float]]:
     """The original method: load the fine-tune with transformers and subtract the base held in memory."""
     tuned = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False)
     for number, (before, after) in enumerate(zip(base.encoder.layer, tuned.encoder.layer, strict=True)):
