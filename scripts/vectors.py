@@ -28,7 +28,7 @@ from query import Atlas
 from query.population import Population, distinct, read_population
 from query.purity.result import PurityScore
 from query.purity.study import purity
-from query.statistics.author_runs import AuthorRuns
+from query.statistics.authors import AuthorRuns
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import codes_of
 
