@@ -69,7 +69,7 @@ def test_nearest_is_brute_force_over_several_segments_and_in_small_tiles(tmp_pat
         for start in reversed(range(0, count, 250))  # of models that tie the earlier id comes later
     ]
     found, entering = nearest(segments, [vectors], k)
-    pairs, rank = found.first(k)
+    pairs, rank = found.ranked()
     assert list(zip(pairs.owner, rank, pairs.neighbour, strict=True)) == brute_force(vectors, k)
     assert len(entering.owner) == 0
 
