@@ -60,7 +60,7 @@ class Pairs:
     def first(self, k: int, exact: Exact) -> tuple[Pairs, NDArray[np.int32]]:
         """The k nearest of each owner, sorted by owner and rank with ties broken by id; and the ranks, from 1.
 
-        ``exact(owners, neighbours)`` computes similarities again where they are near ties.
+        ``exact(owners, neighbours)`` computes the similarities of those that may be among them.
         """
         kept, rank, similarity = nearest_first(self.owner, self.neighbour, self.similarity, k, exact)
         return Pairs(self.owner[kept], self.neighbour[kept], similarity), rank
@@ -160,12 +160,23 @@ class _Lists:
         rows, places = np.nonzero(similarities >= edges)
         self._found.append(Pairs(rows, others[places], similarities[rows, places]))
         self._count += len(rows)
-        if self._count > SLACK * self._k * len(self._ids):
-            # Keep the k nearest; from now on pairs must be as similar as the last entry of a full list.
-            found, rank = Pairs.together(self._found).first(self._k, self._exact)
-            last = rank == self._k
-            self._edges[found.owner[last], 0] = found.similarity[last] - NEAR
-            self._found, self._count = [found], len(rank)
+        most = SLACK * self._k * len(self._ids)
+        if self._count > most:
+            self._keep(Pairs.together(self._found))
+            if self._count > most:  # there are many near ties
+                found, _ = Pairs.together(self._found).first(self._k, self._exact)
+                self._keep(found)
+
+    def _keep(self, found: Pairs) -> None:
+        """Keep what may be among the k nearest; from now on, other pairs must be as similar as the k-th of a list."""
+        order = np.lexsort((-found.similarity, found.owner))
+        owner, everyone = found.owner[order], np.arange(len(self._ids))
+        starts, stops = np.searchsorted(owner, everyone, "left"), np.searchsorted(owner, everyone, "right")
+        full = np.flatnonzero(stops - starts >= self._k)
+        self._edges[full, 0] = found.similarity[order[starts[full] + self._k - 1]] - NEAR
+        kept = np.flatnonzero(found.similarity >= self._edges[found.owner, 0])
+        self._found = [Pairs(found.owner[kept], found.neighbour[kept], found.similarity[kept])]
+        self._count = len(kept)
 
     def pairs(self) -> Pairs:
         """The lists, in the order of ``ids`` and of rank."""

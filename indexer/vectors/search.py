@@ -128,25 +128,23 @@ class VectorIndex:
 
         They are sums in double precision, the same for a pair whatever else is computed.
         """
-        if len(ids) > _CROWDED * (len(asked) + len(self)):
+        near, place = np.unique(ids, return_inverse=True)
+        step = rows_of_block(self.length)
+        if len(ids) > _CROWDED * (len(asked) + len(near)):
             # Of many ties most are between equal vectors, of which one stands for all.
-            near, place = np.unique(ids, return_inverse=True)
-            step = rows_of_block(self.length)
-            stored = (self._matrix(near[start : start + step]) for start in range(0, len(near), step))
-            mine, theirs = _first_equal([asked])[rows], _first_equal(stored)[place]
+            parts = (self._matrix(near[start : start + step]) for start in range(0, len(near), step))
+            mine, theirs = _first_equal([asked])[rows], _first_equal(parts)[place]
             pairs, inverse = np.unique(mine * len(near) + theirs, return_inverse=True)
             if len(pairs) < len(ids):
                 return self.exact(asked, pairs // len(near), near[pairs % len(near)])[inverse]
+        by_place = np.argsort(place, kind="stable")
         found = np.empty(len(ids))
-        # Four: the numbers in double precision are as large as two of them.
-        step = max(1, rows_of_block(self.length) // 4)
-        for start in range(0, len(ids), step):
-            some = slice(start, start + step)
-            theirs, column = np.unique(ids[some], return_inverse=True)
-            mine, row = np.unique(rows[some], return_inverse=True)  # often one, because pairs come by row
-            divisors = self.masks.divisors_by_kind(asked[mine])[row, self.masks.kinds_of(ids[some])]
-            found[some] = pair_products(asked[rows[some]], self._matrix(theirs)[column]) / divisors
-        return found
+        # A stored vector is widened from 16 bits only once for all of its pairs.
+        for start in range(0, len(near), step):
+            some = by_place[slice(*np.searchsorted(place[by_place], [start, start + step]))]
+            stored = self._matrix(near[start : start + step])
+            found[some] = pair_products(asked, rows[some], stored, place[some] - start)
+        return found / self.masks.divisors_by_kind(asked)[rows, self.masks.kinds_of(ids)]
 
     def _matrix(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """A copy of the vectors of ``ids`` (ascending), all of which have one."""
