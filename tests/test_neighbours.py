@@ -69,7 +69,7 @@ def test_nearest_is_brute_force_over_several_segments_and_in_small_tiles(tmp_pat
         for start in reversed(range(0, count, 250))  # of models that tie the earlier id comes later
     ]
     found, entering = nearest(segments, [vectors], k)
-    pairs, rank = found.first(k)
+    pairs, rank = found.ranked()
     assert list(zip(pairs.owner, rank, pairs.neighbour, strict=True)) == brute_force(vectors, k)
     assert len(entering.owner) == 0
 
@@ -314,3 +314,35 @@ def test_full_segments_are_passed_over_and_small_ones_behind_them_still_merge(tm
     full = write_segment(tmp_path, "b", "input", unit_rows(40, 3, seed=99))
     assert to_merge([*segments[:5], full]) == [1, 2, 3, 4]
     assert to_merge([segments[0], full, full]) == []
+
+
+def test_a_similarity_is_the_same_number_in_lists_and_searches_and_of_equal_vectors(tmp_path):
+    """In products of any shape, in single precision, equal vectors would get different ones."""
+    rng = np.random.default_rng(7)
+    few = unit_rows(30, 300, seed=4).matrix
+    vectors = Vectors(np.arange(1, 421, dtype=np.int64), few[rng.integers(0, 30, 420)])
+    parts = [part(vectors, slice(start, start + 70)) for start in reversed(range(0, 420, 70))]
+    segments = [OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", one, centre="a")) for one in parts]
+    index = VectorIndex(segments, 300)
+    stored = index.vectors()
+    for asked in (stored, part(stored, slice(0, 7)), part(stored, slice(3, 4))):
+        pairs, _ = nearest(segments, [asked], 25)[0].ranked()
+        for place, owner in enumerate(asked.ids.tolist()):
+            mine = slice(25 * place, 25 * place + 25)
+            found = index.search(asked.matrix[place], 25, np.setdiff1d(stored.ids, [owner]))
+            assert found == list(zip(pairs.neighbour[mine].tolist(), pairs.similarity[mine].tolist(), strict=True))
+    exact = stored.matrix[0].astype(np.float64) @ stored.matrix.T.astype(np.float64)
+    expected = [int(stored.ids[row]) for row in np.lexsort((stored.ids, -exact.round(9))) if row][:25]
+    assert nearest(segments, [part(stored, slice(0, 1))], 25)[0].neighbour.tolist() == expected
+
+
+def test_of_more_ties_than_a_search_asks_for_at_first_the_earliest_ids_are_found(tmp_path):
+    vectors = unit_rows(2000, 24)
+    vectors.matrix[:1500] = vectors.matrix[0]
+    order = np.random.default_rng(3).permutation(2000)
+    shuffled = Vectors(vectors.ids, vectors.matrix[order])
+    index = VectorIndex([OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", shuffled))], 24)
+    equal = shuffled.ids[order < 1500]
+    assert [found for found, _ in index.search(vectors.matrix[0], 20)] == equal[:20].tolist()
+    allowed = equal[::-7]
+    assert [found for found, _ in index.search(vectors.matrix[0], 20, allowed)] == sorted(allowed.tolist())[:20]

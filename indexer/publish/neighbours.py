@@ -1,12 +1,13 @@
 """The table neighbours: exact nearest neighbours, of which a publish updates only the lists that change.
 
-Similarities are computed in tiles, with ties broken by id; for new models also which existing lists they enter.
+Similarities are computed in tiles, for new models also which existing lists they enter; near ties are computed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from indexer.atlas import NEIGHBOURS
 from indexer.publish.tables import Tables
 from indexer.vectors.masks import Masks
-from indexer.vectors.search import TIE_DIGITS, VectorIndex
+from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, Vectors, blocks, rows_of_block
+from indexer.vectors.ties import NEAR, Exact, nearest_first
 
 # If the share of new models is larger, all lists are recomputed: most of them change anyway.
 MOST_NEW = 0.5
@@ -33,9 +35,6 @@ SLACK = 4
 
 # Below every similarity: the last entry of a list that is not full.
 _NOT_FULL = -2.0
-
-# Similarities this close to each other may be ties after rounding.
-_NEAR = 2 * 10.0**-TIE_DIGITS
 
 Ids = NDArray[np.int64]
 
@@ -58,21 +57,20 @@ class Pairs:
             np.concatenate([part.similarity for part in parts]),
         )
 
-    def first(self, k: int) -> tuple[Pairs, NDArray[np.int32]]:
+    def first(self, k: int, exact: Exact) -> tuple[Pairs, NDArray[np.int32]]:
         """The k nearest of each owner, sorted by owner and rank with ties broken by id; and the ranks, from 1.
 
-        Equal vectors can differ in the last bits of their products, so similarities that agree to TIE_DIGITS
-        digits are ties.
+        ``exact(owners, neighbours)`` computes the similarities of those that may be among them.
         """
-        order = np.lexsort((self.neighbour, -np.round(self.similarity, TIE_DIGITS), self.owner))
+        kept, rank, similarity = nearest_first(self.owner, self.neighbour, self.similarity, k, exact)
+        return Pairs(self.owner[kept], self.neighbour[kept], similarity), rank
+
+    def ranked(self) -> tuple[Pairs, NDArray[np.int32]]:
+        """Complete lists, each in order, sorted by owner; and the ranks, from 1."""
+        order = np.argsort(self.owner, kind="stable")
         owner = self.owner[order]
-        starts = np.searchsorted(owner, owner, side="left")
-        rank = np.arange(1, len(order) + 1) - starts
-        kept = order[rank <= k]
-        return (
-            Pairs(self.owner[kept], self.neighbour[kept], self.similarity[kept]),
-            rank[rank <= k].astype(np.int32),
-        )
+        rank = np.arange(1, len(order) + 1) - np.searchsorted(owner, owner, side="left")
+        return Pairs(owner, self.neighbour[order], self.similarity[order]), rank.astype(np.int32)
 
 
 def nearest(
@@ -91,6 +89,7 @@ def nearest(
     ids = np.concatenate([none, *(one.stored.ids for one in segments)])
     is_gone = np.concatenate([none > 0, *(np.isin(one.stored.ids, one.segment.removed) for one in segments)])
     masks = segments[0].masks if segments else Masks.none()
+    index = VectorIndex(segments, segments[0].stored.length if segments else 0, masks=masks)
     kinds = masks.kinds_of(ids)
     by_id = np.argsort(ids, kind="stable")
     ordered = ids[by_id]
@@ -103,11 +102,11 @@ def nearest(
             places = np.searchsorted(owners, ids).clip(max=len(owners) - 1)
             is_known = (owners[places] == ids) & ~is_gone
             # Not −inf, which marks pairs that are not neighbours.
-            edges[is_known] = np.maximum(last[places[is_known]] - _NEAR, _NOT_FULL)
+            edges[is_known] = np.maximum(last[places[is_known]] - NEAR, _NOT_FULL)
     lists: list[Pairs] = []
     entering: list[Pairs] = []
     for block in asked:
-        mine = _Lists(block.ids, k)
+        mine = _Lists(block.ids, k, partial(index.exact, block.matrix))
         length = block.matrix.shape[1]
         step = max(1, min(COLUMNS, COPIED_BYTES // (4 * length)))
         aligned = np.empty((step, length), dtype=np.float32)
@@ -144,9 +143,10 @@ def nearest(
 class _Lists:
     """The k nearest of each of the models ``ids`` (n,) among the tiles seen so far."""
 
-    def __init__(self, ids: NDArray[np.int64], k: int) -> None:
+    def __init__(self, ids: NDArray[np.int64], k: int, exact: Exact) -> None:
         self._ids = ids
         self._k = k
+        self._exact = exact  # takes positions in ``ids``, and ids
         self._edges = np.full((len(ids), 1), _NOT_FULL, dtype=np.float32)
         self._found: list[Pairs] = []
         self._count = 0
@@ -156,20 +156,31 @@ class _Lists:
         count, edges = len(others), self._edges
         if self._k < count and (edges == _NOT_FULL).any():
             kth = np.partition(similarities, count - self._k, axis=1)[:, count - self._k, None]
-            edges = np.maximum(edges, kth - _NEAR)
+            edges = np.maximum(edges, kth - NEAR)
         rows, places = np.nonzero(similarities >= edges)
         self._found.append(Pairs(rows, others[places], similarities[rows, places]))
         self._count += len(rows)
-        if self._count > SLACK * self._k * len(self._ids):
-            # Keep the k nearest; from now on pairs must be as similar as the last entry of a full list.
-            found, rank = Pairs.together(self._found).first(self._k)
-            last = rank == self._k
-            self._edges[found.owner[last], 0] = found.similarity[last] - _NEAR
-            self._found, self._count = [found], len(rank)
+        most = SLACK * self._k * len(self._ids)
+        if self._count > most:
+            self._keep(Pairs.together(self._found))
+            if self._count > most:  # there are many near ties
+                found, _ = Pairs.together(self._found).first(self._k, self._exact)
+                self._keep(found)
+
+    def _keep(self, found: Pairs) -> None:
+        """Keep what may be among the k nearest; from now on, other pairs must be as similar as the k-th of a list."""
+        order = np.lexsort((-found.similarity, found.owner))
+        owner, everyone = found.owner[order], np.arange(len(self._ids))
+        starts, stops = np.searchsorted(owner, everyone, "left"), np.searchsorted(owner, everyone, "right")
+        full = np.flatnonzero(stops - starts >= self._k)
+        self._edges[full, 0] = found.similarity[order[starts[full] + self._k - 1]] - NEAR
+        kept = np.flatnonzero(found.similarity >= self._edges[found.owner, 0])
+        self._found = [Pairs(found.owner[kept], found.neighbour[kept], found.similarity[kept])]
+        self._count = len(kept)
 
     def pairs(self) -> Pairs:
-        """The lists, sorted by owner and rank."""
-        found, _ = Pairs.together(self._found).first(self._k)
+        """The lists, in the order of ``ids`` and of rank."""
+        found, _ = Pairs.together(self._found).first(self._k, self._exact)
         return Pairs(self._ids[found.owner], found.neighbour, found.similarity)
 
 
@@ -227,7 +238,16 @@ def renew_neighbours(
                 "WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
                 [representation],
             )
-        longer, _ = Pairs.together([Pairs(**old), changed]).first(NEIGHBOURS)
+
+        def exact(owners: Ids, near: Ids) -> NDArray[np.float64]:
+            found = np.empty(len(owners))
+            for start in range(0, len(owners), step):
+                some = slice(start, start + step)
+                mine, row = np.unique(owners[some], return_inverse=True)
+                found[some] = index.exact(index.rows(mine).matrix, row, near[some])
+            return found
+
+        longer, _ = Pairs.together([Pairs(**old), changed]).first(NEIGHBOURS, exact)
         entered = np.unique(longer.owner[np.isin(longer.neighbour, changed.neighbour)])
         is_changed = np.isin(longer.owner, entered)
         changed = Pairs(longer.owner[is_changed], longer.neighbour[is_changed], longer.similarity[is_changed])
@@ -240,7 +260,7 @@ def renew_neighbours(
 
 
 def _insert(tables: Tables, representation: str, lists: Pairs) -> None:
-    pairs, rank = lists.first(NEIGHBOURS)
+    pairs, rank = lists.ranked()
     tables.insert_columns(
         "neighbours",
         {

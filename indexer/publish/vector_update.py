@@ -27,6 +27,7 @@ from indexer.records.store import RecordStore
 from indexer.vectors.background import Background
 from indexer.vectors.centre import GROUPS
 from indexer.vectors.search import VectorIndex
+from indexer.vectors.ties import NEAR
 
 if TYPE_CHECKING:
     from indexer.publish.publish import Publication, SkippedModels
@@ -162,6 +163,10 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
             if one == other:
                 counts = np.triu(counts, 1)
             similarities = first.matrix @ second.matrix.T / index.masks.divisors(first.matrix, second.ids)
+            # A similarity above all of these gets the smallest share, so the largest must be those that a search gives.
+            largest = similarities[counts].max(initial=-np.inf)
+            mine, theirs = np.nonzero(counts & (similarities >= largest - NEAR))
+            similarities[mine, theirs] = index.exact(first.matrix, mine, second.ids[theirs])
             found = Background.of(np.clip(similarities[counts], -1.0, 1.0))
             if found is None:
                 continue

@@ -1,7 +1,7 @@
 """Search: the nearest of all valid vectors, over every segment, with the compressed index if there is one.
 
-Similarities are always exact. Without a compressed index every vector is compared; with one, it proposes candidates,
-and only those are compared, together with the vectors that it does not contain yet.
+Similarities are always those of the stored vectors. Without a compressed index all of these are compared; with one, it
+proposes candidates, and only those are compared, together with the vectors that it does not contain yet.
 
 FAISS compares whole vectors. If vectors consist of blocks, an inner product is divided by the number of blocks that
 both models changed (``indexer.vectors.masks``). The order of FAISS is right only among models with the same divisor, so
@@ -11,24 +11,35 @@ each such class of models is searched separately, and the nearest of all are amo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.vectors.masks import Masks, changed_blocks, shared_blocks
-from indexer.vectors.segments import OpenSegment, Vectors, ascending, id_selector, joined, one_thread, positions
+from indexer.vectors.segments import (
+    OpenSegment,
+    Vectors,
+    ascending,
+    id_selector,
+    joined,
+    one_thread,
+    positions,
+    rows_of_block,
+)
+from indexer.vectors.ties import NEAR, nearest_first, pair_products
 
 if TYPE_CHECKING:
     from indexer.vectors.compressed import CompressedSearch
 
-# More results than asked for, among which ties at the cut are broken by id.
+# More results than asked for, so that ties at the cut are known; more still if all of these are near ties.
 TIES = 64
 
-# Float32 similarities that agree to this many digits are ties.
-TIE_DIGITS = 6
+# With so many pairs for each model, equal vectors are looked for before pairs are compared.
+_CROWDED = 8
 
 # Up to this many bytes of vectors are compared without a compressed index: 0.15 s for a gigabyte in memory, on one
 # thread.
@@ -107,13 +118,42 @@ class VectorIndex:
         else:
             found = self._with_candidates(self.compressed, query, k, chosen)
         ids, similarities = (np.concatenate(one) for one in zip(*found, strict=True))
-        order = np.lexsort((ids, -np.round(similarities.astype(np.float64), TIE_DIGITS)))[:k]
-        return list(zip(ids[order].tolist(), similarities[order].tolist(), strict=True))
+        kept, _, similarities = nearest_first(
+            np.zeros(len(ids), np.int64), ids, similarities, k, lambda rows, near: self.exact(query[None], rows, near)
+        )
+        return list(zip(ids[kept].tolist(), similarities.tolist(), strict=True))
+
+    def exact(self, asked: NDArray[np.float32], rows: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(n,) similarities of the vectors ``asked[rows]`` with the models ``ids``, all of which have a vector.
+
+        They are sums in double precision, the same for a pair whatever else is computed.
+        """
+        near, place = np.unique(ids, return_inverse=True)
+        step = rows_of_block(self.length)
+        if len(ids) > _CROWDED * (len(asked) + len(near)):
+            # Of many ties most are between equal vectors, of which one stands for all.
+            parts = (self._matrix(near[start : start + step]) for start in range(0, len(near), step))
+            mine, theirs = _first_equal([asked])[rows], _first_equal(parts)[place]
+            pairs, inverse = np.unique(mine * len(near) + theirs, return_inverse=True)
+            if len(pairs) < len(ids):
+                return self.exact(asked, pairs // len(near), near[pairs % len(near)])[inverse]
+        by_place = np.argsort(place, kind="stable")
+        found = np.empty(len(ids))
+        # A stored vector is widened from 16 bits only once for all of its pairs.
+        for start in range(0, len(near), step):
+            some = by_place[slice(*np.searchsorted(place[by_place], [start, start + step]))]
+            stored = self._matrix(near[start : start + step])
+            found[some] = pair_products(asked, rows[some], stored, place[some] - start)
+        return found / self.masks.divisors_by_kind(asked)[rows, self.masks.kinds_of(ids)]
+
+    def _matrix(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """A copy of the vectors of ``ids`` (ascending), all of which have one."""
+        return joined([one.rows(ids) for one in self.segments], self.length).matrix
 
     def _exactly(
         self, segments: Sequence[OpenSegment], query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
     ) -> list[_Compared]:
-        """The k nearest of each segment and a few more, so that ties at the cut can be broken by id."""
+        """The k nearest of each segment and all that nearly tie with the last of them."""
         # Kinds of models by their divisor; None stands for all models.
         classes: list[tuple[float, NDArray[np.bool_] | None]] = [(1.0, None)]
         if self.masks.blocks:
@@ -123,8 +163,15 @@ class VectorIndex:
         found = []
         for divisor, kinds in classes:
             for one in segments:
-                ids, products = _search(one, query, min(k + TIES, one.segment.count), allowed, kinds)
-                found.append((ids, np.clip(products / divisor, -1.0, 1.0)))
+                count = k + TIES
+                while True:
+                    ids, products = _search(one, query, min(count, one.segment.count), allowed, kinds)
+                    similarities = np.clip(products / divisor, -1.0, 1.0)
+                    # A tie with the last result may be missing only if the last is as near as the k-th.
+                    if len(ids) < count or similarities[k - 1] - similarities[-1] > NEAR:
+                        break
+                    count *= 4
+                found.append((ids, similarities))
         return found
 
     def _with_candidates(
@@ -151,6 +198,13 @@ class VectorIndex:
                 return compared + self._exactly(others, query, k, allowed)
             wanted *= 4
         return self._exactly(self.segments, query, k, allowed)
+
+
+def _first_equal(parts: Iterable[NDArray[np.float32]]) -> NDArray[np.int64]:
+    """For every vector of all parts, numbered in order, the first that is equal to it."""
+    seen: dict[bytes, int] = {}
+    digests = (blake2b(vector, digest_size=16).digest() for part in parts for vector in part)
+    return np.array([seen.setdefault(digest, place) for place, digest in enumerate(digests)], dtype=np.int64)
 
 
 def _search(

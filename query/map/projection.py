@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from indexer.console.messages import say
 from indexer.errors import AtlasError, require
+from indexer.vectors.masks import changed_blocks, divisors
+from indexer.vectors.ties import NEAR, nearest_first, pair_products
+from query.statistics.likeness import similarities
 from query.statistics.neighbours import codes_of
 
 Vectors = NDArray[np.float32]
@@ -34,6 +37,7 @@ _FEWEST = 6  # with fewer distinct vectors, neighbourhoods have no meaning
 _SLOW = 2000  # from this number of models, a message says what takes so long
 _ALL = 1 - 1e-6  # this share of the variance is all of it, in float32
 _NOTHING = 1e-12  # a smaller variance of unit vectors is a rounding error
+_ROWS = 1024  # vectors that are compared with all others at a time
 _DENSE = 64  # up to this many models or dimensions an exact SVD is cheap
 
 
@@ -51,15 +55,22 @@ class Projection:
     explained_variance: tuple[float, float] | None = None
 
 
-def project(vectors: Vectors, method: str = "umap", seed: int = 0, near: Near | None = None) -> Projection:
+def project(
+    vectors: Vectors,
+    method: str = "umap",
+    seed: int = 0,
+    near: Near | None = None,
+    compared: tuple[Vectors, int] | None = None,
+) -> Projection:
     """Place unit ``vectors`` (n, d) in the plane; the same vectors and seed give the same places on one machine.
 
     pca: the two directions of most variance, signs so that the largest loading is positive. umap (McInnes et al.,
     2018): from each vector's exact nearest neighbours, or from known ones (``near``). tsne (van der Maaten & Hinton,
     2008; Barnes–Hut). Both start from the PCA (Kobak & Linderman, 2021), and are then rotated so that their longest
-    direction is x, and mirrored to agree with the PCA. Equal vectors get one position (without ``near``). There is one
-    thread, because t-SNE's sums depend on the number of threads. If all vectors lie in one plane, as up to three always
-    do, or fewer than six are distinct, the result is the PCA for any ``method``.
+    direction is x, and mirrored to agree with the PCA. Equal vectors get one position (without ``near``). UMAP's
+    neighbours are found by the similarities of ``compared``, vectors and their number of blocks, if they are not those
+    of ``vectors``. There is one thread, because t-SNE's sums depend on the number of threads. If all vectors lie in one
+    plane, as up to three always do, or fewer than six are distinct, the result is the PCA for any ``method``.
 
     Time for 5,000 vectors of 1,368 numbers on one slow core: pca 2 s, umap 20 s with its import, tsne 70 s; for
     10,000: 3 s, 32 s, and minutes.
@@ -86,7 +97,9 @@ def project(vectors: Vectors, method: str = "umap", seed: int = 0, near: Near | 
             return Projection(method, _turned(_umap(vectors, plane, seed, near), plane))
         unique, start = vectors[first], plane[first]
         if method == "umap":
-            places = _umap(unique, start, seed)
+            originals, blocks = compared or (vectors, 0)
+            near = exact_near(originals[first], most_neighbours(len(first)), blocks)
+            places = _umap(unique, start, seed, near)
         else:
             from sklearn.manifold import TSNE
 
@@ -119,7 +132,7 @@ def _principal_plane(vectors: Vectors, seed: int) -> tuple[Places, tuple[float, 
     return places, (shares[0], shares[1])
 
 
-def _umap(vectors: Vectors, plane: Places, seed: int, near: Near | None = None) -> Places:
+def _umap(vectors: Vectors, plane: Places, seed: int, near: Near) -> Places:
     if "umap" not in sys.modules:
         say("loading UMAP, which takes a while")
     require("A map by UMAP", "umap")
@@ -134,7 +147,7 @@ def _umap(vectors: Vectors, plane: Places, seed: int, near: Near | None = None) 
             if isinstance(function, Dispatcher):
                 with suppress(RuntimeError):  # no folder is writable
                     function.enable_caching()
-    nearest, distances = near or exact_near(vectors, most_neighbours(len(vectors)))
+    nearest, distances = near
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that new points cannot be added later, and that there is one thread
         model = umap.UMAP(
@@ -153,12 +166,34 @@ def most_neighbours(count: int) -> int:
     return min(MOST_NEIGHBOURS, 1 + round(count**0.5))
 
 
-def exact_near(vectors: Vectors, count: int) -> Near:
-    """The ``count`` nearest of every unit vector, including itself."""
-    from sklearn.neighbors import NearestNeighbors
+def exact_near(vectors: Vectors, count: int, blocks: int = 0) -> Near:
+    """The ``count`` nearest of every vector, including itself, as an atlas stores them: ties in order of the vectors.
 
-    chords, nearest = NearestNeighbors(n_neighbors=count, algorithm="brute").fit(vectors).kneighbors(vectors)
-    return nearest, (chords**2 / 2).astype(np.float32)
+    ``blocks``: see :func:`query.statistics.likeness.similarities`. UMAP amplifies the last bit of a distance, so these
+    are computed like those of stored neighbours.
+    """
+    changed = changed_blocks(vectors, blocks) if blocks else None
+
+    def exact(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
+        found = pair_products(vectors, rows, vectors, columns)
+        if changed is None:
+            return found
+        return found / divisors((changed[rows] & changed[columns]).sum(axis=1, dtype=np.float32), blocks)
+
+    everyone = np.arange(len(vectors))
+    nearest = np.repeat(everyone[:, None], count, axis=1)
+    distances = np.zeros(nearest.shape, dtype=np.float32)
+    for start in range(0, len(vectors), _ROWS):
+        mine = everyone[start : start + _ROWS]
+        table = similarities(vectors[mine], vectors, blocks)
+        table[mine - start, mine] = -np.inf
+        least = np.partition(table, len(vectors) - count + 1, axis=1)[:, len(vectors) - count + 1, None]
+        rows, columns = np.nonzero(table >= least - NEAR)
+        rows += start
+        places, ranks, cosines = nearest_first(rows, columns, table[rows - start, columns], count - 1, exact)
+        nearest[rows[places], ranks] = columns[places]
+        distances[rows[places], ranks] = np.maximum(1 - cosines, 0)
+    return nearest, distances
 
 
 def _turned(places: Places, plane: Places) -> Places:

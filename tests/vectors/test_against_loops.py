@@ -95,7 +95,7 @@ def test_a_search_finds_what_brute_force_finds(atlas, models, model, where):
         both = sum(a.any() and b.any() for a, b in zip(wanted[mine - 1], other, strict=True))
         assert (one.matrices, one.is_shrunk) == (both, both < 4)
         assert one.because is not None
-        assert sum(one.because.layers.values()) == pytest.approx(one.similarity, abs=1e-4)
+        assert sum(one.because["layers"].values()) == pytest.approx(one.similarity, abs=1e-4)
 
 
 def test_stored_neighbours_say_the_same_as_a_search(atlas):

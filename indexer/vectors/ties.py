@@ -1,0 +1,67 @@
+"""Order by similarity, with ties by id, whatever computed the similarities.
+
+A similarity in single precision has rounding errors, which depend on the shape of the matrix product and on the
+processor: even equal vectors can get different ones. So the similarities of the nearest are computed again, in double
+precision and with a fixed order of summation, and only then compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Similarities in single precision that are closer than this may be in the wrong order. The largest error was 1.3e-6,
+# for 3 million pairs of vectors of 8,208 numbers.
+NEAR = 1e-5
+
+# Similarities in double precision are ties if they agree to 2^-32, as in ``query.statistics.neighbours``.
+_STEPS = 2.0**32
+
+# Numbers of each side that are multiplied at a time, to fit the cache.
+_PRODUCTS = 1 << 17
+
+# (rows, ids) -> similarities in double precision
+Exact = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+
+
+def pair_products(
+    mine: NDArray[np.float32], rows: NDArray[np.int64], theirs: NDArray[np.float32], columns: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """(n,) inner products of the vectors ``mine[rows]`` with ``theirs[columns]``, the same for a pair in any call.
+
+    Products of numbers in single precision are exact in double precision, and the order in which NumPy sums them
+    depends on the length of a vector alone.
+    """
+    found = np.empty(len(rows))
+    step = max(1, _PRODUCTS // max(1, mine.shape[1]))
+    for start in range(0, len(rows), step):
+        some = slice(start, start + step)
+        products = mine[rows[some]].astype(np.float64)
+        products *= theirs[columns[some]]
+        found[some] = products.sum(axis=1)
+    return found
+
+
+def nearest_first(
+    rows: NDArray[np.int64], ids: NDArray[np.int64], similarities: NDArray[np.float32], k: int, exact: Exact
+) -> tuple[NDArray[np.intp], NDArray[np.int32], NDArray[np.float32]]:
+    """The k most similar of each row: the places of these pairs, by row and rank, their ranks from 1 and similarities.
+
+    ``rows`` and ``ids`` (n,): the pairs; ``similarities`` (n,): theirs in single precision, which say which pairs may
+    be among the first k. The similarities of these are computed by ``exact``. Ties are in order of id.
+    """
+    order = np.lexsort((ids, -similarities, rows))
+    row, value = rows[order], similarities[order]
+    rank = np.arange(len(order)) - np.searchsorted(row, row, side="left")
+    # Runs of pairs, each close to the one before.
+    starts = np.append(True, (row[1:] != row[:-1]) | (value[:-1] - value[1:] > NEAR))[: len(order)]
+    run = np.cumsum(starts) - 1
+    is_near = rank[starts][run] < k
+    places, run, rank = order[is_near], run[is_near], rank[is_near]
+    found = exact(rows[places], ids[places])
+    turn = np.lexsort((ids[places], -np.rint(found * _STEPS), run))
+    is_kept = rank < k
+    kept = turn[is_kept]
+    return places[kept], (rank[is_kept] + 1).astype(np.int32), np.clip(found[kept], -1.0, 1.0).astype(np.float32)
