@@ -121,7 +121,7 @@ def sampled(at_once, tmp_path) -> Path:
 
 @pytest.fixture
 def full(in_full, tmp_path) -> Path:
-    return Path(shutil.copytree(in_full, tmp_path / "atlas"))
+    return Path(shutil.copytree(in_full, tmp_path / "full"))
 
 
 # ---- what the tables say
@@ -398,3 +398,43 @@ def test_a_sampled_atlas_is_read_again_for_spectra(sampled):
 def test_the_build_says_what_it_read(at_once):
     (row,) = rows(at_once, "SELECT spec FROM builds")
     assert json.loads(row["spec"])["sample"] == "rows-1"
+
+
+# ---- representations, and atlases that travel
+
+
+def test_a_representation_that_needs_u_has_the_models_that_were_read_in_full(sampled):
+    from query import Atlas
+
+    published = indexer.represent("output", atlas=sampled)["published"]
+    assert [one["vectors"] for one in published] == [1]  # the LoRA's
+    assert not indexer.verify(sampled, strict=True)
+    indexer.deepen(["ann/a", "bob/b", "eve/twin"], atlas=sampled, workers=1)
+    with Atlas(sampled) as atlas:
+        found = atlas.similar("ann/a", representation="output").items
+    assert found[0].model == "eve/twin"
+    assert {one.model for one in found} == {"eve/twin", "bob/b", "hal/lora"}
+    assert not indexer.verify(sampled, strict=True)
+
+
+def test_a_model_that_is_not_indexed_is_read_as_far_as_the_question_needs(full, tmp_path, hub):
+    from query import Atlas
+
+    indexer.represent("output", atlas=full)
+    weights = made.tuned_of(KIND, made.base_weights(KIND), seed=2)
+    folder = made.save(tmp_path / "mine", KIND, weights)
+    with Atlas(full) as atlas:
+        for representation in ("input", "output"):
+            found = atlas.similar(folder, representation=representation)
+            assert {one.model for one in found.items[:3]} == {"ann/a", "eve/twin", "eve/half"}, representation
+
+
+def test_samples_are_pushed_and_pulled(sampled, tmp_path, monkeypatch):
+    from tests.share.conftest import NAME, person
+
+    before = rows(sampled, "SELECT * FROM models ORDER BY model")
+    with person(tmp_path, monkeypatch) as ann:
+        ann.push(AtlasFolder(sampled), with_records=True)
+        indexer.pull(NAME, tmp_path / "pulled", with_records=True)
+    assert rows(tmp_path / "pulled", "SELECT * FROM models ORDER BY model") == before
+    assert not indexer.verify(tmp_path / "pulled")
