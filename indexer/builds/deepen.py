@@ -66,7 +66,9 @@ def deepen(
             canonical = base_named(connection, base) if base is not None else None
             found, sampled = _chosen(connection, names, canonical, where, limit)
             if not found and where is not None:
-                raise AtlasError(f"No sampled model of {canonical} matches this condition.", "List them: `query models`")
+                raise AtlasError(
+                    f"No sampled model of {canonical} matches this condition.", "List them: `query models`"
+                )
             canonical = str(found[0]["base"]) if found else canonical
             (published,) = published_bases(connection, canonical)
         stored = StoredBase(folder.base(canonical, published["commit"]))

@@ -71,7 +71,9 @@ def read_model(described: Described, base: PublishedBase, representation: Repres
         base=base.base,
         base_commit=base.commit,
         relation=untyped_relation(row),
-        spec=Spec(rank=base.rank, svd=SVD_METHOD, sample=matrices.shape.row_plan if representation.needs == "v" else ""),
+        spec=Spec(
+            rank=base.rank, svd=SVD_METHOD, sample=matrices.shape.row_plan if representation.needs == "v" else ""
+        ),
         filenames=listed_filenames(row),
         representations=(),
         parent=parent,

@@ -62,7 +62,11 @@ class RowsOfHeads(Place):
 
     def get(self, weights: dict[str, Array]) -> Array:
         rows, width = self.stored
-        return weights[self.tensor].reshape(self.heads, 3, rows // 3 // self.heads, width)[:, self.third].reshape(-1, width)
+        return (
+            weights[self.tensor]
+            .reshape(self.heads, 3, rows // 3 // self.heads, width)[:, self.third]
+            .reshape(-1, width)
+        )
 
 
 NEOX = gpt_neox(1, 4, 256)
@@ -75,7 +79,9 @@ def tuned_of(kind: Kind, base: Weights, seed: int, size: float = 3e-3, rank: int
     for name, tensor in base.items():
         rows, columns = tensor.shape
         change = rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns)) / math.sqrt(rank)
-        tuned[name] = (tensor.double() + torch.from_numpy(size * (change + noise * rng.normal(size=change.shape)))).float()
+        tuned[name] = (
+            tensor.double() + torch.from_numpy(size * (change + noise * rng.normal(size=change.shape)))
+        ).float()
     return tuned
 
 

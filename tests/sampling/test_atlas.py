@@ -357,7 +357,9 @@ def nobody(parents: Any, listed: Any) -> None:
 
 def test_records_alone_give_the_same_atlas(sampled, at_once):
     indexer.rebuild(sampled)
-    statement = "SELECT model, \"read\", delta_norm, delta_norm_error, copy_evidence, record_key FROM models ORDER BY model"
+    statement = (
+        'SELECT model, "read", delta_norm, delta_norm_error, copy_evidence, record_key FROM models ORDER BY model'
+    )
     assert rows(sampled, statement) == rows(at_once, statement)
     assert not indexer.verify(sampled, strict=True)
 

@@ -90,7 +90,7 @@ def test_narrow_numbers_have_more_rows_and_wide_ones_as_many(bases, tmp_path, dt
 
 
 def test_numbers_of_rows_that_were_not_read_change_nothing(bases, tmp_path):
-    kind, weights, base, tuned = bases["roberta"]
+    kind, _, base, tuned = bases["roberta"]
     other = {name: one.clone() for name, one in tuned.items()}
     for one in other.values():
         one[one.shape[0] // 2] = float("nan")

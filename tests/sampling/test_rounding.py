@@ -37,7 +37,9 @@ def test_a_change_below_its_rounding_is_read_further(base, tmp_path, dtype):
         record = made.record_of(made.save(tmp_path / str(size), KIND, tuned), stored)
         check(record, KIND, weights, tuned, more=expected is not None)
         if expected is None:
-            assert lines_of(record) == {"feedforward2": 32} | dict.fromkeys(set(lines_of(record)) - {"feedforward2"}, 128)
+            assert lines_of(record) == {"feedforward2": 32} | dict.fromkeys(
+                set(lines_of(record)) - {"feedforward2"}, 128
+            )
         else:
             assert set(lines_of(record).values()) == {expected}
 
@@ -82,7 +84,10 @@ def test_an_adapter_on_a_sampled_model_is_the_sum_on_its_rows(base, tmp_path, mo
     for place in KIND.places.values():
         rows, columns = place.stored
         scale = size / 4
-        factors[place.tensor.removesuffix(".weight")] = scale * rng.normal(size=(4, columns)), rng.normal(size=(rows, 4))
+        factors[place.tensor.removesuffix(".weight")] = (
+            scale * rng.normal(size=(4, columns)),
+            rng.normal(size=(rows, 4)),
+        )
     folder = save_lora(tmp_path / "adapter", "ann/tuned", factors, alpha=8)
     summed = {
         f"{module}.weight": tuned[f"{module}.weight"].double() + torch.from_numpy(2 * b @ a)

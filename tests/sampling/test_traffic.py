@@ -82,7 +82,9 @@ def of_weights(hub: LoopbackHub) -> list[Any]:
 
 
 def planned_bytes(item_bytes: int) -> int:
-    return sum(len(made.held(place.stored, item_bytes)) * place.stored[1] * item_bytes for place in KIND.places.values())
+    return sum(
+        len(made.held(place.stored, item_bytes)) * place.stored[1] * item_bytes for place in KIND.places.values()
+    )
 
 
 HEADER = 64 << 10
