@@ -147,7 +147,7 @@ def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representat
 
     chosen = representation_named(representation)
     with _reading(atlas, reference):
-        record = read_model(described, published_base)
+        record = read_model(described, published_base, chosen)
     identity = record.identity
     published = atlas.published(identity.base, representation)
     if chosen.version != published.version:

@@ -308,9 +308,10 @@ class Build:
         from indexer.builds.worker import RecordWorker  # imports torch
 
         options = self.options
-        # Reading a sample is mostly waiting.
+        # Reading a sample is mostly waiting. Every worker has a connection, and all together no more than are allowed.
         is_sampled = bool(self.spec.sample)
-        wanted = workers_for(options.workers or processors() * (1 + is_sampled), len(units))
+        most = options.workers or processors() * (1 + is_sampled)
+        wanted = workers_for(min(most, options.connections) if is_sampled else most, len(units))
         largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
         resident = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
         resources = share_out(wanted, resident, largest, options.memory, options.bandwidth)

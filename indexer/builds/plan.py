@@ -90,8 +90,11 @@ def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
     earlier = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
     unit = planned.unit
     if unit is not None and unit.parent is None and not unit.is_on_base and kept.identity.commit == unit.commit:
-        if not _lacks(kept.identity, unit.spec):
-            unit = None  # its base was known as well or better when the record was made
+        lacks = _lacks(kept.identity, unit.spec)
+        # Its base was known as well or better when the record was made. The rest of a model below that is not known any
+        # more cannot be read.
+        if not lacks or (lacks == "rows" and kept.identity.parent):
+            unit = None
     return replace(planned, entry=earlier, missed=entry.outcome, unit=unit)
 
 

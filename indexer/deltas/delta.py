@@ -147,9 +147,13 @@ def sampled_deltas(
                 weights += float(reference.float().square().sum())
                 if more:
                     first = found[matrix.key]
+                    # In the order of the rows, which is that of ``lines_of`` for all of them.
+                    known = lines_of(matrix.lines, first.lines or matrix.lines)
+                    order = torch.from_numpy(np.argsort(np.concatenate((known, lines))))
+                    side = int(matrix.transposed)
                     delta = replace(
                         first,
-                        matrix=torch.cat((first.matrix, delta.matrix), dim=int(matrix.transposed)),
+                        matrix=torch.cat((first.matrix, delta.matrix), dim=side).index_select(side, order),
                         norm=math.hypot(first.norm, delta.norm),
                         inner=first.inner + delta.inner,
                     )

@@ -24,6 +24,7 @@ from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.identity import SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
+from indexer.records.representation import Representation
 from indexer.vectors.published import PublishedBase
 
 
@@ -53,8 +54,11 @@ def describe(reference: ModelRef) -> Described:
     return Described(reference, row, facts.bases, tuple(facts.dataset_names), created)
 
 
-def read_model(described: Described, base: PublishedBase) -> Record:
-    """Vectorise a described model against one base of an atlas. Raises ModelError and AtlasError."""
+def read_model(described: Described, base: PublishedBase, representation: Representation) -> Record:
+    """Vectorise a described model against one base of an atlas, by a sample if that suffices for ``representation``.
+
+    Raises ModelError and AtlasError.
+    """
     torch.set_num_threads(1)
     reference, row = described.reference, described.row
     matrices = published_matrices(base)
@@ -67,7 +71,9 @@ def read_model(described: Described, base: PublishedBase) -> Record:
         base=base.base,
         base_commit=base.commit,
         relation=untyped_relation(row),
-        spec=Spec(rank=base.rank, svd=SVD_METHOD, sample=matrices.shape.row_plan),
+        spec=Spec(
+            rank=base.rank, svd=SVD_METHOD, sample=matrices.shape.row_plan if representation.needs == "v" else ""
+        ),
         filenames=listed_filenames(row),
         representations=(),
         parent=parent,

@@ -53,7 +53,7 @@ class RemoteFile:
         ensure_session()
         self.name = filename
         self.bytes_read = 0
-        self._counting = threading.Lock()  # ranges may be read by several threads
+        self._lock = threading.Lock()  # ranges may be read by several threads
         self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._retries = retries or RetryPolicy()
         self._commit = commit
@@ -131,7 +131,7 @@ class RemoteFile:
             try:
                 for chunk in response.iter_raw():
                     received += len(chunk)
-                    with self._counting:
+                    with self._lock:
                         self.bytes_read += len(chunk)
                     count_received(len(chunk))
                     if received > stop - start:
@@ -175,9 +175,11 @@ class RemoteFile:
         if (first, last) != (start, stop - 1):
             raise self._transient("range_ignored", f"was sent from {first} to {last}, not {start} to {stop - 1}")
         etag = response.headers.get("ETag")
-        if self._served_etag is not None and etag != self._served_etag:
+        with self._lock:
+            is_other = self._served_etag is not None and etag != self._served_etag
+            self._served_etag = self._served_etag if is_other else etag
+        if is_other:
             raise self._transient("file_changed", "was replaced while being read (another ETag)")
-        self._served_etag = etag
 
     def _transient(self, reason: str, sentence: str) -> TransientError:
         return TransientError(Failed(reason, f"{shown(self.name)} {sentence}"))

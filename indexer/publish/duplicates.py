@@ -10,6 +10,7 @@ initialisation until it is read again, so that a publish does not have to recomp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +23,9 @@ from indexer.publish.tables import Tables
 from indexer.records.difference import alike, difference_of, norms_fit, relative_difference, signatures_from
 from indexer.records.row_space import ALIKE, agreement, from_texts
 from indexer.records.store import RecordStore
+
+# Estimates of one norm from different rows are at most so many standard errors apart.
+_STANDARD_ERRORS = 4.0
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,8 @@ def renew_duplicates(tables: Tables, store: RecordStore, base: str, within: floa
     # Pairs (model id, other id, their records) with similar signatures and norms; each once, the smaller id first.
     rows = tables.rows(
         "SELECT model_id, fine_tunes.record_key, signature, delta_norm, "
-        'coalesce(delta_norm / nullif(relative_norm, 0), 0), "read" FROM records JOIN fine_tunes USING (model_id) '
-        "WHERE base = ? AND NOT is_copy AND signature IS NOT NULL ORDER BY model_id",
+        'coalesce(delta_norm / nullif(relative_norm, 0), 0), "read", dtype, delta_norm_error FROM records '
+        "JOIN fine_tunes USING (model_id) WHERE base = ? AND NOT is_copy AND signature IS NOT NULL ORDER BY model_id",
         [base],
     )
     near = set()
@@ -127,8 +131,10 @@ def renew_duplicates(tables: Tables, store: RecordStore, base: str, within: floa
     for mine, others in alike(signatures_from([row[2] for row in rows]), places) if rows else ():
         for one, other in zip(mine.tolist(), others.tolist(), strict=True):
             first, second = rows[min(one, other)], rows[max(one, other)]
-            # An estimated and an exact norm differ, whatever the models are.
+            # An estimated and an exact norm differ, whatever the models are, and so do estimates from other rows.
             is_near = first[5] != second[5] or relative_difference(first[3], second[3]) <= within
+            if first[6] != second[6]:
+                is_near |= abs(first[3] - second[3]) <= _STANDARD_ERRORS * math.hypot(first[7], second[7])
             if is_near or norms_fit(first[3], second[3], first[4]):
                 near.add((first[0], second[0], first[1], second[1]))
     # They are compared matrix by matrix, except within a group: reading records is slow.
