@@ -53,8 +53,11 @@ def describe(reference: ModelRef) -> Described:
     return Described(reference, row, facts.bases, tuple(facts.dataset_names), created)
 
 
-def read_model(described: Described, base: PublishedBase) -> Record:
-    """Vectorise a described model against one base of an atlas. Raises ModelError and AtlasError."""
+def read_model(described: Described, base: PublishedBase, read: str = "sample") -> Record:
+    """Vectorise a described model against one base of an atlas, from a ``sample`` of its rows or in ``full``.
+
+    Raises ModelError and AtlasError.
+    """
     torch.set_num_threads(1)
     reference, row = described.reference, described.row
     matrices = published_matrices(base)
@@ -67,7 +70,7 @@ def read_model(described: Described, base: PublishedBase) -> Record:
         base=base.base,
         base_commit=base.commit,
         relation=untyped_relation(row),
-        spec=Spec(rank=base.rank, svd=SVD_METHOD, sample=matrices.shape.row_plan),
+        spec=Spec(rank=base.rank, svd=SVD_METHOD, sample=matrices.shape.row_plan if read == "sample" else ""),
         filenames=listed_filenames(row),
         representations=(),
         parent=parent,

@@ -155,7 +155,10 @@ class FactorStore:
                 names = set(record.keys())
                 for name, extent in self.extents.items():
                     is_sampled = f"{name}.u" not in names
-                    u, v = record.get_tensor(f"{name}.{'u_rows' if is_sampled else 'u'}"), record.get_tensor(f"{name}.v")
+                    u, v = (
+                        record.get_tensor(f"{name}.{'u_rows' if is_sampled else 'u'}"),
+                        record.get_tensor(f"{name}.v"),
+                    )
                     rows, columns = extent.rows, extent.columns
                     if is_sampled and extent.transposed:
                         columns = min(columns, leading(int(np.count_nonzero(v.any(axis=1)))))
