@@ -70,8 +70,8 @@ class Inventory(Rows[dict[str, Any]]):
 def models(atlas: AtlasReader, search: str = "", *, dataset: str | None = None, base: str | None = None) -> Inventory:
     """The indexed models, most downloads first: a list of mappings with base, relation, datasets, downloads, read.
 
-    ``read`` is sample or full. ``search``: part of the id, in any case. ``dataset``: only models tuned on this one, by its canonical name.
-    Raises AtlasError if the base is unknown.
+    ``read`` is sample or full. ``search``: part of the id, in any case. ``dataset``: only models tuned on this one, by
+    its canonical name. Raises AtlasError if the base is unknown.
     """
     canonical = None if base is None else atlas.base_named(base)
     rows = tuple(atlas.rows(_MODELS, [search, canonical, dataset]))

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
 from query.layers import Part, layers_of
 from query.lookup import ResolvedModel, facts_of_record, resolve_model, unrelated_notes, vector_of
 from query.results import Result
-from query.sampled import SAMPLE, deepening, needs_all, sample_gives
+from query.sampled import SAMPLE, needs_all, sample_gives
 from query.similar import similarity_of
 from query.wording import rarity
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from indexer.database.deepening import deepening
 from indexer.names import DeltaKey, family_key
 from query.figures import THEMES, label, model_label, styled_grid
 from query.lookup import ResolvedModel, resolve_model, unrelated_notes
 from query.results import Drawn, ThemeName
-from query.sampled import LIKE_THE_BASE, SAMPLE, deepening, estimated
+from query.sampled import LIKE_THE_BASE, SAMPLE, estimated
 from query.wording import MEASURES
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError
-from query.sampled import SAMPLE, note_on_sampled, without_a_full_model
+from query.sampled import SAMPLE, note_on_sampled
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader

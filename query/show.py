@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from query.lineage.stored import stored_lineage
 from query.lookup import base_in_hint, indexed_model, model_of_folder, unknown_model, unrelated_notes
 from query.results import Result
-from query.sampled import COPY, LIKE_THE_BASE, SAMPLE, deepening, rows_in_words
+from query.sampled import COPY, LIKE_THE_BASE, SAMPLE, rows_in_words
 from query.wording import percent
 
 if TYPE_CHECKING:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError, BadArgument
 from indexer.names import FAMILIES, RELATIONS, DeltaKey, ModelRef
 from indexer.records.record import RANK_THRESHOLDS
 from query.lookup import base_in_hint, unknown_model
 from query.population import LeftOut
-from query.sampled import SAMPLE, needs_all, without_a_full_model
+from query.sampled import SAMPLE, needs_all
 
 if TYPE_CHECKING:
     from indexer.records.record import DeltaRecord, FusedMatrixRecord
