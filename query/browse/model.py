@@ -50,6 +50,7 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     if known.get("read") != SAMPLE:
         facts.pop("delta_norm_error", None)
     layers = stored_layers(atlas, model_id, model, base)
+    changed = layers.to_dict() | {"headline": layers.headline, "notes": list(layers.estimates)}
     neighbours = []
     if known["status"] == "indexed" and atlas.is_published(base, "input"):
         rows = atlas.rows(
@@ -94,9 +95,7 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         "datasets": known["datasets_as_written"],
         "tags": known["tags"],
         "evaluations": known["evaluations"],
-        "layers": layers.to_dict() | {"headline": layers.headline, "notes": list(layers.estimates)}
-        if layers.deltas
-        else None,
+        "layers": changed if layers.deltas else None,
         "neighbours": neighbours,
         "predictions": predictions,
         "lineage": lineage,

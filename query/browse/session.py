@@ -32,7 +32,8 @@ _MODELS = """
 SELECT models.model_id, model, author, relation, models.datasets, licence, pipeline_tag, head_class, downloads, likes,
     epoch(created) AS created, relative_norm, measured.rank, measured.energy,
     "read", is_copy AND copy_evidence IS DISTINCT FROM 'sample' AS is_copy,
-    is_copy AND copy_evidence IS NOT DISTINCT FROM 'sample' AS is_like_base, is_unrelated, is_partly_frozen, duplicate_of IS NOT NULL AS is_repeat, deleted_at_hub,
+    is_copy AND copy_evidence IS NOT DISTINCT FROM 'sample' AS is_like_base,
+    is_unrelated, is_partly_frozen, duplicate_of IS NOT NULL AS is_repeat, deleted_at_hub,
     predicted.dataset AS predicted
 FROM models
 LEFT JOIN (

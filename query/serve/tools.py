@@ -161,9 +161,8 @@ class Tools:
         found = self._atlas.show(model, base)
         known = found.to_dict()
         facts = {name: known[name] for name in known.keys() - _NOT_FOR_AGENTS if known[name] not in (None, [], "")}
-        return self._answer(
-            Shown, found, model=found["model"], facts={name: facts[name] for name in known if name in facts}
-        )
+        facts = {name: facts[name] for name in known if name in facts}
+        return self._answer(Shown, found, model=found["model"], facts=facts)
 
     def compare(self, a: Model, b: Model, base: Base = None) -> Compared:
         """Compare two models: how similar their weight changes are, in which layers, and what their cards say."""
