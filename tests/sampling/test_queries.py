@@ -234,10 +234,74 @@ def test_the_ranks_of_w_are_not_known_of_a_sample_either(sampled):
         sampled.rank(BASE, of="weights", relation="finetune")
 
 
-def test_lineage_finds_the_parent_of_a_sampled_model_among_samples(sampled, shell, monkeypatch):
-    ran = shell("query", "lineage", MODEL, "--json")
+def test_lineage_finds_the_parent_of_a_model_among_samples(shell, tmp_path):
+    from transformers import RobertaForSequenceClassification
+
+    model = RobertaForSequenceClassification.from_pretrained(shell.store / MODEL)
+    tiny_hub.shift_weights(model.roberta, dataset=1, seed=77, size=3e-3)
+    model.save_pretrained(tmp_path / "continued")
+    ran = shell("query", "lineage", str(tmp_path / "continued"), "--json")
     assert ran.code == 0, ran.err
+    assert [(row["parent"], row["kind"]) for row in ran.json] == [(MODEL, "continued")]
     assert "no factors" not in ran.err
+
+
+def test_the_rows_of_u_in_a_sampled_record_give_the_leading_rows_of_the_change(sampled, mixed, shell):
+    from safetensors.numpy import load_file
+
+    from indexer.deltas.parts import Parts
+    from query.lineage.candidates import FactorStore, read_candidates
+
+    extents = Parts(sampled.published_base(BASE)).extents
+    of_sample, of_whole = (
+        FactorStore(atlas.folder, extents)._read(one.record_key)
+        for atlas in (sampled, mixed)
+        for one in read_candidates(atlas, BASE)
+        if one.model == DEEP
+    )
+    base, tuned = (load_file(shell.store / name / "model.safetensors") for name in (BASE, DEEP))
+    for key, extent in extents.items():
+        family = {
+            "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
+            "output": "attention.output.dense", "feedforward1": "intermediate.dense", "feedforward2": "output.dense",
+        }[key.family]  # fmt: skip
+        name = f"encoder.layer.{key.layer}.{family}.weight"
+        change = tuned[f"roberta.{name}"] - base[name]
+        found, whole = of_sample[str(key)], of_whole[str(key)]
+        rows = 32 if key.family != "feedforward2" else 8  # the first half of 64, or of 16, rows
+        assert found.shape == (min(rows, extent.rows), extent.columns)
+        expected = change[: found.shape[0], : extent.columns]
+        error = np.linalg.norm(found.us @ found.v.T - expected) / np.linalg.norm(expected)
+        assert error < 0.1  # the noise that was added to the planted change of rank 4
+        assert np.allclose(
+            whole.cut(found.shape).us @ whole.v.T, found.us @ found.v.T, atol=0.1 * np.abs(expected).max()
+        )
+
+
+def test_a_transposed_sample_is_cut_to_the_leading_coordinates(tmp_path):
+    """GPT-2: some input coordinates of all outputs were read, half of them the first ones."""
+    from safetensors.numpy import save_file
+
+    from indexer.atlas import AtlasFolder
+    from indexer.names import DeltaKey
+    from indexer.records.parts import Extent
+    from query.lineage.candidates import FactorStore
+
+    draw = np.random.default_rng(0)
+    change = draw.normal(size=(96, 64)).astype(np.float32)
+    held = np.r_[:12, 52:64]
+    u, s, v = np.linalg.svd(change[:, held], full_matrices=False)
+    right = np.zeros((64, 24), np.float16)
+    right[held] = v.T
+    folder, key = AtlasFolder(tmp_path), DeltaKey("", 0, "query")
+    folder.record("e" * 64).parent.mkdir(parents=True)
+    # As a record has them: s is that of the whole matrix, so u_rows is shorter than one.
+    share = np.float32((24 / 64) ** 0.5)
+    arrays = {"0.query.u_rows": (share * u).astype(np.float16), "0.query.s": s / share, "0.query.v": right}
+    save_file(arrays, folder.record("e" * 64))
+    found = FactorStore(folder, {key: Extent(96, 32, transposed=True)})._read("e" * 64)["0.query"]
+    assert found.shape == (96, 12)
+    assert np.allclose(found.us @ found.v.T, change[:, :12], atol=2e-2)
 
 
 def test_where_all_models_are_samples_nothing_is_published_that_needs_more(shell, tmp_path):
