@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from query.sql import SqlResult
 
 _MODELS = (
-    "SELECT base, model, relation, datasets, downloads FROM models WHERE contains(lower(model), lower($1)) "
+    'SELECT base, model, relation, datasets, downloads, "read" FROM models WHERE contains(lower(model), lower($1)) '
     "AND coalesce(base = $2, true) AND coalesce(list_contains(datasets, $3), true) "
     "ORDER BY downloads DESC NULLS LAST, model"
 )
@@ -54,7 +54,7 @@ _DATASETS = (
 class Inventory(Rows[dict[str, Any]]):
     """The models, or datasets, of an atlas: a list of mappings with the ``columns``."""
 
-    OPTIONAL_COLUMNS = ("authors", "relation", "downloads", "datasets")
+    OPTIONAL_COLUMNS = ("read", "authors", "relation", "downloads", "datasets")
 
     kind: str
     columns: tuple[str, ...]
@@ -68,14 +68,14 @@ class Inventory(Rows[dict[str, Any]]):
 
 
 def models(atlas: AtlasReader, search: str = "", *, dataset: str | None = None, base: str | None = None) -> Inventory:
-    """The indexed models, most downloads first: a list of mappings with base, relation, datasets and downloads.
+    """The indexed models, most downloads first: a list of mappings with base, relation, datasets, downloads, read.
 
-    ``search``: part of the id, in any case. ``dataset``: only models tuned on this one, by its canonical name.
-    Raises AtlasError if the base is unknown.
+    ``read`` is sample or full. ``search``: part of the id, in any case. ``dataset``: only models tuned on this one, by
+    its canonical name. Raises AtlasError if the base is unknown.
     """
     canonical = None if base is None else atlas.base_named(base)
     rows = tuple(atlas.rows(_MODELS, [search, canonical, dataset]))
-    return Inventory("model", ("base", "model", "relation", "datasets", "downloads"), rows)
+    return Inventory("model", ("base", "model", "relation", "datasets", "downloads", "read"), rows)
 
 
 def datasets(atlas: AtlasReader, search: str = "", *, base: str | None = None) -> Inventory:
@@ -91,7 +91,8 @@ def datasets(atlas: AtlasReader, search: str = "", *, base: str | None = None) -
 def contents(atlas: AtlasReader) -> list[dict[str, Any]]:
     """A row for each base: the number of models and authors, and the published representations."""
     return atlas.rows(
-        "SELECT bases.base, count(models.model_id) AS indexed, count(DISTINCT author) AS authors, "
+        "SELECT bases.base, count(models.model_id) AS indexed, "
+        "count(*) FILTER (models.\"read\" = 'sample') AS sampled, count(DISTINCT author) AS authors, "
         "(SELECT list(representation ORDER BY representation) FROM representations AS r WHERE r.base = bases.base) "
         "AS representations FROM bases LEFT JOIN models ON models.base = bases.base "
         "GROUP BY bases.base ORDER BY bases.base"
@@ -169,6 +170,7 @@ class Atlas(AtlasReader):
         representation: str = "input",
         base: str | None = None,
         explain: bool = False,
+        read: str | None = None,
     ) -> Iterator[Answered[SimilarModels]]:
         """``similar`` for many models, one after another, with the same arguments.
 
@@ -176,7 +178,7 @@ class Atlas(AtlasReader):
         """
         ask = partial(
             self.similar, k=k, where=where, other_authors=other_authors, representation=representation, base=base,
-            explain=explain,
+            explain=explain, read=read,
         )  # fmt: skip
         return answered(map(str, models), ask)
 
@@ -199,12 +201,13 @@ class Atlas(AtlasReader):
         for which. Raises AtlasError if the base or representation is unknown, or the atlas has no lineage for
         ``kin=False``; ValueError on k < 1 or draws < 1.
         """
-        from query.population import family_trees, read_population
+        from query.population import family_trees, notes_on_sampled, read_population
         from query.purity.study import purity
 
         population = read_population(self, base, representation, documented=True)
         trees = None if kin else family_trees(self, population)
-        return purity(population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions)
+        found = purity(population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions)
+        return replace(found, on_sampled=notes_on_sampled(self, population))
 
     def clusters(
         self,
@@ -224,10 +227,11 @@ class Atlas(AtlasReader):
         draws < 1.
         """
         from query.clusters.study import clusters
-        from query.population import read_population
+        from query.population import notes_on_sampled, read_population
 
         population = read_population(self, base, representation)
-        return clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws)
+        found = clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws)
+        return replace(found, notes=(*found.notes, *notes_on_sampled(self, population)))
 
     def predict_many(
         self,

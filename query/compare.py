@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
 from query.layers import Part, layers_of
 from query.lookup import ResolvedModel, facts_of_record, resolve_model, unrelated_notes, vector_of
 from query.results import Result
+from query.sampled import SAMPLE, needs_all, sample_gives
 from query.similar import similarity_of
 from query.wording import rarity
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 # Columns of the models view, in the order in which they are printed.
 FACTS = (
     "author", "relation", "parent", "datasets", "licence", "languages", "pipeline_tag", "head_class", "label_count",
-    "label_names", "problem_type", "created", "modified", "downloads", "delta_norm", "relative_norm", "base_cosine",
+    "label_names", "problem_type", "created", "modified", "downloads", "read", "delta_norm", "delta_norm_error",
+    "relative_norm", "base_cosine",
     "dtype", "duplicate_group", "initialisation",
 )  # fmt: skip
 # If the centre makes the expected cosine of unrelated models lower than this, a note says so (five authors or fewer).
@@ -64,7 +67,7 @@ class Comparison(Result):
     ``similarity`` is None if one is a copy of the base. ``background``: the share of pairs of unrelated models that are
     at least as similar, out of ``background_pairs``; None if too few are known; at least ``background_floor``, which
     means "none of them". ``matrices``: how many both changed. ``layers`` and ``families`` have no similarities if the
-    representation has no blocks.
+    representation has no blocks. ``copy``: which of the two is a copy of the base, or like it in all that was read.
     """
 
     COLUMNS = ("part", "name", "similarity", "background", "background_pairs", "a_norm", "b_norm")
@@ -83,12 +86,13 @@ class Comparison(Result):
     families: tuple[PartPair, ...]
     facts: tuple[Fact, ...]
     notes: tuple[str, ...] = ()
+    copy: str | None = None
 
     @property
     def headline(self) -> str:
         """How similar the two are, and how unusual that is."""
         if self.similarity is None:
-            return "One of the two is a copy of its base: their changes cannot be compared."
+            return f"{self.copy or 'One of the two is a copy of its base'}: their changes cannot be compared."
         answer = f"The similarity of {self.a} and {self.b} is {self.similarity:.2f}"
         if self.background is None:
             return f"{answer}."
@@ -113,14 +117,21 @@ class Comparison(Result):
 
 
 def compare(
-    atlas: AtlasReader, a: str | Path, b: str | Path, *, base: str | None = None, representation: str = "input"
+    atlas: AtlasReader,
+    a: str | Path,
+    b: str | Path,
+    *,
+    base: str | None = None,
+    representation: str = "input",
+    read: str | None = None,
 ) -> Comparison:
     """Two models side by side: their similarity by family and layer, and what cards and weights say of each.
 
-    ``a`` and ``b`` are indexed ids, other Hub ids, or local folders. Raises AtlasError if one is unknown or cannot be
-    read, or if their bases differ.
+    ``a`` and ``b`` are indexed ids, other Hub ids, or local folders. ``read``: how those that are not indexed are read,
+    sample (the default) or full. Raises AtlasError if one is unknown or cannot be read, if their bases differ, or if
+    the representation needs all of the matrices of a model of which a sample was read.
     """
-    first, second = (resolve_model(atlas, str(name), base, representation) for name in (a, b))
+    first, second = (resolve_model(atlas, str(name), base, representation, read) for name in (a, b))
     if first.base != second.base:
         raise AtlasError(
             f"{first.name} is a fine-tune of {first.base}, {second.name} of {second.base}: models of different bases "
@@ -130,6 +141,9 @@ def compare(
     alike = background = pairs = shared = of_layers = of_families = None
     notes: tuple[str, ...] = ()
     if not (first.is_copy or second.is_copy):
+        lacking = [one.name for one in (first, second) if one.read == SAMPLE and one.vector is None]
+        if lacking and not sample_gives(representation):
+            raise needs_all(atlas, first.base, lacking, f"{representation!r} vector")
         alike, background, pairs, shared = similarity_of(atlas, first, second, representation)
         if atlas.published(first.base, representation).per_delta:
             of_layers, of_families = _by_part(atlas, first, second, representation)
@@ -146,13 +160,21 @@ def compare(
                 "one tool, one seed. That says nothing about their data.",
             )
     changed = (layers_of(atlas, first), layers_of(atlas, second))
+    estimates = [note for one in changed for note in one.estimates]
+    if indexed := [one.name for one in (first, second) if one.read == SAMPLE and one.record is None]:
+        estimates[-1] += f" {deepening(atlas, first.base, indexed)}"
+    elif estimates:
+        estimates[-1] += " Exact: `read='full'`"
     known, known_too = (
         atlas.rows(f"SELECT {', '.join(FACTS)} FROM models WHERE model_id = ?", [one.model_id])[0]
         if one.record is None
         else {**facts_of_record(one.record), "author": one.author, "initialisation": one.initialisation}
         for one in (first, second)
     )
-    facts = (Fact(name, known.get(name), known_too.get(name)) for name in FACTS)
+    facts = [Fact(name, known.get(name), known_too.get(name)) for name in FACTS]
+    if not estimates:  # then all models were read in full
+        facts = [fact for fact in facts if fact.fact not in ("read", "delta_norm_error")]
+    copies = [f"{one.name} is {one.as_copy}" for one in (first, second) if one.is_copy]
     return Comparison(
         a=first.name,
         b=second.name,
@@ -166,7 +188,8 @@ def compare(
         layers=_pairs(of_layers, changed[0].layers, changed[1].layers),
         families=_pairs(of_families, changed[0].families, changed[1].families),
         facts=tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, [])),
-        notes=(*notes, *unrelated_notes(first, second)),
+        notes=(*notes, *estimates, *unrelated_notes(first, second)),
+        copy=copies[0] if copies else None,
     )
 
 

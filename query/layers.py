@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from indexer.database.deepening import deepening
 from indexer.names import DeltaKey, family_key
 from query.figures import THEMES, label, model_label, styled_grid
 from query.lookup import ResolvedModel, resolve_model, unrelated_notes
 from query.results import Drawn, ThemeName
+from query.sampled import LIKE_THE_BASE, SAMPLE, estimated
 from query.wording import MEASURES
 
 if TYPE_CHECKING:
@@ -30,7 +32,9 @@ class Change:
     """One delta: its Frobenius ``norm``, that norm over the base's, and its ``share`` of all squared norms.
 
     ``energy``: the share of norm² that the kept singular values hold; ``rank_50``, ``rank_90``: the smallest rank that
-    holds this percentage of it, 0 for a zero delta, None if the kept values do not suffice.
+    holds this percentage of it, 0 for a zero delta, None if the kept values do not suffice. ``rows_read``: of a sample,
+    how many rows were read (None for all); then the norms and the share are estimates, ``norm_error`` is the standard
+    error of ``norm``, and energy and ranks are None, as the rows that were read do not give them.
     """
 
     stack: str
@@ -39,19 +43,25 @@ class Change:
     norm: float
     relative_norm: float
     share: float
-    energy: float
+    energy: float | None
     rank_50: int | None
     rank_90: int | None
+    norm_error: float = 0.0
+    rows_read: int | None = None
 
 
 @dataclass(frozen=True)
 class Part:
-    """The deltas of one layer, or of one family. ``relative_norm`` is the root mean square of theirs."""
+    """The deltas of one layer, or of one family. ``relative_norm`` is the root mean square of theirs.
+
+    ``norm_error``: the standard error of ``norm``.
+    """
 
     name: str
     norm: float
     relative_norm: float
     share: float
+    norm_error: float = 0.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,6 +78,23 @@ class Layers(Drawn):
     notes: tuple[str, ...] = ()
 
     @property
+    def read(self) -> str:
+        """What was read of the model: sample or full."""
+        return "full" if all(one.rows_read is None for one in self.deltas) else SAMPLE
+
+    @property
+    def norm_error(self) -> float:
+        """The standard error of ``norm``; 0 if all rows were read."""
+        return _norm_error(self.deltas)
+
+    @property
+    def estimates(self) -> tuple[str, ...]:
+        """A note on the estimates of a sample; none if all rows were read."""
+        if self.read != SAMPLE:
+            return ()
+        return (estimated(self.model, (one.rows_read for one in self.deltas), self.norm, self.norm_error),)
+
+    @property
     def layers(self) -> list[Part]:
         """By layer: ``3``, or ``encoder.3`` if there are two stacks."""
         return _parts(self.deltas, lambda one: f"{one.stack}.{one.layer}" if one.stack else str(one.layer))
@@ -81,11 +108,14 @@ class Layers(Drawn):
     def headline(self) -> str:
         """The layer and the family with most of the change."""
         if not self.norm:
+            if self.read == SAMPLE:
+                return f"{self.model} is {LIKE_THE_BASE}: nothing changed there."
             return f"{self.model} is a copy of {self.base}: nothing changed."
         layer, family = (max(parts, key=lambda part: part.share) for parts in (self.layers, self.families))
         untouched = sum(one.norm == 0 for one in self.deltas)
+        how = ", estimated" if self.read == SAMPLE else ""
         most = (
-            f"Most of the change (its squared norm) lies in layer {layer.name} ({layer.share:.0%} of it) and in "
+            f"Most of the change (its squared norm{how}) lies in layer {layer.name} ({layer.share:.0%} of it) and in "
             f"{family.name} ({family.share:.0%})"
         )
         return f"{most}; {untouched} of {len(self.deltas)} matrices are untouched." if untouched else f"{most}."
@@ -95,7 +125,9 @@ class Layers(Drawn):
         return {
             "model": self.model,
             "base": self.base,
+            "read": self.read,
             "norm": self.norm,
+            "norm_error": self.norm_error,
             "layers": [asdict(part) for part in self.layers],
             "families": [asdict(part) for part in self.families],
             "deltas": self.to_rows(),
@@ -172,18 +204,27 @@ def _parts(deltas: Iterable[Change], name: Callable[[Change], str]) -> list[Part
             norm=math.hypot(*(one.norm for one in members)),
             relative_norm=math.hypot(*(one.relative_norm for one in members)) / math.sqrt(len(members)),
             share=math.fsum(one.share for one in members),
+            norm_error=_norm_error(members),
         )
         for group, members in groups.items()
     ]
 
 
-def layers(atlas: AtlasReader, model: str | Path, base: str | None = None) -> Layers:
+def _norm_error(deltas: Iterable[Change]) -> float:
+    """The standard error of the norm of these deltas together; those of matrices are independent."""
+    parts = [(one.norm, one.norm * one.norm_error) for one in deltas]
+    norm = math.hypot(*(norm for norm, _ in parts))
+    return math.hypot(*(error for _, error in parts)) / norm if norm else 0.0
+
+
+def layers(atlas: AtlasReader, model: str | Path, base: str | None = None, *, read: str | None = None) -> Layers:
     """Where ``model`` changed: the size and rank of the change of every matrix, layer and family.
 
-    ``model`` is an indexed id, any other Hub id, or a local folder. Raises AtlasError if it is unknown, has no record,
-    or cannot be read.
+    ``model`` is an indexed id, any other Hub id, or a local folder. ``read``: how a model that is not indexed is read,
+    sample (the default) or full. Norms of a sample are estimates. Raises AtlasError if it is unknown, has no record, or
+    cannot be read.
     """
-    return layers_of(atlas, resolve_model(atlas, str(model), base, "input"))
+    return layers_of(atlas, resolve_model(atlas, str(model), base, "input", read))
 
 
 def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
@@ -191,7 +232,7 @@ def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
     if model.record is None:
         assert model.model_id is not None
         found = stored_layers(atlas, model.model_id, model.name, model.base)
-        return replace(found, notes=unrelated_notes(model))
+        return replace(found, notes=(*found.notes, *unrelated_notes(model)))
     rows = []
     for delta in model.record.deltas:
         half, most = delta.change_ranks((0.5, 0.9))
@@ -205,23 +246,33 @@ def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
                 "energy": delta.energy,
                 "rank_50": half,
                 "rank_90": most,
+                "norm_error": delta.norm_error,
+                "rows_read": delta.lines,
             }
         )
-    return _layers(model.name, model.base, rows, unrelated_notes(model))
+    found = _layers(model.name, model.base, rows)
+    notes = [f"{note} Exact: `read='full'`" for note in found.estimates]
+    return replace(found, notes=(*notes, *unrelated_notes(model)))
 
 
 def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> Layers:
-    """What ``layers`` says of an indexed model, by its id; without notes."""
+    """What ``layers`` says of an indexed model, by its id; its notes only say what is estimated."""
     rows = atlas.rows(
-        "SELECT stack, layer, family, norm, relative_norm, energy, rank_50, rank_90 FROM deltas WHERE model_id = ?",
+        "SELECT stack, layer, family, norm, relative_norm, energy, rank_50, rank_90, norm_error, rows_read "
+        "FROM deltas WHERE model_id = ?",
         [model_id],
     )
-    return _layers(model, base, rows)
+    found = _layers(model, base, rows)
+    return replace(found, notes=tuple(f"{note} {deepening(atlas, base, [model])}" for note in found.estimates))
 
 
-def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]], notes: tuple[str, ...] = ()) -> Layers:
+def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]]) -> Layers:
     """From a row for each delta."""
     total = math.fsum(one["norm"] ** 2 for one in rows)
     order = sorted(rows, key=lambda one: DeltaKey(one["stack"], one["layer"], one["family"]).sort_key)
-    changes = tuple(Change(**one, share=one["norm"] ** 2 / total if total else 0.0) for one in order)
-    return Layers(model, base, math.sqrt(total), changes, notes)
+    changes = []
+    for one in order:
+        change = Change(**one, share=one["norm"] ** 2 / total if total else 0.0)
+        # The kept singular values hold a larger share of the rows that were read than of δW.
+        changes.append(change if change.rows_read is None else replace(change, energy=None))
+    return Layers(model, base, math.sqrt(total), tuple(changes))

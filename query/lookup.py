@@ -9,8 +9,19 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from indexer.errors import AtlasError, Failed, ModelError, UnknownRevision, access_hint, require, unreadable
-from indexer.names import ModelRef, author_of, nearest, without_address
+from indexer.errors import (
+    AtlasError,
+    BadArgument,
+    Failed,
+    ModelError,
+    UnknownRevision,
+    access_hint,
+    require,
+    unreadable,
+)
+from indexer.names import READS, ModelRef, author_of, nearest, without_address
+from indexer.quantities import size_in_words
+from query.sampled import LIKE_THE_BASE, SAMPLE, needs_all, rows_in_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +43,8 @@ class ResolvedModel:
     """The model of a question: ``model_id`` if it is indexed, ``record`` if it was read for this question.
 
     ``vector``: of a model that was read, centred like the published ones; None for a copy of the base. For that of an
-    indexed model see ``vector_of``. ``group``: the group whose centre was subtracted.
+    indexed model see ``vector_of``. ``group``: the group whose centre was subtracted. ``read``: sample or full;
+    ``copy_evidence``: what shows that it is a copy, as in the database.
     """
 
     name: str
@@ -44,8 +56,15 @@ class ResolvedModel:
     initialisation: int | None = None
     is_unrelated: bool = False
     base_cosine: float | None = None
+    read: str = "full"
+    copy_evidence: str | None = None
     vector: NDArray[np.float32] | None = None
     record: Record | None = None
+
+    @property
+    def as_copy(self) -> str:
+        """What a model without a change is called: a sample does not prove that it is a copy."""
+        return LIKE_THE_BASE if self.copy_evidence == SAMPLE else f"a copy of {self.base}"
 
     @property
     def unrelated(self) -> str:
@@ -59,11 +78,16 @@ class ResolvedModel:
         return f"{self.name} is not made from {self.base}{cosine}"
 
 
-def resolve_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, representation: str) -> ResolvedModel:
+def resolve_model(
+    atlas: AtlasReader, model: str | ModelRef, base: str | None, representation: str, read: str | None = None
+) -> ResolvedModel:
     """Find ``model`` by its indexed id; read any other Hub id or a local folder (a ModelRef never names a folder).
 
-    Raises AtlasError if it is unknown, has no record, or cannot be read.
+    ``read``: how a model that is not indexed is read, sample (the default) or full. Raises AtlasError if it is unknown,
+    has no record, or cannot be read, and BadArgument for another ``read``.
     """
+    if read not in (None, *READS):
+        raise BadArgument(f"`read` {read!r} is not one of {', '.join(READS)}.", "")
     reference = model if isinstance(model, ModelRef) else ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
     if known is not None and known.status == "indexed":
@@ -72,7 +96,7 @@ def resolve_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, r
         raise no_record(known, reference.id)
     if known is not None:  # it could not be read when it was indexed
         reference, base = replace(reference, id=known.model), base or known.base
-    return _read(atlas, reference, base, representation)
+    return _read(atlas, reference, base, representation, read)
 
 
 def indexed_model(atlas: AtlasReader, model_id: int) -> ResolvedModel:
@@ -86,7 +110,7 @@ def indexed_model(atlas: AtlasReader, model_id: int) -> ResolvedModel:
 def _indexed(known: IndexedModel) -> ResolvedModel:
     return ResolvedModel(
         known.model, known.base, known.author, known.model_id, known.is_copy, known.vector_group or "",
-        known.initialisation, known.is_unrelated, known.base_cosine,
+        known.initialisation, known.is_unrelated, known.base_cosine, known.read, known.copy_evidence,
     )  # fmt: skip
 
 
@@ -96,6 +120,8 @@ def vector_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> 
         return model.vector
     assert model.model_id is not None
     vector = atlas.index(model.base, representation).rows([model.model_id]).row(model.model_id)
+    if vector is None and model.read == SAMPLE:
+        raise needs_all(atlas, model.base, [model.name], f"{representation!r} vector")
     if vector is None:
         raise AtlasError(f"{model.name} has no {representation!r} vector.", "Run `index verify`.")
     return vector
@@ -105,6 +131,18 @@ def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:
     """A note for each of the models that is unrelated to its base."""
     found = (one.unrelated for one in models)
     return tuple(f"{why}: its change and its neighbours say little about its data" for why in found if why)
+
+
+def sampled_notes(atlas: AtlasReader, model: ResolvedModel) -> tuple[str, ...]:
+    """A note that the vector of a model of which a sample was read is an estimate; none for other models."""
+    if model.read != SAMPLE:
+        return ()
+    if model.record is not None:
+        rows = [delta.lines for delta in model.record.deltas]
+    else:
+        found = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model.model_id])
+        rows = [row["rows_read"] for row in found]
+    return (f"The vector of {model.name} is estimated from {rows_in_words(rows)}.",)
 
 
 def facts_of_record(record: Record) -> dict[str, Any]:
@@ -117,7 +155,9 @@ def facts_of_record(record: Record) -> dict[str, Any]:
         "label_count": record.head.get("label_count"),
         "label_names": record.head.get("label_names"),
         "problem_type": record.head.get("problem_type"),
+        "read": record.read,
         "delta_norm": norm,
+        "delta_norm_error": record.norm_error,
         "relative_norm": norm / base_norm if base_norm else 0.0,
         "base_cosine": record.base_cosine,
         "dtype": record.dtype,
@@ -138,16 +178,27 @@ def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
 # ---- models that are not indexed
 
 
-def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representation: str) -> ResolvedModel:
-    """Compute the record and the vector of a model, as a build would."""
+def _read(
+    atlas: AtlasReader, reference: ModelRef, base: str | None, representation: str, read: str | None
+) -> ResolvedModel:
+    """Compute the record and the vector of a model, as a build would.
+
+    A folder is read in full if the representation needs that: it costs no traffic.
+    """
     described, published_base = describe_unindexed(atlas, reference, base)
     from indexer.deltas.single import read_model
     from indexer.records.representation import representation_named
     from indexer.vectors.segments import normalised
 
     chosen = representation_named(representation)
+    needs_full = chosen.needs != "v" and reference.folder is not None
     with _reading(atlas, reference):
-        record = read_model(described, published_base, chosen)
+        record = read_model(described, published_base, read or ("full" if needs_full else SAMPLE))
+    if not chosen.is_held_by(record) and record.is_sampled:
+        raise AtlasError(
+            f"Of {record.identity.model} a sample of rows was read, which gives no {representation!r} vector.",
+            f"Read all of it ({size_in_words(record.block_bytes)}): `read='full'`",
+        )
     identity = record.identity
     published = atlas.published(identity.base, representation)
     if chosen.version != published.version:
@@ -182,6 +233,8 @@ def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representat
         is_unrelated=is_foreign
         or (cosine is not None and cosine < thresholds(atlas, identity.base)["unrelated_below"]),
         base_cosine=cosine,
+        read=record.read,
+        copy_evidence=(SAMPLE if record.is_sampled else "weights") if record.is_copy else None,
         vector=vector,
         record=record,
     )

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError
+from query.sampled import SAMPLE, note_on_sampled
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -26,6 +28,7 @@ class LeftOut:
     copies: int = 0
     unrelated: int = 0
     duplicates: int = 0
+    sampled: int = 0  # without the vector, or the ranks, that a sample of rows does not give
 
     def words(self) -> list[str]:
         """For example "2 copies of the base", "1 duplicate"; empty if no model was left out."""
@@ -33,6 +36,7 @@ class LeftOut:
             (self.copies, "copy of the base" if self.copies == 1 else "copies of the base"),
             (self.unrelated, "unrelated to the base"),
             (self.duplicates, "duplicate" if self.duplicates == 1 else "duplicates"),
+            (self.sampled, "sampled model" if self.sampled == 1 else "sampled models"),
         )
         return [f"{count:,} {what}" for count, what in counts if count]
 
@@ -69,7 +73,7 @@ def read_population(
     """All models of one base that have a vector, each read once.
 
     ``documented``: only those with a dataset, and their duplicates; most models have no dataset. Raises AtlasError if
-    the representation is not published.
+    the representation is not published, or needs all of the matrices of models that were all sampled.
     """
     canonical = atlas.base_named(base)
     index = atlas.index(canonical, representation)
@@ -78,13 +82,16 @@ def read_population(
     rows = {
         row["model_id"]: row
         for row in atlas.rows(
-            "SELECT model_id, model, author, relation, datasets, is_copy, is_unrelated, duplicate_group, "
+            'SELECT model_id, model, author, relation, datasets, "read", is_copy, is_unrelated, duplicate_group, '
             f"duplicate_of FROM models WHERE base = $1{f' AND ({names_one} OR {repeats_one})' if documented else ''}",
             [canonical],
         )
     }
     vectors = index.rows(sorted(rows))
     found = [rows.pop(model_id) for model_id in vectors.ids.tolist()]
+    sampled = sum(row["read"] == SAMPLE and not row["is_copy"] for row in rows.values())
+    if sampled and not found:
+        raise without_a_full_model(atlas, canonical, sampled, f"{representation!r} vectors")
     return Population(
         base=canonical,
         representation=representation,
@@ -98,9 +105,16 @@ def read_population(
         is_unrelated=np.array([row["is_unrelated"] for row in found], dtype=bool),
         group=[row["duplicate_group"] for row in found],
         representative=np.array([row["duplicate_of"] is None for row in found], dtype=bool),
-        left_out=LeftOut(copies=len(rows)),  # their vectors are zero, and zero vectors are not published
+        # The vectors of copies are zero, and zero vectors are not published.
+        left_out=LeftOut(copies=len(rows) - sampled, sampled=sampled),
         blocks=vectors.blocks,
     )
+
+
+def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, ...]:
+    """A note on the sampled models that have no vector of this representation, and what they would cost."""
+    what = f"{population.representation!r} vectors"
+    return note_on_sampled(atlas, population.base, population.left_out.sampled, what)
 
 
 def representatives(population: Population) -> tuple[Integers, list[frozenset[str]]]:
@@ -134,6 +148,7 @@ def distinct(population: Population) -> Population:
         copies=population.left_out.copies + int(copies.sum()),
         unrelated=int(unrelated.sum()),
         duplicates=int((~copies & ~unrelated).sum()) - len(rows),
+        sampled=population.left_out.sampled,
     )
     return replace(
         population,

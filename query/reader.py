@@ -41,7 +41,9 @@ class IndexedModel:
     status: str
     reason: str | None
     detail: str | None
+    read: str
     is_copy: bool
+    copy_evidence: str | None
     is_unrelated: bool
     base_cosine: float | None
     vector_group: str | None
@@ -219,7 +221,8 @@ class AtlasReader:
         """Rows of the models for which a condition holds; on one column, as reading a column takes the time."""
         return self.rows(
             'SELECT model_id, model, base, author, "commit", status, reason, detail, '
-            "coalesce(is_copy, false) AS is_copy, coalesce(is_unrelated, false) AS is_unrelated, base_cosine, "
+            'coalesce("read", \'full\') AS "read", coalesce(is_copy, false) AS is_copy, copy_evidence, '
+            "coalesce(is_unrelated, false) AS is_unrelated, base_cosine, "
             "vector_group, initialisation FROM fine_tunes LEFT JOIN records USING (model_id) "
             f"WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE {condition}) ORDER BY base, model",
             [value],

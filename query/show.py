@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from query.lineage.stored import stored_lineage
 from query.lookup import base_in_hint, indexed_model, model_of_folder, unknown_model, unrelated_notes
 from query.results import Result
+from query.sampled import COPY, LIKE_THE_BASE, SAMPLE, rows_in_words
 from query.wording import percent
 
 if TYPE_CHECKING:
@@ -23,11 +25,11 @@ _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six f
 # The facts that are shown without ``details``, in this order.
 _FACTS = (
     "page", "base", "relation", "parent", "author", "datasets", "probably", "made_from", "created", "downloads",
-    "likes", "licence", "pipeline_tag", "label_names", "relative_norm", "flags", "reason", "detail",
+    "likes", "licence", "pipeline_tag", "label_names", "read", "relative_norm", "flags", "reason", "detail",
 )  # fmt: skip
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
 _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")
-_FLAGS = {"is_copy": "copy of the base", "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen",
+_FLAGS = {"is_copy": COPY, "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen",
           "deleted_at_hub": "deleted at the Hub"}  # fmt: skip
 
 
@@ -78,10 +80,18 @@ class ShownModel(Result, Mapping[str, Any]):
         if details:
             return {name: value for name, value in self.facts.items() if name not in ("signature", "notes")}
         flags = [words for name, words in _FLAGS.items() if self.facts.get(name)]
+        if self.facts.get("copy_evidence") == SAMPLE:
+            flags = [LIKE_THE_BASE if words == COPY else words for words in flags]
         if self.facts.get("duplicate_of"):
             flags.append(f"duplicate of {self['duplicate_of']}")
         made_from = [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in self["lineage"]]
-        known = self.to_dict() | {"probably": self._probably(), "made_from": made_from, "flags": flags}
+        read = estimate = None
+        if self.facts.get("read") == SAMPLE:
+            read = f"a sample: {self['rows_read']}"
+            relative, norm, error = (self[name] for name in ("relative_norm", "delta_norm", "delta_norm_error"))
+            estimate = f"{relative:.4f} ± {relative * error / norm:.4f} (estimated)" if norm and relative else None
+        known = self.to_dict() | {"read": read, "probably": self._probably(), "made_from": made_from, "flags": flags}
+        known["relative_norm"] = estimate or known.get("relative_norm")
         facts = {name: known[name] for name in _FACTS if known.get(name) not in (None, "", [])}
         if facts.get("parent") == self["base"]:
             del facts["parent"]
@@ -147,7 +157,8 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     shown["evaluations"] = atlas.rows("SELECT * EXCLUDE (model_id) FROM evaluations WHERE model_id = ?", [model_id])
     # Its deltas by family, and the models that are near.
     shown["families"] = atlas.rows(
-        "SELECT stack, family, count(*) AS layers, avg(relative_norm) AS relative_norm, avg(energy) AS energy, "
+        "SELECT stack, family, count(*) AS layers, avg(relative_norm) AS relative_norm, "
+        "avg(energy) FILTER (rows_read IS NULL) AS energy, "
         "count(*) FILTER (norm = 0) AS untouched, avg(rank_50) AS rank_50, avg(rank_90) AS rank_90 "
         "FROM deltas WHERE model_id = ? GROUP BY stack, family ORDER BY stack DESC, min(rowid)",
         [model_id],
@@ -167,6 +178,10 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     kept = stored_lineage(atlas, model_id)
     shown["lineage"] = [] if kept is None else [edge.to_row() | {"told": kept.answered_at} for edge in kept.edges]
     notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
+    if shown.get("read") == SAMPLE:
+        rows = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model_id])
+        shown["rows_read"] = rows_in_words(row["rows_read"] for row in rows)
+        notes.append(f"Its norms are estimates. {deepening(atlas, shown['base'], [shown['model']])}")
     if others:
         count = f"{others:,} others" if others > 1 else "another"
         notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import FEWEST_SHARED, NEIGHBOURS
 from indexer.errors import AtlasError
-from query.lookup import ResolvedModel, resolve_model, unrelated_notes, vector_of
+from query.lookup import ResolvedModel, resolve_model, sampled_notes, unrelated_notes, vector_of
 from query.results import Rows
+from query.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
 from query.wording import rarity
 
 if TYPE_CHECKING:
@@ -122,14 +123,16 @@ def similar(
     representation: str = "input",
     base: str | None = None,
     explain: bool = False,
+    read: str | None = None,
 ) -> SimilarModels:
     """The ``k`` models most similar to ``model``, nearest first, ties by id; never the model itself.
 
     ``model`` is an indexed id, any other Hub id, or a local folder; models that are not indexed are read on the fly and
     not stored. ``where``, an SQL condition on the view ``models``, and ``other_authors``, which leaves out the model's
     own author, apply before the search, so that k models are found if there are k. ``explain``: how much each layer and
-    family contributes. The similarity is a cosine, from -1 to 1. Raises AtlasError if the model is unknown, unreadable
-    or a copy of its base, the condition is wrong, or the representation is not published.
+    family contributes. ``read``: how a model that is not indexed is read, sample (the default) or full. The similarity
+    is a cosine, from -1 to 1. Raises AtlasError if the model is unknown, unreadable or a copy of its base, the
+    condition is wrong, or the representation is not published.
     """
     if k < 1:
         raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
@@ -140,10 +143,10 @@ def similar(
         # A process of its own evaluates the condition; meanwhile this one opens the vectors.
         condition = asked_condition(atlas.database, where, stand_ins=atlas.stand_ins)
     try:
-        asked = resolve_model(atlas, str(model), base, representation)
+        asked = resolve_model(atlas, str(model), base, representation, read)
         if asked.is_copy:
             raise AtlasError(
-                f"{asked.name} is a copy of {asked.base}: its delta is zero, so nothing is more or less like it.", ""
+                f"{asked.name} is {asked.as_copy}: its delta is zero, so nothing is more or less like it.", ""
             )
         is_stored = asked.model_id is not None and asked.vector is None and k <= NEIGHBOURS
         if is_stored and condition is None and not other_authors and not explain:
@@ -160,7 +163,13 @@ def similar(
         )
     if found and found[0].matrices is not None and all(one.background is None for one in found):
         notes.append("background: too few pairs of unrelated models (other author, no dataset in common) are known")
-    return SimilarModels(asked.name, asked.base, representation, tuple(found), (*notes, *unrelated_notes(asked)))
+    if not sample_gives(representation):
+        (row,) = atlas.rows(
+            "SELECT count(*) AS models FROM models WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy", [asked.base]
+        )
+        notes += note_on_sampled(atlas, asked.base, row["models"], f"{representation!r} vectors")
+    notes += [*sampled_notes(atlas, asked), *unrelated_notes(asked)]
+    return SimilarModels(asked.name, asked.base, representation, tuple(found), tuple(notes))
 
 
 def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, representation: str) -> list[Neighbour]:
@@ -170,6 +179,8 @@ def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, represen
     )
     if not published:
         atlas.published(asked.base, representation)  # raises an error that names those that are
+    if asked.read == SAMPLE and not asked.is_copy and not sample_gives(representation):
+        raise needs_all(atlas, asked.base, [asked.name], f"{representation!r} vector")
     blocks: int = published[0]["blocks"]
     rows = atlas.rows(
         "SELECT rank, neighbour_id, similarity FROM neighbours "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from indexer.console.advice import for_command_line
 from indexer.console.completion import complete_base
 from indexer.console.messages import say
 from indexer.console.terminal import FiniteRange
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def print_note(event: BuildEvent) -> None:
     """Print the message of an event: the ``progress`` of commands without a bar."""
-    say(event.message)
+    say(for_command_line(event.message))
 
 
 def base_option(text: str, *name: str, **options: Any) -> Any:

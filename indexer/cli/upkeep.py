@@ -37,7 +37,7 @@ def status(details: bool, atlas: str, output: str) -> None:
 
 def _in_short(found: dict[str, Any]) -> dict[str, Any]:
     """The status without commits, file names and zeros, with one line for each reason of skipped and failed models."""
-    counts = ("indexed", "skipped", "failed", "pending", "gone")
+    counts = ("indexed", "sampled", "skipped", "failed", "pending", "gone")
     shown = [name for name in counts if any(row[name] for row in found["bases"])]
     published: dict[str, list[str]] = {row["base"]: [] for row in found["bases"]}
     for row in found["representations"]:

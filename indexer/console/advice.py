@@ -13,7 +13,7 @@ import shlex
 from typing import Any
 
 # The options of positional arguments, for calls whose command takes an option ("": the command takes an argument).
-_POSITIONAL = {"build": ("--base",), "add": ("", "--base"), "atlas.lineages": ("--base",)}
+_POSITIONAL = {"build": ("--base",), "add": ("", "--base"), "deepen": ("",), "atlas.lineages": ("--base",)}
 # Arguments whose option has another name.
 OPTIONS = {"k": "-k", "seconds": "--timeout", "path": "--out", "atlas": "--atlas", "images": "--image"}
 IN_BACKTICKS = re.compile(r"`([^`]+)`")
@@ -57,7 +57,8 @@ def _as_options(code: str) -> str | None:
         return None
     options = (*_POSITIONAL.get(name, ()), *[""] * len(places))
     for option, value in zip(options, places, strict=False):
-        words += [option, shlex.quote(str(value))] if option else [shlex.quote(str(value))]
+        values = value if isinstance(value, list) else [value]
+        words += [*([option] if option else []), *(shlex.quote(str(one)) for one in values)]
     for argument, value in named.items():
         words.append(option_of(argument, value))
         if not isinstance(value, bool):

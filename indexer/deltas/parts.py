@@ -58,7 +58,8 @@ class Parts:
             rows = self._leading[tensor] = _leading_rows(matrices[0], self._base.item_bytes)
             for matrix in matrices:
                 width = matrix.stored_rows if matrix.transposed else matrix.shape[1]
-                extent = Extent(*_cut(matrix, torch.empty((rows, width), device="meta")).shape)
+                shape = _cut(matrix, torch.empty((rows, width), device="meta")).shape
+                extent = Extent(shape[0], shape[1], matrix.transposed)
                 if extent.rows and extent.columns:
                     self.extents[matrix.key] = extent
 

@@ -54,8 +54,8 @@ def describe(reference: ModelRef) -> Described:
     return Described(reference, row, facts.bases, tuple(facts.dataset_names), created)
 
 
-def read_model(described: Described, base: PublishedBase, representation: Representation) -> Record:
-    """Vectorise a described model against one base of an atlas, by a sample if that suffices for ``representation``.
+def read_model(described: Described, base: PublishedBase, read: str = "sample") -> Record:
+    """Vectorise a described model against one base of an atlas, from a ``sample`` of its rows or in ``full``.
 
     Raises ModelError and AtlasError.
     """
@@ -71,9 +71,7 @@ def read_model(described: Described, base: PublishedBase, representation: Repres
         base=base.base,
         base_commit=base.commit,
         relation=untyped_relation(row),
-        spec=Spec(
-            rank=base.rank, svd=SVD_METHOD, sample=matrices.shape.row_plan if representation.needs == "v" else ""
-        ),
+        spec=Spec(rank=base.rank, svd=SVD_METHOD, sample=matrices.shape.row_plan if read == "sample" else ""),
         filenames=listed_filenames(row),
         representations=(),
         parent=parent,

@@ -145,7 +145,7 @@ def vectorise(
     vectors = {representation.tag: representation.of(record) for representation in wanted}
     space = row_space_of(record)
     if not unit.keep_factors:
-        deltas = tuple(replace(delta, u=None, v=None) for delta in deltas)
+        deltas = tuple(replace(delta, u=None, u_rows=None, v=None) for delta in deltas)
     return replace(record, vectors=vectors, deltas=deltas, row_space=space)
 
 
@@ -300,6 +300,7 @@ class _DeltaReader:
         squares = matrix.square().sum(dim=0 if place.transposed else 1).double()
         norm = delta.norm / math.sqrt(share)
         s, v = sample_svd(matrix, self._unit.spec.rank)
+        u_rows = matrix @ v * torch.where(s > 0, math.sqrt(share) / s, 0.0)
         if place.transposed:  # zero on the coordinates that were not read
             held = torch.from_numpy(lines_of(place.lines, delta.lines))
             v = torch.zeros(place.shape[1], v.shape[1]).index_copy_(0, held, v.cpu())
@@ -309,7 +310,8 @@ class _DeltaReader:
         if norm:
             variance = DESIGN_EFFECT * (1 - share) * float(squares.var(correction=1)) / len(squares)
             error = place.lines * math.sqrt(variance) / (2 * norm)
-        return replace(found, u=None, lines=delta.lines, norm_error=error)
+        rows = u_rows.cpu().numpy().astype(np.float16)
+        return replace(found, u=None, u_rows=rows, lines=delta.lines, norm_error=error)
 
     def _add_lora(self, delta: LoraDelta) -> None:
         a, b = (factor.to(self._unit.device) for factor in (delta.a, delta.b))

@@ -9,6 +9,7 @@ from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import published_bases
+from indexer.database.deepening import deepening, without_a_full_model
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
@@ -34,7 +35,8 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
             'SELECT base, bases."commit", aliases, count(model_id) AS listed, '
             "count(*) FILTER (status = 'indexed') AS indexed, count(*) FILTER (status = 'skipped') AS skipped, "
             "count(*) FILTER (status = 'failed') AS failed, count(*) FILTER (status = 'listed') AS pending, "
-            "count(*) FILTER (deleted_at_hub) AS gone, count(*) FILTER (NOT has_spectra) AS without_spectra "
+            "count(*) FILTER (deleted_at_hub) AS gone, count(*) FILTER (NOT has_spectra) AS without_spectra, "
+            "count(*) FILTER (\"read\" = 'sample') AS sampled "
             "FROM bases LEFT JOIN fine_tunes USING (base) LEFT JOIN records USING (model_id) "
             "GROUP BY ALL ORDER BY base",
         )
@@ -206,12 +208,15 @@ def represent(
 ) -> dict[str, Any]:
     """Publish another representation for every base, from the records; ``index``: a change of the index.
 
-    The caller holds the lock of the writer.
+    The caller holds the lock of the writer. Raises AtlasError if no model of any base has what it needs, because a
+    sample was read of all.
     """
     chosen = representation_named(name)
     folder.require()
     with Reading(folder.database) as connection:
         current = published_bases(connection)
+        if chosen.needs != "v" and not chosen.of_profiles:
+            _check_not_all_sampled(connection, name)
     publish(
         folder,
         [
@@ -222,6 +227,13 @@ def represent(
         say=say,
     )
     with Reading(folder.database) as connection:
+        for row in current if chosen.needs != "v" and not chosen.of_profiles else ():
+            (found,) = connection.rows(
+                "SELECT count(*) AS models FROM models WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy",
+                [row["base"]],
+            )
+            if found["models"]:
+                say(f"{row['base']}: {deepening(connection, row['base'])}")
         rows = connection.rows(
             "SELECT base, vectors, length, factory, recall_at_10, faiss_files FROM indexes "
             "WHERE representation = ? ORDER BY base",
@@ -233,6 +245,16 @@ def represent(
         "description": chosen.description,
         "published": rows,
     }
+
+
+def _check_not_all_sampled(connection: Reading, name: str) -> None:
+    """Raise AtlasError if a sample was read of every model that changed something."""
+    rows = connection.rows(
+        "SELECT base, count(*) AS models, count(*) FILTER (\"read\" = 'sample') AS sampled FROM models "
+        "WHERE NOT is_copy GROUP BY base ORDER BY models DESC, base"
+    )
+    if rows and all(row["models"] == row["sampled"] for row in rows):
+        raise without_a_full_model(connection, rows[0]["base"], rows[0]["models"], f"{name!r} vectors")
 
 
 def _size(paths: Iterator[Path]) -> int:

@@ -275,7 +275,7 @@ class _Publisher:
                 continue
             for table, waiting in rows.items():
                 waiting.extend(made[table])
-            updates.add(of_new, model_id, found)
+            updates.add(of_new, model_id, found, is_sampled=made["records"][0]["read"] == "sample")
             if len(rows["deltas"]) > DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)

@@ -56,7 +56,7 @@ class VectorUpdates:
         self.skipped, self.say = skipped, say
         self.base = publication.base.base
         self.all: list[PublishedVectors] = []
-        self._without = Counter[str]()  # models whose record does not hold a representation
+        self._without = Counter[tuple[str, bool]]()  # models without a representation: whether a sample was read
         self._added = added
         self._files = ExitStack()
 
@@ -81,13 +81,15 @@ class VectorUpdates:
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
-    def add(self, updates: Iterable[PublishedVectors], model_id: int, found: Mapping[str, Vector]) -> None:
+    def add(
+        self, updates: Iterable[PublishedVectors], model_id: int, found: Mapping[str, Vector], *, is_sampled: bool
+    ) -> None:
         """Add the vectors of one model, by representation, to those of ``updates`` that its record holds."""
         for vectors in updates:
             if vectors.name in found:
                 vectors.writer.add(model_id, found[vectors.name])
             else:
-                self._without[vectors.name] += 1
+                self._without[vectors.name, is_sampled] += 1
 
     def read_all(self, vectors: PublishedVectors) -> None:
         """Add the vectors of every record, for a representation that is new or has another length."""
@@ -103,7 +105,7 @@ class VectorUpdates:
             except InvalidValue as why:
                 self.skipped.models[model] = why
                 continue
-            self.add([vectors], model_id, found)
+            self.add([vectors], model_id, found, is_sampled=made["records"][0]["read"] == "sample")
             signatures.append({"model_id": model_id, "signature": made["records"][0]["signature"]})
         if vectors.name == DEFAULT:
             self.tables.update("records", {"signature": "VARCHAR"}, signatures)
@@ -116,9 +118,9 @@ class VectorUpdates:
         """
         for vectors in self.all:
             writer, replaced, moved = vectors.writer, stale, False
-            if self._without[vectors.name]:
-                count = self._without[vectors.name]
-                self.say(f"{self.base}, {vectors.name}: skipped models whose records have no factors: {count}")
+            for is_sampled, why in ((False, "whose records have no factors"), (True, "of which a sample was read")):
+                if count := self._without[vectors.name, is_sampled]:
+                    self.say(f"{self.base}, {vectors.name}: skipped models {why}: {count}")
             if isinstance(writer, UncentredVectors):
                 removed = np.array(sorted(set(stale)), dtype=np.int64)
                 # If the centre has moved, the writer holds all vectors of the base.

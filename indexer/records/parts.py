@@ -13,10 +13,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Extent:
-    """The leading ``rows`` × ``columns`` of one block matrix, (out, in)."""
+    """The leading ``rows`` × ``columns`` of one block matrix, (out, in); ``transposed`` if it is stored (in, out)."""
 
     rows: int
     columns: int
+    transposed: bool = False
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ class DeltaRecord:
     ``lines``: how many rows were read (``indexer.records.row_plan``), None for all. Of such a sample there is no ``u``;
     ``s``, ``norm`` and ``inner`` are estimates, ``norm_error`` is the standard error of ``norm``, and ``v`` consists of
     the right singular vectors of these rows (of a ``transposed`` matrix, of these input coordinates; zero elsewhere).
+    ``u_rows`` (n, r) float16 stands for the rows of u that were read (of a ``transposed`` matrix, for all), so that
+    u_rows · diag(s) · vᵀ is δW on what was read, up to rank r.
     """
 
     key: DeltaKey
@@ -64,6 +66,7 @@ class DeltaRecord:
     weights: NDArray[np.float32] | None = None
     lines: int | None = None
     norm_error: float = 0.0
+    u_rows: NDArray[np.float16] | None = None
 
     @property
     def name(self) -> str:
@@ -311,6 +314,7 @@ def read_record(path: Path) -> Record:
                 spectrum=arrays.get(f"{row['key']}.spectrum"),
                 weights=arrays.get(f"{row['key']}.weights"),
                 lines=row.get("lines"),
+                u_rows=arrays.get(f"{row['key']}.u_rows"),
                 norm_error=row.get("norm_error", 0.0),
                 **{name: row[name] for name in _DELTA_FIELDS},
             )
@@ -356,7 +360,7 @@ def read_identity(path: Path) -> tuple[Identity, str]:
 _FIELDS = ("head", "card", "dtype", "device", "threads", "bytes_read", "block_bytes", "seconds", "created")
 _ARRAYS = ("sample", "row_space")
 _DELTA_FIELDS = ("norm", "base_norm", "inner", "transposed")
-_MATRIX_ARRAYS = ("s", "u", "v", "spectrum", "weights")
+_MATRIX_ARRAYS = ("s", "u", "u_rows", "v", "spectrum", "weights")
 
 
 def ranks_at(values: ArrayLike, thresholds: Sequence[float], norm: float | None = None) -> list[int | None]:

@@ -63,6 +63,11 @@ def stripes(lines: int, count: int) -> tuple[range, ...]:
     return tuple(stripe for stripe in (range(first), range(lines - count + first, lines)) if stripe)
 
 
+def leading(count: int) -> int:
+    """How many of the ``count`` rows that are read of a larger matrix are its first ones."""
+    return len(stripes(count + 1, count)[0])
+
+
 def lines_of(lines: int, count: int) -> NDArray[np.int64]:
     """(count,) the numbers of these rows, ascending."""
     return np.fromiter(chain.from_iterable(stripes(lines, count)), dtype=np.int64)

@@ -14,6 +14,7 @@ from indexer.errors import AtlasError
 from query.depth.depth import read_profiled
 from query.layers import stored_layers
 from query.lookup import indexed_model
+from query.sampled import SAMPLE
 from query.show import shown_model
 from query.similar import stored_neighbours
 
@@ -31,8 +32,8 @@ _ELSEWHERE = re.compile(r"`[^`]+`|--debug|query sql")
 _FACTS = (
     "author", "relation", "parent", "claimed_by", "status", "reason", "detail", "commit", "created", "modified",
     "likes", "gated", "languages", "pipeline_tag", "library", "head_class", "label_count", "label_names",
-    "problem_type", "dtype", "verified", "base_cosine", "is_copy", "is_unrelated", "is_partly_frozen",
-    "duplicate_of", "delta_norm", "relative_norm", "deleted_at_hub", "oddities",
+    "problem_type", "dtype", "verified", "base_cosine", "read", "rows_read", "is_copy", "copy_evidence", "is_unrelated",
+    "is_partly_frozen", "duplicate_of", "delta_norm", "delta_norm_error", "relative_norm", "deleted_at_hub", "oddities",
 )  # fmt: skip
 
 
@@ -44,7 +45,12 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     known = shown_model(atlas, model_id)
     model, base = str(known["model"]), str(known["base"])
     facts = {name: known[name] for name in _FACTS if name in known and known[name] not in (None, [], False)}
+    if facts.get("copy_evidence") == SAMPLE:
+        facts["is_copy"] = "not proven: it is like the base in all that was read"
+    if known.get("read") != SAMPLE:
+        facts.pop("delta_norm_error", None)
     layers = stored_layers(atlas, model_id, model, base)
+    changed = layers.to_dict() | {"headline": layers.headline, "notes": list(layers.estimates)}
     neighbours = []
     if known["status"] == "indexed" and atlas.is_published(base, "input"):
         rows = atlas.rows(
@@ -89,7 +95,7 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         "datasets": known["datasets_as_written"],
         "tags": known["tags"],
         "evaluations": known["evaluations"],
-        "layers": layers.to_dict() | {"headline": layers.headline} if layers.deltas else None,
+        "layers": changed if layers.deltas else None,
         "neighbours": neighbours,
         "predictions": predictions,
         "lineage": lineage,

@@ -19,6 +19,7 @@ from query.map.neighbours import near_points, read_neighbours, read_parents
 from query.map.page import coloring_data, facet, number, payload, shown
 from query.population import leading_datasets
 from query.reader import AtlasReader
+from query.sampled import COPY, LIKE_THE_BASE, SAMPLE
 from query.sql import SqlResult, Started, asked_condition, run_sql
 
 MOST_ROWS = 1_000
@@ -30,11 +31,13 @@ NEIGHBOURS = 10  # per model; the page of a model has more
 _MODELS = """
 SELECT models.model_id, model, author, relation, models.datasets, licence, pipeline_tag, head_class, downloads, likes,
     epoch(created) AS created, relative_norm, measured.rank, measured.energy,
-    is_copy, is_unrelated, is_partly_frozen, duplicate_of IS NOT NULL AS is_repeat, deleted_at_hub,
+    "read", is_copy AND copy_evidence IS DISTINCT FROM 'sample' AS is_copy,
+    is_copy AND copy_evidence IS NOT DISTINCT FROM 'sample' AS is_like_base,
+    is_unrelated, is_partly_frozen, duplicate_of IS NOT NULL AS is_repeat, deleted_at_hub,
     predicted.dataset AS predicted
 FROM models
 LEFT JOIN (
-    SELECT model_id, avg(energy) FILTER (norm > 0) AS energy,
+    SELECT model_id, avg(energy) FILTER (norm > 0 AND rows_read IS NULL) AS energy,
         CASE WHEN bool_and(rank_50 IS NOT NULL OR norm = 0) THEN avg(rank_50) FILTER (norm > 0) END AS rank
     FROM deltas GROUP BY model_id
 ) AS measured USING (model_id)
@@ -52,7 +55,8 @@ _NUMBERS = {
     "energy": ("energy", "energy kept"),
 }
 _ODDITIES = {
-    "is_copy": "copy of the base",
+    "is_copy": COPY,
+    "is_like_base": LIKE_THE_BASE,
     "is_unrelated": "unrelated to the base",
     "is_repeat": "repeats an earlier upload",
     "is_partly_frozen": "partly frozen",
@@ -211,6 +215,7 @@ def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[s
         facet("relation", columns["relation"]) | {"opens": True},
         *([facet("cluster", clusters, "in no cluster") | later] if any(clusters) else []),
         facet("author", columns["author"]) | later,
+        *([facet("read", columns["read"]) | later] if SAMPLE in columns["read"] else []),
         facet("licence", licences, "none named") | later,
         facet("predicted", columns["predicted"], "not predicted") | later,
         facet("task", columns["pipeline_tag"], "not known") | later | hidden,

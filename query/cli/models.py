@@ -8,6 +8,7 @@ import click
 
 from indexer.console.completion import complete_model
 from indexer.console.terminal import FiniteRange, say
+from indexer.names import READS
 from query.cli.batch import STDIN, names_on_stdin, predict_batch, print_batch, store_predictions
 from query.cli.options import (
     base_option,
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from query.results import ThemeName
     from query.similar import SimilarModels
 
+read_option = click.option(
+    "--read", type=click.Choice(READS),
+    help="How a model that is not indexed is read: sample, some rows of every matrix (default), or full.",
+)  # fmt: skip
 layers_option = click.option("--layers", metavar="1,4", help="Only these layers. Default: all, or 12 evenly spaced.")
 device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
 stem_option = click.option(
@@ -47,6 +52,7 @@ stem_option = click.option(
     representation_option,
     base_option,
     click.option("--explain", is_flag=True, help="Show how much each layer and family contributes."),
+    read_option,
 )
 def similar(model: str, atlas: str, output: str, **options: Any) -> None:
     """Find the models most similar to MODEL: an indexed id, any other Hub id, or a local checkpoint folder.
@@ -82,14 +88,15 @@ def show(model: str, base: str | None, details: bool, atlas: str, output: str) -
     click.argument("b", metavar="B", shell_complete=complete_model),
     base_option,
     representation_option,
+    read_option,
 )
-def compare(a: str, b: str, base: str | None, representation: str, atlas: str, output: str) -> None:
+def compare(a: str, b: str, base: str | None, representation: str, read: str | None, atlas: str, output: str) -> None:
     """Compare models A and B: how similar their changes are, and what cards and weights say.
 
     Each is an indexed id, any other Hub id, or a local folder; both must have the same base.
     """
     with opened_atlas(atlas) as opened:
-        print_result(opened.compare(a, b, base=base, representation=representation), output)
+        print_result(opened.compare(a, b, base=base, representation=representation, read=read), output)
 
 
 @question(
@@ -98,14 +105,24 @@ def compare(a: str, b: str, base: str | None, representation: str, atlas: str, o
     click.option(
         "--of", type=click.Choice(tuple(MEASURES)), default="relative_norm", show_default=True, help="Measure to show."
     ),
+    read_option,
     out_option(),
     theme_option,
 )
-def layers(model: str, base: str | None, of: str, out: str | None, theme: ThemeName, atlas: str, output: str) -> None:
+def layers(
+    model: str,
+    base: str | None,
+    of: str,
+    read: str | None,
+    out: str | None,
+    theme: ThemeName,
+    atlas: str,
+    output: str,
+) -> None:
     """Show where MODEL changed, by layer and family: an indexed id, any other Hub id, or a local folder."""
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        found = opened.layers(model, base)
+        found = opened.layers(model, base, read=read)
         if file is not None:
             found.write(file, theme, of)
         print_result(found, output, file=file, table=found.table(of=of))

@@ -264,6 +264,9 @@ def depth(
     if any(row["verified"] is not None for row in found.layers):
         certificate = "verified is a certificate and no measure of depth: search finds the input nearly everywhere"
         notes = (certificate, *notes)
+    statement = 'SELECT "read" FROM models WHERE model = ? AND base = ? AND "read" = \'sample\''
+    if atlas.rows(statement, [found.model, found.base]):
+        notes = (*notes, "a sample of its rows was read: ‖δW‖/‖W‖ are estimates")
     text = "there is nothing to compare it with."
     if other is not None:
         name = AGAINST.get(other.subject, against) if against in AGAINST else against

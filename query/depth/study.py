@@ -14,6 +14,7 @@ from indexer.errors import AtlasError
 from query.depth.depth import LayerRow, Profiled, difference_error, read_profiled
 from query.figures import THEMES, label, styled_grid
 from query.results import Drawn, ThemeName, to_frame
+from query.sampled import SAMPLE
 from query.statistics.authors import spearman
 from query.wording import counted
 
@@ -207,7 +208,7 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
     facts = {
         row["model"]: row
         for row in atlas.rows(
-            "SELECT model, author, datasets, CASE WHEN is_unrelated THEN 'unrelated to the base' "
+            "SELECT model, author, datasets, \"read\", CASE WHEN is_unrelated THEN 'unrelated to the base' "
             "WHEN is_copy THEN 'copies of the base' WHEN duplicate_of IS NOT NULL THEN 'duplicates' END AS reason "
             "FROM models WHERE base = ?",
             [canonical],
@@ -233,6 +234,9 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
             f"needed{why}.",
             hint,
         )
+    if sampled := sum(facts[one.model]["read"] == SAMPLE for one in models):
+        which = "all models" if sampled == len(models) else f"{sampled} of {len(models)} models"
+        notes += (f"of {which} a sample of rows was read: their ‖δW‖/‖W‖ are estimates",)
     of_base = read_profiled(atlas, canonical, subject="base", probe=models[0].probe_sha256)
     if not of_base:
         raise AtlasError(f"{canonical} itself has no profile with the same probe.", hint)

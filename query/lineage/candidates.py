@@ -97,10 +97,22 @@ def earlier(candidates: Sequence[Candidate], created: datetime | None, *, dates:
 
 @dataclass(frozen=True)
 class Factors:
-    """The change of one matrix by its stored factors, d = us · vᵀ."""
+    """The leading part of the change of one matrix by its stored factors, d = us · vᵀ.
+
+    That of a sampled model is smaller: only what lies in the rows that were read.
+    """
 
     us: NDArray[np.float32]
     v: NDArray[np.float32]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of d."""
+        return len(self.us), len(self.v)
+
+    def cut(self, shape: tuple[int, int]) -> Factors:
+        """Those of a smaller part."""
+        return self if shape == self.shape else Factors(self.us[: shape[0]], self.v[: shape[1]])
 
     @cached_property
     def square(self) -> float:
@@ -135,14 +147,26 @@ class FactorStore:
         """The factors of one record, cut to the parts that are read; None if it is missing or damaged."""
         from safetensors import SafetensorError, safe_open
 
+        from indexer.records.row_plan import leading
+
         found = {}
         try:
             with safe_open(self.folder.record(key), framework="numpy") as record:
+                names = set(record.keys())
                 for name, extent in self.extents.items():
-                    u = record.get_tensor(f"{name}.u")[: extent.rows].astype(np.float32)
-                    v = record.get_tensor(f"{name}.v")[: extent.columns].astype(np.float32)
+                    is_sampled = f"{name}.u" not in names
+                    u, v = (
+                        record.get_tensor(f"{name}.{'u_rows' if is_sampled else 'u'}"),
+                        record.get_tensor(f"{name}.v"),
+                    )
+                    rows, columns = extent.rows, extent.columns
+                    if is_sampled and extent.transposed:
+                        columns = min(columns, leading(int(np.count_nonzero(v.any(axis=1)))))
+                    elif is_sampled:
+                        rows = min(rows, leading(len(u)))
+                    u, v = u[:rows].astype(np.float32), v[:columns].astype(np.float32)
                     s = record.get_tensor(f"{name}.s").astype(np.float32)
-                    is_cut = (len(u), len(v)) == (extent.rows, extent.columns)
+                    is_cut = (len(u), len(v)) == (rows, columns)
                     if not is_cut or not u.shape[1:] == v.shape[1:] == s.shape != (0,):
                         return None
                     found[str(name)] = Factors(u * s, v)
@@ -154,35 +178,48 @@ class FactorStore:
         """How well each candidate's factors fit what is ``left``, as shares of its energy: two arrays (candidates,).
 
         The gain with coefficient 1, 2⟨R, d⟩ − ‖d‖², and with the best coefficient for each matrix, ⟨R, d⟩²/‖d‖², where
-        R is ``left`` and d the candidate's change by its factors.
+        R is ``left`` and d the candidate's change by its factors; both of the part that the candidate's record holds.
         """
-        total = sum(float(np.vdot(one, one)) for one in left.values()) or 1.0
-        plain, fitted = np.zeros(len(candidates)), np.zeros(len(candidates))
+        plain, fitted, total = (np.zeros(len(candidates)) for _ in range(3))
         for name, rest in left.items():
-            for start in range(0, len(candidates), 256):
-                held = [self._factors[one.model_id][name] for one in candidates[start : start + 256]]
-                inner = _inner(rest, held)
-                square = np.array([one.square for one in held])
-                plain[start : start + 256] += 2 * inner - square
-                fitted[start : start + 256] += np.where(square > 0, inner * np.maximum(inner, 0), 0) / np.where(
-                    square > 0, square, 1
-                )
+            places_of: dict[tuple[int, int], list[int]] = {}  # full and sampled records hold parts of different sizes
+            for place, one in enumerate(candidates):
+                places_of.setdefault(self._factors[one.model_id][name].shape, []).append(place)
+            for (rows, columns), places in places_of.items():
+                part = rest[:rows, :columns]
+                total[places] += float(np.vdot(part, part))
+                for start in range(0, len(places), 256):
+                    some = places[start : start + 256]
+                    held = [self._factors[candidates[place].model_id][name] for place in some]
+                    inner = _inner(part, held)
+                    square = np.array([one.square for one in held])
+                    plain[some] += 2 * inner - square
+                    fitted[some] += np.where(square > 0, inner * np.maximum(inner, 0), 0) / np.where(
+                        square > 0, square, 1
+                    )
+        total[total == 0] = 1.0
         return plain / total, fitted / total
 
     def products(
         self, candidates: Sequence[Candidate], deltas: Mapping[str, NDArray[np.float32]]
     ) -> tuple[Floats, Floats, float]:
-        """⟨d_i, d_j⟩ of the candidates' changes by their factors, ⟨d_i, δ⟩, and ‖δ‖², summed over all matrices."""
+        """⟨d_i, d_j⟩ of the candidates' changes by their factors, ⟨d_i, δ⟩, and ‖δ‖², summed over all matrices.
+
+        All of the part of each matrix that the records of all of them hold.
+        """
         count = len(candidates)
-        gram, right = np.zeros((count, count)), np.zeros(count)
-        for name, delta in deltas.items():
+        gram, right, total = np.zeros((count, count)), np.zeros(count), 0.0
+        for name, whole in deltas.items():
             held = [self._factors[one.model_id][name] for one in candidates]
+            rows, columns = (min(sizes) for sizes in zip(*(one.shape for one in held), strict=True))
+            delta, held = whole[:rows, :columns], [one.cut((rows, columns)) for one in held]
+            total += float(np.vdot(delta, delta))
             right += _inner(delta, held)
             us, v = np.hstack([one.us for one in held]), np.hstack([one.v for one in held])
             starts = np.cumsum([0, *(one.v.shape[1] for one in held[:-1])])
             products = (us.T @ us).astype(np.float64) * (v.T @ v)
             gram += np.add.reduceat(np.add.reduceat(products, starts, axis=0), starts, axis=1)
-        return gram, right, sum(float(np.vdot(one, one)) for one in deltas.values()) or 1.0
+        return gram, right, total or 1.0
 
 
 def _inner(matrix: NDArray[np.float32], held: Sequence[Factors]) -> Floats:

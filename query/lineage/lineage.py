@@ -21,6 +21,7 @@ from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
 from query.lineage.thresholds import SURE, Thresholds, probability
 from query.lookup import READERS, describe_unindexed, no_record, unknown_model
+from query.sampled import SAMPLE
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -163,10 +164,13 @@ class Tracer:
         declared = declared_by(self.atlas, model_id, self.base)
         asked = self._candidates.get(model_id)
         if asked is None:  # a copy of the base, or weights of another origin: nothing needs to be read
-            flags = self.atlas.rows("SELECT model, is_copy FROM models WHERE model_id = ?", [model_id])[0]
+            flags = self.atlas.rows("SELECT model, is_copy, copy_evidence FROM models WHERE model_id = ?", [model_id])[
+                0
+            ]
             model = flags["model"]
             if flags["is_copy"]:
-                edge = self._completed(Edge(model, None, COPY, 1.0, 0.0, "all its deltas are zero"), declared)
+                zero = "all its deltas are zero" + (" in all that was read" if flags["copy_evidence"] == SAMPLE else "")
+                edge = self._completed(Edge(model, None, COPY, 1.0, 0.0, zero), declared)
             else:
                 edge = Edge(model, None, UNRELATED, 0.0, 1.0, "its weights are not the base's", card=CONTRADICTED)
                 edge = replace(edge, probability=probability(edge))

@@ -24,7 +24,7 @@ from query.map.neighbours import NearPoint, Parent, known_near, near_points, rea
 from query.map.page import coloring_data, facet, map_page, number, payload
 from query.map.picture import map_figure
 from query.map.projection import METHODS, Projection, most_neighbours, project, usual_method
-from query.population import LeftOut, Population, distinct, read_population
+from query.population import LeftOut, Population, distinct, notes_on_sampled, read_population
 from query.reader import PUBLIC_HUB
 from query.results import Drawn, plain
 from query.statistics.likeness import points
@@ -249,7 +249,7 @@ def model_map(
         coloring=chosen,
         explained_variance=placed.explained_variance,
         left_out=population.left_out,
-        notes=notes,
+        notes=(*notes, *notes_on_sampled(atlas, population)),
         other_colorings=tuple(coloring(atlas, population, name, seed) for name in others),
         neighbours=near_points(read_neighbours(atlas, population.base, representation), population.ids, NEIGHBOURS),
         parents=read_parents(atlas, population.base),

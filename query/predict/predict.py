@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,15 @@ from indexer.records.difference import (
 )
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
-from query.lookup import ResolvedModel, facts_of_record, indexed_model, resolve_model, thresholds, vector_of
+from query.lookup import (
+    ResolvedModel,
+    facts_of_record,
+    indexed_model,
+    resolve_model,
+    sampled_notes,
+    thresholds,
+    vector_of,
+)
 from query.population import own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
 from query.predict.heads import Head, head_of
@@ -243,7 +251,8 @@ def _predict(
     # Its parents and children do not vote either: their datasets are not its own.
     without = () if target.model_id is None else (target.model_id, *relatives(atlas, target.model_id))
     models = labelled.read(target.base, without)
-    return predict_target(target, models, k=k, representation=labelled.representation)
+    found = predict_target(target, models, k=k, representation=labelled.representation)
+    return replace(found, notes=(*found.notes, *labelled.notes))
 
 
 def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Target:
@@ -262,7 +271,7 @@ def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Ta
         facts = facts_of_record(asked.record)
     head = head_of(facts["head_class"], facts["label_count"], facts["label_names"], facts["problem_type"])
     declared = tuple(facts["datasets"])
-    reason = f"{asked.name} is a copy of {asked.base} (its delta is zero)" if asked.is_copy else asked.unrelated
+    reason = f"{asked.name} is {asked.as_copy} (its delta is zero)" if asked.is_copy else asked.unrelated
     if reason:
         if facts["label_count"] is None:
             raise AtlasError(f"{reason}, and its config.json names no labels: nothing can be predicted from it.", "")
@@ -270,7 +279,8 @@ def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Ta
         return Target(asked.name, asked.base, asked.author, asked.model_id, None, head, declared, (), (note,))
     vector = vector_of(atlas, asked, representation)
     duplicates = _duplicates(atlas, asked, facts)
-    return Target(asked.name, asked.base, asked.author, asked.model_id, vector, head, declared, duplicates, ())
+    notes = sampled_notes(atlas, asked)
+    return Target(asked.name, asked.base, asked.author, asked.model_id, vector, head, declared, duplicates, notes)
 
 
 def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Duplicate, ...]:
@@ -287,12 +297,14 @@ def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, An
     rows = [
         row
         for row in atlas.rows(
-            "SELECT model_id, model, datasets, models.record_key, models.delta_norm, signature FROM models "
-            "JOIN records USING (model_id) WHERE base = ? AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 "
+            'SELECT model_id, model, datasets, models.record_key, models.delta_norm, models."read", signature '
+            "FROM models JOIN records USING (model_id) "
+            "WHERE base = ? AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 "
             "ORDER BY model_id",
             [asked.base, asked.model_id],
         )
-        if relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
+        if row["read"] != asked.read  # an estimated and an exact norm differ, whatever the models are
+        or relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
         or norms_fit(row["delta_norm"], facts["delta_norm"], base_norm)
     ]
     default = representation_named(DEFAULT, atlas.published(asked.base, DEFAULT).choice.budget)

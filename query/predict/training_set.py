@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from query.population import Population, distinct, own_datasets, read_population
+from query.population import Population, distinct, notes_on_sampled, own_datasets, read_population
 from query.predict.heads import Head, HeadMatches, head_of
 from query.statistics.authors import AuthorRuns
 from query.statistics.likeness import similarities
@@ -61,10 +61,11 @@ class LabelledModels:
 
 
 class LabelledModelReader:
-    """Reads the labelled models of each base once."""
+    """Reads the labelled models of each base once. ``notes``: on those of the latest that a sample gives no vector."""
 
     def __init__(self, atlas: AtlasReader, representation: str = "input") -> None:
         self.representation = representation
+        self.notes: tuple[str, ...] = ()
         self._atlas = atlas
         self._read: dict[str, tuple[Population, dict[int, Head]]] = {}
 
@@ -84,6 +85,7 @@ class LabelledModelReader:
         is_out = np.isin(population.ids, list(without))
         chosen = distinct(replace(population, is_copy=population.is_copy | is_out))
         rows = [row for row, names in enumerate(chosen.datasets) if names]
+        self.notes = notes_on_sampled(self._atlas, population)
         return LabelledModels(
             vectors=chosen.vectors[rows],
             models=[chosen.models[row] for row in rows],

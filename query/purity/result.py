@@ -122,6 +122,7 @@ class PurityResult(Drawn, PurityScore):
     representation: str = ""
     k: int | None = None
     cross_author: PurityScore = PurityScore(0, 0, 0)
+    on_sampled: tuple[str, ...] = ()  # a note on models that were left out, as a sample gives no such vector
 
     @property
     def headline(self) -> str:
@@ -130,8 +131,9 @@ class PurityResult(Drawn, PurityScore):
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Why an interval is missing."""
-        return tuple(dict.fromkeys(filter(None, (self.interval_note, self.cross_author.interval_note))))
+        """Why an interval is missing, and which models are."""
+        why = filter(None, (self.interval_note, self.cross_author.interval_note))
+        return (*dict.fromkeys(why), *self.on_sampled)
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Dots for all models and for each dataset, with chance. Raises AtlasError if matplotlib is missing."""

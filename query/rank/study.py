@@ -20,6 +20,7 @@ from query.population import LeftOut
 from query.rank.fits import Fit, best_fit, fit_forms
 from query.rank.values import checked_relations, countable_models, one_model, read_ranks
 from query.results import Drawn
+from query.sampled import note_on_sampled
 from query.wording import counted, decimal
 
 if TYPE_CHECKING:
@@ -267,6 +268,7 @@ def rank_by_depth(
         canonical = atlas.base_named(base)
         candidates, left_out = countable_models(atlas, canonical, relations)
         notes = [f"left out: {', '.join(left_out.words())}"] if left_out.words() else []
+        notes += note_on_sampled(atlas, canonical, left_out.sampled, "ranks", spectra=True)
     else:
         candidate, canonical, notes = one_model(atlas, model, base)
         candidates, left_out = [candidate], LeftOut()

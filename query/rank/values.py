@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError, BadArgument
 from indexer.names import FAMILIES, RELATIONS, DeltaKey, ModelRef
 from indexer.records.record import RANK_THRESHOLDS
 from query.lookup import base_in_hint, unknown_model
 from query.population import LeftOut
+from query.sampled import SAMPLE, needs_all
 
 if TYPE_CHECKING:
     from indexer.records.record import DeltaRecord, FusedMatrixRecord
@@ -39,12 +41,13 @@ def checked_relations(text: str | None) -> tuple[str, ...]:
 def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) -> tuple[list[Candidate], LeftOut]:
     """The models of a base that count, by id, and how many copies, unrelated models and duplicates do not.
 
-    A duplicate replaces its first upload if only the duplicate has spectra. Raises AtlasError if no model is left.
+    Sampled models do not either: the rows that were read do not give ranks. A duplicate replaces its first upload if
+    only the duplicate has spectra, or was read in full. Raises AtlasError if no model is left.
     """
     rows = atlas.rows(
-        "SELECT model_id, model, record_key, has_spectra, is_copy, is_unrelated, duplicate_group FROM models "
+        'SELECT model_id, model, record_key, has_spectra, "read", is_copy, is_unrelated, duplicate_group FROM models '
         "WHERE base = ? AND (len(?::VARCHAR[]) = 0 OR list_contains(?, relation)) "
-        "ORDER BY has_spectra DESC, duplicate_of IS NOT NULL, model_id",
+        'ORDER BY has_spectra DESC, "read", duplicate_of IS NOT NULL, model_id',
         [base, list(relations), list(relations)],
     )
     if not rows:
@@ -52,7 +55,7 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
         raise AtlasError(what, f"Run: `build({base!r}, spectra=True)`")
     chosen: list[Candidate] = []
     groups: set[int] = set()
-    counts = {"copies": 0, "unrelated": 0, "duplicates": 0}
+    counts = {"copies": 0, "unrelated": 0, "duplicates": 0, "sampled": 0}
     for row in rows:
         if row["is_copy"]:
             counts["copies"] += 1
@@ -62,8 +65,13 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
             counts["duplicates"] += 1
         else:
             groups |= {row["duplicate_group"]} - {None}
-            chosen.append(row)
+            if row["read"] == SAMPLE:
+                counts["sampled"] += 1
+            else:
+                chosen.append(row)
     left_out = LeftOut(**counts)
+    if not chosen and left_out.sampled:
+        raise without_a_full_model(atlas, base, left_out.sampled, "ranks", spectra=True)
     if not chosen:
         raise AtlasError(f"No model of {base} remains to study (left out: {', '.join(left_out.words())}).", "")
     return sorted(chosen, key=lambda row: int(row["model_id"])), left_out
@@ -76,13 +84,15 @@ def one_model(atlas: AtlasReader, name: str, base: str | None) -> tuple[Candidat
         hint = f"Only models of the atlas: `add({name!r}, {base_in_hint(atlas, base)!r}, spectra=True)`"
         raise unknown_model(atlas, name, hint)
     rows = atlas.rows(
-        "SELECT model_id, model, record_key, has_spectra, is_copy, is_unrelated, "
+        'SELECT model_id, model, record_key, has_spectra, "read", is_copy, is_unrelated, '
         "duplicate_of IS NOT NULL AS is_duplicate FROM models WHERE model_id = ?",
         [found.model_id],
     )
     if not rows:
         why = f": {found.detail}" if found.detail else ""
         raise AtlasError(f"{found.model} is not indexed but {found.status}{why}.", f"See: query show {found.model}")
+    if rows[0]["read"] == SAMPLE:
+        raise needs_all(atlas, found.base, [found.model], "ranks", spectra=True)
     flags = {"is_copy": "a copy of the base", "is_unrelated": "unrelated to the base", "is_duplicate": "a duplicate"}
     return rows[0], found.base, [f"it is {words}" for flag, words in flags.items() if rows[0][flag]]
 

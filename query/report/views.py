@@ -12,6 +12,7 @@ from query.glossary import words
 from query.reader import PUBLIC_HUB
 from query.report.page import Section, Source, enumerated, shorten
 from query.report.reasons import REASONS, STATUSES, UNEXPLAINED, claim_in_words
+from query.sampled import COPY, LIKE_THE_BASE, SAMPLE
 from query.wording import count, counted, percent
 
 _BUILDS = 8  # rows, the latest first
@@ -19,7 +20,7 @@ _REASONS = 40
 _MOST, _MOST_NAMES = 20, 25  # rows of a table
 _MOST_MODELS = 2000  # with more rows, browsers scroll badly
 _USUAL_RANK = 8
-_FLAGS = {"is_copy": "copy of the base", "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen"}
+_FLAGS = {"is_copy": COPY, "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen"}
 
 
 def glossary(_source: Source, _section: Section) -> dict[str, Any]:
@@ -55,7 +56,9 @@ def crawl(source: Source, section: Section) -> dict[str, Any]:
     failures = source.rows("SELECT * FROM failures WHERE base = ? ORDER BY models DESC, status DESC, reason")
     (read,) = source.rows(
         "SELECT count(*) AS models, sum(bytes_read) AS read, "
-        "sum(list_sum(list_transform(weight_files, lambda file: file.size))) AS stored FROM models WHERE base = ?"
+        "sum(list_sum(list_transform(weight_files, lambda file: file.size))) AS stored, "
+        "count(*) FILTER (\"read\" = 'sample') AS sampled, sum(block_bytes) FILTER (\"read\" = 'sample') AS rest "
+        "FROM models WHERE base = ?"
     )
     (base,) = source.rows('SELECT "commit" FROM bases WHERE base = ?')
     (atlas,) = source.atlas.rows("SELECT * FROM atlas_info")
@@ -178,13 +181,17 @@ def names(source: Source, section: Section) -> dict[str, Any]:
 def duplicates(source: Source, section: Section) -> dict[str, Any]:
     """Copies of the base, and uploads that repeat an earlier one."""
     copies = source.rows(
-        "SELECT model, author, created, downloads FROM models WHERE base = ? AND is_copy "
+        "SELECT model, author, created, downloads, copy_evidence FROM models WHERE base = ? AND is_copy "
         "ORDER BY downloads DESC NULLS LAST, model"
     )
     repeats = source.rows(
         "SELECT model, first_upload, if(author <> first_author, 'another author', 'the same author') AS by_whom, "
         "created FROM duplicates WHERE base = ? ORDER BY first_upload, created, model"
     )
+    shown_by = {"sample": "all that was read of it", "checksum": "the checksum of its file"}
+    for row in copies:
+        row["copy_evidence"] = shown_by.get(row["copy_evidence"], "all its matrices")
+    is_partial = any(row["copy_evidence"] == shown_by["sample"] for row in copies)
     section.key_number(count(len(copies)), f"{'copy' if len(copies) == 1 else 'copies'} of the base under another name")
     section.key_number(
         count(len(repeats)), f"{'duplicate' if len(repeats) == 1 else 'duplicates'} of an earlier upload"
@@ -192,11 +199,12 @@ def duplicates(source: Source, section: Section) -> dict[str, Any]:
     return {
         "copies": source.table(
             f"{counted(len(copies), 'copy', 'copies')} of the base",
-            {"model": "model", "author": "name", "created": "fixed", "downloads": "number"},
+            {"model": "model", "author": "name", "created": "fixed", "downloads": "number", "equal in": "fixed"},
             copies,
             most=_MOST,
             everything=source.query("SELECT model FROM models WHERE is_copy AND base = ?"),
         ),
+        "is_partial": is_partial,
         "repeats": source.table(
             counted(len(repeats), "duplicate"),
             {"model": "model", "has the weights of": "model", "uploaded by": "fixed", "created": "fixed"},
@@ -311,13 +319,15 @@ def models(source: Source, _section: Section) -> dict[str, Any]:
     """Every indexed model, to look up what the sections above mention."""
     rows = source.rows(
         "SELECT model, relation, datasets, licence, downloads, created, is_copy, is_unrelated, is_partly_frozen, "
-        "duplicate_of FROM models WHERE base = ? ORDER BY downloads DESC NULLS LAST, model"
+        "copy_evidence, duplicate_of FROM models WHERE base = ? ORDER BY downloads DESC NULLS LAST, model"
     )
     if not rows:
         raise AtlasError("No model is indexed, so there is nothing to list.", "")
     shown = []
     for row in rows:
         remarks = [words for flag, words in _FLAGS.items() if row[flag]]
+        if row["copy_evidence"] == SAMPLE:
+            remarks = [LIKE_THE_BASE if words == COPY else words for words in remarks]
         remarks += ["duplicate"] if row["duplicate_of"] is not None else []
         licence = shorten(row["licence"] or "", 40)
         facts = [row["model"], row["relation"], row["datasets"], licence, row["downloads"], row["created"]]

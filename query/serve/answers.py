@@ -34,6 +34,7 @@ class Base(TypedDict):
 
     base: str
     indexed: int
+    sampled: int
     authors: int
     representations: list[str]
 
@@ -106,7 +107,9 @@ class Changed(Answer):
 
     model: str
     base: str
+    read: str
     norm: float
+    norm_error: float
     layers: list[Part]
     families: list[Part]
 

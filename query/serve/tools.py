@@ -110,9 +110,19 @@ class Tools:
             self._opened.refresh()
         return self._opened
 
+    def _answer(self, kind: type[A], found: Result | None, **parts: Any) -> A:
+        """The keys of ``kind``: from ``parts``, or else from the result's JSON, rounded; ``summary`` is its headline.
+
+        Advice in a note that is no call of a tool is for the user of the agent: a command.
+        """
+        notes = [] if found is None else [self._for_agents(one) or for_command_line(one) for one in found.notes]
+        common = {"summary": "" if found is None else found.headline, "notes": list(dict.fromkeys(notes))}
+        known = {**({} if found is None else found.to_dict()), **common, "shortened": [], **parts}
+        return cast(A, {name: rounded(as_plain(known[name])) for name in kind.__annotations__})
+
     def bases(self) -> Bases:
         """List the base models of the atlas, how many fine-tunes of each are indexed, and the published vectors."""
-        return _answer(Bases, None, bases=[row for row in contents(self._atlas) if is_hub_id(row["base"])])
+        return self._answer(Bases, None, bases=[row for row in contents(self._atlas) if is_hub_id(row["base"])])
 
     def similar(
         self,
@@ -133,7 +143,7 @@ class Tools:
             model, k, where=where, other_authors=other_authors, representation=representation, base=base,
             explain=explain,
         )  # fmt: skip
-        return _answer(Similar, found, neighbours=[{"because": None, **one.as_row()} for one in found])
+        return self._answer(Similar, found, neighbours=[{"because": None, **one.as_row()} for one in found])
 
     def predict(
         self,
@@ -144,23 +154,24 @@ class Tools:
         """Predict which datasets a model was tuned on, from its weights and its head."""
         found = self._atlas.predict(model, k=k, base=base)
         answers = [{name: row[name] for name in LikelyDataset.__annotations__} for row in found.to_rows()]
-        return _answer(Predicted, found, answers=answers)
+        return self._answer(Predicted, found, answers=answers)
 
     def show(self, model: Model, base: Base = None) -> Shown:
         """Show what is known of an indexed model: card, datasets, norms, ranks, duplicates, neighbours."""
         found = self._atlas.show(model, base)
         known = found.to_dict()
         facts = {name: known[name] for name in known.keys() - _NOT_FOR_AGENTS if known[name] not in (None, [], "")}
-        return _answer(Shown, found, model=found["model"], facts={name: facts[name] for name in known if name in facts})
+        facts = {name: facts[name] for name in known if name in facts}
+        return self._answer(Shown, found, model=found["model"], facts=facts)
 
     def compare(self, a: Model, b: Model, base: Base = None) -> Compared:
         """Compare two models: how similar their weight changes are, in which layers, and what their cards say."""
         found = self._atlas.compare(a, b, base=base)
-        return _answer(Compared, found, facts=found.to_dict())
+        return self._answer(Compared, found, facts=found.to_dict())
 
     def layers(self, model: Model, base: Base = None) -> Changed:
         """Show where a model changed: the size of the change of each layer and each family of matrices."""
-        return _answer(Changed, self._atlas.layers(model, base))
+        return self._answer(Changed, self._atlas.layers(model, base))
 
     def lineage(
         self,
@@ -170,7 +181,7 @@ class Tools:
         base: Base = None,
     ) -> Ancestry:
         """Find which model a model was made from (continued, merged, LoRA merged, copied, recast), by its weights."""
-        return _answer(Ancestry, self._atlas.lineage(model, base, dates=dates, fresh=fresh))
+        return self._answer(Ancestry, self._atlas.lineage(model, base, dates=dates, fresh=fresh))
 
     def purity(
         self,
@@ -184,7 +195,7 @@ class Tools:
         """Measure whether models tuned on the same dataset are close to each other, also across authors."""
         found = self._atlas.purity(base, representation=representation, k=k)
         across = found.to_dict()["cross_author"]
-        return _answer(Purity, found, cross_author={name: across[name] for name in CrossAuthor.__annotations__})
+        return self._answer(Purity, found, cross_author={name: across[name] for name in CrossAuthor.__annotations__})
 
     def clusters(
         self,
@@ -202,7 +213,7 @@ class Tools:
             for row in found.to_dict()["clusters"]
         ]
         members = [] if members_of is None else found.names_in(members_of)
-        return _answer(Clustered, found, clusters=rows, members=members)
+        return self._answer(Clustered, found, clusters=rows, members=members)
 
     def datasets(
         self,
@@ -212,7 +223,7 @@ class Tools:
     ) -> Datasets:
         """List the datasets that indexed models name, most models first."""
         rows = self._atlas.datasets(search, base=base).to_rows()
-        return _answer(Datasets, None, datasets=rows[:limit], truncated=len(rows) > limit)
+        return self._answer(Datasets, None, datasets=rows[:limit], truncated=len(rows) > limit)
 
     def sql(
         self,
@@ -233,11 +244,3 @@ class Tools:
             rows=as_plain([row[:MOST_COLUMNS] for row in found.rows]),  # not rounded
             truncated=found.truncated or is_wide,
         )
-
-
-def _answer(kind: type[A], found: Result | None, **parts: Any) -> A:
-    """The keys of ``kind``: from ``parts``, or else from the result's JSON, rounded; ``summary`` is its headline."""
-    notes = [] if found is None else list(dict.fromkeys(found.notes))
-    common = {"summary": "" if found is None else found.headline, "notes": notes, "shortened": []}
-    known = {**({} if found is None else found.to_dict()), **common, **parts}
-    return cast(A, {name: rounded(as_plain(known[name])) for name in kind.__annotations__})

@@ -116,7 +116,7 @@ def test_models_and_datasets_are_listed(small_atlas, run):
     assert code == 0, err
     assert [row["model"] for row in json.loads(out)] == ["cyd/twin", "dan/twin"]
     _, out, _ = run("query", "models", "--dataset", "sst2", "--base", "base", "--atlas", small_atlas, "--format", "csv")
-    assert out.splitlines()[0] == "base,model,relation,datasets,downloads"
+    assert out.splitlines()[0] == "base,model,relation,datasets,downloads,read"
     assert len(out.splitlines()) == 5
     _, out, err = run("query", "datasets", "--atlas", small_atlas, "--limit", "1")
     assert [line.split() for line in out.splitlines()] == [["dataset", "models", "authors"], ["sst2", "4", "4"]]

@@ -124,7 +124,7 @@ function changePart(layers) {
   select.addEventListener("change", show);
   show();
   const label = element("label", { htmlFor: "measure" }, "Shown: ");
-  return sectionOf("Where it changed", element("p", {}, layers.headline), element("div", { className: "row" }, label, select), grid);
+  return sectionOf("Where it changed", element("p", {}, layers.headline), ...layers.notes.map((note) => element("p", {}, note)), element("div", { className: "row" }, label, select), grid);
 }
 
 // Rows are layers, columns are families; darker cells changed more.

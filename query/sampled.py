@@ -1,0 +1,65 @@
+"""Models of which a sample of rows was read: what is said of them, and what reading the rest would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from indexer.database.deepening import deepening
+from indexer.errors import AtlasError
+from query.wording import counted
+
+if TYPE_CHECKING:
+    from query.reader import AtlasReader
+
+SAMPLE = "sample"
+COPY = "copy of the base"
+LIKE_THE_BASE = "like the base in all that was read"
+
+
+def sample_gives(representation: str) -> bool:
+    """Whether a sample gives vectors of this representation. Raises BadArgument for an unknown one."""
+    if representation == "input":  # the default, without the import
+        return True
+    from indexer.records.representation import representation_named
+
+    return representation_named(representation).needs == "v"
+
+
+def needs_all(atlas: AtlasReader, base: str, models: Sequence[str], what: str, *, spectra: bool = False) -> AtlasError:
+    """The error for a question about ``what`` ("'output' vectors") of models of which a sample was read."""
+    names = " and ".join(models)
+    return AtlasError(
+        f"Of {names} a sample of rows was read, which gives no {what}.",
+        deepening(atlas, base, models, spectra=spectra),
+    )
+
+
+def note_on_sampled(atlas: AtlasReader, base: str, count: int, what: str, *, spectra: bool = False) -> tuple[str, ...]:
+    """A note that ``count`` sampled models of ``base`` have no ``what`` and do not count; none if there are none."""
+    if not count:
+        return ()
+    lack = "has" if count == 1 else "have"
+    return (
+        f"{counted(count, 'sampled model')} {lack} no {what} and {'does' if count == 1 else 'do'} not count. "
+        f"{deepening(atlas, base, spectra=spectra)}",
+    )
+
+
+def rows_in_words(rows_read: Iterable[int | None]) -> str:
+    """From how many rows of each matrix were read (None: all): "16 to 22 rows of each matrix"."""
+    read = list(rows_read)
+    counts = sorted({count for count in read if count is not None})
+    if not counts:
+        return "all rows"
+    span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    partial = sum(count is not None for count in read)
+    if partial == len(read):
+        return f"{span} rows of each matrix"
+    return f"{span} rows of {partial} of {len(read)} matrices, all of the others"
+
+
+def estimated(model: str, rows_read: Iterable[int | None], norm: float, error: float) -> str:
+    """A note that the norms of a sampled model are estimates, with the standard error of the whole change."""
+    of_it = f"; the standard error of the norm of its whole change is {100 * error / norm:.2g} %" if norm else ""
+    return f"The norms of {model} are estimated from {rows_in_words(rows_read)}{of_it}."
