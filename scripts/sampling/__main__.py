@@ -22,7 +22,13 @@ def main(arguments: list[str] | None = None) -> int:
         description="Read families of models by several plans of rows, and measure what each costs and keeps.",
     )
     add = parser.add_argument
-    add("families", nargs="*", type=Path, metavar="DIR", help="folders of `python -m scripts.family`; the first chose the plan")
+    add(
+        "families",
+        nargs="*",
+        type=Path,
+        metavar="DIR",
+        help="folders of `python -m scripts.family`; the first chose the plan",
+    )
     add("--plans", help="only these, by name, as full,shipped,16 (default: all)")
     add("--lineage", action="store_true", help="also compare the lineage of every model (minutes)")
     add("--timed", type=int, default=0, metavar="N", help="also time N models of roberta-base's size (minutes)")

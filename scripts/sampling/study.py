@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import indexer
 from indexer.console.messages import verbosity
-from indexer.records import row_plan, sketch, weight_sample
+from indexer.records import row_plan, weight_sample
 from query import Atlas
 from query.lineage.lineage import every_lineage
 from query.population import Population, distinct, read_population
@@ -50,6 +50,7 @@ class Plan:
 
     @property
     def name(self) -> str:
+        """As in ``--plans`` and the tables."""
         if self.read == "full":
             return "full"
         if self.rows is None:
@@ -90,7 +91,7 @@ def in_force(plan: Plan) -> Iterator[None]:
             constants["stripes"] = lambda lines, count: spread(lines, count, plan.stripes)
     kept = (row_plan.coordinates, weight_sample._positions)
     try:
-        with patch.multiple(row_plan, **constants) if constants else patch.object(row_plan, "__doc__", ""):
+        with patch.multiple(row_plan, **constants) if constants else nullcontext():
             for function in kept:
                 function.cache_clear()
             yield
@@ -241,7 +242,9 @@ def compare(folder: Path, full: Path, base: str) -> Json:
         "correlation": float(np.corrcoef(*tables)[0, 1]),
         "own": [float(np.median(own)), float(own.min())],
         "matrices": calibration([(*estimated[0][key], exact[0][key][0]) for key in estimated[0] if key in exact[0]]),
-        "whole models": calibration([(*estimated[1][key], exact[1][key][0]) for key in estimated[1] if key in exact[1]]),
+        "whole models": calibration(
+            [(*estimated[1][key], exact[1][key][0]) for key in estimated[1] if key in exact[1]]
+        ),
         # σ_1 has no standard error of its own: that of the norm, in proportion.
         "sigma_1": calibration([(*estimated[2][key], exact[2][key][0]) for key in estimated[2] if key in exact[2]]),
     }
