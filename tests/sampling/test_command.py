@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from indexer.records import row_plan
 from scripts.sampling import report, study
-from tests.conftest import run_python
+from tests.conftest import ROOT
 
 
 def test_stripes_are_spread_from_the_first_row_to_the_last():
@@ -46,11 +49,10 @@ def test_calibration_by_hand():
 
 @pytest.mark.slow
 def test_the_whole_command_and_its_document(family, tmp_path):
-    words = ["-m", "scripts.sampling", family, "--plans", "shipped,16", "--lineage", "--json", tmp_path / "r.json"]
-    done = run_python(*words, cwd=tmp_path)
+    done = _run([str(family), "--plans", "shipped,16", "--lineage", "--json", "r.json"], tmp_path)
     results = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert done.code == bool(list(report.losses(results))), done.err
-    assert done.out == report.text(results) + "\n"
+    assert done.returncode == bool(list(report.losses(results))), done.stderr
+    assert done.stdout == report.text(results) + "\n"
     ((_, found),) = results["families"].items()
     full, sample = found["plans"]["full"], found["plans"]["16"]
     assert set(found["plans"]) == {"full", "shipped", "16"}
@@ -75,7 +77,13 @@ def test_the_whole_command_and_its_document(family, tmp_path):
     [([], "name the folder of a family"), (["--doc", "nowhere.json"], "nowhere.json"), (["nowhere"], "nowhere")],
 )
 def test_wrong_use_is_one_line(words, said, tmp_path):
-    done = run_python("-m", "scripts.sampling", *words, cwd=tmp_path)
-    assert done.code == 2
-    assert said in done.err.splitlines()[-1]
-    assert "Traceback" not in done.err
+    done = _run(words, tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def _run(words: list[str], folder) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "scripts.sampling", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
