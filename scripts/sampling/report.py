@@ -153,10 +153,13 @@ def _shipped(results: Results) -> Rows:
 
 
 def _lineage(results: Results) -> Rows:
-    rows = [["family", "rows", "equal steps", "models with equal steps", "other steps"]]
+    rows = [["family", "rows", "equal steps", "of these from another fine-tune", "models with other steps"]]
     for base, family in results["families"].items():
         for name, one in family["lineage"].items():
-            counts = [f"{one['equal']} of {one['steps']}", f"{one['equal models']} of {one['models']}"]
+            counts = [
+                f"{one['equal']} of {one['steps']}",
+                f"{one['equal from fine-tunes']} of {one['from fine-tunes']}",
+            ]
             differ = ", ".join(model.partition("/")[2] for model in one["differ"]) or "none"
             rows.append([_short(base), name, *counts, differ])
     return rows
@@ -166,11 +169,20 @@ def _time(results: Results) -> Rows:
     timed = results["timed"]
     if not timed:
         return [[]]
-    rows = [["", "seconds a model", "MB a model", "requests a model", "models an hour"]]
+    rows = [["", "models", "seconds a model", "MB a model", "requests a model", "models an hour"]]
     for read in ("sample", "full"):
         one = timed[read]
-        each = one["seconds"] / timed["models"]
-        rows.append([read, f"{each:.1f}", f"{one['bytes'] / 1e6:.1f}", f"{one['requests']:.0f}", f"{3600 / each:,.0f}"])
+        each = one["seconds"] / one["models"]
+        rows.append(
+            [
+                read,
+                str(one["models"]),
+                f"{each:.1f}",
+                f"{one['bytes'] / 1e6:.1f}",
+                f"{one['requests']:.0f}",
+                f"{3600 / each:,.0f}",
+            ]
+        )
     return rows
 
 

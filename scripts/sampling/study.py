@@ -285,7 +285,7 @@ def calibration(rows: list[tuple[float, float, float]]) -> Json:
 
 
 def lineage(folder: Path, full: Path, base: str) -> Json:
-    """The share of steps (child, parent, kind) that two atlases have in common, and of models with equal steps."""
+    """How many steps (child, parent, kind) of a full atlas another one gives, too; and those from other fine-tunes."""
     answers = []
     for one in (folder, full):
         with Atlas(one) as atlas:
@@ -297,9 +297,12 @@ def lineage(folder: Path, full: Path, base: str) -> Json:
             )
     mine, theirs = answers
     steps = [{(model, *edge) for model, edges in one.items() for edge in edges} for one in answers]
+    of_tunes = {step for step in steps[1] if step[1] not in (None, base)}
     return {
         "steps": len(steps[1]),
         "equal": len(steps[0] & steps[1]),
+        "from fine-tunes": len(of_tunes),
+        "equal from fine-tunes": len(steps[0] & of_tunes),
         "models": len(theirs),
         "equal models": sum(mine.get(model) == edges for model, edges in theirs.items()),
         "differ": sorted(model for model, edges in theirs.items() if mine.get(model) != edges),
@@ -307,26 +310,29 @@ def lineage(folder: Path, full: Path, base: str) -> Json:
 
 
 def time_reading(work: Path, models: int, latency: float, bandwidth: str) -> Json:
-    """Seconds and bytes of ``models`` fine-tunes of a base as large as roberta-base, sampled and full.
+    """Seconds and bytes of fine-tunes of a base as large as roberta-base: ``models`` read in full, ten times as many
+    sampled. The whole command counts, from its start to the published atlas.
 
     The base and one model are read before the clock starts. The Hub is a process of its own.
     """
-    found: Json = {"latency": latency, "bandwidth": bandwidth, "models": models}
-    family = ("--models", str(models + 1), "--copies", "0", "--duplicates", "0", "--unrelated", "0")
+    counts = {"sample": 10 * models, "full": models}
+    found: Json = {"latency": latency, "bandwidth": bandwidth}
+    family = ("--models", str(max(counts.values()) + 1), "--copies", "0", "--duplicates", "0", "--unrelated", "0")
     with running(*family, "--latency", str(latency), "--bandwidth", bandwidth) as hub:
         terminal = Terminal.of_hub(work, hub.endpoint)
-        for read in ("sample", "full"):
+        for read, count in counts.items():
             command = f"index build --base virtual/roberta-base --read {read} --atlas timed-{read} --workers 1"
             terminal(f"{command} --limit 1")
             hub.stats(phase=read)
             started = time.perf_counter()
-            terminal(command)
+            terminal(f"{command} --limit {count + 1}")
             seconds = time.perf_counter() - started
-            counts = hub.stats()["phases"][read]
+            ranges = hub.stats()["phases"][read]["range"]
             found[read] = {
+                "models": count,
                 "seconds": seconds,
-                "bytes": counts["range"]["body_bytes"] / models,
-                "requests": counts["range"]["requests"] / models,
+                "bytes": ranges["body_bytes"] / count,
+                "requests": ranges["requests"] / count,
             }
     return found
 
