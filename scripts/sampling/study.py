@@ -310,10 +310,10 @@ def lineage(folder: Path, full: Path, base: str) -> Json:
 
 
 def time_reading(work: Path, models: int, latency: float, bandwidth: str) -> Json:
-    """Seconds and bytes of fine-tunes of a base as large as roberta-base: ``models`` read in full, ten times as many
-    sampled. The whole command counts, from its start to the published atlas.
+    """Seconds and bytes of fine-tunes of a base as large as roberta-base, sampled and full.
 
-    The base and one model are read before the clock starts. The Hub is a process of its own.
+    ``models`` are read in full, ten times as many sampled. The whole command counts, from its start to the published
+    atlas; the base and one model are read before. The Hub is a process of its own.
     """
     counts = {"sample": 10 * models, "full": models}
     found: Json = {"latency": latency, "bandwidth": bandwidth}
