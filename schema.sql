@@ -999,7 +999,9 @@ SELECT
 FROM fine_tunes JOIN records USING (model_id) JOIN deltas USING (model_id)
 WHERE NOT is_copy AND NOT is_unrelated AND base_cosine IS NOT NULL
 GROUP BY base, model
-HAVING min(energy) FILTER (norm > 0) >= 0.999;
+HAVING min(energy) FILTER (norm > 0) >= 0.999
+    -- As many singular values as rows hold all of any change.
+    AND bool_and(rows_read IS NULL OR rows_read >= 2 * len(singular_values)) FILTER (norm > 0);
 COMMENT ON VIEW merged_loras IS 'Full models whose deltas all have low rank, because a LoRA was merged into the base. For ranks above the stored one use query lineage.';
 COMMENT ON COLUMN merged_loras.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN merged_loras.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';

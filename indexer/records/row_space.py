@@ -70,6 +70,9 @@ def row_space_of(record: Record) -> NDArray[np.float16] | None:
     is_on_fine_tune = record.is_adapter and record.vector_group != "adapter"
     if not changed or is_on_fine_tune or any(delta.v is None or delta.energy < LOW_RANK for delta in changed):
         return None
+    # As many singular vectors as rows hold all of any change, and tell nothing of its rank.
+    if any(delta.lines is not None and delta.lines < 2 * len(delta.s) for delta in changed):
+        return None
     return row_space({delta.key: _directions(delta) for delta in changed}, keys)
 
 

@@ -79,13 +79,18 @@ def text(results: Mapping[str, Any]) -> str:
         "Real and synthetic: labels, and vectors with the same labels": likeness_table(results),
         "What an atlas costs": measured_table(results),
     }
-    return "\n\n".join(f"{title}\n{_aligned(rows)}" for title, rows in tables.items() if len(rows) > 1)
+    return "\n\n".join(f"{title}\n{aligned(rows)}" for title, rows in tables.items() if len(rows) > 1)
 
 
 def write_document(results: Mapping[str, Any], path: Path = DOCUMENT) -> None:
     """Fill every marked part of the document. Raises ValueError if it lacks a marker, or the run a figure."""
+    fill(path, sections(results))
+
+
+def fill(path: Path, parts: Mapping[str, str]) -> None:
+    """Put each of these texts between its markers in a document. Raises ValueError if it lacks one."""
     document = path.read_text(encoding="utf-8")
-    for name, body in sections(results).items():
+    for name, body in parts.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         found = pattern.search(document)
         if found is None:
@@ -104,12 +109,12 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
     reached = [[what, f"{round(models, -3):,.0f}", advice] for what, models, advice in limits(constants)]
     return {
         "machine": f"Measured by `python -m scripts.scale`: {machine}.",
-        "likeness": _markdown(likeness_table(results)),
-        "measured": _markdown(measured_table(results)),
-        "constants": _markdown(constants_table(constants)),
-        "costs": _markdown(_costs_table(COSTS, constants)),
-        "large": _markdown(_costs_table(LARGE, constants)),
-        "limits": _markdown([["what", "at about … models", "what to do"], *reached]),
+        "likeness": markdown(likeness_table(results)),
+        "measured": markdown(measured_table(results)),
+        "constants": markdown(constants_table(constants)),
+        "costs": markdown(_costs_table(COSTS, constants)),
+        "large": markdown(_costs_table(LARGE, constants)),
+        "limits": markdown([["what", "at about … models", "what to do"], *reached]),
     }
 
 
@@ -148,12 +153,14 @@ def _costs_table(rows: Sequence[tuple[str, str, str]], constants: Mapping[str, f
     return [["", "formula", *(f"{size:,}" for size in SIZES)], *body]
 
 
-def _aligned(rows: Rows) -> str:
+def aligned(rows: Rows) -> str:
+    """A table for a terminal."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _markdown(rows: Rows) -> str:
+def markdown(rows: Rows) -> str:
+    """A table in Markdown."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])

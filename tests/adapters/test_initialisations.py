@@ -119,6 +119,10 @@ def test_merged_loras_and_records_of_earlier_versions_have_it_by_their_singular_
     assert found[:3, :3].min() > 0.9
     assert found[3, :3].max() < ALIKE
     assert row_space_of(full) is None
+    # Of a sample of hardly more rows than singular vectors, any change seems to have low rank.
+    for lines, is_told in ((len(merged.deltas[0].s), False), (2 * len(merged.deltas[0].s), True)):
+        sampled = [dataclasses.replace(delta, lines=lines) for delta in merged.deltas]
+        assert (row_space_of(dataclasses.replace(merged, deltas=tuple(sampled))) is not None) == is_told
     kept = dataclasses.replace(adapter, row_space=exact)
     write_record(kept, tmp_path / "r.safetensors")
     np.testing.assert_array_equal(row_space_of(read_record(tmp_path / "r.safetensors")), exact)

@@ -1,0 +1,89 @@
+"""``python -m scripts.sampling``: plans of rows, what is counted, and docs/reading.md is filled from a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from indexer.records import row_plan
+from scripts.sampling import report, study
+from tests.conftest import ROOT
+
+
+def test_stripes_are_spread_from_the_first_row_to_the_last():
+    for lines, count, stripes in ((128, 16, 1), (128, 16, 2), (128, 17, 3), (512, 16, 4), (100, 3, 4)):
+        found = study.spread(lines, count, stripes)
+        rows = [row for stripe in found for row in stripe]
+        assert len(found) == min(stripes, count)
+        assert rows == sorted(set(rows))
+        assert len(rows) == count
+        assert rows[0] == 0
+        assert len(found) == 1 or rows[-1] == lines - 1
+    assert study.spread(128, 16, 2) == row_plan.stripes(128, 16)
+    assert study.spread(8, 9, 3) == (range(8),)
+
+
+def test_a_plan_is_in_force_only_inside_the_block():
+    before = row_plan.lines_to_read((128, 128), False, 4), row_plan.coordinates((128, 512), True)
+    with study.in_force(study.Plan(16, 4)):
+        assert row_plan.lines_to_read((128, 128), False, 4) == 16
+        assert len(row_plan.stripes(128, 16)) == 4
+        assert len(row_plan.coordinates((128, 512), True)) == 16
+    with study.in_force(study.SHIPPED):
+        assert row_plan.lines_to_read((128, 128), False, 4) == before[0]
+    assert row_plan.lines_to_read((128, 128), False, 4) == before[0]
+    assert (row_plan.coordinates((128, 512), True) == before[1]).all()
+
+
+def test_calibration_by_hand():
+    found = study.calibration([(1.1, 0.06, 1.0), (0.8, 0.06, 1.0), (1.0, 0.0, 1.0), (0.0, 0.1, 0.0)])
+    assert (found["count"], found["inside"]) == (2, 1)
+    assert (found["bias"], found["off"]) == pytest.approx((-0.05, 0.025**0.5))
+    assert study.calibration([]) == {"count": 0}
+
+
+@pytest.mark.slow
+def test_the_whole_command_and_its_document(family, tmp_path):
+    done = _run([str(family), "--plans", "shipped,16", "--lineage", "--json", "r.json"], tmp_path)
+    results = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert done.returncode == bool(list(report.losses(results))), done.stderr
+    assert done.stdout == report.text(results) + "\n"
+    ((_, found),) = results["families"].items()
+    full, sample = found["plans"]["full"], found["plans"]["16"]
+    assert set(found["plans"]) == {"full", "shipped", "16"}
+    assert sample["cost"]["bytes"] < 0.4 * full["cost"]["bytes"]
+    assert sample["correlation"] > 0.9
+    assert sample["matrices"]["inside"] > 0.8 * sample["matrices"]["count"] > 0
+    assert full["permuted"] == pytest.approx(full["chance"], abs=0.1)
+    assert found["lineage"]["16"]["models"] == found["lineage"]["shipped"]["models"] > 0
+
+    copy = tmp_path / "reading.md"
+    original = report.DOCUMENT.read_text(encoding="utf-8")
+    copy.write_text(original, encoding="utf-8")
+    report.write_document(results, copy)
+    text_between = r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)"
+    filled = copy.read_text(encoding="utf-8")
+    assert filled != original
+    assert re.sub(text_between, "", filled, flags=re.DOTALL) == re.sub(text_between, "", original, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [([], "name the folder of a family"), (["--doc", "nowhere.json"], "nowhere.json"), (["nowhere"], "nowhere")],
+)
+def test_wrong_use_is_one_line(words, said, tmp_path):
+    done = _run(words, tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def _run(words: list[str], folder) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "scripts.sampling", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
