@@ -24,7 +24,6 @@ from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.identity import SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
-from indexer.records.representation import Representation
 from indexer.vectors.published import PublishedBase
 
 
