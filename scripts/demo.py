@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from scripts.depth.models import make_gpt2, make_vit
+from scripts.depth.models import GPT_STEPS, VIT_STEPS, make_gpt2, make_vit
 from scripts.family import make_family
 from scripts.loopback_hub import LoopbackHub
 from scripts.readme import BASE, BUILD, COMMANDS, EVALUATE, PREDICT, REPLIES
@@ -86,8 +86,8 @@ def _look_inside(run: Terminal, family: Path) -> None:
     """Layer by layer: what a sweep of fine-tunes keeps of its input, a sentence again, and what neurons look for."""
     started = time.monotonic()
     print("\nA small ViT and a small GPT-2 to look into", end=" ", flush=True)
-    make_vit(run.folder / "tiny-vit")
-    make_gpt2(run.folder / "tiny-gpt2", family / BASE / "tokenizer.json")
+    make_vit(run.folder / "tiny-vit", VIT_STEPS // 2)
+    make_gpt2(run.folder / "tiny-gpt2", family / BASE / "tokenizer.json", GPT_STEPS // 2)
     print(f"({time.monotonic() - started:.0f} s)", flush=True)
     indexed = json.loads(run('query sql "SELECT model FROM models" --json', show=False))
     asked = sorted({str(row["model"]) for row in indexed if str(row["model"]).startswith("gridsweep/")})

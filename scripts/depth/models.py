@@ -24,14 +24,14 @@ VIT_STEPS, GPT_STEPS, MIXER_STEPS = 320, 160, 240
 HELD_OUT = 300
 
 
-def make_vit(folder: Path) -> dict[str, Any]:
+def make_vit(folder: Path, steps: int = VIT_STEPS) -> dict[str, Any]:
     """A ViT of four layers on digits and photographs; its training.json says how it was trained."""
-    return _once(folder, _train_vit)
+    return _once(folder, lambda into: _train_vit(into, steps))
 
 
-def make_gpt2(folder: Path, tokenizer: Path) -> dict[str, Any]:
+def make_gpt2(folder: Path, tokenizer: Path, steps: int = GPT_STEPS) -> dict[str, Any]:
     """A GPT-2 of four layers on Python's help texts, with the tokenizer of another model."""
-    return _once(folder, lambda into: _train_gpt2(into, tokenizer))
+    return _once(folder, lambda into: _train_gpt2(into, tokenizer, steps))
 
 
 def make_mixer(folder: Path) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _once(folder: Path, train: Callable[[Path], dict[str, Any]]) -> dict[str, An
     return result
 
 
-def _train_vit(folder: Path) -> dict[str, Any]:
+def _train_vit(folder: Path, steps: int) -> dict[str, Any]:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -157,7 +157,7 @@ def _train_vit(folder: Path) -> dict[str, Any]:
         initializer_range=0.08,  # at .02 the first hundred steps teach it nothing
     )  # fmt: skip
     model = ViTForImageClassification(config)
-    result = _classify(model, lambda pixels: model(pixel_values=2 * pixels - 1).logits, VIT_STEPS)
+    result = _classify(model, lambda pixels: model(pixel_values=2 * pixels - 1).logits, steps)
     model.save_pretrained(folder)
     return result
 
@@ -188,7 +188,7 @@ def _classify(model: nn.Module, scores: Callable[[torch.Tensor], torch.Tensor], 
     return {"steps": steps, "right": round(right, 3), "loss": round(sum(losses[-10:]) / 10, 3)}
 
 
-def _train_gpt2(folder: Path, tokenizer: Path) -> dict[str, Any]:
+def _train_gpt2(folder: Path, tokenizer: Path, steps: int) -> dict[str, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -205,10 +205,10 @@ def _train_gpt2(folder: Path, tokenizer: Path) -> dict[str, Any]:
         scores = model(input_ids=batch).logits[:, :-1]
         return cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
 
-    losses = _minimise(model, loss, GPT_STEPS, 2e-3)
+    losses = _minimise(model, loss, steps, 2e-3)
     model.save_pretrained(folder)
     shutil.copyfile(tokenizer, folder / "tokenizer.json")
-    return {"steps": GPT_STEPS, "loss": round(sum(losses[-10:]) / 10, 3), "loss_first": round(losses[0], 3)}
+    return {"steps": steps, "loss": round(sum(losses[-10:]) / 10, 3), "loss_first": round(losses[0], 3)}
 
 
 def _minimise(model: nn.Module, loss: Callable[[], torch.Tensor], steps: int, rate: float) -> list[float]:
