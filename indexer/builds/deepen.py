@@ -63,13 +63,13 @@ def deepen(
     folder, watcher = AtlasFolder(atlas).require(), Watcher(progress, confirm)
     with folder.locked("index deepen"):
         with Reading(folder.database) as connection:
-            canonical = base_named(connection, base) if base is not None else None
-            found, sampled = _chosen(connection, names, canonical, where, limit)
+            named = base_named(connection, base) if base is not None else None
+            found, sampled = _chosen(connection, names, named, where, limit)
             if not found and where is not None:
                 raise AtlasError(
-                    f"No sampled model of {canonical} matches this condition.", "List them: `query models`"
+                    f"No sampled model of {named} matches this condition.", "List them: `query models`"
                 )
-            canonical = str(found[0]["base"]) if found else canonical
+            canonical = str(found[0]["base"] if found else named)
             (published,) = published_bases(connection, canonical)
         stored = StoredBase(folder.base(canonical, published["commit"]))
         stored.check()
