@@ -68,10 +68,10 @@ def test_workers_share_the_connections(shell, workers, connections):
     ("command", "workers", "stop"),
     [
         ("build", "1", signal.SIGINT),
-        ("deepen", "2", signal.SIGINT),
+        ("deepen", "1", signal.SIGINT),
         *(
             pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("build", "2", signal.SIGINT), ("build", "2", signal.SIGTERM), ("deepen", "1", signal.SIGTERM))
+            for one in (("build", "2", signal.SIGINT), ("build", "2", signal.SIGTERM), ("deepen", "2", signal.SIGTERM))
         ),
     ],
 )
