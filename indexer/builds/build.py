@@ -231,6 +231,7 @@ class Build:
                     if found is not None:
                         done = replace(one.entry, commit=one.unit.commit, record_key=found.digest, outcome=None)
                         settled[one.entry.listed.id] = done
+                        self._supersede(one.entry, done)
             try:
                 self.publish(settled.values(), base, "stopped")
             except Exception:
@@ -343,13 +344,18 @@ class Build:
         report.bytes_total += result.bytes_total
         report.count(result.error)
         if result.error is None:
-            if entry.record_key not in (None, digest) and entry.commit == result.unit.commit:
-                self.superseded.append(str(entry.record_key))  # a sample, or a record without spectra
-            return Entry(entry.listed, entry.base, result.unit.commit, record_key=digest)
+            done = Entry(entry.listed, entry.base, result.unit.commit, record_key=digest)
+            self._supersede(entry, done)
+            return done
         report.problem = f"{result.unit.model.id}: {result.error.detail.rstrip('.')}"
         if entry.record_key is not None:
             return entry  # the record that was there, without spectra or of an earlier commit, still counts
         return Entry(entry.listed, entry.base, result.unit.commit, outcome=self.store.failure(digest))
+
+    def _supersede(self, entry: Entry, done: Entry) -> None:
+        """Note that another record of this commit, a sample or one without spectra, is to be deleted."""
+        if entry.record_key not in (None, done.record_key) and entry.commit == done.commit:
+            self.superseded.append(str(entry.record_key))
 
     def publish(self, entries: Iterable[Entry], base: StoredBase, outcome: str | None) -> None:
         """Bring the atlas up to date; with an ``outcome`` (finished, stopped) the run is recorded as a build."""
