@@ -161,7 +161,10 @@ def compare(
             )
     changed = (layers_of(atlas, first), layers_of(atlas, second))
     estimates = [note for one in changed for note in one.estimates]
-    if indexed := [one.name for one in (first, second) if one.read == SAMPLE and one.record is None]:
+    indexed = [
+        one.name for one, parts in zip((first, second), changed, strict=True) if parts.estimates and not one.record
+    ]
+    if indexed:
         estimates[-1] += f" {deepening(atlas, first.base, indexed)}"
     elif estimates:
         estimates[-1] += " Exact: `read='full'`"

@@ -15,7 +15,7 @@ from indexer.names import DeltaKey, family_key
 from query.figures import THEMES, label, model_label, styled_grid
 from query.lookup import ResolvedModel, resolve_model, unrelated_notes
 from query.results import Drawn, ThemeName
-from query.sampled import LIKE_THE_BASE, SAMPLE, estimated
+from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, estimated
 from query.wording import MEASURES
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Layers(Drawn):
     norm: float
     deltas: tuple[Change, ...]
     notes: tuple[str, ...] = ()
+    copy_evidence: str | None = None  # what shows that it is a copy of the base, as in the database
 
     @property
     def read(self) -> str:
@@ -90,7 +91,7 @@ class Layers(Drawn):
     @property
     def estimates(self) -> tuple[str, ...]:
         """A note on the estimates of a sample; none if all rows were read."""
-        if self.read != SAMPLE:
+        if self.read != SAMPLE or self.copy_evidence == CHECKSUM:
             return ()
         return (estimated(self.model, (one.rows_read for one in self.deltas), self.norm, self.norm_error),)
 
@@ -108,7 +109,7 @@ class Layers(Drawn):
     def headline(self) -> str:
         """The layer and the family with most of the change."""
         if not self.norm:
-            if self.read == SAMPLE:
+            if self.copy_evidence == SAMPLE:
                 return f"{self.model} is {LIKE_THE_BASE}: nothing changed there."
             return f"{self.model} is a copy of {self.base}: nothing changed."
         layer, family = (max(parts, key=lambda part: part.share) for parts in (self.layers, self.families))
@@ -250,7 +251,7 @@ def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
                 "rows_read": delta.lines,
             }
         )
-    found = _layers(model.name, model.base, rows)
+    found = replace(_layers(model.name, model.base, rows), copy_evidence=model.copy_evidence)
     notes = [f"{note} Exact: `read='full'`" for note in found.estimates]
     return replace(found, notes=(*notes, *unrelated_notes(model)))
 
@@ -262,7 +263,9 @@ def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> L
         "FROM deltas WHERE model_id = ?",
         [model_id],
     )
+    evidence = atlas.rows("SELECT copy_evidence FROM records WHERE model_id = ?", [model_id])
     found = _layers(model, base, rows)
+    found = replace(found, copy_evidence=evidence[0]["copy_evidence"] if evidence else None)
     return replace(found, notes=tuple(f"{note} {deepening(atlas, base, [model])}" for note in found.estimates))
 
 

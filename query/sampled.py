@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 SAMPLE = "sample"
+CHECKSUM = "checksum"
 COPY = "copy of the base"
 LIKE_THE_BASE = "like the base in all that was read"
 

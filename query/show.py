@@ -13,7 +13,7 @@ from indexer.names import ModelRef
 from query.lineage.stored import stored_lineage
 from query.lookup import base_in_hint, indexed_model, model_of_folder, unknown_model, unrelated_notes
 from query.results import Result
-from query.sampled import COPY, LIKE_THE_BASE, SAMPLE, rows_in_words
+from query.sampled import CHECKSUM, COPY, LIKE_THE_BASE, SAMPLE, rows_in_words
 from query.wording import percent
 
 if TYPE_CHECKING:
@@ -181,7 +181,8 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     if shown.get("read") == SAMPLE:
         rows = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model_id])
         shown["rows_read"] = rows_in_words(row["rows_read"] for row in rows)
-        notes.append(f"Its norms are estimates. {deepening(atlas, shown['base'], [shown['model']])}")
+        if shown["copy_evidence"] != CHECKSUM:
+            notes.append(f"Its norms are estimates. {deepening(atlas, shown['base'], [shown['model']])}")
     if others:
         count = f"{others:,} others" if others > 1 else "another"
         notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")

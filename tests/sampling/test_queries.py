@@ -136,6 +136,23 @@ def test_a_sample_does_not_prove_a_copy_of_the_base(sampled):
         sampled.similar(COPY)
 
 
+def test_a_checksum_proves_a_copy_of_which_a_sample_was_read(shell, tmp_path):
+    import duckdb
+
+    shutil.copytree(shell.folder / "atlas", tmp_path / "atlas")
+    with duckdb.connect(tmp_path / "atlas" / "atlas.duckdb") as connection:
+        connection.execute("UPDATE records SET copy_evidence = 'checksum' WHERE is_copy")
+    with Atlas(tmp_path / "atlas") as opened:
+        assert opened.show(COPY).table()["flags"] == ["copy of the base"]
+        found = opened.layers(COPY)
+        assert "is a copy of" in found.headline
+        assert found.notes == ()  # nothing of it is an estimate
+        assert "is a copy of" in opened.compare(COPY, MODEL).headline
+        assert not any("estimated" in note for note in opened.compare(COPY, ADAPTER).notes)
+        assert "in all that was read" not in opened.lineage(COPY).edges[0].evidence
+        assert not any("deepen" in note for note in opened.show(COPY).notes)
+
+
 def test_layers_of_a_sample_are_estimates_near_the_exact_ones(sampled, mixed):
     estimate, exact = sampled.layers(DEEP), mixed.layers(DEEP)
     assert (estimate.read, exact.read) == ("sample", "full")
