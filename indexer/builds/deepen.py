@@ -66,9 +66,7 @@ def deepen(
             named = base_named(connection, base) if base is not None else None
             found, sampled = _chosen(connection, names, named, where, limit)
             if not found and where is not None:
-                raise AtlasError(
-                    f"No sampled model of {named} matches this condition.", "List them: `query models`"
-                )
+                raise AtlasError(f"No sampled model of {named} matches this condition.", "List them: `query models`")
             canonical = str(found[0]["base"] if found else named)
             (published,) = published_bases(connection, canonical)
         stored = StoredBase(folder.base(canonical, published["commit"]))

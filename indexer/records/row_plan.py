@@ -33,7 +33,7 @@ LEAST_ROWS = {8: 16, 4: 16, 2: 32}
 # Rows of a matrix of a model whose rounding exceeds its change.
 MORE_ROWS = 128
 # Coordinates of a transposed matrix, whatever the dtype: all models have to agree on them.
-LEAST_COORDINATES = 24
+LEAST_COORDINATES = 64
 # A matrix of which more than this share would be read is read whole: exact numbers for little more.
 WHOLE_ABOVE = 0.5
 
