@@ -16,6 +16,7 @@ EXAMPLES = {
     "work": "index work --base roberta-base --shard 3/16",
     "publish": "index publish --base roberta-base",
     "add": "index add ./my-fine-tune --base roberta-base --name me/my-fine-tune",
+    "deepen": "index deepen --base roberta-base --limit 10 --dry-run",
     "remove": "index remove textattack/roberta-base-MNLI",
     "profile": "index profile --base roberta-base --limit 10 --with-untrained",
     "status": "index status --json",
