@@ -57,7 +57,9 @@ class BaseShape:
         return ROW_PLAN if is_partial((matrix.shape, matrix.transposed) for matrix in matrices) else ""
 
     def sample_bytes(self, item_bytes: int) -> int:
-        """The bytes that are read of a fine-tune stored with ``item_bytes`` a number, by that plan."""
+        """The bytes that are read of a fine-tune stored with ``item_bytes`` a number, by that plan; all without one."""
+        if not self.row_plan:
+            return self.block_bytes * item_bytes // self.item_bytes
         found = self.token_numbers * item_bytes
         for matrix in self.layout.matrices:
             lines = lines_to_read(matrix.shape, matrix.transposed, item_bytes)

@@ -13,20 +13,27 @@ from indexer.builds.plan import Estimate
 from indexer.builds.view import BuildView
 from indexer.publish import publish, staging
 
-LARGE = Estimate(models=50, adapters=0, bytes=17_000_000_000, bytes_per_second=20e6)
+LARGE = Estimate(50, 0, "full", 500_000_000, 17_000_000_000, bytes_per_second=20e6)
+SAMPLE = Estimate(50, 0, "sample", 500_000_000, 17_000_000_000, bytes_per_second=20e6)
 
 
 def test_the_sentence():
-    assert LARGE.sentence == "50 models, ≈ 17.0 GB, ≈ 14 min at 20.0 MB/s (measured so far)"
-    assert Estimate(1, 0, 500_000_000).sentence == "1 model, ≈ 500 MB"
-    assert Estimate(3, 1, 500_000_000).sentence == "3 models, at least 500 MB"
+    for estimate, said in ((LARGE, "17.0 GB (≈ 500 MB with --read sample), ≈ 14 min"),
+                           (SAMPLE, "500 MB (≈ 17.0 GB with --read full), ≈ 25 s")):  # fmt: skip
+        assert estimate.sentence == f"50 models, ≈ {said} at 20.0 MB/s (measured so far)"
+        assert estimate.as_row()["sample_seconds"] == 25
+        assert estimate.as_row()["full_seconds"] == 850
+    assert Estimate(1, 0, "sample", 500_000_000, 500_000_000).sentence == "1 model, ≈ 500 MB"
+    assert Estimate(3, 1, "sample", 500_000_000, 500_000_000).sentence == "3 models, at least 500 MB"
     assert LARGE.as_row()["seconds"] == 850
+    assert SAMPLE.as_row()["bytes"] == 500_000_000
 
 
 @pytest.mark.parametrize(
     ("estimate", "at_terminal", "yes", "is_asked"),
     [(LARGE, True, False, True), (LARGE, False, False, False), (LARGE, True, True, False),
-     (Estimate(2, 0, 1_000_000), True, False, False), (Estimate(0, 0, 0), True, False, False)],
+     (SAMPLE, True, False, False), (Estimate(2, 0, "full", 1_000_000, 1_000_000), True, False, False),
+     (Estimate(0, 0, "full", 0, 0), True, False, False)],
 )  # fmt: skip
 def test_only_a_person_is_asked_and_only_before_much(monkeypatch, capsys, estimate, at_terminal, yes, is_asked):
     asked = []

@@ -170,7 +170,7 @@ __all__ = ["Parent", "record_of", "unit_of"]
 def held(shape: tuple[int, int], item_bytes: int, transposed: bool = False, more: bool = False) -> Array:
     """The rows of a matrix (out, in) that a sample has; of a transposed one its input coordinates."""
     lines, width = shape[::-1] if transposed else shape
-    least = 24 if transposed else 128 if more else 32 if item_bytes == 2 else 16
+    least = 64 if transposed else 128 if more else 32 if item_bytes == 2 else 16
     count = max(least, math.ceil(65536 / (width * (4 if transposed else item_bytes))))
     if count > lines / 2:
         return np.arange(lines)
@@ -217,7 +217,10 @@ def truth_of(kind: Kind, name: Name, base: Weights, tuned: Weights, *, full: boo
     kernel[np.ix_(rows, rows) if place.transposed else np.ix_(*[np.arange(delta.shape[1])] * 2)] = small
     squares = (part**2).sum(axis=0 if place.transposed else 1)
     norm = math.sqrt(squares.sum() * scale)
-    variance = 2 * (1 - len(rows) / count) * squares.var(ddof=1) / len(rows)
+    # Rows of one attention head change alike; its columns do in the matrix that joins the heads.
+    of_heads = {"output"} if place.transposed else {"query", "key", "value"}
+    effect = 1.5 + (0.3 * (len(rows) / 2 - 1) if name[2] in of_heads else 0)
+    variance = effect * (1 - len(rows) / count) * squares.var(ddof=1) / len(rows)
     error = count * math.sqrt(variance) / (2 * norm) if norm else 0.0
     inner = float((beside * part).sum()) * scale
     return Truth(s[:8] * math.sqrt(scale), norm, error, inner, kernel, None if len(rows) == count else len(rows))
