@@ -187,6 +187,14 @@ def as_before(atlas):
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     del header["__metadata__"]["sha256"]
+    # Nor did it keep rows of the input embedding, which lie behind the matrices.
+    first, last = header.pop("tokens")["data_offsets"]
+    assert 8 + length + last == len(content)
+    content = content[: 8 + length + first]
+    description = json.loads(header["__metadata__"]["base"])
+    for name in ("row_plan", "vocabulary"):
+        del description[name]
+    header["__metadata__"]["base"] = json.dumps(description)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     base.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
