@@ -47,7 +47,13 @@ STOP_AFTER_TRIES = 20
 STOP_ABOVE_SHARE = 0.5
 
 # What a record may lack of what a build wants.
-_LACKING = {"spectra": "records without spectra", "rows": "records of samples"}
+_LACKING = {
+    "spectra": (
+        "records without spectra",
+        "records that still have no spectra, until the next `index build --spectra`",
+    ),
+    "rows": ("records of samples", "records that are still samples, until the next `index build --read full`"),
+}
 
 # At most this many requests for the new names of models, even where thousands have left the listing at once.
 MOST_ASKED = 200
@@ -185,7 +191,7 @@ class Build:
                 f"{len(parents.unknown)} ({printable(model, 100)} names {printable(named, 100)})"
             )
         self.report.discovered = len(chosen)
-        for lacking, what in _LACKING.items():
+        for lacking, (what, _) in _LACKING.items():
             if again := sum(one.lacks == lacking and one.unit is not None for one in planned):
                 self.watcher.say(f"{what}, to be read again: {again}")
         return planned
@@ -241,10 +247,11 @@ class Build:
             raise
         waiting.update({name: entry for name, entry in settled.items() if name not in known})
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
-        for lacking, what in _LACKING.items():
-            left = [one for one in planned if one.lacks == lacking and one.unit is not None]
+        for lacking, (_, what) in _LACKING.items():
+            # Of samples only those count that this build was to complete.
+            left = [one for one in planned if one.lacks == lacking and (lacking == "spectra" or one.unit is not None)]
             if count := sum(settled[one.entry.listed.id] is one.entry for one in left):
-                self.watcher.say(f"still {what}, until the next such build: {count}")
+                self.watcher.say(f"{what}: {count}")
         return self.report
 
     def follow(self, names: Sequence[str]) -> dict[str, str]:

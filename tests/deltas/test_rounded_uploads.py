@@ -161,12 +161,12 @@ def test_rounding_adds_less_to_a_norm_than_is_allowed_and_a_longer_training_more
 @pytest.mark.slow
 def test_samples_lie_in_the_matrix_and_are_the_same_for_all_models():
     for shape, matrices, count in (((128, 256), 24, 171), ((3, 5), 1, 4096), ((4096, 11008), 224, 64)):
-        rows, columns = sampled_positions(DeltaKey("", 0, "query"), shape, matrices)
+        rows, columns = sampled_positions(DeltaKey("", 0, "query"), shape, matrices, False)
         assert len(rows) == len(columns) == count
         assert 0 <= rows.min() <= rows.max() < shape[0]
         assert 0 <= columns.min() <= columns.max() < shape[1]
-    first = sampled_positions(DeltaKey("", 0, "query"), (128, 256), 24)
-    assert not np.array_equal(first, sampled_positions(DeltaKey("", 1, "query"), (128, 256), 24))
+    first = sampled_positions(DeltaKey("", 0, "query"), (128, 256), 24, False)
+    assert not np.array_equal(first, sampled_positions(DeltaKey("", 1, "query"), (128, 256), 24, False))
 
 
 @pytest.mark.slow

@@ -61,14 +61,14 @@ def test_a_record_without_spectra_is_read_again_when_they_are_asked_for_and_stay
     planned = shelf.plan(SPECTRA_FORM)
     assert planned.unit is not None
     assert planned.unit.spec.spectra == SPECTRA_FORM
-    assert planned.lacks_spectra
+    assert planned.lacks == "spectra"
     assert (planned.entry.record_key, planned.entry.status) == (key, "indexed")
 
 
 def test_outside_the_selection_it_is_left_as_it_is(shelf):
     key = shelf.add_record(False)
     planned = shelf.plan(SPECTRA_FORM, is_selected=False)
-    assert (planned.unit, planned.entry.record_key, planned.lacks_spectra) == (None, key, True)
+    assert (planned.unit, planned.entry.record_key, planned.lacks) == (None, key, "spectra")
 
 
 @pytest.mark.parametrize("others", [(), (False,), (True, False)])
@@ -78,7 +78,7 @@ def test_a_record_with_spectra_answers_for_all_and_is_preferred(shelf, others, a
         shelf.add_record(spectra)
     key = shelf.add_record(SPECTRA_FORM)
     planned = shelf.plan(asked)
-    assert (planned.unit, planned.entry.record_key, planned.lacks_spectra) == (None, key, False)
+    assert (planned.unit, planned.entry.record_key, planned.lacks) == (None, key, "")
 
 
 @pytest.mark.parametrize("had", [False, True])
