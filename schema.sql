@@ -121,6 +121,14 @@ CREATE TABLE records (
     vector_group VARCHAR NOT NULL DEFAULT 'full',
     signature VARCHAR,
     row_space VARCHAR,
+    token_class VARCHAR,
+    token_codes VARCHAR,
+    token_is_share BOOLEAN,
+    token_scale DOUBLE,
+    token_rows INTEGER,
+    base_token_rows INTEGER,
+    position_rows INTEGER,
+    has_pairs BOOLEAN,
     initialisation INTEGER,
     has_spectra BOOLEAN NOT NULL DEFAULT false,
     duplicate_group INTEGER,
@@ -154,6 +162,14 @@ COMMENT ON COLUMN records.is_partly_frozen IS 'Whether it is a full fine-tune wi
 COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its change is stored as LoRA factors), or full (all others: a LoRA merged into full weights, a partly frozen model, an adapter of a full fine-tune). An initialisation shared by enough models has its own centre, see internal.centres.';
 COMMENT ON COLUMN records.signature IS 'Its uncentred vector hashed to 120 bytes (base64). Only models with similar signatures are compared matrix by matrix to find duplicates.';
 COMMENT ON COLUMN records.row_space IS 'Sketch (base64) of the row space of its LoRA factors A. Models whose A started from the same random numbers have similar sketches. Null if the change is not a LoRA, merged or not.';
+COMMENT ON COLUMN records.token_class IS 'What its input embedding says of its training text: exact (rows that no text touched are told from the others), statistical (only likely), or frozen (no row moved). Null for adapters, for models read by an older version, and where the embedding cannot be compared with the base''s. See query trace.';
+COMMENT ON COLUMN records.token_codes IS 'How far each row of the input embedding that was read moved, a byte each (base64): 0 untouched, 254 unsure, 255 missing, else a logarithm of the size.';
+COMMENT ON COLUMN records.token_is_share IS 'Whether token_codes stand for shares of a row''s change that lie off the directions common to all rows (of a tied language-model head), not for sizes.';
+COMMENT ON COLUMN records.token_scale IS 'The factor by which weight decay shrank all rows of the input embedding.';
+COMMENT ON COLUMN records.token_rows IS 'Number of rows of its input embedding.';
+COMMENT ON COLUMN records.base_token_rows IS 'Number of rows of the base''s input embedding, which decides which are read.';
+COMMENT ON COLUMN records.position_rows IS 'Number of rows of its position embeddings up to the last that moved; null if not known.';
+COMMENT ON COLUMN records.has_pairs IS 'Whether the second token type occurred, as for pairs of texts; null if not known.';
 COMMENT ON COLUMN records.initialisation IS 'Models with the same number have LoRA factors A that started from the same random numbers: same tool and same seed, which says nothing about their data. The number is the model_id of the first such model; null if no other model shares it.';
 COMMENT ON COLUMN records.has_spectra IS 'Whether all singular values of its δW and W are stored (index build --spectra).';
 COMMENT ON COLUMN records.duplicate_group IS 'The model_id of the earliest model of its group of duplicates (its own if it is the earliest); null if it has no duplicates.';
@@ -320,13 +336,13 @@ CREATE TABLE representations (
 );
 COMMENT ON TABLE representations IS 'Published vectors: one row per (base, representation). The view indexes lists their files.';
 COMMENT ON COLUMN representations.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN representations.representation IS 'Name: input, input_v1, output, delta, seed, seed_scaled, spectrum, depth.';
+COMMENT ON COLUMN representations.representation IS 'Name: input, input_v1, output, delta, seed, seed_scaled, spectrum, depth, vocabulary.';
 COMMENT ON COLUMN representations.version IS 'Version of the representation; vectors of different versions are never compared.';
 COMMENT ON COLUMN representations.rank IS 'Number of singular triplets that the vectors were computed from.';
 COMMENT ON COLUMN representations.length IS 'Length of a vector.';
 COMMENT ON COLUMN representations.vectors IS 'Number of models with a vector (a copy of the base has none).';
 COMMENT ON COLUMN representations.per_delta IS 'Whether a vector concatenates equally long blocks in the order of bases.deltas.';
-COMMENT ON COLUMN representations.blocks IS 'Number of blocks, where similarity is the mean cosine of the blocks that both models changed; 0 where it is the cosine of the whole vector.';
+COMMENT ON COLUMN representations.blocks IS 'Number of blocks, where similarity is the mean cosine of the blocks that both models changed; 0 where it is the cosine of the whole vector. A vocabulary vector has two, of which a model has one: sizes of changes, or shares of the change of a tied head.';
 COMMENT ON COLUMN representations.budget IS 'Requested length of a vector (--vector-length), approximately; null if none was requested.';
 COMMENT ON COLUMN representations.centre IS 'Version of the centre that was subtracted from every vector, see internal.centres; null if none was.';
 COMMENT ON COLUMN representations.index_choice IS 'The requested index (index build --index): auto, exact, RaBitQ or RaBitQ2.';
@@ -807,7 +823,7 @@ LEFT JOIN (
 LEFT JOIN (FROM internal.compressed_indexes WHERE faiss_file IS NOT NULL) AS compressed USING (base, representation);
 COMMENT ON VIEW indexes IS 'How the vectors of each (base, representation) are searched, and their FAISS files.';
 COMMENT ON COLUMN indexes.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN indexes.representation IS 'Name: input, output, delta, seed, seed_scaled, spectrum, depth.';
+COMMENT ON COLUMN indexes.representation IS 'Name: input, output, delta, seed, seed_scaled, spectrum, depth, vocabulary.';
 COMMENT ON COLUMN indexes.version IS 'Version of the representation; vectors of different versions are never compared.';
 COMMENT ON COLUMN indexes.rank IS 'Number of singular triplets that the vectors were computed from.';
 COMMENT ON COLUMN indexes.vectors IS 'Models that have a vector.';

@@ -17,12 +17,18 @@ from pathlib import Path
 from indexer.errors import AtlasError
 from indexer.regular_files import descriptor_of
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 # Rows of the table neighbours for each model and representation.
 NEIGHBOURS = 50
 # Two models that both changed fewer matrices than this have their similarity shrunk: their mean is of too few cosines.
 FEWEST_SHARED = 4
+
+
+def fewest_shared(blocks: int) -> int:
+    """The same for vectors of so many blocks. Of two blocks (``vocabulary``) a model has one, so one is enough."""
+    return min(FEWEST_SHARED, blocks) if blocks > 2 else min(1, blocks)
+
 
 ON_HUB = "hf://"
 

@@ -14,6 +14,7 @@ from indexer.errors import AtlasError
 from indexer.version import __version__
 
 if TYPE_CHECKING:
+    from query.ask.result import LikelyModel, LikelyModels, TextsOfModel
     from query.atlas import Atlas
     from query.clusters.result import Clusters
     from query.compare import Comparison
@@ -46,6 +47,8 @@ _MODULES = {
     "FeatureGrid": "query.features",
     "ImagesBack": "query.invert",
     "Layers": "query.layers",
+    "LikelyModel": "query.ask.result",
+    "LikelyModels": "query.ask.result",
     "Lineage": "query.lineage.result",
     "Lineages": "query.lineage.result",
     "ModelMap": "query.map.model_map",
@@ -59,13 +62,15 @@ _MODULES = {
     "ShownModel": "query.show",
     "SimilarModels": "query.similar",
     "SqlResult": "query.sql",
+    "TextsOfModel": "query.ask.result",
     "WordsBack": "query.invert",
 }
 
 __all__ = [
     "Atlas", "AtlasError", "Clusters", "Comparison", "Depth", "DepthStudy", "Evaluation", "FeatureGrid", "ImagesBack",
-    "Layers", "Lineage", "Lineages", "ModelMap", "ModelVectors", "Neighbour", "Prediction", "PurityResult", "RankStudy",
-    "Report", "Result", "ShownModel", "SimilarModels", "SqlResult", "WordsBack", "__version__",
+    "Layers", "LikelyModel", "LikelyModels", "Lineage", "Lineages", "ModelMap", "ModelVectors", "Neighbour",
+    "Prediction", "PurityResult", "RankStudy", "Report", "Result", "ShownModel", "SimilarModels", "SqlResult",
+    "TextsOfModel", "WordsBack", "__version__",
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from query.results import Answered, Rows, answered
 from query.wording import counted
 
 if TYPE_CHECKING:
+    from query.ask.ask import ask as _ask
     from query.clusters.result import Clusters
     from query.compare import compare as _compare
     from query.depth.depth import depth as _depth
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from query.similar import SimilarModels
     from query.similar import similar as _similar
     from query.sql import SqlResult
+    from query.trace.trace import trace as _trace
 
 _MODELS = (
     'SELECT base, model, relation, datasets, downloads, "read" FROM models WHERE contains(lower(model), lower($1)) '
@@ -128,6 +130,7 @@ class Atlas(AtlasReader):
     models = models
     datasets = datasets
     if TYPE_CHECKING:  # mypy and editors see the functions
+        ask = _ask
         compare = _compare
         depth = _depth
         depth_study = _depth_study
@@ -143,7 +146,9 @@ class Atlas(AtlasReader):
         report = _report
         show = _show
         similar = _similar
+        trace = _trace
     else:
+        ask = _Question("query.ask.ask:ask")
         compare = _Question("query.compare:compare")
         depth = _Question("query.depth.depth:depth")
         depth_study = _Question("query.depth.study:depth_study")
@@ -159,6 +164,7 @@ class Atlas(AtlasReader):
         report = _Question("query.report.report:report")
         show = _Question("query.show:show")
         similar = _Question("query.similar:similar")
+        trace = _Question("query.trace.trace:trace")
 
     def similar_many(
         self,

@@ -13,12 +13,14 @@ import numpy as np
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
+from indexer.records.tokens import EXACT
 from query.layers import Part, layers_of
 from query.lookup import ResolvedModel, facts_of_record, resolve_model, unrelated_notes, vector_of
 from query.results import Result
 from query.sampled import SAMPLE, needs_all, sample_gives
 from query.similar import similarity_of
-from query.wording import rarity
+from query.trace.evidence import token_evidence
+from query.wording import counted, rarity
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -191,8 +193,21 @@ def compare(
         layers=_pairs(of_layers, changed[0].layers, changed[1].layers),
         families=_pairs(of_families, changed[0].families, changed[1].families),
         facts=tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, [])),
-        notes=(*notes, *estimates, *unrelated_notes(first, second)),
+        notes=(*notes, *_tokens_in_common(atlas, first, second), *estimates, *unrelated_notes(first, second)),
         copy=copies[0] if copies else None,
+    )
+
+
+def _tokens_in_common(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[str, ...]:
+    """A note on how many tokens both training texts had; none unless both embeddings are exact (``query trace``)."""
+    found = [token_evidence(atlas, one)[1] for one in (first, second)]
+    one, other = found
+    if one is None or other is None or {one.kind, other.kind} != {EXACT} or one.codes.shape != other.codes.shape:
+        return ()
+    both, either = int((one.is_met & other.is_met).sum()), int((one.is_met | other.is_met).sum())
+    return (
+        f"Of the {counted(len(one.rows), 'token')} whose rows were read, {either:,} were in the text of either model "
+        f"and {both:,} in both ({both / max(either, 1):.0%}).",
     )
 
 
@@ -232,7 +247,7 @@ def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, 
     from indexer.vectors.masks import changed_blocks
 
     centre, group = atlas.centre(one.base, representation), one.group
-    if centre is None or group != other.group or one.author == other.author:
+    if centre is None or group != other.group or one.author == other.author or representation == "vocabulary":
         return ()
     if one.model_id is None or other.model_id is None:  # the centre does not include a model that was read just now
         return ()

@@ -21,7 +21,7 @@ from indexer.errors import (
 )
 from indexer.names import READS, ModelRef, author_of, nearest, without_address
 from indexer.quantities import size_in_words
-from query.sampled import LIKE_THE_BASE, SAMPLE, needs_all, rows_in_words
+from query.sampled import LIKE_THE_BASE, SAMPLE, needs_all, rows_in_words, sample_gives
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,11 +120,44 @@ def vector_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> 
         return model.vector
     assert model.model_id is not None
     vector = atlas.index(model.base, representation).rows([model.model_id]).row(model.model_id)
-    if vector is None and model.read == SAMPLE:
+    if vector is None and model.read == SAMPLE and not sample_gives(representation):
         raise needs_all(atlas, model.base, [model.name], f"{representation!r} vector")
     if vector is None:
-        raise AtlasError(f"{model.name} has no {representation!r} vector.", "Run `index verify`.")
+        raise without_vector(model, representation)
     return vector
+
+
+def vector_of_record(
+    atlas: AtlasReader, record: Record, representation: str, initialisation: int | None
+) -> NDArray[np.float32] | None:
+    """The vector of a record, normalised and centred like those of the atlas; None for a copy of the base.
+
+    Raises AtlasError if the representation is not published, or the record does not hold it.
+    """
+    from indexer.records.representation import representation_named
+    from indexer.vectors.segments import normalised
+
+    published = atlas.published(record.identity.base, representation)
+    whole = representation_named(representation, published.choice.budget).vector(record)
+    vector = normalised(whole)
+    if vector is None or not published.masks.blocks or published.centre is None:
+        return vector
+    centre = atlas.centre(published.base, representation)
+    if centre is None:
+        return None
+    vector = centre.centred(whole[None, :], centre.group_of(record.vector_group, initialisation))[0]
+    return vector
+
+
+def without_vector(model: ResolvedModel, representation: str) -> AtlasError:
+    """The error for a model of the atlas that has no vector of this representation."""
+    if representation == "vocabulary":
+        return AtlasError(
+            f"{model.name} has no vocabulary vector: it is an adapter, its input embedding did not move, or it was "
+            "read by an older version.",
+            "Leave `representation` out.",
+        )
+    return AtlasError(f"{model.name} has no {representation!r} vector.", "Run `index verify`.")
 
 
 def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:
@@ -188,10 +221,9 @@ def _read(
     described, published_base = describe_unindexed(atlas, reference, base)
     from indexer.deltas.single import read_model
     from indexer.records.representation import representation_named
-    from indexer.vectors.segments import normalised
 
     chosen = representation_named(representation)
-    needs_full = chosen.needs != "v" and reference.folder is not None
+    needs_full = not chosen.from_samples and reference.folder is not None
     with _reading(atlas, reference):
         record = read_model(described, published_base, read or ("full" if needs_full else SAMPLE))
     if not chosen.is_held_by(record) and record.is_sampled:
@@ -207,14 +239,7 @@ def _read(
             f"Publish it again: index represent {representation}",
         )
     initialisation = _initialisation(atlas, record)
-    # Normalised and centred like the vectors of the atlas; None for a copy.
-    whole = representation_named(representation, published.choice.budget).vector(record)
-    vector = normalised(whole)
-    if vector is not None and published.masks.blocks and published.centre is not None:
-        if (centre := atlas.centre(published.base, representation)) is None:
-            vector = None
-        else:
-            vector = centre.centred(whole[None, :], centre.group_of(record.vector_group, initialisation))[0]
+    vector = vector_of_record(atlas, record, representation, initialisation)
     same: IndexedModel | None = None
     if reference.folder is not None:
         same = _same_content(atlas, identity.commit, identity.base)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError
-from query.sampled import SAMPLE, note_on_sampled
+from query.sampled import SAMPLE, note_on_sampled, sample_gives
+from query.wording import counted
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -29,6 +30,7 @@ class LeftOut:
     unrelated: int = 0
     duplicates: int = 0
     sampled: int = 0  # without the vector, or the ranks, that a sample of rows does not give
+    without: int = 0  # adapters and others whose input embedding says nothing, for ``vocabulary``
 
     def words(self) -> list[str]:
         """For example "2 copies of the base", "1 duplicate"; empty if no model was left out."""
@@ -37,6 +39,7 @@ class LeftOut:
             (self.unrelated, "unrelated to the base"),
             (self.duplicates, "duplicate" if self.duplicates == 1 else "duplicates"),
             (self.sampled, "sampled model" if self.sampled == 1 else "sampled models"),
+            (self.without, "without such a vector"),
         )
         return [f"{count:,} {what}" for count, what in counts if count]
 
@@ -89,7 +92,11 @@ def read_population(
     }
     vectors = index.rows(sorted(rows))
     found = [rows.pop(model_id) for model_id in vectors.ids.tolist()]
-    sampled = sum(row["read"] == SAMPLE and not row["is_copy"] for row in rows.values())
+    lacking = sum(not row["is_copy"] for row in rows.values())
+    sampled = 0
+    if not sample_gives(representation):
+        sampled = sum(row["read"] == SAMPLE and not row["is_copy"] for row in rows.values())
+    without = lacking - sampled if representation == "vocabulary" else 0
     if sampled and not found:
         raise without_a_full_model(atlas, canonical, sampled, f"{representation!r} vectors")
     return Population(
@@ -106,15 +113,22 @@ def read_population(
         group=[row["duplicate_group"] for row in found],
         representative=np.array([row["duplicate_of"] is None for row in found], dtype=bool),
         # The vectors of copies are zero, and zero vectors are not published.
-        left_out=LeftOut(copies=len(rows) - sampled, sampled=sampled),
+        left_out=LeftOut(copies=len(rows) - sampled - without, sampled=sampled, without=without),
         blocks=vectors.blocks,
     )
 
 
 def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, ...]:
-    """A note on the sampled models that have no vector of this representation, and what they would cost."""
+    """Notes on the models that have no vector of this representation: sampled ones, and what they would cost."""
     what = f"{population.representation!r} vectors"
-    return note_on_sampled(atlas, population.base, population.left_out.sampled, what)
+    notes = note_on_sampled(atlas, population.base, population.left_out.sampled, what)
+    if count := population.left_out.without:
+        have = "has" if count == 1 else "have"
+        notes += (
+            f"{counted(count, 'model')} {have} no vocabulary vector: adapters, models whose input embedding did not "
+            "move, and those read by an older version.",
+        )
+    return notes
 
 
 def representatives(population: Population) -> tuple[Integers, list[frozenset[str]]]:
@@ -149,6 +163,7 @@ def distinct(population: Population) -> Population:
         unrelated=int(unrelated.sum()),
         duplicates=int((~copies & ~unrelated).sum()) - len(rows),
         sampled=population.left_out.sampled,
+        without=population.left_out.without,
     )
     return replace(
         population,

@@ -24,7 +24,7 @@ def sample_gives(representation: str) -> bool:
         return True
     from indexer.records.representation import representation_named
 
-    return representation_named(representation).needs == "v"
+    return representation_named(representation).from_samples
 
 
 def needs_all(atlas: AtlasReader, base: str, models: Sequence[str], what: str, *, spectra: bool = False) -> AtlasError:

@@ -25,7 +25,7 @@ _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six f
 # The facts that are shown without ``details``, in this order.
 _FACTS = (
     "page", "base", "relation", "parent", "author", "datasets", "probably", "made_from", "created", "downloads",
-    "likes", "licence", "pipeline_tag", "label_names", "read", "relative_norm", "flags", "reason", "detail",
+    "likes", "licence", "pipeline_tag", "label_names", "read", "relative_norm", "trace", "flags", "reason", "detail",
 )  # fmt: skip
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
 _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")
@@ -90,7 +90,17 @@ class ShownModel(Result, Mapping[str, Any]):
             read = f"a sample: {self['rows_read']}"
             relative, norm, error = (self[name] for name in ("relative_norm", "delta_norm", "delta_norm_error"))
             estimate = f"{relative:.4f} ± {relative * error / norm:.4f} (estimated)" if norm and relative else None
-        known = self.to_dict() | {"read": read, "probably": self._probably(), "made_from": made_from, "flags": flags}
+        trace = (
+            self.facts.get("token_class")
+            and f"{self['token_class']}: `query trace` says which tokens it was trained on"
+        )
+        known = self.to_dict() | {
+            "trace": trace,
+            "read": read,
+            "probably": self._probably(),
+            "made_from": made_from,
+            "flags": flags,
+        }
         known["relative_norm"] = estimate or known.get("relative_norm")
         facts = {name: known[name] for name in _FACTS if known.get(name) not in (None, "", [])}
         if facts.get("parent") == self["base"]:
@@ -132,7 +142,7 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         raise AtlasError(f"The atlas holds no model {model_id}.", "")
     shown, others = found[0], 0
     weights = atlas.rows(
-        "SELECT * EXCLUDE (model_id, record_key, row_space), "
+        "SELECT * EXCLUDE (model_id, record_key, row_space, token_codes), "
         "(SELECT count(*) FROM records AS other WHERE other.initialisation = records.initialisation "
         "AND other.model_id <> records.model_id) AS others "
         "FROM records WHERE model_id = ?",

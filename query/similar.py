@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexer.atlas import FEWEST_SHARED, NEIGHBOURS
+from indexer.atlas import NEIGHBOURS, fewest_shared
 from indexer.errors import AtlasError
 from query.lookup import ResolvedModel, resolve_model, sampled_notes, unrelated_notes, vector_of
 from query.results import Rows
@@ -175,18 +175,22 @@ def similar(
 def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, representation: str) -> list[Neighbour]:
     """The ``k`` ≤ 50 nearest, from the database alone: neither FAISS nor the vectors are opened."""
     published = atlas.rows(
-        "SELECT blocks FROM representations WHERE base = ? AND representation = ?", [asked.base, representation]
+        "SELECT blocks, per_delta FROM representations WHERE base = ? AND representation = ?",
+        [asked.base, representation],
     )
     if not published:
         atlas.published(asked.base, representation)  # raises an error that names those that are
     if asked.read == SAMPLE and not asked.is_copy and not sample_gives(representation):
         raise needs_all(atlas, asked.base, [asked.name], f"{representation!r} vector")
     blocks: int = published[0]["blocks"]
+    has_matrices = blocks > 0 and bool(published[0]["per_delta"])
     rows = atlas.rows(
         "SELECT rank, neighbour_id, similarity FROM neighbours "
         "WHERE model_id = ? AND representation = ? AND rank <= ? ORDER BY rank",
         [asked.model_id, representation, k],
     )
+    if not rows and representation == "vocabulary":
+        vector_of(atlas, asked, representation)  # raises an error if it has none
     masks = {
         row["model_id"]: row["changed"]
         for row in atlas.rows(
@@ -205,8 +209,8 @@ def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, represen
             shared = sum(pair == ("1", "1") for pair in zip(mine, masks.get(model_id, every), strict=True))
             found.append(
                 Neighbour(
-                    **row, **known[model_id], matrices=shared if blocks else None,
-                    is_shrunk=shared < min(FEWEST_SHARED, blocks),
+                    **row, **known[model_id], matrices=shared if has_matrices else None,
+                    is_shrunk=has_matrices and shared < fewest_shared(blocks),
                 )
             )  # fmt: skip
     return found
@@ -237,8 +241,8 @@ def _search(
         allowed = np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
     found = index.search(vector, k, allowed)
     ids = [model_id for model_id, _ in found]
-    shared = index.shared(vector, ids)
-    few = min(FEWEST_SHARED, index.masks.blocks)
+    shared = index.shared(vector, ids) if atlas.published(asked.base, representation).per_delta else None
+    few = fewest_shared(index.masks.blocks)
     reasons = _contributions(atlas, asked.base, vector, ids, representation) if explain else {}
     known = _known(atlas, asked, found, representation)
     return [
@@ -282,7 +286,7 @@ def _contributions(
 
     if not atlas.published(base, representation).per_delta:
         raise AtlasError(
-            f"{representation!r} averages layers, so a similarity cannot be split by layer and family.",
+            f"{representation!r} has no part for each matrix, so a similarity cannot be split by layer and family.",
             "Use `representation='input'`.",
         )
     keys = [DeltaKey.parse(name) for name in atlas.rows("SELECT deltas FROM bases WHERE base = ?", [base])[0]["deltas"]]
@@ -318,7 +322,7 @@ def similarity_of(
     blocks = atlas.published(one.base, representation).masks.blocks
     found = float(similarities(mine.astype("float64"), theirs.astype("float64"), blocks)[0, 0])
     shared = None
-    if blocks:
+    if blocks and atlas.published(one.base, representation).per_delta:
         shared = int(shared_blocks(changed_blocks(mine, blocks), changed_blocks(theirs, blocks))[0, 0])
     groups = (one.group, other.group)
     pairs = atlas.background_pairs(one.base, groups, representation)

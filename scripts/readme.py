@@ -21,12 +21,13 @@ README, REPLIES = PROJECT / "README.md", PROJECT / "docs" / "demo.json"
 BASE = "atlas-demo/tiny-roberta"
 BUILD = f"index build --base {BASE} --discover names --spectra"
 PREDICT = "query predict small-hours/tiny-roberta-in-house"
+TRACE = "query trace small-hours/tiny-roberta-in-house"  # README.md shows its first sentence
 # What README.md shows of the demo, as typed.
 COMMANDS = (
     BUILD,
     "query similar gridsweep/tiny-roberta-exception-types-lr3e-4-s7 -k 3 --other-authors",
-    'query sql "SELECT dataset, models, authors FROM dataset_counts ORDER BY models DESC, dataset LIMIT 3"',
     PREDICT,
+    TRACE,
 )
 # Asked as JSON, for the sentences.
 EVALUATE = f"query predict --evaluate --base {BASE} --json"
@@ -40,9 +41,14 @@ def with_replies(text: str, replies: Mapping[str, str]) -> str:
     """README's text with current replies below their commands, and current sentences."""
 
     def block(found: re.Match[str]) -> str:
-        return _ASKED.sub(
-            lambda asked: f"$ {asked[1]}\n{replies[asked[1]].rstrip()}\n" if asked[1] in replies else asked[0], found[0]
-        )
+        def answered(asked: re.Match[str]) -> str:
+            reply = replies.get(asked[1])
+            if reply is None:
+                return asked[0]
+            shown = reply.partition("\n\n")[0] if asked[1] == TRACE else reply.rstrip()
+            return f"$ {asked[1]}\n{shown}\n"
+
+        return _ASKED.sub(answered, found[0])
 
     sentences = {"models": _models(replies), "prediction": _prediction(replies)}
     return _SENTENCE.sub(lambda found: found[1] + sentences[found[2]] + found[3], _BLOCK.sub(block, text))
@@ -77,7 +83,8 @@ def _prediction(replies: Mapping[str, str]) -> str:
 def main() -> None:
     """Update docs/demo.json, docs/map.png and README.md from the folder of a demo."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".demo")
-    REPLIES.write_text((folder / REPLIES.name).read_text(encoding="utf-8"), encoding="utf-8")
+    replies = (folder / REPLIES.name).read_text(encoding="utf-8").replace(str(folder.resolve()), ".demo")
+    REPLIES.write_text(replies, encoding="utf-8")
     shutil.copyfile(folder / "map.png", PROJECT / "docs" / "map.png")
     README.write_text(
         with_replies(README.read_text(encoding="utf-8"), json.loads(REPLIES.read_text(encoding="utf-8"))),

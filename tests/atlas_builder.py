@@ -18,11 +18,11 @@ import duckdb
 import numpy as np
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
-from indexer.publish.centring import Centring, UncentredVectors
+from indexer.publish.centring import Centring
 from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.tables import Tables
 from indexer.publish.vector_update import renew_null_similarity
-from indexer.publish.vectors import PublishedVectors, VectorWriter
+from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
 from indexer.records.representation import representation_named
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.segments import Vectors

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from indexer.atlas import AtlasFolder
+from indexer.deltas.stored_base import EMBEDDINGS
 from indexer.listing.listing import Listing
 from indexer.publish.maintenance import represent
 from indexer.publish.stored_answers import LINEAGE, read_answers
@@ -187,12 +188,13 @@ def as_before(atlas):
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     del header["__metadata__"]["sha256"]
-    # Nor did it keep rows of the input embedding, which lie behind the matrices.
-    first, last = header.pop("tokens")["data_offsets"]
+    # Nor did it keep rows of embeddings, which lie behind the matrices.
+    places = [header.pop(name)["data_offsets"] for name in EMBEDDINGS if name in header]
+    first, last = min(start for start, _ in places), max(end for _, end in places)
     assert 8 + length + last == len(content)
     content = content[: 8 + length + first]
     description = json.loads(header["__metadata__"]["base"])
-    for name in ("row_plan", "vocabulary"):
+    for name in ("row_plan", "token_plan", "vocabulary"):
         del description[name]
     header["__metadata__"]["base"] = json.dumps(description)
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -31,7 +31,8 @@ from indexer.names import ModelRef, is_hub_id
 from indexer.network.hub import BaseFacts, model_row
 from indexer.network.rate_limit import limit_bandwidth
 from indexer.publish.previous_atlas import published_rank
-from indexer.publish.publish import Publication, publish
+from indexer.publish.publication import Publication
+from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit, canonical_json
 from indexer.records.store import RecordStore

@@ -11,12 +11,28 @@ from indexer.errors import Failed, ModelError
 
 if TYPE_CHECKING:
     from indexer.builds.plan import Estimate
-    from indexer.builds.profile_worker import ProfileUnit
     from indexer.records.identity import Unit
 
 
-# What a worker works on: a model whose record is to be made, or one whose depth profile is to be measured.
-U = TypeVar("U", "Unit", "ProfileUnit")
+class HasDigest(Protocol):
+    """An identity that has a digest."""
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal digest of everything that the result depends on."""
+        ...
+
+
+class WorkUnit(Protocol):
+    """A model whose record is to be made, or one whose depth profile is to be measured."""
+
+    @property
+    def identity(self) -> HasDigest:
+        """What it is, and how it is to be made."""
+        ...
+
+
+U = TypeVar("U", bound=WorkUnit)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import errno
 import re
 import time
 import traceback
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from indexer.network.rate_limit import limit_bandwidth
 from indexer.network.session import install_session
 from indexer.records.identity import Parent, Traffic, Unit
 from indexer.records.record import Record
-from indexer.records.row_plan import ROW_PLAN
 from indexer.records.store import RecordStore
 from indexer.untrusted import tidy
 
@@ -69,11 +68,6 @@ class RecordWorker:
                 traffic=traffic,
                 parent_record=record_of,
             )
-            if record.tokens is None and not unit.spec.sample:
-                # A full read of a small model leaves the embedding out; an earlier sample has its rows.
-                earlier = replace(unit.identity, spec=replace(unit.spec, spectra=False, sample=ROW_PLAN)).digest
-                if store.has(earlier):
-                    record = replace(record, tokens=store.read(earlier).tokens)
             store.write(record)
         except AtlasError:
             raise

@@ -102,7 +102,10 @@ def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
 @atlas_option
 @output_options
 def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
-    """Publish another representation (input_v1, output, delta, seed, seed_scaled, spectrum, depth) from the records.
+    """Publish another representation from the records.
+
+    It is input_v1, output, delta, seed, seed_scaled, spectrum, depth or vocabulary. A build publishes input, and
+    vocabulary as soon as a model has such a vector; in an atlas of an older version publish vocabulary with this.
 
     --index applies to all representations from then on. --vector-length makes the vectors of input again, the only
     ones whose length can be chosen.

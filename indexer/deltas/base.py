@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,14 +17,15 @@ from numpy.typing import NDArray
 
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout
-from indexer.deltas.stored_base import TOKENS, UNKNOWN, BaseShape, StoredBase, with_checksum
+from indexer.deltas.embeddings import base_stripes, embedding_names
+from indexer.deltas.stored_base import EMBEDDINGS, TOKEN_PLAN, TOKENS, UNKNOWN, BaseShape, StoredBase, with_checksum
 from indexer.deltas.svd import spectrum
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
 from indexer.records.row_plan import ROW_PLAN
-from indexer.records.tokens import token_rows, token_stripes
+from indexer.records.tokens import token_rows
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -76,12 +78,14 @@ class BaseMatrices(StoredBase):
         return held
 
     @cached_property
-    def tokens(self) -> torch.Tensor | None:
-        """(n, d) the rows of its input embedding that are read of every fine-tune (``indexer.records.tokens``).
+    def embeddings(self) -> Mapping[str, torch.Tensor]:
+        """The rows of its embeddings that are compared with those of fine-tunes (``indexer.deltas.embeddings``).
 
-        None if it has none, or the file is older than that.
+        Empty if it has none, or the file is older than that.
         """
-        return self._index.read(TOKENS) if self.vocabulary else None
+        if self.description.get("token_plan") != TOKEN_PLAN:
+            return {}
+        return {kind: self._index.read(kind) for kind in EMBEDDINGS if kind in self._header.entries}
 
     def spectrum(self, keys: tuple[DeltaKey, ...]) -> NDArray[np.float32]:
         """All singular values of the matrices ``keys``, stacked; computed once."""
@@ -167,12 +171,14 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
             "data_offsets": [offset, offset + size],
         }
         offset += size
-    embedding = checkpoint.token_embedding
-    if embedding is not None:
-        vocabulary, width = checkpoint.tensors[embedding].shape
-        dtype, count = checkpoint.tensors[embedding].dtype, len(token_rows(vocabulary))
+    embeddings = embedding_names(checkpoint)
+    for kind, name in embeddings.items():
+        dtype, (rows, width) = checkpoint.tensors[name].dtype, checkpoint.tensors[name].shape
+        count = sum(map(len, base_stripes(kind, rows)))
+        size = count * width * dtype.itemsize
         entry = {"dtype": DTYPE_NAMES[dtype], "shape": [count, width]}
-        header[TOKENS] = entry | {"data_offsets": [offset, offset + count * width * dtype.itemsize]}
+        header[kind] = entry | {"data_offsets": [offset, offset + size]}
+        offset += size
     norms: dict[str, float] = {}
     path.parent.mkdir(parents=True, exist_ok=True)
     data = temporary_path(path, "data")
@@ -186,10 +192,11 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
                         raise Skipped("not_finite", f"its tensor {shown(name)} holds NaN or infinite values")
                     file.seek(header[str(matrix.key)]["data_offsets"][0])
                     file.write(piece.view(torch.uint8).numpy().data)
-            if embedding is not None:
-                ((_, rows),) = checkpoint.stripes({embedding: token_stripes(vocabulary)})
-                file.seek(header[TOKENS]["data_offsets"][0])
-                file.write(rows.contiguous().view(torch.uint8).numpy().data)
+            kinds = {name: kind for kind, name in embeddings.items()}
+            stripes = {name: base_stripes(kind, checkpoint.tensors[name].shape[0]) for name, kind in kinds.items()}
+            for name, piece in checkpoint.stripes(stripes):
+                file.seek(header[kinds[name]]["data_offsets"][0])
+                file.write(piece.contiguous().view(torch.uint8).numpy().data)
         description = {
             "base": base,
             "commit": commit,
@@ -198,7 +205,8 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
             "shapes": {matrix.tensor: list(checkpoint.tensors[matrix.tensor].shape) for matrix in layout.matrices},
             "norms": norms,
             "row_plan": ROW_PLAN,
-            "vocabulary": checkpoint.tensors[embedding].shape[0] if embedding is not None else 0,
+            "token_plan": TOKEN_PLAN,
+            "vocabulary": checkpoint.tensors[embeddings[TOKENS]].shape[0] if embeddings else 0,
         }
         header["__metadata__"] = {"base": json.dumps(description), "sha256": UNKNOWN}
         text = json.dumps(header, separators=(",", ":")).encode()

@@ -32,8 +32,11 @@ from indexer.weights.safetensors_header import ITEM_BYTES, MOST_HEADER, Safetens
 
 UNKNOWN = "0" * 64
 
-# The name of the rows of the input embedding, which are stored after the block matrices.
-TOKENS = "tokens"
+# The names of the rows of embeddings, which are stored after the block matrices: of the tokens those that are read of
+# fine-tunes, of the positions and the token types all.
+TOKENS, POSITIONS, TOKEN_TYPES = EMBEDDINGS = ("tokens", "positions", "token_types")
+# Which rows these are (``indexer.records.tokens``). Rows of another plan are not compared.
+TOKEN_PLAN = 2
 
 _NOTE = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within the other metadata every quote is escaped
 
@@ -157,7 +160,11 @@ class StoredBase:
         expected = {str(matrix.key): tuple(matrix.shape) for matrix in found.matrices}
         shapes_here = {name: entry.shape for name, entry in self._header.entries.items()}
         rows = shapes_here.pop(TOKENS, (0, 0))
-        is_as_said = len(rows) == 2 and rows[0] == (len(token_rows(self.vocabulary)) if self.vocabulary else 0)
+        others = [shapes_here.pop(kind, rows) for kind in EMBEDDINGS]
+        is_as_said = len(rows) == 2
+        if self.description.get("token_plan") == TOKEN_PLAN:
+            is_as_said &= rows[0] == (len(token_rows(self.vocabulary)) if self.vocabulary else 0)
+        is_as_said &= all(len(shape) == 2 and shape[1] == rows[1] for shape in others)
         if shapes_here != expected or not is_as_said:
             raise self._damaged("its matrices are not those of its architecture")
         return found
@@ -187,12 +194,12 @@ class StoredBase:
     @property
     def block_bytes(self) -> int:
         """Bytes of all block matrices as stored."""
-        return sum(entry.nbytes for name, entry in self._header.entries.items() if name != TOKENS)
+        return sum(entry.nbytes for name, entry in self._header.entries.items() if name not in EMBEDDINGS)
 
     @property
     def item_bytes(self) -> int:
         """Bytes of one stored number."""
-        return max(ITEM_BYTES[entry.dtype] for name, entry in self._header.entries.items() if name != TOKENS)
+        return max(ITEM_BYTES[entry.dtype] for name, entry in self._header.entries.items() if name not in EMBEDDINGS)
 
     @property
     def file_hashes(self) -> tuple[str | None, ...]:

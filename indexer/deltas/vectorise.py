@@ -10,7 +10,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -24,7 +24,8 @@ from indexer.cards.local import without_paths
 from indexer.cards.modelcard import head_facts
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas, sampled_deltas
-from indexer.deltas.rounding import RoundingChoice, narrowest_dtype
+from indexer.deltas.embeddings import EmbeddingReader
+from indexer.deltas.rounding import RoundingChoice
 from indexer.deltas.spectra import Spectra
 from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadableParent, by_key, on_record
 from indexer.deltas.svd import Factors, lora_svd, sample_svd, truncated_svd
@@ -38,7 +39,6 @@ from indexer.records.record import DeltaRecord, Record, TokenChanges
 from indexer.records.representation import representation_named
 from indexer.records.row_plan import ROW_PLAN, lines_of
 from indexer.records.row_space import row_space, row_space_of
-from indexer.records.tokens import MISSING, token_changes, token_stripes
 from indexer.untrusted import printable
 from indexer.weights.adapter import factor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -52,8 +52,6 @@ _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
 DESIGN_EFFECT = 1.5
 HEAD_CORRELATION = 0.3
 
-# Rows of the input embedding are read with a full model up to this share of its block matrices.
-TOKENS_SHARE = 0.01
 
 # float32, in which norms and singular values are kept, ends at 2¹²⁸; sums over matrices have to fit, too.
 LARGEST_NORM = 2.0**120
@@ -188,6 +186,7 @@ class _DeltaReader:
         self.sample: dict[DeltaKey, NDArray[np.float32]] = {}
         self.moved = 0
         self.row_spaces: dict[DeltaKey, NDArray[np.float64]] = {}
+        self._embeddings = EmbeddingReader(checkpoint, base.embeddings, base.vocabulary)
         self.tokens: TokenChanges | None = None
 
     def read_full(self, layout: Layout, ahead_bytes: int) -> None:
@@ -199,45 +198,25 @@ class _DeltaReader:
             self._add_dense(delta)
             self.sample[delta.key] = delta.sample.numpy()
             self.moved += delta.moved
-        of_blocks = sum(self._checkpoint.tensors[name].nbytes for name in layout.tensors)
-        for name, parts in self._token_stripes().items():
-            info = self._checkpoint.tensors[name]
-            if sum(map(len, parts)) * info.shape[1] * info.dtype.itemsize <= of_blocks * TOKENS_SHARE:
-                for _, rows in self._checkpoint.stripes({name: parts}):
-                    self._add_tokens(name, rows)
+        for name, rows in self._checkpoint.stripes(self._embeddings.stripes()):
+            self._embeddings.add(name, rows)
+        self.tokens = self._embeddings.changes(self._read_stripes)
 
-    def _token_stripes(self) -> dict[str, list[range]]:
-        """The rows of the input embedding to read, if it can be compared with the base's."""
-        name, base = self._checkpoint.token_embedding, self._base.tokens
-        if name is None or base is None or self._checkpoint.tensors[name].shape[1] != base.shape[1]:
-            return {}
-        # A model may have more tokens than the base, or fewer.
-        end = self._checkpoint.tensors[name].shape[0]
-        parts = [range(part.start, min(part.stop, end)) for part in token_stripes(self._base.vocabulary)]
-        return {name: [part for part in parts if part]}
-
-    def _add_tokens(self, name: str, rows: torch.Tensor) -> None:
-        base, count = self._base.tokens, len(rows)
-        assert base is not None
-        rounded = base[:count].to(narrowest_dtype(rows)).float()
-        changes = token_changes(rows.float().numpy(), rounded.numpy())
-        if changes is not None:
-            codes = np.full(len(base), MISSING, dtype=np.uint8)
-            codes[:count] = changes[0]
-            vocabulary = self._checkpoint.tensors[name].shape[0]
-            self.tokens = TokenChanges(codes, changes[1], vocabulary, self._base.vocabulary)
+    def _read_stripes(self, stripes: Mapping[str, Sequence[range]]) -> Mapping[str, torch.Tensor]:
+        return dict(self._checkpoint.stripes(stripes))
 
     def read_sample(self, layout: Layout, connections: int) -> None:
         """Read some rows of a full checkpoint."""
         deltas, others = sampled_deltas(
-            self._checkpoint, layout, self._base, connections, self.roundings, self._token_stripes()
+            self._checkpoint, layout, self._base, connections, self.roundings, self._embeddings.stripes()
         )
         for delta in deltas:
             self._add_dense(delta)
             self.sample[delta.key] = delta.sample.numpy()
             self.moved += delta.moved
         for name, rows in others.items():
-            self._add_tokens(name, rows)
+            self._embeddings.add(name, rows)
+        self.tokens = self._embeddings.changes(self._read_stripes)
 
     def read_adapter(self, stack: StackedAdapter | None, ahead_bytes: int = 0, connections: int = 1) -> None:
         """Read an adapter, with its parent if that is not the base."""

@@ -11,13 +11,15 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from indexer.errors import AtlasError, Skipped
+from indexer.names import ModelRef
+from indexer.network.session import install_session
 from indexer.profiles import tokenizer_process
-from indexer.weights.checkpoint import Checkpoint
+from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 MOST_TOKENIZER = 64 << 20
 # For one answer, and for the first, which includes starting the process and reading the files.
@@ -134,6 +136,16 @@ def tokenizer_of(checkpoint: Checkpoint) -> IsolatedTokenizer | None:
             why = f" ({error.message})" if isinstance(error, AtlasError) else ""
             raise Skipped("malformed", f"its {' and '.join(names)} make no tokenizer{why}") from error
     return None
+
+
+def tokenizer_at(reference: ModelRef, commit: str | None, relation: str = "finetune") -> IsolatedTokenizer | None:
+    """The tokenizer of a model on the Hub, in the cache or in a folder; None if there is none.
+
+    Raises ModelError if its files cannot be read.
+    """
+    install_session()
+    with closing(open_checkpoint(reference, commit=commit, relation=relation)) as checkpoint:
+        return tokenizer_of(checkpoint)
 
 
 def require_tokenizer(tokenizer: IsolatedTokenizer | None, model: str, hint: str) -> IsolatedTokenizer:

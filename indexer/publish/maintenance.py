@@ -16,7 +16,8 @@ from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
 from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_models, published_rank
-from indexer.publish.publish import Publication, publish
+from indexer.publish.publication import Publication
+from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
 from indexer.records.representation import representation_named
 from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
@@ -215,7 +216,7 @@ def represent(
     folder.require()
     with Reading(folder.database) as connection:
         current = published_bases(connection)
-        if chosen.needs != "v" and not chosen.of_profiles:
+        if not chosen.from_samples and not chosen.of_profiles:
             _check_not_all_sampled(connection, name)
     publish(
         folder,
@@ -227,7 +228,7 @@ def represent(
         say=say,
     )
     with Reading(folder.database) as connection:
-        for row in current if chosen.needs != "v" and not chosen.of_profiles else ():
+        for row in current if not chosen.from_samples and not chosen.of_profiles else ():
             (found,) = connection.rows(
                 "SELECT count(*) AS models FROM models WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy",
                 [row["base"]],

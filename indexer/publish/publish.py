@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import translated_errors
-from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
-from indexer.listing.questions import BadRow
 from indexer.publish.duplicates import renew_duplicates, renew_initialisations, with_duplicates
 from indexer.publish.profile_tables import renew_profile_tables
+from indexer.publish.publication import Publication, SkippedModels
 from indexer.publish.rows import Entry, record_rows, valid_listing_rows
 from indexer.publish.staging import staged_publish
 from indexer.publish.stored_answers import ANSWERS, renew_answers
@@ -25,75 +22,15 @@ from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows
 from indexer.publish.vector_update import VectorUpdates
 from indexer.publish.vectors import PublishedVectors
-from indexer.records.identity import ROW_NAMES, Thresholds
+from indexer.records.identity import ROW_NAMES
 from indexer.records.store import RecordStore
-from indexer.vectors.choice import IndexChange
 
 # Rows that are collected before they are inserted.
 ROWS_AT_ONCE = 10_000
 DELTAS_AT_ONCE = 50_000
 
-# Skipped models that the summary names; all are in the database.
-MOST_NAMED = 3
-
 RECORD_TABLES = ("records", "deltas", "fused_matrices", "adapter_bases")
 LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
-
-
-@dataclass(frozen=True)
-class Publication:
-    """Everything to publish for one base: its listing entries and the build that produced them.
-
-    Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
-    that are ``withdrawn`` are deleted: they were renamed or removed. ``purged``: also rewrite the vector files that
-    contain them, which otherwise happens only some publishes later.
-    """
-
-    base: StoredBase
-    aliases: Sequence[str]
-    entries: Sequence[Entry]
-    rank: int
-    withdrawn: Sequence[str] = ()
-    purged: bool = False
-    rejected_rows: Sequence[Row] | None = None
-    build: Row | None = None
-    index: IndexChange | None = None
-    thresholds: Thresholds = field(default_factory=Thresholds)
-
-
-class SkippedModels:
-    """Models of one base that do not fit the database: a publish skips them instead of failing.
-
-    ``models``: those whose record is not published; ``unlisted``: those whose listing row is not.
-    """
-
-    def __init__(self, tables: Tables, base: str) -> None:
-        self._tables = tables
-        self._base = base
-        self.models: dict[str, InvalidValue] = {}
-        self.unlisted: dict[str, InvalidValue] = {}
-
-    def record(self, model: str, model_id: int, why: InvalidValue) -> None:
-        """Mark a model whose record cannot be published as skipped, with the reason."""
-        self.models[model] = why
-        self._tables.run(
-            "UPDATE fine_tunes SET status = 'skipped', reason = 'does_not_fit', detail = ?, record_key = NULL "
-            "WHERE model_id = ?",
-            [str(why), model_id],
-        )
-
-    def rejected_rows(self) -> list[Row]:
-        """Rows of the table rejected_listing_rows for the models that have no row in fine_tunes."""
-        now = datetime.now(UTC)
-        bad = [BadRow.of({"id": model}, f"it does not fit: {why}", now) for model, why in self.unlisted.items()]
-        return [{"base": self._base, **one.as_row()} for one in bad]
-
-    @property
-    def summary(self) -> str:
-        """A sentence for the user; empty if no model was skipped."""
-        found = [f"{model} ({why})" for model, why in [*self.unlisted.items(), *self.models.items()]]
-        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-        return f"{self._base}: skipped, not published: {', '.join(found[:MOST_NAMED])}{more}" if found else ""
 
 
 def publish(
@@ -175,8 +112,10 @@ class _Publisher:
         ) as updates:
             of_records = [one for one in updates.all if not one.representation.of_profiles]
             # A representation that is new in an old atlas needs all records, the others only the new ones.
-            all_needed = [one for one in of_records if one.is_new and before]
+            all_needed = [one for one in of_records if one.is_new and before and one is not updates.offered]
             self._record_tables(reread, ids, updates, [one for one in of_records if one not in all_needed])
+            if before and updates.offered is not None and updates.offered.writer.ids:
+                all_needed.append(updates.offered)
             for vectors in all_needed:
                 updates.read_all(vectors)
             # Before the centre is computed, because duplicates share one vote.

@@ -6,6 +6,7 @@ raises InvalidValue, and a publish skips it.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
@@ -30,6 +31,7 @@ from indexer.records.record import RANK_THRESHOLDS, DeltaRecord, FusedMatrixReco
 from indexer.records.representation import DEFAULT, Representation, Vector
 from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
+from indexer.records.tokens import KINDS
 from indexer.untrusted import printable
 from indexer.vectors.files import MOST_NUMBERS
 
@@ -173,6 +175,17 @@ def rows_of_record(
         "made": moment(record.created),
     }
     row |= {name: getattr(record, name) for name in _RECORD_FIELDS}
+    tokens = record.tokens if record.tokens is not None and record.tokens.kind in KINDS else None
+    row |= {
+        "token_class": tokens and tokens.kind,
+        "token_codes": tokens and base64.b64encode(tokens.codes.tobytes()).decode(),
+        "token_is_share": tokens and tokens.is_share,
+        "token_scale": tokens and tokens.scale,
+        "token_rows": tokens and tokens.vocabulary,
+        "base_token_rows": tokens and tokens.base_vocabulary,
+        "position_rows": tokens and tokens.positions,
+        "has_pairs": tokens and tokens.pairs,
+    }
     deltas = [
         {
             "model_id": model_id,
@@ -245,8 +258,10 @@ def record_rows(
         rows = rows_of_record(model_id, record_key, record, base.file_hashes)
         vectors: dict[str, Vector] = {}
         for one in representations:
-            if not one.is_held_by(record):
+            if not one.is_held_by(record) or (one.of_tokens and not base.vocabulary):
                 continue
+            if one.of_tokens and record.tokens and record.tokens.base_vocabulary != base.vocabulary:
+                raise InvalidValue(f"the rows of its input embedding are not those of {base.base}")
             vector = np.asarray(one.vector(record), dtype=np.float32)
             length = one.expected_length(record) or vector.size
             if vector.shape != (length,) or not length or length > MOST_NUMBERS:

@@ -9,28 +9,25 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
-from indexer.publish.centring import Centring, UncentredVectors
+from indexer.publish.centring import Centring
 from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.profile_tables import depth_vectors
+from indexer.publish.publication import Publication, SkippedModels
 from indexer.publish.rows import record_rows
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue
-from indexer.publish.vectors import PublishedVectors
-from indexer.records.representation import DEFAULT, Vector, representation_named
+from indexer.publish.vectors import PublishedVectors, UncentredVectors
+from indexer.records.representation import DEFAULT, VOCABULARY, Vector, representation_named
 from indexer.records.store import RecordStore
 from indexer.vectors.background import Background
 from indexer.vectors.centre import GROUPS
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.ties import NEAR
-
-if TYPE_CHECKING:
-    from indexer.publish.publish import Publication, SkippedModels
 
 # Largest sample of a group in a null distribution: half a million pairs within a group.
 MOST_MODELS = 1_024
@@ -40,7 +37,8 @@ class VectorUpdates:
     """The new vectors of one base within a publish. Uncentred vectors wait in files that are removed on exit.
 
     ``all``: the vectors of every representation. ``added``: representations to publish besides the default and those
-    published before. Models whose record cannot be published are added to ``skipped``.
+    published before. ``offered`` is ``vocabulary`` if nobody asked for it: it is published as soon as a model has such
+    a vector. Models whose record cannot be published are added to ``skipped``.
     """
 
     def __init__(
@@ -56,6 +54,7 @@ class VectorUpdates:
         self.skipped, self.say = skipped, say
         self.base = publication.base.base
         self.all: list[PublishedVectors] = []
+        self.offered: PublishedVectors | None = None
         self._without = Counter[tuple[str, bool]]()  # models without a representation: whether a sample was read
         self._added = added
         self._files = ExitStack()
@@ -67,13 +66,18 @@ class VectorUpdates:
         root, publication = self.folder.root, self.publication
         blocks = len(publication.base.layout.matrices)
         with ExitStack() as files:
-            for name in dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added]):
+            asked = dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added])
+            for name in dict.fromkeys([*asked, VOCABULARY]):
                 representation = representation_named(name)
                 vectors = PublishedVectors(
                     root, self.tables, self.base, representation, publication.rank, self.say, publication.index
                 )
                 if representation.centred:
-                    vectors.writer = files.enter_context(UncentredVectors(root, self.base, name, blocks))
+                    vectors.writer = files.enter_context(
+                        UncentredVectors(root, self.base, name, representation.blocks or blocks)
+                    )
+                if name not in asked:
+                    self.offered = vectors
                 self.all.append(vectors)
             self._files = files.pop_all()
         return self
@@ -95,11 +99,14 @@ class VectorUpdates:
         """Add the vectors of every record, for a representation that is new or has another length."""
         signatures: list[Row] = []
         store = RecordStore(self.folder)
+        are_here = set(vectors.writer.ids)
         for model_id, model, record_key in self.tables.rows(
             "SELECT model_id, model, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' "
             "ORDER BY model_id",
             [self.base],
         ):
+            if model_id in are_here:
+                continue
             try:
                 made, found = record_rows(model_id, record_key, self.publication.base, store, [vectors.representation])
             except InvalidValue as why:
@@ -117,9 +124,12 @@ class VectorUpdates:
         all of them.
         """
         for vectors in self.all:
+            if vectors is self.offered and not vectors.writer.ids:
+                continue
             writer, replaced, moved = vectors.writer, stale, False
             for is_sampled, why in ((False, "whose records have no factors"), (True, "of which a sample was read")):
-                if count := self._without[vectors.name, is_sampled]:
+                count = self._without[vectors.name, is_sampled]
+                if count and not vectors.representation.of_tokens:
                     self.say(f"{self.base}, {vectors.name}: skipped models {why}: {count}")
             if isinstance(writer, UncentredVectors):
                 removed = np.array(sorted(set(stale)), dtype=np.int64)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.atlas import file_name
 from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
 from indexer.records.representation import DEFAULT, Representation
@@ -25,12 +27,10 @@ from indexer.vectors.segments import (
     Vectors,
     joined,
     normalised,
+    rows_of_block,
     to_merge,
     write_segment,
 )
-
-if TYPE_CHECKING:
-    from indexer.publish.centring import UncentredVectors
 
 Ids = NDArray[np.int64]
 
@@ -43,6 +43,55 @@ EXTEND_ABOVE = INSTANT_BYTES // 4
 # An index is trained again if the atlas has this many times the models that it was trained on, or if it has this many
 # codes per valid model.
 TRAIN_AGAIN = 2.0
+
+
+class UncentredVectors:
+    """Vectors with unit blocks in a temporary file, until the centre that is subtracted from them is known.
+
+    ``blocks``: blocks of a vector. If a publish is killed, the next one removes the file.
+    """
+
+    def __init__(self, root: Path, base: str, representation: str, blocks: int) -> None:
+        self._path = root / f".{file_name(base)}.{representation}.{os.getpid()}.uncentred.tmp"
+        self.ids: list[int] = []
+        self.changed: list[NDArray[np.bool_]] = []  # the blocks that each model changed
+        self.length = 0
+        self.blocks = blocks
+
+    def __enter__(self) -> Self:
+        self._file = self._path.open("w+b")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def add(self, model_id: int, vector: NDArray[np.float32]) -> None:
+        """Add the vector (d,) of a model; zero vectors are skipped."""
+        self.length = len(vector)
+        if vector.any():
+            self._file.write(np.ascontiguousarray(vector, dtype="<f4").data)
+            self.ids.append(model_id)
+            self.changed.append(np.asarray(vector.reshape(self.blocks, -1).any(axis=1)))
+
+    def chunks(self) -> Iterator[tuple[Ids, NDArray[np.float32]]]:
+        """Ids and vectors, some at a time, in the order in which they were added."""
+        self._file.flush()
+        self._file.seek(0)
+        step = rows_of_block(self.length)
+        for start in range(0, len(self.ids), step):
+            ids = np.array(self.ids[start : start + step], dtype=np.int64)
+            read = self._file.read(4 * self.length * len(ids))
+            vectors = np.frombuffer(read, dtype="<f4").reshape(len(ids), self.length)
+            yield ids, with_unit_blocks(vectors, self.blocks)
+
+
+def with_unit_blocks(vectors: NDArray[np.float32], blocks: int) -> NDArray[np.float32]:
+    """(n, d) vectors with every block scaled to norm 1, or 0 if it is zero; a record may come from elsewhere."""
+    shaped = vectors.astype(np.float64).reshape(len(vectors), blocks, -1)
+    norms = np.linalg.norm(shaped, axis=2, keepdims=True)
+    unit = np.divide(shaped, norms, out=np.zeros_like(shaped), where=norms > 0)
+    return unit.reshape(len(vectors), -1).astype(np.float32)
 
 
 class VectorWriter:

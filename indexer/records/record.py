@@ -140,14 +140,20 @@ class FusedMatrixRecord:
 class TokenChanges:
     """What training did to some rows of the input embedding (``indexer.records.tokens``).
 
-    ``codes`` (n,) uint8: the sizes of the changes beside a common factor ``scale``. ``vocabulary``: the number of rows
-    of the model's embedding, ``base_vocabulary`` that of the base's, which decides the rows.
+    ``codes``, ``scale``, ``kind``, ``is_share``: see ``RowChanges``. ``vocabulary``: the number of rows of the model's
+    embedding, ``base_vocabulary`` that of the base's, which decides the rows. ``positions``: the number of rows of its
+    position embeddings up to the last that moved; None if it is not known. ``pairs``: whether the second token type
+    occurred; None if there is none, or it is not known. ``kind`` is "" in older records.
     """
 
     codes: NDArray[np.uint8]
     scale: float
     vocabulary: int
     base_vocabulary: int
+    kind: str = ""
+    is_share: bool = False
+    positions: int | None = None
+    pairs: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -279,8 +285,7 @@ def write_record(record: Record, path: Path) -> None:
         "row_plan": record.row_plan,
         "stands_on": asdict(record.adapter_base) if record.adapter_base else None,
         "precision": record.precision,
-        "tokens": record.tokens
-        and {name: getattr(record.tokens, name) for name in ("scale", "vocabulary", "base_vocabulary")},
+        "tokens": record.tokens and {name: getattr(record.tokens, name) for name in _TOKEN_FIELDS},
     } | {name: getattr(record, name) for name in _FIELDS}
     text = canonical_json(header)
     write_arrays(path, arrays, {"record": text, "checksum": checksum(text, arrays)})
@@ -359,6 +364,7 @@ def read_identity(path: Path) -> tuple[Identity, str]:
 # What is stored as it is: fields of the header and arrays, of a record and of a matrix.
 _FIELDS = ("head", "card", "dtype", "device", "threads", "bytes_read", "block_bytes", "seconds", "created")
 _ARRAYS = ("sample", "row_space")
+_TOKEN_FIELDS = ("scale", "vocabulary", "base_vocabulary", "kind", "is_share", "positions", "pairs")
 _DELTA_FIELDS = ("norm", "base_norm", "inner", "transposed")
 _MATRIX_ARRAYS = ("s", "u", "u_rows", "v", "spectrum", "weights")
 

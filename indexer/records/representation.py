@@ -18,6 +18,7 @@ from indexer.errors import AtlasError, BadArgument
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.row_plan import ROW_PLAN, coordinates
 from indexer.records.sketch import DRAW, FIXED_LENGTH, USUAL_BUDGET, block_length, sketched
+from indexer.records.tokens import EXACT, MISSING, STATISTICAL, UNSURE, token_rows
 
 Vector = NDArray[np.float32]
 
@@ -33,7 +34,9 @@ class Representation:
     blocks that both have; otherwise by the cosine of the whole vectors. If ``of_profiles``, the vector is made from
     depth profiles, in units of their standard deviation over the atlas, not from a record. ``needs``: what of the
     singular triplets it is computed from; a record may lack vectors, and a sampled one has neither U nor exact σ.
-    ``block``: numbers per delta, if fixed. ``earlier``: its name in an earlier version.
+    ``block``: numbers per delta, if fixed. ``earlier``: its name in an earlier version. ``of_tokens``: it is computed
+    from the rows of the input embedding, not from triplets; many records have none. ``blocks``: how many blocks its
+    vectors have, where they are not those of deltas.
     """
 
     name: str
@@ -47,6 +50,13 @@ class Representation:
     needs: str = "usv"
     block: int | None = None
     earlier: str = ""
+    of_tokens: bool = False
+    blocks: int | None = None
+
+    @property
+    def from_samples(self) -> bool:
+        """Whether a sampled record has the vector, if a full one has it."""
+        return self.needs == "v" or self.of_tokens
 
     @property
     def tag(self) -> str:
@@ -60,6 +70,8 @@ class Representation:
 
     def expected_length(self, record: Record) -> int | None:
         """The length that the vector of ``record`` must have; None if only the computation can say."""
+        if self.of_tokens:
+            return None if record.tokens is None else 2 * len(token_rows(record.tokens.base_vocabulary))
         if self.budget is not None:
             return block_length(record, self.budget) * len(record.deltas)
         return None if self.block is None else self.block * len(record.deltas)
@@ -68,6 +80,8 @@ class Representation:
         """Whether ``record`` holds the vector, or what it is computed from."""
         if self.of_profiles:
             return False
+        if self.of_tokens:
+            return _has_vocabulary(record)
         if self._stored(record) is not None:
             return True
         if record.is_sampled and self.needs != "v":
@@ -81,8 +95,10 @@ class Representation:
     def vector(self, record: Record) -> Vector:
         """The uncentred vector of ``record``: the stored one if its tag matches, else computed from the factors.
 
-        Raises AtlasError if the record has no factors.
+        Raises AtlasError if the record has no factors, or no rows of the input embedding that moved.
         """
+        if self.of_tokens:
+            return self.of(record)
         stored = self._stored(record)
         if stored is not None:
             return stored
@@ -165,12 +181,49 @@ def _spectrum(record: Record, budget: int) -> Vector:
     return np.concatenate([delta.s for delta in record.deltas]).astype(np.float32)
 
 
+def _has_vocabulary(record: Record) -> bool:
+    """Whether rows of its input embedding moved, not all alike, and are the rows of the base that are read today."""
+    tokens = record.tokens
+    if tokens is None or tokens.kind not in (EXACT, STATISTICAL) or record.is_copy:
+        return False
+    is_read = tokens.codes.shape == (len(token_rows(tokens.base_vocabulary)),)
+    return is_read and len(np.unique(tokens.codes[tokens.codes != MISSING] % UNSURE)) > 1  # unsure rows count as 0
+
+
+def _vocabulary(record: Record, budget: int) -> Vector:
+    """(2n,): in the first half how far the n rows moved or, in the second, their shares of the change of a tied head.
+
+    The other half is zero, so that the two kinds have their own centres and are never compared with each other. A row
+    counts by the square of its rank among the rows that moved, from 0 (untouched) to 1, minus the mean over the rows:
+    sizes depend on the learning rate, their order much less. A missing row counts as the mean. On two families of
+    fine-tunes, squared ranks told datasets apart better than ranks, sizes, powers and logarithms of sizes, or one bit.
+    """
+    tokens = record.tokens
+    if tokens is None or not _has_vocabulary(record):
+        raise AtlasError(
+            f"{record.identity.model} has no vocabulary vector: no row of its input embedding is known to have moved "
+            "(it is an adapter, its embedding is frozen or cannot be compared, or an older version read it).",
+            "Use another representation.",
+        )
+    is_there = tokens.codes != MISSING
+    found, place, counts = np.unique(tokens.codes[is_there] % UNSURE, return_inverse=True, return_counts=True)
+    counts = np.where(found == 0, 0, counts)
+    ranks = np.where(found == 0, 0.0, (np.cumsum(counts) - (counts - 1) / 2) / counts.sum())  # equal codes share one
+    block = np.zeros(len(tokens.codes))
+    block[is_there] = ranks[place] ** 2
+    block[is_there] -= block[is_there].mean()
+    unit, other = (block / np.linalg.norm(block)).astype(np.float32), np.zeros(len(block), np.float32)
+    return np.concatenate([other, unit] if tokens.is_share else [unit, other])
+
+
 def _no_record(record: Record, budget: int) -> Vector:
     raise AtlasError(
         f"{record.identity.model} has no depth profile in this atlas, so 'depth' cannot be computed.",
         f"Make one: index profile {record.identity.model}",
     )
 
+
+VOCABULARY = "vocabulary"
 
 REPRESENTATIONS: dict[str, Representation] = {
     made.name: made
@@ -201,6 +254,11 @@ REPRESENTATIONS: dict[str, Representation] = {
         Representation(
             "input_v1", 1, "input side, 57 numbers a delta, not centred (the default before)", True,
             partial(_fixed, side="input"), block=FIXED_LENGTH, earlier="input", needs="v",
+        ),
+        Representation(
+            VOCABULARY, 1, "the tokens of the training text: how far each row of the input embedding moved, minus the "
+            "centre of the full fine-tunes; not of adapters", False, _vocabulary, centred=True, needs="",
+            of_tokens=True, blocks=2,
         ),
     )
 }  # fmt: skip

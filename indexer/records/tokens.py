@@ -1,35 +1,100 @@
 """What training did to some rows of the input embeddings: one number for each.
 
 A row gets a gradient only from a batch that holds its token. Decoupled weight decay multiplies all rows by one factor
-c. So a row e' of a fine-tune whose token did not occur is c·e up to rounding, where e is the base's row. The size of a
-row's change, ‖e' − c·e‖ / ‖e‖, is stored in eight bits.
+c. So a row e' of a fine-tune whose token did not occur is c·e up to rounding, where e is the base's row.
+
+A row that occurred may have changed by less than the rounding of its largest numbers, but numbers near zero are stored
+with smaller steps. So a row is compared number by number, in units of the last place (ulp) of the dtype that holds it,
+with what decay made of numbers of nearly the same mantissa (``Decay``).
+
+Where a language-model head is tied to the embedding, the softmax moves every row, nearly along common directions. Then
+the number of a row is the share of its squared change that lies off these directions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
-# The rows that are read: so many stripes, spread evenly over the vocabulary of the base, of so many rows.
+if TYPE_CHECKING:
+    import torch
+
+Floats = NDArray[np.float64]
+Rows: TypeAlias = "NDArray[np.floating] | torch.Tensor"
+
+# The rows that are read: so many stripes, spread evenly over the vocabulary of the base, of so many rows. The first is
+# twice as long: with it come the special tokens of BERT's vocabularies ([MASK] is 103).
 STRIPES = 16
 ROWS_EACH = 64
+FIRST_ROWS = 128
 
-# Codes: 0 for an unchanged row, MISSING for one that the model does not have, and else a logarithm: 8 steps an octave
-# from 2^-26, below which float32 cannot tell a change, to 2^5.
+# Codes: 0 for an untouched row, UNSURE for one that rounding may hide, MISSING for one that the model does not have,
+# and else a logarithm: 8 steps an octave from 2^-26, below which float32 cannot tell a change, to 2^5.
+UNSURE = 254
 MISSING = 255
 _LOWEST = -26.0
 _STEPS = 8
 
+EXACT, STATISTICAL, FROZEN = "exact", "statistical", "frozen"
+KINDS = (EXACT, STATISTICAL, FROZEN)
+
+# The significant bits of a dtype, and the exponent of its smallest normal number.
+_DTYPES = {"bfloat16": (8, -126), "float16": (11, -14), "float32": (24, -126)}
+
 # c is the median over the rows that agree best with a multiple of the base's row, this share of them.
 _AGREEING = 0.1
+# Decay leaves at least so much of a weight; with less these are other weights.
+_LEAST_SCALE = 0.5
+# A row that only decayed is at most so many ulps from c·e, and as many more as this share of the decay: decay is
+# rounded step by step, and small steps are rounded away.
+_ROUNDING = 4.0
+_UNEVEN_DECAY = 0.5
+# Rows, and numbers, that show what decay did; neighbours by mantissa on each side, of which the outermost are left out
+# while rows that were met may be among them.
+_FEWEST_REFERENCES, _MOST_REFERENCES = 8, 1 << 17
+_NEIGHBOURS, _TRIMMED = 8, 3
+_BINS = 1 << 16
+# A number within so many ulps of its neighbours did not change; where rounding jumps, a few of an untouched row lie
+# farther.
+_CLOSE, _STRAY = 2.0, 2
+# A row with a change in fewer than this share of its numbers is unsure.
+_VISIBLE = 1 / 8
+# Ulps by which all rows that moved must stand off: successive last steps of a schedule differ by a factor of 4 at most.
+_CLEAR = 8.0
+# Dropout on embeddings leaves some numbers of a row still. With more than this share still rounding hides changes, or a
+# merge dropped them; there may be so many such rows for each that moved.
+_STILL = 0.25
+_MOST_FAINT = 0.002
+# The common directions in which a tied head moves every row.
+_COMMON = 4
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    """``codes`` (n,) uint8, the common factor c, and the kind.
+
+    ``kind``: ``exact`` if untouched rows are told from the others, so that code 0 is certain; ``statistical`` if the
+    numbers only make it likely that a token occurred; ``frozen`` if no row moved. ``is_share``: the numbers are not
+    sizes but shares of a change (of a tied head).
+    """
+
+    codes: NDArray[np.uint8]
+    scale: float
+    kind: str
+    is_share: bool = False
 
 
 def token_stripes(vocabulary: int) -> tuple[range, ...]:
     """The rows that are read of an embedding with ``vocabulary`` rows; all of a small one."""
-    if vocabulary <= STRIPES * ROWS_EACH:
+    if vocabulary <= FIRST_ROWS + (STRIPES - 1) * ROWS_EACH:
         return (range(vocabulary),)
-    starts = np.linspace(0, vocabulary - ROWS_EACH, STRIPES).astype(int)
-    return tuple(range(start, start + ROWS_EACH) for start in starts.tolist())
+    starts = np.linspace(FIRST_ROWS, vocabulary - ROWS_EACH, STRIPES - 1).astype(int).tolist()
+    return (range(FIRST_ROWS), *(range(start, start + ROWS_EACH) for start in starts))
 
 
 def token_rows(vocabulary: int) -> NDArray[np.int64]:
@@ -37,30 +102,217 @@ def token_rows(vocabulary: int) -> NDArray[np.int64]:
     return np.concatenate([np.arange(stripe.start, stripe.stop) for stripe in token_stripes(vocabulary)])
 
 
-def token_changes(rows: NDArray[np.floating], base: NDArray[np.floating]) -> tuple[NDArray[np.uint8], float] | None:
-    """Codes (n,) of the sizes of the rows' changes, and c. ``rows`` and ``base``: (n, d), the base's rounded alike.
+@dataclass(frozen=True)
+class Decay:
+    """What weight decay made of rows that were not met: c·e, and beside it what rounding of every step left.
 
-    None where that cannot be computed: values that are not finite, or a base of zeros.
+    Each step of decay is rounded by a rule that depends on the mantissa of a number alone, so that numbers of untouched
+    rows lie on one curve over the mantissa, which c alone may miss by hundreds of ulps. ``lowest`` and ``highest``: of
+    each half of the reference, the offsets in ulps of ``dtype`` that its numbers around each of _BINS mantissas have.
+    Empty where nothing decayed.
     """
-    mine, theirs = rows.astype(np.float64), base.astype(np.float64)
-    squares = np.einsum("ij,ij->i", theirs, theirs)
+
+    scale: float
+    dtype: str
+    lowest: tuple[Floats, ...] = ()
+    highest: tuple[Floats, ...] = ()
+
+    def distances(self, rows: Floats, base: Floats, half: int = 0) -> Floats:
+        """(n, d) by how many ulps each number lies beyond what untouched rows have."""
+        offsets, keys = _offsets(rows, base, self.scale, self.dtype)
+        if not self.lowest:
+            return np.abs(offsets)
+        place = np.maximum((keys - 1) * _BINS, 0).astype(np.intp)
+        return np.maximum(np.maximum(self.lowest[half][place] - offsets, offsets - self.highest[half][place]), 0.0)
+
+
+@dataclass(frozen=True)
+class JudgedRows:
+    """``is_untouched``, ``is_unsure`` (n,); ``clearance`` (n,) ulps; ``visible`` (n,) the share of changed numbers."""
+
+    is_untouched: NDArray[np.bool_]
+    is_unsure: NDArray[np.bool_]
+    clearance: Floats
+    visible: Floats
+
+
+def row_changes(
+    rows: Rows, base: Rows, dtype: str = "float32", *, tied: bool = False
+) -> tuple[RowChanges, Decay | None] | None:
+    """What happened to ``rows`` (n, d) of a fine-tune, whose values fit ``dtype``, and what decay did to all of them.
+
+    ``base`` (n, d) as it is stored. ``tied``: the head is tied to the embedding. The decay is None if no row is
+    untouched. None where that cannot be computed: values that are not finite, a base of zeros, or other weights than a
+    fine-tune's. Works on some thousand rows at a time, because an embedding may be large.
+    """
+    count, pieces = len(base), _pieces(len(base))
+    # The common factor. Rows that equal the base's, rounded alike, say that no decay shows.
+    squares, products, own, is_same = (np.zeros(count) for _ in range(4))
+    for piece in pieces:
+        mine, theirs = _float64(rows[piece]), _float64(base[piece])
+        if not (np.isfinite(mine).all() and np.isfinite(theirs).all()):
+            return None
+        squares[piece] = np.einsum("ij,ij->i", theirs, theirs)
+        products[piece] = np.einsum("ij,ij->i", mine, theirs)
+        own[piece] = np.einsum("ij,ij->i", mine, mine)
+        is_same[piece] = (np.abs(mine - theirs) <= 0.5 * _ulp(mine, dtype)).all(axis=1)
     is_there = squares > 0  # the row of a padding token may be zero
-    if not (is_there.any() and np.isfinite(mine).all() and np.isfinite(theirs).all()):
+    if not is_there.any():
         return None
-    ratios = np.einsum("ij,ij->i", mine, theirs)[is_there] / squares[is_there]
-    apart = np.linalg.norm(mine[is_there] - ratios[:, None] * theirs[is_there], axis=1) / np.sqrt(squares[is_there])
-    agreeing = np.argsort(apart, kind="stable")[: max(1, int(_AGREEING * len(apart)))]
-    scale = float(np.median(ratios[agreeing]))
-    sizes = np.zeros(len(mine))
-    sizes[is_there] = np.linalg.norm(mine[is_there] - scale * theirs[is_there], axis=1) / np.sqrt(squares[is_there])
-    codes = np.zeros(len(mine), dtype=np.uint8)
-    is_changed = sizes > 2.0**_LOWEST
-    steps = np.rint((np.log2(sizes[is_changed]) - _LOWEST) * _STEPS) + 1
-    codes[is_changed] = np.clip(steps, 1, MISSING - 1)
-    return codes, scale
+    lengths = np.sqrt(np.where(is_there, squares, np.median(squares[is_there])))
+    if (is_same * is_there).sum() >= max(1, _AGREEING * is_there.sum() / 10):
+        scale = 1.0
+        decay: Decay | None = Decay(1.0, dtype)
+        reference = np.array([], dtype=np.intp)
+    else:
+        ratios = products[is_there] / squares[is_there]
+        off = np.maximum(own[is_there] / squares[is_there] - ratios**2, 0)  # ‖e' - ratio·e‖² / ‖e‖²
+        scale = float(np.median(ratios[np.argsort(off, kind="stable")[: max(1, int(_AGREEING * len(off)))]]))
+        if not _LEAST_SCALE < scale < 1 / _LEAST_SCALE:  # also NaN: not a fine-tune of this base
+            return None
+        decay, reference = _fit_decay(rows, base, scale, dtype, is_there)
+    sizes = np.zeros(count)
+    for piece in pieces:
+        sizes[piece] = np.linalg.norm(_float64(rows[piece]) - scale * _float64(base[piece]), axis=1) / lengths[piece]
+    if decay is None:
+        codes = codes_of_sizes(_shares(rows, base, scale, lengths, pieces) if tied else sizes)
+        return RowChanges(codes, scale, STATISTICAL, is_share=tied), None
+    judged = judge_rows(rows, base, decay, reference)
+    is_moved = ~judged.is_untouched
+    if not is_moved.any():
+        return RowChanges(np.zeros(count, np.uint8), scale, FROZEN), decay
+    codes = np.where(judged.is_untouched, 0, np.where(judged.is_unsure, UNSURE, codes_of_sizes(sizes)))
+    # The last steps of a schedule that runs to zero move rows less and less. Only where all that moved stand clear can
+    # no row be hidden; and in a narrow dtype the last steps leave no trace in any number of a row. A merge that drops
+    # small changes (TIES, DARE) leaves numbers of the rows that moved still, and whole rows that were met.
+    is_faint = is_moved & (judged.visible < 1 - _STILL)
+    is_certain = (
+        dtype == "float32"
+        and float(judged.clearance[is_moved].min()) >= _CLEAR
+        and is_faint.sum() <= _MOST_FAINT * is_moved.sum()
+    )
+    return RowChanges(codes.astype(np.uint8), scale, EXACT if is_certain else STATISTICAL), decay
+
+
+def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | NDArray[np.intp] = ()) -> JudgedRows:
+    """Which rows are what ``decay`` made of the base's.
+
+    ``reference``: the numbers of the rows that it was fitted to, by halves in turn; each is judged by the other half.
+    """
+    count = len(base)
+    entries, clearance, visible = np.zeros(count), np.zeros(count), np.zeros(count)
+    half = np.zeros(count, dtype=np.intp)
+    if len(reference):
+        half[reference[::2]] = 1  # the first half is judged by the second
+    for piece in _pieces(count):
+        mine, theirs = _float64(rows[piece]), _float64(base[piece])
+        for number in np.unique(half[piece]).tolist():
+            chosen = np.flatnonzero(half[piece] == number)
+            distances = decay.distances(mine[chosen], theirs[chosen], number)
+            place = chosen + piece.start
+            entries[place] = (distances > _CLOSE).sum(axis=1)
+            visible[place] = entries[place] / distances.shape[1]
+            least = min(_STRAY + 1, distances.shape[1])
+            clearance[place] = np.partition(distances, -least, axis=1)[:, -least]
+    is_untouched = entries <= _STRAY
+    return JudgedRows(is_untouched, ~is_untouched & (visible < _VISIBLE), clearance, visible)
+
+
+def _fit_decay(
+    rows: Rows, base: Rows, scale: float, dtype: str, is_there: NDArray[np.bool_]
+) -> tuple[Decay | None, NDArray[np.intp]]:
+    """What decay did to the rows that it alone changed, and their numbers; None if there are too few.
+
+    Rows near the common multiple are the first reference. Those with numbers outside of most of their neighbours by
+    mantissa leave it, until none does.
+    """
+    from scipy.ndimage import maximum_filter1d, minimum_filter1d, rank_filter
+
+    furthest = np.full(len(base), np.inf)
+    for piece in _pieces(len(base)):
+        offsets = _offsets(_float64(rows[piece]), _float64(base[piece]), scale, dtype)[0]
+        furthest[piece] = np.abs(offsets).max(axis=1)
+    limit = _ROUNDING + _UNEVEN_DECAY * abs(1 - scale) * 2.0 ** _DTYPES[dtype][0]
+    reference = np.flatnonzero(is_there & (furthest <= limit))
+    most = max(_FEWEST_REFERENCES, _MOST_REFERENCES // base.shape[1])
+    if len(reference) > most:
+        reference = reference[np.linspace(0, len(reference) - 1, most).astype(np.intp)]
+    for _ in range(4):
+        if len(reference) < _FEWEST_REFERENCES:
+            return None, reference
+        offsets, keys = _offsets(_float64(rows[reference]), _float64(base[reference]), scale, dtype)
+        order = np.argsort(keys, axis=None, kind="stable")
+        near, values = keys.ravel()[order], offsets.ravel()[order]
+        low, high = (
+            rank_filter(values, rank, 2 * _NEIGHBOURS + 1, mode="nearest") for rank in (_TRIMMED, -1 - _TRIMMED)
+        )
+        place = np.searchsorted(near, keys).clip(0, len(near) - 1)
+        beyond = (np.maximum(low[place] - offsets, offsets - high[place]) > _CLOSE).sum(axis=1)
+        if (beyond <= _STRAY).all():
+            break
+        reference = reference[beyond <= _STRAY]
+    if len(reference) < _FEWEST_REFERENCES:
+        return None, reference
+    lowest, highest = [], []
+    for half in (reference[::2], reference[1::2]):
+        offsets, keys = _offsets(_float64(rows[half]), _float64(base[half]), scale, dtype)
+        order = np.argsort(keys, axis=None, kind="stable")
+        near, values = keys.ravel()[order], offsets.ravel()[order]
+        size = 2 * _NEIGHBOURS + 1
+        place = np.searchsorted(near, 1 + (np.arange(_BINS) + 0.5) / _BINS).clip(0, len(near) - 1)
+        lowest.append(minimum_filter1d(values, size, mode="nearest")[place])
+        highest.append(maximum_filter1d(values, size, mode="nearest")[place])
+    return Decay(scale, dtype, tuple(lowest), tuple(highest)), reference
+
+
+def _offsets(rows: Floats, base: Floats, scale: float, dtype: str) -> tuple[Floats, Floats]:
+    """(n, d) e' - c·e in ulps of e, positive away from zero, and the mantissas of e in [1, 2); 0 for zeros."""
+    signs = np.where(base < 0, -1.0, 1.0)
+    return (rows - scale * base) / _ulp(base, dtype) * signs, np.abs(np.frexp(base)[0]) * 2
+
+
+def _pieces(count: int) -> list[slice]:
+    return [slice(start, min(start + _ROWS_AT_ONCE, count)) for start in range(0, count, _ROWS_AT_ONCE)]
+
+
+def _shares(rows: Rows, base: Rows, scale: float, lengths: Floats, pieces: Sequence[slice]) -> Floats:
+    """(n,) the share of each row's squared change that lies off the common directions of all rows."""
+
+    def changes() -> Iterator[tuple[slice, Floats]]:
+        for piece in pieces:
+            yield piece, (_float64(rows[piece]) - scale * _float64(base[piece])) / lengths[piece, None]
+
+    gram = sum(change.T @ change for _, change in changes())
+    directions = np.linalg.eigh(gram)[1][:, -_COMMON:]
+    shares = np.zeros(len(lengths))
+    for piece, change in changes():
+        squared = np.maximum(np.einsum("ij,ij->i", change, change), 1e-300)
+        shares[piece] = 1 - np.square(change @ directions).sum(axis=1) / squared
+    return np.maximum(shares, 2.0**-20)
+
+
+def _float64(rows: Rows) -> Floats:
+    """Some rows as NumPy's float64, also of tensors in bfloat16, which NumPy lacks."""
+    found = rows if isinstance(rows, np.ndarray) else rows.float().numpy()
+    return found.astype(np.float64)
+
+
+def _ulp(values: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
+    """The distance of neighbouring numbers of ``dtype`` at ``values``."""
+    bits, smallest = _DTYPES[dtype]
+    exponents = np.frexp(values)[1] - 1  # of zero: -1, mended here
+    exponents = np.where(values == 0, smallest, np.maximum(exponents, smallest))
+    ulps: NDArray[np.float64] = np.ldexp(1.0, exponents - (bits - 1))
+    return ulps
+
+
+def codes_of_sizes(sizes: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """(n,) the codes of sizes that are not 0."""
+    steps = np.rint((np.log2(np.maximum(sizes, 2.0**_LOWEST)) - _LOWEST) * _STEPS) + 1
+    return np.clip(steps, 1, UNSURE - 1).astype(np.uint8)
 
 
 def sizes_of(codes: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """(n,) the sizes that codes stand for; NaN for a missing row."""
-    sizes = np.where(codes == 0, 0.0, 2.0 ** ((codes.astype(np.float64) - 1) / _STEPS + _LOWEST))
+    """(n,) the sizes that codes stand for: 0 for an untouched or unsure row, NaN for a missing one."""
+    sizes = np.where((codes == 0) | (codes == UNSURE), 0.0, 2.0 ** ((codes.astype(np.float64) - 1) / _STEPS + _LOWEST))
     return np.where(codes == MISSING, np.nan, sizes)

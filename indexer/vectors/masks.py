@@ -1,7 +1,7 @@
 """Which blocks of a vector were changed, and the similarity of two vectors if some were not.
 
 Vectors of blocks of unit norm are compared by the mean of the block cosines over the blocks that both models changed:
-their inner product divided by the number of these blocks. An overlap of fewer than FEWEST_SHARED blocks is weak
+their inner product divided by the number of these blocks. An overlap of fewer than ``fewest_shared`` blocks is weak
 evidence, so it counts as if the missing blocks were orthogonal.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.atlas import FEWEST_SHARED
+from indexer.atlas import fewest_shared
 
 Floats = NDArray[np.float32]
 Booleans = NDArray[np.bool_]
@@ -30,8 +30,8 @@ def shared_blocks(mine: Booleans, theirs: Booleans) -> Floats:
 
 
 def divisors(shared: Floats, blocks: int) -> Floats:
-    """The divisor of an inner product: the shared blocks, at least FEWEST_SHARED (or all, if there are fewer)."""
-    return np.maximum(shared, np.float32(max(1, min(FEWEST_SHARED, blocks))))
+    """The divisor of an inner product: the shared blocks, at least ``fewest_shared``."""
+    return np.maximum(shared, np.float32(max(1, fewest_shared(blocks))))
 
 
 @dataclass(frozen=True, eq=False)

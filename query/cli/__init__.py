@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from indexer.console.terminal import AtlasGroup
+from query.cli.ask import ASK
 from query.cli.atlas import ATLAS
 from query.cli.bases import BASES
 from query.cli.models import MODELS
@@ -14,8 +15,10 @@ __all__ = ["main"]
 # Shown at the end of each command's --help.
 EXAMPLES = {
     "similar": "query similar textattack/roberta-base-MNLI -k 5 --other-authors",
+    "ask": "query ask texts.jsonl --field body --base roberta-base",
     "purity": "query purity --base roberta-base --by model",
     "show": "query show textattack/roberta-base-MNLI",
+    "trace": "query trace ./my-fine-tune --text articles.txt",
     "schema": "query schema models",
     "help": "query help background",
     "sql": 'query sql "SELECT model, downloads FROM models LIMIT 10"',
@@ -43,5 +46,5 @@ def main() -> None:
     """Ask an atlas of fine-tuned models."""
 
 
-for command in (*MODELS, *BASES, *ATLAS):
+for command in (*MODELS, *ASK, *BASES, *ATLAS):
     main.add_command(command)

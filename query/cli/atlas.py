@@ -10,7 +10,6 @@ import click
 
 from indexer.console.terminal import FiniteRange, atlas_option, emit, handle_sigterm, output_options, say
 from indexer.errors import AtlasError
-from query.cli.batch import read_stdin
 from query.cli.options import (
     ROWS_ON_A_TERMINAL,
     Question,
@@ -22,6 +21,7 @@ from query.cli.options import (
     question,
 )
 from query.sandbox.process import MOST_STATEMENT
+from query.texts import read_stdin
 
 if TYPE_CHECKING:
     from query.atlas import Atlas, Inventory

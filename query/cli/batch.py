@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
-import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,37 +12,17 @@ from indexer.console.advice import for_command_line
 from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError
 from query.results import Answered
+from query.texts import read_stdin
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
     from query.predict.predict import Prediction
     from query.results import Result
 
-STDIN = "-"
 MOST_STDIN = 64 << 20
 LONGEST_LINE = 4096  # characters, the longest path that Linux takes
 MOST_NOTES = 20  # about all models of a batch together
-SILENCE_SECONDS = 600.0
 R = TypeVar("R", bound="Result")
-
-
-def read_stdin(most: int, seconds: float = SILENCE_SECONDS) -> bytes:
-    """All of stdin. Raises AtlasError if it has more than ``most`` bytes, or nothing comes for ``seconds``."""
-    try:
-        descriptor = sys.stdin.fileno()
-    except io.UnsupportedOperation:  # a stream in memory, as notebooks and tests have it
-        found = sys.stdin.buffer.read(most + 1)
-    else:
-        found = bytearray()
-        while len(found) <= most:
-            if not select.select([descriptor], [], [], seconds)[0]:
-                raise AtlasError(f"Nothing came on stdin for {seconds:g} s.", "Check the program that writes to it.")
-            if not (piece := os.read(descriptor, 1 << 16)):
-                break
-            found += piece
-    if len(found) > most:
-        raise AtlasError(f"stdin holds more than {most:,} bytes.", "Send less at a time.")
-    return bytes(found)
 
 
 def names_on_stdin() -> list[str]:

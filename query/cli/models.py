@@ -9,7 +9,7 @@ import click
 from indexer.console.completion import complete_model
 from indexer.console.terminal import FiniteRange, say
 from indexer.names import READS
-from query.cli.batch import STDIN, names_on_stdin, predict_batch, print_batch, store_predictions
+from query.cli.batch import names_on_stdin, predict_batch, print_batch, store_predictions
 from query.cli.options import (
     base_option,
     details_option,
@@ -25,6 +25,7 @@ from query.cli.options import (
     seed_option,
     theme_option,
 )
+from query.texts import STDIN
 from query.wording import MEASURES
 
 if TYPE_CHECKING:
@@ -363,4 +364,43 @@ def features(
         print_result(found, output, file=file, theme=theme)
 
 
-MODELS = (similar, show, compare, layers, predict, lineage, depth, invert, features)
+@question(
+    model_argument,
+    base_option,
+    click.option("--text", metavar="FILE", help="Compare these texts: lines, .jsonl, .csv, .tsv, .parquet, or -."),
+    click.option("--field", metavar="NAME", help="The field or column of FILE that holds the text."),
+    click.option("--each", is_flag=True, help="Say it of each text."),
+    click.option(
+        "--max-length", type=click.IntRange(min=1), metavar="N",
+        help="Tokens of a text that training kept. Default: as the positions tell, else 24.",
+    ),
+    click.option("--all-rows", is_flag=True, help="Read the whole embedding of MODEL and of its base, not some rows."),
+    read_option,
+    details_option,
+)  # fmt: skip
+def trace(
+    model: str,
+    base: str | None,
+    text: str | None,
+    field: str | None,
+    each: bool,
+    max_length: int | None,
+    all_rows: bool,
+    read: str | None,
+    details: bool,
+    atlas: str,
+    output: str,
+) -> None:
+    """Show what MODEL was trained on, from its input embedding: the rows of the tokens that it met moved.
+
+    With --text, show which texts it was certainly not trained on.
+    """
+    with opened_atlas(atlas) as opened:
+        found = opened.trace(
+            model, base, text=text, field=field, each=each, max_length=max_length, all_rows=all_rows, read=read,
+            say=say,
+        )  # fmt: skip
+        print_result(found, output, details=details)
+
+
+MODELS = (similar, show, trace, compare, layers, predict, lineage, depth, invert, features)

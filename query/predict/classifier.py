@@ -36,6 +36,9 @@ from query.predict.training_set import Features, Reals, TrainingSet
 from query.statistics.neighbours import Booleans, Integers
 
 EVIDENCE = ("together", "vectors", "head")
+# If models have vocabulary vectors, "together" uses them too, and these are added.
+WITHOUT_VOCABULARY = "without_vocabulary"
+OF_VOCABULARY = ("vocabulary", WITHOUT_VOCABULARY)
 NONE_OF_THESE = "none of these"  # dataset names contain no spaces
 
 # Below these counts of models whose dataset another author names too, and of their authors, usual weights are used.
@@ -51,6 +54,12 @@ MAX_MODELS = 1000
 
 # What the weights of the terms are regularised towards.
 _USUAL_WEIGHTS = {"together": (1.5, 0.0, 1.5, 1.0), "vectors": (1.5, 0.0, 1.5), "head": (1.0, 1.0)}
+_USUAL_WEIGHTS |= {
+    "vocabulary": (1.5, 0.0, 1.5),
+    "vectors_and_vocabulary": (*_USUAL_WEIGHTS["vectors"], 1.5, 0.0),
+    "all": (*_USUAL_WEIGHTS["together"], 1.5, 0.0),
+}
+_WITH_VOCABULARY = ("vocabulary", "vectors_and_vocabulary", "all")
 _PENALTY = 1.0
 
 
@@ -98,17 +107,27 @@ class FittedClassifiers:
         """By kind of evidence (rows, answers + 1); rows sum to 1, and the last column is "none of these".
 
         If a kind needs a head and a model has none, that column has its overall share; "together" equals "vectors".
+        With vocabulary vectors "together" uses them, for models that have one, and there are two more kinds:
+        "vocabulary", and "without_vocabulary", what "together" would be without them.
         """
         found = {}
+        met = features.vocabulary
         for kind, weights in self.weights.items():
+            if kind in _WITH_VOCABULARY and met is None:
+                continue
             given = _given_known(kind, features, weights)
             log_odds = np.full(len(given), np.log((1 - self.none) / self.none))
             if kind in self.novelty:
                 fitted = self.novelty[kind].log_odds(_signals(kind, features, given))
-                log_odds += np.where(features.has_head | (kind == "vectors"), fitted, 0)
+                log_odds += np.where(_applies(kind, features), fitted, 0)
             known = np.where(features.present.any(axis=1), 1 / (1 + np.exp(-log_odds)), 0)[:, None]
             found[kind] = np.concatenate([known * given, 1 - known], axis=1)
         found["together"] = np.where(features.has_head[:, None], found["together"], found["vectors"])
+        if met is not None:
+            found[WITHOUT_VOCABULARY] = found["together"]
+            with_head, without_head = found.pop("all"), found.pop("vectors_and_vocabulary")
+            together = np.where(features.has_head[:, None], with_head, without_head)
+            found["together"] = np.where(met.is_known[:, None], together, found["together"])
         return found
 
 
@@ -131,13 +150,14 @@ def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
         return uncalibrated(none)
     hidden = training.features(places, withheld, is_hidden=True)  # the same models, with their datasets hidden
     fitted, novelty = {}, {}
-    for kind in EVIDENCE:
-        counted = importance if kind == "vectors" else importance * shown.has_head
+    for kind in EVIDENCE if shown.vocabulary is None else (*EVIDENCE, *_WITH_VOCABULARY):
+        counted = importance * _applies(kind, shown)
         weights = _fit_weights(_terms(kind, shown), shown, counted, np.array(_USUAL_WEIGHTS[kind]))
         fitted[kind] = weights
         seen, unseen = (_signals(kind, one, _given_known(kind, one, weights)) for one in (shown, hidden))
         if (counted * shown.known).sum():
-            novelty[kind] = _fit_novelty(seen, unseen, counted * shown.known, counted)
+            # Without the sweeps of its datasets a model may have none left to compare its vocabulary with.
+            novelty[kind] = _fit_novelty(seen, unseen, counted * shown.known, counted * _applies(kind, hidden))
     return FittedClassifiers(fitted, novelty, none, is_calibrated=True)
 
 
@@ -167,17 +187,34 @@ def none_share(known: Reals, importance: Reals) -> float:
     return float((importance @ (1 - known) + 1) / (importance.sum() + 2))
 
 
+def _applies(kind: str, features: Features) -> Booleans:
+    """(rows,): whether a model has all that a kind of evidence needs."""
+    applies = np.ones(len(features.has_head), dtype=bool)
+    if kind in ("together", "head", "all"):
+        applies &= features.has_head
+    if kind in _WITH_VOCABULARY and features.vocabulary is not None:
+        applies &= features.vocabulary.is_known
+    return applies
+
+
 # ---- the first model: which of the answers ----
 
 
 def _terms(kind: str, features: Features) -> tuple[Reals, ...]:
     """The terms of the first model, (rows, answers) each."""
     lift = features.log_votes - features.log_common
-    return {
+    terms: dict[str, tuple[Reals, ...]] = {
         "together": (lift, features.share, features.log_common, features.head),
         "vectors": (lift, features.share, features.log_common),
         "head": (features.log_common, features.head),
-    }[kind]
+    }
+    if (met := features.vocabulary) is not None:
+        # Of a model without such a vector every dataset has the share that is common, whose lift is the same for all.
+        voted = (met.log_votes - features.log_common, met.share)
+        terms["vocabulary"] = (*voted, features.log_common)
+        terms["vectors_and_vocabulary"] = (*terms["vectors"], *voted)
+        terms["all"] = (*terms["together"], *voted)
+    return terms[kind]
 
 
 def _given_known(kind: str, features: Features, weights: Reals) -> Reals:
@@ -219,11 +256,16 @@ def _signals(kind: str, features: Features, given: Reals) -> Reals:
     fitting = np.where(features.has_head & np.isfinite(fitting), fitting, np.nan)
     best = np.clip(given.max(axis=1, initial=0), 1e-4, 1 - 1e-4)
     certainty = np.log(best / (1 - best))
-    signals = {
+    signals: dict[str, tuple[Reals, ...]] = {
         "together": (features.prominence, fitting, features.recognised, certainty),
         "vectors": (features.prominence, certainty),
         "head": (fitting, features.recognised, certainty),
     }
+    if (met := features.vocabulary) is not None:
+        # Similarities of centred vocabularies have the same scale for all models, so this one is used as it is.
+        signals["vocabulary"] = (met.nearest, certainty)
+        signals["vectors_and_vocabulary"] = (met.nearest, *signals["vectors"])
+        signals["all"] = (met.nearest, *signals["together"])
     return np.stack(signals[kind], axis=1)
 
 

@@ -11,14 +11,17 @@ import numpy as np
 from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.figures import THEMES, label, styled_grid
-from query.predict.classifier import EVIDENCE, NONE_OF_THESE, TOO_FEW, fit
+from query.predict.classifier import EVIDENCE, NONE_OF_THESE, OF_VOCABULARY, TOO_FEW, fit
 from query.predict.scoring import (
     BINS,
     MEASURES,
+    UNKNOWN_SHARES,
     Bin,
     Columns,
     Interval,
     PredictionScore,
+    accuracy_at,
+    auroc,
     chance_scores,
     intervals,
     mean_scores,
@@ -57,7 +60,10 @@ class NoneScore:
     """The scores of "none of these": ``share``, how often it is true, and ``probability``, its mean probability.
 
     ``hidden_probability`` and ``hidden_accuracy``: its mean probability, and how often it is the best answer, if models
-    that share a dataset with the predicted one may not vote.
+    that share a dataset with the predicted one may not vote. ``auroc``: the probability that it is more probable for a
+    model whose datasets are hidden in this way than for one whose dataset another author names; None without both.
+    ``accuracy_0`` … ``accuracy_75``: how often the best answer is right if this percentage of the models are hidden
+    ones, and the prior of "none of these" is that share.
     """
 
     evidence: str
@@ -65,11 +71,16 @@ class NoneScore:
     probability: float
     hidden_probability: float
     hidden_accuracy: float
+    auroc: float | None = None
+    accuracy_0: float | None = None
+    accuracy_25: float | None = None
+    accuracy_50: float | None = None
+    accuracy_75: float | None = None
 
 
 @dataclass(frozen=True)
 class PredictedModel:
-    """One labelled model, predicted by both kinds of evidence together; ``weight``: how much it counts in the means.
+    """One labelled model, predicted by all kinds of evidence together; ``weight``: how much it counts in the means.
 
     ``answer``: the most probable one, with its ``probability`` and its share of the truth, ``right``.
     """
@@ -90,7 +101,8 @@ class Evaluation(Drawn):
     """Out-of-author predictions of all labelled models of a base, and their scores.
 
     ``sweeps``: sets of models by one author on the same datasets; each counts as one model in every mean.
-    ``with_head``: models whose config.json describes a head; the others are predicted by vectors alone.
+    ``with_head``: models whose config.json describes a head; the others are predicted without one. ``with_vocabulary``:
+    models with a vocabulary vector; if there are any, "together" uses it, and "without_vocabulary" does not.
     """
 
     ROWS = "outcomes"
@@ -106,6 +118,7 @@ class Evaluation(Drawn):
     authors: int
     datasets: int
     with_head: int
+    with_vocabulary: int
     calibrated: bool
     scores: tuple[PredictionScore, ...]
     intervals: tuple[Interval, ...]
@@ -141,6 +154,10 @@ class Evaluation(Drawn):
                 row[name] = decimal(row[name]) + (f" ({span(*between)})" if between else "")
         for row in [*whole["scores"], *whole["none_of_these"], *whole["reliability"]]:
             row |= {name: decimal(cell) for name, cell in row.items() if isinstance(cell, float)}
+        if not details:
+            for row in whole["none_of_these"]:
+                for share in UNKNOWN_SHARES:
+                    row.pop(f"accuracy_{100 * share:.0f}")
         left_out = ("intervals",) if details else ("intervals", "reliability")
         return {name: value for name, value in whole.items() if name not in left_out}
 
@@ -241,8 +258,28 @@ def evaluate_models(
     of_author = sweeps.authors[trial.rows]
     notes = () if trial.is_calibrated else (TOO_FEW,)
 
+    evidence = EVIDENCE if models.vocabulary is None else (*EVIDENCE, *OF_VOCABULARY)
+
     def mean(column: Reals) -> float:
         return float(np.average(column, weights=importance))
+
+    def ranked_apart(name: str) -> float | None:
+        hidden, shown = (one[name]["none"] for one in (trial.hidden, trial.scores))
+        return auroc(hidden, shown, (importance * (trial.known > 0), importance * trial.known))
+
+    def right_at(name: str) -> dict[str, float | None]:
+        """The accuracy of a mixture: the models whose dataset another author names, some of them with it hidden."""
+        weights = importance * (trial.known > 0)
+        if not weights.sum():
+            return {}
+        found: dict[str, float | None] = {}
+        for share in UNKNOWN_SHARES:
+            column = f"accuracy at {share}"
+            of_shown, of_hidden = (
+                float(np.average(one[name][column], weights=weights)) for one in (trial.scores, trial.hidden)
+            )
+            found[f"accuracy_{100 * share:.0f}"] = (1 - share) * of_shown + share * of_hidden
+        return found
 
     return Evaluation(
         base=base,
@@ -253,6 +290,7 @@ def evaluate_models(
         authors=authors,
         datasets=len(sweeps.answers),
         with_head=sum(head.kind is not None for head in models.heads),
+        with_vocabulary=0 if models.vocabulary is None else int(models.vocabulary.any(axis=1).sum()),
         calibrated=trial.is_calibrated,
         scores=tuple(mean_scores(name, one, importance) for name, one in trial.scores.items()),
         intervals=intervals(trial.scores, importance, of_author),
@@ -263,11 +301,13 @@ def evaluate_models(
                 probability=mean(trial.scores[name]["none"]),
                 hidden_probability=mean(trial.hidden[name]["none"]),
                 hidden_accuracy=mean(trial.hidden[name]["accuracy"]),
+                auroc=ranked_apart(name),
+                **right_at(name),
             )
-            for name in EVIDENCE
+            for name in evidence
         ),
         reliability=tuple(
-            one for name in EVIDENCE for one in reliability(name, trial.scores[name], importance, of_author)
+            one for name in evidence for one in reliability(name, trial.scores[name], importance, of_author)
         ),
         notes=notes if authors >= FEWEST_AUTHORS else (*notes, too_few(authors)),
         outcomes=_outcomes(training, trial, importance),
@@ -279,7 +319,8 @@ class CrossValidation:
     """Scores by model: ``rows`` of the labelled models, entry i of every column the same model.
 
     Attributes:
-        scores: by way of predicting: together, vectors, head, majority, chance; see ``score_models``.
+        scores: by way of predicting: together, vectors, head, majority, chance, and with vocabulary vectors
+            vocabulary, without_vocabulary; see ``score_models``.
         hidden: the same if models that share a dataset may not vote, so that "none of these" is true.
         known: the share of the truth that is among the answers.
         is_calibrated: whether every fold had enough models to fit on.
@@ -298,6 +339,9 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
     def joined(parts: Sequence[Columns]) -> Columns:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    def at_shares(guess: Reals, truth: Reals, none: float) -> Columns:
+        return {f"accuracy at {share}": accuracy_at(guess, truth, none, share) for share in UNKNOWN_SHARES}
+
     authors = training.sweeps.authors
     group = units_of(authors, folds)
     groups = [np.flatnonzero(group == number) for number in range(int(group.max()) + 1)]
@@ -310,10 +354,11 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
         truth, hidden_truth = (np.concatenate([one.truth, 1 - one.known[:, None]], axis=1) for one in (shown, hidden))
         guesses = fitted.probabilities(shown) | {"majority": _majority(training.sweeps, shown, fitted.none)}
         for name, guess in guesses.items():
-            scores.setdefault(name, []).append(score_models(guess, truth))
+            scores.setdefault(name, []).append(score_models(guess, truth) | at_shares(guess, truth, fitted.none))
         scores.setdefault("chance", []).append(chance_scores(shown.present, truth))
         for name, guess in fitted.probabilities(hidden).items():
-            hidden_scores.setdefault(name, []).append(score_models(guess, hidden_truth))
+            columns = score_models(guess, hidden_truth) | at_shares(guess, hidden_truth, fitted.none)
+            hidden_scores.setdefault(name, []).append(columns)
         known.append(shown.known)
         calibrated.append(fitted.is_calibrated)
     return CrossValidation(

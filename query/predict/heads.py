@@ -10,15 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from query.predict.dataset_runs import DatasetRuns
 from query.statistics.neighbours import Booleans, Floats, Integers, codes_of
-
-if TYPE_CHECKING:
-    from query.predict.training_set import DatasetRuns
 
 SMOOTHING = 0.5  # average sweeps added to those of each dataset
 _UNSEEN = 0.1  # sweeps added, among all datasets, to those with a head like this one

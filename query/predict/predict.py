@@ -1,4 +1,7 @@
-"""The datasets a model was probably tuned on, by its vector, by its head in config.json, and by both together."""
+"""The datasets a model was probably tuned on, by its vector, its vocabulary, its head in config.json, or all together.
+
+The vocabulary is the representation of that name, which tells of the tokens of the training text; adapters have none.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,20 @@ from query.lookup import (
     sampled_notes,
     thresholds,
     vector_of,
+    vector_of_record,
 )
 from query.population import own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
 from query.predict.heads import Head, head_of
-from query.predict.training_set import DatasetRuns, Features, LabelledModelReader, LabelledModels, TrainingSet
+from query.predict.training_set import (
+    VOCABULARY,
+    DatasetRuns,
+    Features,
+    LabelledModelReader,
+    LabelledModels,
+    TrainingSet,
+    has_vocabulary,
+)
 from query.results import Answered, Result, answered, to_frame
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Floats
@@ -68,6 +80,7 @@ class Target:
         vector: None if it cannot be used; ``notes`` then say why.
         declared: the datasets it names itself.
         duplicates: labelled models with the same weights.
+        vocabulary: its vocabulary vector; None if it has none.
     """
 
     name: str
@@ -79,6 +92,7 @@ class Target:
     declared: tuple[str, ...]
     duplicates: tuple[Duplicate, ...]
     notes: tuple[str, ...]
+    vocabulary: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +113,7 @@ class Answer:
     Attributes:
         votes: of the k nearest sweeps; the nearest one's is 1.
         authors: number of authors of these sweeps.
-        vectors, head: the probability by either alone; None if the model lacks it.
+        vectors, head, vocabulary: the probability by each alone; None if the model lacks it.
         declared: whether the model names the dataset itself, which is not used for the prediction.
         models: the models that voted for it, the largest vote first.
     """
@@ -112,6 +126,7 @@ class Answer:
     head: float | None
     declared: bool
     models: tuple[str, ...]
+    vocabulary: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,7 +137,7 @@ class Prediction(Result):
     that is the probability of this dataset. Only models by other authors vote and are used for fitting.
 
     Attributes:
-        evidence: together, vectors or head: what the model has.
+        evidence: vectors or head, if the model has only that, else together.
         calibrated: whether the probabilities were fitted to this atlas.
         declared: the datasets that the model names itself.
         repeats: models with the same weights, and the datasets they name.
@@ -132,7 +147,7 @@ class Prediction(Result):
     IS_LIST = True
     SHOW_HEADLINE = True
     DETAILS = ("declared", "models", "calibrated")
-    OPTIONAL_COLUMNS = ("calibrated", "declared", "models", "authors", "votes", "head", "vectors")
+    OPTIONAL_COLUMNS = ("calibrated", "declared", "models", "authors", "votes", "vocabulary", "head", "vectors")
 
     model: str
     base: str
@@ -169,7 +184,9 @@ class Prediction(Result):
         """The most probable answer, the evidence, and the number of votes."""
         best = self.answers[0]
         authors = len({voter.author for voter in self.voters})
-        by = {"together": "its vector and its head", "vectors": "its vector", "head": "its head"}[self.evidence]
+        parts = {"vectors": "its vector", "vocabulary": "its vocabulary", "head": "its head"}
+        *first, last = [words for name, words in parts.items() if getattr(best, name) is not None]
+        by = f"{', '.join(first)} and {last}" if first else last
         what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
         return (
             f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by} and "
@@ -280,7 +297,16 @@ def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Ta
     vector = vector_of(atlas, asked, representation)
     duplicates = _duplicates(atlas, asked, facts)
     notes = sampled_notes(atlas, asked)
-    return Target(asked.name, asked.base, asked.author, asked.model_id, vector, head, declared, duplicates, notes)
+    vocabulary = None
+    if representation != VOCABULARY and has_vocabulary(atlas, asked.base):
+        if asked.record is None:
+            assert asked.model_id is not None
+            vocabulary = atlas.index(asked.base, VOCABULARY).rows([asked.model_id]).row(asked.model_id)
+        elif representation_named(VOCABULARY).is_held_by(asked.record):
+            vocabulary = vector_of_record(atlas, asked.record, VOCABULARY, asked.initialisation)
+    return Target(
+        asked.name, asked.base, asked.author, asked.model_id, vector, head, declared, duplicates, notes, vocabulary
+    )
 
 
 def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Duplicate, ...]:
@@ -334,7 +360,7 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
             f"Index more models: `build({target.base!r})`",
         )
     vector = np.zeros(models.vectors.shape[1], np.float32) if target.vector is None else target.vector
-    everyone = models.with_unlabelled(vector, target.name, target.author, target.head)
+    everyone = models.with_unlabelled(vector, target.name, target.author, target.head, target.vocabulary)
     sweeps = DatasetRuns(everyone.authors, everyone.datasets)
     own_author = int(sweeps.authors[-1])
     rows = np.append(training_rows(sweeps.of_model, sweeps.authors == own_author), len(everyone.models) - 1)
@@ -342,7 +368,9 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
     fitted = fit(training, [own_author])
     features = training.features(np.array([len(rows) - 1]))
     probabilities = {name: each[0] for name, each in fitted.probabilities(features).items()}
-    kind = "head" if target.vector is None else "together" if target.head.kind else "vectors"
+    has_head = target.head.kind is not None
+    is_met = features.vocabulary is not None and bool(features.vocabulary.is_known[0])
+    column_of = "head" if target.vector is None else "together" if has_head or is_met else "vectors"
     voters = _votes(training, features)
     votes = np.append(features.votes.toarray()[0], 0.0)
     present = np.append(features.present[0], True)
@@ -355,11 +383,12 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
         answers.append(
             Answer(
                 dataset=dataset,
-                probability=float(probabilities[kind][column]),
+                probability=float(probabilities[column_of][column]),
                 votes=float(votes[column]),
                 authors=len({voter.author for voter in agreeing}),
-                vectors=float(probabilities["vectors"][column]) if kind != "head" else None,
-                head=float(probabilities["head"][column]) if kind != "vectors" else None,
+                vectors=float(probabilities["vectors"][column]) if target.vector is not None else None,
+                head=float(probabilities["head"][column]) if has_head or column_of == "head" else None,
+                vocabulary=float(probabilities["vocabulary"][column]) if is_met else None,
                 declared=dataset in declared,
                 models=tuple(voter.model for voter in agreeing),
             )
@@ -368,8 +397,9 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
     if target.declared:
         notes.append(f"It names {', '.join(target.declared)} itself; the prediction does not use that.")
     notes += [f"{one.model} has the same weights and names {', '.join(one.datasets)}." for one in target.duplicates]
-    if kind == "vectors":
-        notes.append("Nothing is known about its head: the prediction uses only its vector.")
+    if target.vector is not None and not has_head:
+        uses = "its vector and its vocabulary" if is_met else "only its vector"
+        notes.append(f"Nothing is known about its head: the prediction uses {uses}.")
     own_models = [row for row, name in enumerate(models.authors) if name == target.author]
     if target.vector is not None and own_models:
         similarity = similarities(target.vector[None, :], models.vectors[own_models], models.blocks)[0]
@@ -387,7 +417,7 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
         base=target.base,
         representation=representation,
         k=k,
-        evidence=kind,
+        evidence=column_of,
         calibrated=fitted.is_calibrated,
         declared=target.declared,
         repeats=target.duplicates,
@@ -433,7 +463,8 @@ def store(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
                 where = {"model": one.model, "record_key": keys[one.model], "rank": rank}
                 how = {"calibrated": one.calibrated, "representation": one.representation, "k": one.k}
                 agreement = {"agreement": one.agreement(answer), "answered_at": now}
-                lines.append(where | asdict(answer) | how | agreement | {"models": list(answer.models)})
+                columns = {name: cell for name, cell in asdict(answer).items() if name != "vocabulary"}
+                lines.append(where | columns | how | agreement | {"models": list(answer.models)})
         if known:
             store_answers(atlas.folder, PREDICTIONS, base, [one.model for one in known], lines)
             stored += len(known)

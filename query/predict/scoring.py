@@ -44,6 +44,31 @@ def score_models(probabilities: Reals, truth: Reals) -> Columns:
     }
 
 
+UNKNOWN_SHARES = (0.0, 0.25, 0.5, 0.75)
+
+
+def accuracy_at(probabilities: Reals, truth: Reals, none: float, share: float) -> Reals:
+    """(rows,): whether the best answer is right if the prior of "none of these", the last one, is not ``none``.
+
+    It is ``share``, as for somebody who knows how many of the models were tuned on data that no other author names.
+    """
+    odds = np.append(np.full(probabilities.shape[1] - 1, (1 - share) / (1 - none)), share / none)
+    top = (probabilities * odds).argmax(axis=1)
+    return (truth[np.arange(len(truth)), top] > 0).astype(np.float64)
+
+
+def auroc(positive: Reals, negative: Reals, weights: tuple[Reals, Reals]) -> float | None:
+    """The probability that a positive scores higher than a negative, ties counted half; None if there are none."""
+    totals = weights[0].sum() * weights[1].sum()
+    if not totals:
+        return None
+    scores, place = np.unique(np.round(np.concatenate([positive, negative]), 12), return_inverse=True)
+    of_positive = np.bincount(place[: len(positive)], weights=weights[0], minlength=len(scores))
+    of_negative = np.bincount(place[len(positive) :], weights=weights[1], minlength=len(scores))
+    below = np.cumsum(of_negative) - of_negative / 2
+    return float(of_positive @ below / totals)
+
+
 def chance_scores(present: Booleans, truth: Reals) -> Columns:
     """The expected scores of drawing at random from the answers present and "none of these"."""
     answers = present.sum(axis=1) + 1.0

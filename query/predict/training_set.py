@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from query.population import Population, distinct, notes_on_sampled, own_datasets, read_population
+from indexer.vectors.masks import changed_blocks, shared_blocks
+from query.population import Population, distinct, notes_on_sampled, read_population
+from query.predict.dataset_runs import DatasetRuns
 from query.predict.heads import Head, HeadMatches, head_of
-from query.statistics.authors import AuthorRuns
 from query.statistics.likeness import similarities
-from query.statistics.neighbours import Booleans, Floats, Integers, codes_of
+from query.statistics.neighbours import Booleans, Floats, Integers
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
 Reals = NDArray[np.float64]
 
+VOCABULARY = "vocabulary"
+
 SHARPNESS = 3  # power of a vote; with 1, many distant sweeps outvote a few near ones
 COMMON_SHARE = 0.2  # share of the votes that is given to datasets by how common they are
+HALVES = 2  # blocks of a vocabulary vector
+_APART = -2.0  # in place of the similarity of models that cannot be compared
 _BLOCK = 1 << 23  # similarities in memory at a time
 
 
@@ -38,7 +42,8 @@ class LabelledModels:
     """Models with known datasets; entry i of every column is the same model.
 
     ``vectors``: (n, d) float32 of unit norm (or of ``blocks`` of unit norm, see ``Population``), zero for a model
-    without one. ``datasets``: empty for the model to be predicted.
+    without one. ``datasets``: empty for the model to be predicted. ``vocabulary``: the same of their vocabulary vectors
+    (``indexer.records.representation``), whose two blocks are compared one by one; None if there are none.
     """
 
     vectors: Floats
@@ -47,9 +52,16 @@ class LabelledModels:
     datasets: list[frozenset[str]]
     heads: list[Head]
     blocks: int = 0
+    vocabulary: Floats | None = None
 
-    def with_unlabelled(self, vector: Floats, model: str, author: str, head: Head) -> LabelledModels:
+    def with_unlabelled(
+        self, vector: Floats, model: str, author: str, head: Head, vocabulary: Floats | None = None
+    ) -> LabelledModels:
         """These models and, last, one whose datasets are unknown."""
+        met = self.vocabulary
+        if met is not None:
+            last = np.zeros(met.shape[1], np.float32) if vocabulary is None else vocabulary
+            met = np.concatenate([met, last[None, :]])
         return LabelledModels(
             vectors=np.concatenate([self.vectors.reshape(-1, len(vector)), vector[None, :]]),
             models=[*self.models, model],
@@ -57,6 +69,7 @@ class LabelledModels:
             datasets=[*self.datasets, frozenset()],
             heads=[*self.heads, head],
             blocks=self.blocks,
+            vocabulary=met,
         )
 
 
@@ -93,71 +106,41 @@ class LabelledModelReader:
             datasets=[chosen.datasets[row] for row in rows],
             heads=[heads[int(chosen.ids[row])] for row in rows],
             blocks=chosen.blocks,
+            vocabulary=self._vocabulary(base, chosen.ids[rows]),
         )
 
+    def _vocabulary(self, base: str, ids: NDArray[np.int64]) -> Floats | None:
+        """(n, d) vocabulary vectors, zero for a model without one; None if none of the models has one."""
+        if self.representation == VOCABULARY or not has_vocabulary(self._atlas, base):
+            return None
+        found = self._atlas.index(base, VOCABULARY).rows(sorted(ids.tolist()))
+        if not len(found.ids):
+            return None
+        vectors = np.zeros((len(ids), found.matrix.shape[1]), dtype=np.float32)
+        place = {model_id: row for row, model_id in enumerate(ids.tolist())}
+        vectors[[place[model_id] for model_id in found.ids.tolist()]] = found.matrix
+        return vectors
 
-class DatasetRuns(AuthorRuns):
-    """The sweeps among n models, labelled by their datasets; -1 for a model that names no dataset.
 
-    A model with several datasets gives each an equal share; a collection (``glue``) gets none if one of its tasks
-    (``glue/mrpc``) is named too. ``answers``: all datasets, sorted. ``parents`` maps an answer to the collection it is
-    a task of, if that is an answer too.
+def has_vocabulary(atlas: AtlasReader, base: str) -> bool:
+    """Whether vocabulary vectors are published."""
+    return bool(
+        atlas.rows("FROM representations WHERE base = ? AND representation = ? AND vectors > 0", [base, VOCABULARY])
+    )
+
+
+@dataclass(frozen=True)
+class VocabularyFeatures:
+    """The features of some models by the vocabulary of their training text; entries as in Features.
+
+    ``is_known`` (rows,): whether a model has such a vector, and a sweep that may vote can be compared with it.
+    ``nearest`` (rows,): the similarity of the nearest sweep; NaN if it is not known.
     """
 
-    def __init__(self, authors: Sequence[str], datasets: Sequence[frozenset[str]]) -> None:
-        super().__init__(codes_of(authors), [own_datasets(names) or None for names in datasets])
-        self.answers: tuple[str, ...] = tuple(sorted({name for names in self.labels for name in names}))
-        self._column = {name: number for number, name in enumerate(self.answers)}
-        collections = {number: self._column.get(name.rpartition("/")[0]) for name, number in self._column.items()}
-        self.parents = {task: parent for task, parent in collections.items() if parent is not None}
-
-    @cached_property
-    def shares(self) -> csr_array:
-        """(sweeps, answers): the share of each dataset in the label of a sweep; rows sum to 1."""
-        from scipy.sparse import csr_array
-
-        columns = [self._column[name] for names in self.labels for name in names]
-        sizes = [len(names) for names in self.labels]
-        weights = np.repeat([1 / size for size in sizes], sizes).astype(np.float32)
-        starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.intp)])
-        return csr_array((weights, np.array(columns, dtype=np.intp), starts), (len(self.labels), len(self.answers)))
-
-    @cached_property
-    def related(self) -> csr_array:
-        """(sweeps, sweeps), not zero if two name the same dataset, or one a task of the other's collection."""
-        from scipy.sparse import csr_array, eye_array
-
-        size = len(self.answers)
-        pairs = np.array(list(self.parents.items()), dtype=np.intp).reshape(-1, 2)
-        tasks = csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])), (size, size))
-        same_or_task = eye_array(size, dtype=np.float32, format="csr") + tasks + tasks.T
-        return (self.shares @ same_or_task @ self.shares.T).tocsr()
-
-    def allowed(self, rows: Integers, withheld: Sequence[int], is_hidden: bool = False) -> Booleans:
-        """(rows, sweeps): the sweeps that may vote on each model: not those of its own author or of ``withheld`` ones.
-
-        ``is_hidden``: also not those that name one of its datasets, as if no other author used them.
-        """
-        free = ~np.isin(self.author, np.array(withheld, dtype=np.intp))
-        allowed: Booleans = free[None, :] & (self.author[None, :] != self.authors[rows][:, None])
-        if is_hidden:
-            own = self.of_model[rows]
-            allowed &= (self.related[own].toarray() == 0) | (own < 0)[:, None]
-        return allowed
-
-    def truth(self, rows: Integers, present: Booleans) -> Reals:
-        """(rows, answers): the share of each answer in a model's datasets, 0 where it is not ``present``.
-
-        A task that is not present counts as its collection.
-        """
-        own = self.of_model[rows]
-        truth = np.zeros(present.shape)
-        truth[own >= 0] = self.shares[own[own >= 0]].toarray()
-        for task, parent in sorted(self.parents.items(), key=lambda pair: -self.answers[pair[0]].count("/")):
-            missing = np.where(present[:, task], 0, truth[:, task])
-            truth[:, parent] += missing
-            truth[:, task] -= missing
-        return np.where(present, truth, 0)
+    is_known: Booleans
+    share: Reals
+    log_votes: Reals
+    nearest: Reals
 
 
 @dataclass(frozen=True)
@@ -178,6 +161,7 @@ class Features:
         recognised: (rows,), see ``HeadMatches``.
         votes: for each answer, sparse.
         weights: (rows, sweeps), sparse: the vote of each sweep.
+        vocabulary: None if no labelled model has a vocabulary vector.
     """
 
     present: Booleans
@@ -191,6 +175,7 @@ class Features:
     recognised: Reals
     votes: csr_array
     weights: csr_array
+    vocabulary: VocabularyFeatures | None = None
 
     @property
     def known(self) -> Reals:
@@ -209,7 +194,10 @@ class TrainingSet:
         self.models, self.k = models, k
         self.rows = np.arange(len(models.models)) if rows is None else rows
         self.sweeps = DatasetRuns(models.authors, models.datasets)
-        self._order, self._similarity = self._nearest_sweeps()
+        self._nearest = self._nearest_sweeps(models.vectors, models.blocks)
+        self._vocabulary: _Nearest | None = None
+        if models.vocabulary is not None:
+            self._vocabulary = self._nearest_sweeps(models.vocabulary, HALVES, are_halves=True)
         self._matches = HeadMatches(models.heads, self.rows, self.sweeps)
 
     def features(self, places: Integers, withheld: Sequence[int] = (), is_hidden: bool = False) -> Features:
@@ -221,16 +209,31 @@ class TrainingSet:
         def log(shares: Floats) -> Reals:
             return np.log(np.where(present, shares, 1).astype(np.float64))
 
+        def shares_of(weights: csr_array) -> tuple[csr_array, Floats]:
+            votes = weights @ sweeps.shares
+            total = votes.sum(axis=1)[:, None]
+            return votes, votes.toarray() / np.where(total > 0, total, 1)
+
         rows, sweeps = self.rows[places], self.sweeps
         allowed = sweeps.allowed(rows, withheld, is_hidden)
         common = allowed.astype(np.float32) @ sweeps.shares
         present = common > 0
         common /= np.maximum(common.sum(axis=1, keepdims=True), 1)
         has_vector = np.linalg.norm(self.models.vectors[rows], axis=1) > 0
-        weights, prominence = self._cast_votes(places, allowed & has_vector[:, None])
-        votes = weights @ sweeps.shares
-        total = votes.sum(axis=1)[:, None]
-        share = votes.toarray() / np.where(total > 0, total, 1)
+        weights, prominence, _ = self._cast_votes(self._nearest, places, allowed & has_vector[:, None])
+        votes, share = shares_of(weights)
+        vocabulary = None
+        if self._vocabulary is not None:
+            assert self._vocabulary.comparable is not None
+            comparable = allowed & self._vocabulary.comparable[places]
+            of_vocabulary, _, nearest = self._cast_votes(self._vocabulary, places, comparable)
+            _, their_share = shares_of(of_vocabulary)
+            vocabulary = VocabularyFeatures(
+                is_known=np.asarray(comparable.any(axis=1)),
+                share=their_share.astype(np.float64),
+                log_votes=log((1 - COMMON_SHARE) * their_share + COMMON_SHARE * common),
+                nearest=np.where(comparable.any(axis=1), nearest, np.nan).astype(np.float64),
+            )
         return Features(
             present=present,
             log_common=log(common),
@@ -243,14 +246,16 @@ class TrainingSet:
             recognised=self._matches.recognised(places, allowed),
             votes=votes,
             weights=weights,
+            vocabulary=vocabulary,
         )
 
-    def _nearest_sweeps(self) -> tuple[NDArray[np.int32], Floats]:
-        """For each of the rows all sweeps, nearest first: their numbers and similarities, both (rows, sweeps).
+    def _nearest_sweeps(self, vectors: Floats, blocks: int, *, are_halves: bool = False) -> _Nearest:
+        """For each of the rows all sweeps, nearest first.
 
-        The similarity of a sweep is that of its nearest member. Ties are broken by number.
+        The similarity of a sweep is that of its nearest member. Ties are broken by number. ``are_halves``: models are
+        compared only if they have the same one of two blocks.
         """
-        sweeps, vectors = self.sweeps, self.models.vectors
+        sweeps = self.sweeps
         members = np.flatnonzero(sweeps.of_model >= 0)
         members = members[np.argsort(sweeps.of_model[members], kind="stable")]
         starts = np.searchsorted(sweeps.of_model[members], np.arange(len(sweeps.labels)))
@@ -259,14 +264,22 @@ class TrainingSet:
         step = max(1, _BLOCK // max(1, len(members)))
         for start in range(0, len(self.rows) if len(starts) else 0, step):
             block = slice(start, start + step)
-            to_members = similarities(vectors[self.rows[block]], vectors[members], self.models.blocks)
+            to_members = similarities(vectors[self.rows[block]], vectors[members], blocks)
+            if are_halves:
+                to_members[~_share_a_block(vectors[self.rows[block]], vectors[members])] = _APART
             nearest = np.maximum.reduceat(to_members, starts, axis=1)
             order[block] = np.argsort(-nearest, axis=1, kind="stable")
             similarity[block] = np.take_along_axis(nearest, order[block], axis=1)
-        return order, similarity
+        comparable = None
+        if are_halves:
+            comparable = np.zeros(order.shape, dtype=bool)
+            np.put_along_axis(comparable, order, similarity > _APART, axis=1)
+        return _Nearest(order, similarity, comparable)
 
-    def _cast_votes(self, places: Integers, allowed: Booleans) -> tuple[csr_array, Reals]:
-        """The votes of the k nearest sweeps that are ``allowed`` (rows, sweeps), and the prominence of the nearest.
+    def _cast_votes(
+        self, found: _Nearest, places: Integers, allowed: Booleans
+    ) -> tuple[csr_array, Reals, NDArray[np.float32]]:
+        """The votes of the k nearest sweeps that are ``allowed``; of the nearest one its prominence and its similarity.
 
         A vote is max(0, (s - m) / (s₁ - m))³, with s the similarity of the sweep, s₁ that of the nearest one, and m the
         median over all allowed sweeps. So the nearest has one vote whatever the level of the similarities, which is
@@ -274,7 +287,7 @@ class TrainingSet:
         """
         from scipy.sparse import csr_array
 
-        order, similarity = self._order[places], self._similarity[places]
+        order, similarity = found.order[places], found.similarity[places]
         votes = np.take_along_axis(allowed, order, axis=1)
         rank = np.cumsum(votes, axis=1, dtype=np.int32)
         counts = votes.sum(axis=1)
@@ -297,4 +310,20 @@ class TrainingSet:
         weight = np.where(stands_out[row], (above / np.where(stands_out, lead, 1)[row]) ** SHARPNESS, 1)
         prominence = np.where(counts > 0, np.log((lead + 1e-4) / (middle - low + 1e-4)), 0)
         weights = csr_array((weight.astype(np.float32), (row, order[row, column])), allowed.shape)
-        return weights, prominence.astype(np.float64)
+        return weights, prominence.astype(np.float64), first
+
+
+@dataclass(frozen=True)
+class _Nearest:
+    """All sweeps by their similarity to each of the rows, nearest first: numbers and similarities, (rows, sweeps).
+
+    ``comparable`` (rows, sweeps), by number: whether a sweep can be compared at all; None if all can.
+    """
+
+    order: NDArray[np.int32]
+    similarity: Floats
+    comparable: Booleans | None
+
+
+def _share_a_block(mine: Floats, theirs: Floats) -> Booleans:
+    return np.asarray(shared_blocks(changed_blocks(mine, HALVES), changed_blocks(theirs, HALVES)) > 0)

@@ -34,6 +34,7 @@ MEANINGS = {
     "output": "which outputs they change",
     "delta": "both at once",
     "spectrum": "only how large the changes are",
+    "vocabulary": "which tokens the training text had (full fine-tunes)",
     "seed": "the original method: singular vectors, averaged over layers",
     "seed_scaled": "the same, weighted by the singular values",
 }
@@ -54,10 +55,12 @@ _AMONG = {
 }
 _PREDICTED = 20  # undocumented models, the most downloaded first
 _UNDOCUMENTED = "len(datasets) = 0 AND NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL"
-_FROM = {"together": "vectors and head", "vectors": "vectors", "head": "head"}
+_FROM = ("vectors", "vocabulary", "head")
 _EVIDENCE = {
-    "together": "vectors and head together",
+    "together": "vectors and head together, with the vocabulary of models that have one",
     "vectors": "the vectors alone: votes of similar models",
+    "vocabulary": "the vocabulary alone: votes of models with similar words in their training text",
+    "without_vocabulary": "vectors and head together, without the vocabulary",
     "head": "the head alone: number and names of labels in config.json",
     "majority": "baseline: always the most common dataset",
     "chance": "baseline: random guessing",
@@ -324,7 +327,9 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
             is_none = answer.dataset == NONE_OF_THESE
             dataset = Markup("<em>{}</em>").format(clean(answer.dataset)) if is_none else shorten(answer.dataset, 80)
             best += [dataset, percent(answer.probability)]
-        answers.append([one.model, *best, *([None, None] if len(one.answers) == 1 else []), _FROM[one.evidence]])
+        used = [name for name in _FROM if getattr(one.answers[0], name) is not None]
+        evidence = " and ".join([", ".join(used[:-1]), used[-1]] if len(used) > 1 else used)
+        answers.append([one.model, *best, *([None, None] if len(one.answers) == 1 else []), evidence])
     return facts | {
         "undocumented": len(rows),
         "predicted": len(found),

@@ -94,6 +94,15 @@ class Shown(Answer):
     facts: dict[str, Any]
 
 
+class Traced(Answer):
+    """What a model's input embedding says of its training text."""
+
+    model: str
+    base: str
+    facts: dict[str, Any]
+    words: list[str]
+
+
 class Compared(Answer):
     """Two models side by side."""
 

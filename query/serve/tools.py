@@ -32,6 +32,7 @@ from query.serve.answers import (
     Rows,
     Shown,
     Similar,
+    Traced,
     bounded,
     rounded,
 )
@@ -64,8 +65,8 @@ class Tools:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._opened: Atlas | None = None
-        tools = (self.bases, self.similar, self.predict, self.show, self.compare, self.layers, self.lineage,
-                 self.purity, self.clusters, self.datasets, self.sql)  # fmt: skip
+        tools = (self.bases, self.similar, self.predict, self.show, self.trace, self.compare, self.layers,
+                 self.lineage, self.purity, self.clusters, self.datasets, self.sql)  # fmt: skip
         self.all: dict[str, Callable[..., Any]] = {tool.__name__: tool for tool in tools}
 
     def answer(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Answer | None, str]:
@@ -163,6 +164,17 @@ class Tools:
         facts = {name: known[name] for name in known.keys() - _NOT_FOR_AGENTS if known[name] not in (None, [], "")}
         facts = {name: facts[name] for name in known if name in facts}
         return self._answer(Shown, found, model=found["model"], facts=facts)
+
+    def trace(self, model: Model, base: Base = None) -> Traced:
+        """Find what a model was trained on from its input embedding: words, length of inputs, masked or not."""
+        found = self._atlas.trace(model, base)
+        known = found.to_dict()
+        facts = {
+            name: value
+            for name, value in known.items()
+            if name not in ("model", "base", "words", "notes") and value not in (None, [])
+        }
+        return self._answer(Traced, found, facts=facts, words=[one.word for one in found.words])
 
     def compare(self, a: Model, b: Model, base: Base = None) -> Compared:
         """Compare two models: how similar their weight changes are, in which layers, and what their cards say."""

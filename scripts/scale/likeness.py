@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.publish.centring import with_unit_blocks
+from indexer.publish.vectors import with_unit_blocks
 from indexer.vectors.centre import ADAPTER, FULL, Centre, centre_of
 from query.statistics.likeness import similarities
 from scripts.scale.facts import HUB_LABELS, HUB_MODELS, LAW, Law

@@ -19,7 +19,7 @@ from indexer.profiles.single import Reference, read_now
 from indexer.profiles.store import ProfileIdentity
 from indexer.publish.maintenance import rebuild
 from query import Atlas
-from query.cli.batch import read_stdin
+from query.texts import read_stdin
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_every_explained_column_is_used():
 
     used = {(command, name) for command, names in GLOSSARY["commands"].items() for name in names}
     keys = {name for one in vars(answers).values() if hasattr(one, "__total__") for name in one.__annotations__}
-    tools = ("show", "compare", "layers", "datasets", "bases", "sql", "clusters", "purity", "similar")
+    tools = ("show", "trace", "compare", "layers", "datasets", "bases", "sql", "clusters", "purity", "similar")
     for name, meaning in GLOSSARY["columns"].items():
         command, dot, column = name.rpartition(".")
         assert meaning.endswith("."), name
@@ -97,7 +97,7 @@ def test_a_word_is_explained_on_request(small_atlas):
     assert left.exit_code == 0
     assert left.stdout.startswith("left (query lineage): Share of the energy")
     both = json.loads(CliRunner().invoke(main, ["help", "rank", "--json"]).stdout)
-    assert {"", "query similar, query show", "query rank"} == {one["where"] for one in both}
+    assert {"", "query ask", "query similar, query show", "query rank"} == {one["where"] for one in both}
     assert "delta" in CliRunner().invoke(main, ["help", "δW"]).stdout
     assert "Commit" in CliRunner().invoke(main, ["help", "base_commit"]).stdout  # of the database
     assert "Columns:" in CliRunner().invoke(main, ["help", "similar"]).stdout

@@ -20,8 +20,10 @@ COMMANDS = {
     "similar": ("similar", set()),
     "purity": ("purity", {"by"}),
     "show": ("show", set()),
+    "trace": ("trace", set()),
     "sql": ("sql", {"limit"}),  # on a terminal fewer rows
     "clusters": ("clusters", {"by"}),
+    "ask": ("ask", set()),
     "map": ("map", set()),
     "rank": ("rank", set()),
     "predict": ("predict", {"evaluate", "undocumented", "store"}),

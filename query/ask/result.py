@@ -1,0 +1,146 @@
+"""The answers to `ask`: models that texts were probably used for, or texts that a model was probably tuned on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from query.results import Rows
+from query.wording import counted, decimal
+
+
+@dataclass(frozen=True)
+class LikelyModel:
+    """One model, by how likely it was tuned on texts like those of the file.
+
+    ``score``: all evidence together, as a z-score. ``p_value``: the share of comparisons of reference texts with models
+    whose score is at least as high. ``expected_by_chance``: how many of the models searched are expected to score as
+    high by chance. ``by_vocabulary`` and ``by_vectors`` are cosines, from -1 to 1; None for a model without.
+    """
+
+    rank: int
+    model: str
+    score: float
+    p_value: float
+    expected_by_chance: float
+    by_vocabulary: float | None
+    by_vectors: float | None
+    datasets: list[str]
+    author: str
+    relation: str
+
+    def as_row(self) -> dict[str, Any]:
+        """The keys of the command's JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LikelyModels(Rows[LikelyModel]):
+    """The models of ``base`` that were probably tuned on texts like those of ``file``, the most likely first.
+
+    ``searched``: the number of models compared; ``standing_out`` of them score higher than chance explains.
+    """
+
+    COLUMNS = (
+        "rank", "model", "score", "p_value", "expected_by_chance", "by_vocabulary", "by_vectors", "datasets", "author",
+        "relation",
+    )  # fmt: skip
+    OPTIONAL_COLUMNS = ("author", "relation", "by_vocabulary", "by_vectors", "p_value", "datasets")
+    SHOW_HEADLINE = True
+
+    file: str
+    base: str
+    texts: int
+    searched: int
+    standing_out: int
+    items: tuple[LikelyModel, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """How many models stand out, and the first; or that none does."""
+        among = f"the {counted(self.searched, 'model')} of {self.base}"
+        if not self.items:
+            return f"There is no model of {self.base} to compare {self.file} with."
+        if not self.standing_out:
+            return f"No model stands out: none of {among} was clearly tuned on texts like those of {self.file}."
+        first, count = self.items[0], self.standing_out
+        stand = "stands out" if count == 1 else "stand out"
+        which = f"first {first.model}" if count > 1 else first.model
+        named = f" (on its card: {', '.join(first.datasets)})" if first.datasets else ""
+        return f"{count:,} of {among} {stand} as tuned on texts like those of {self.file}: {which}{named}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was asked, the rows and the notes."""
+        asked = {"file": self.file, "base": self.base, "texts": self.texts, "searched": self.searched}
+        return asked | {"standing_out": self.standing_out, "models": self.to_rows(), "notes": list(self.notes)}
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows with few digits."""
+        return [row | _short(row) for row in self.to_rows()]
+
+
+@dataclass(frozen=True)
+class LikelyTexts:
+    """One file, by how likely the model was tuned on texts like its. The numbers are those of :class:`LikelyModel`.
+
+    ``is_answer``: whether it is likely enough to be the answer.
+    """
+
+    rank: int
+    file: str
+    score: float
+    p_value: float
+    by_vocabulary: float | None
+    by_vectors: float | None
+    texts: int
+    is_answer: bool
+
+    def as_row(self) -> dict[str, Any]:
+        """The keys of the command's JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextsOfModel(Rows[LikelyTexts]):
+    """The files that ``model`` was probably tuned on texts like, the most likely first.
+
+    ``answer``: the first one, or None for "none of them".
+    """
+
+    IS_LIST = False
+    COLUMNS = ("rank", "file", "score", "p_value", "by_vocabulary", "by_vectors", "texts", "is_answer")
+    OPTIONAL_COLUMNS = ("texts", "by_vocabulary", "by_vectors")
+    SHOW_HEADLINE = True
+
+    model: str
+    base: str
+    answer: str | None
+    items: tuple[LikelyTexts, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The answer."""
+        if self.answer is None:
+            return f"None of them: {self.model} was not clearly tuned on texts like those of any of these files."
+        return f"{self.model} was probably tuned on texts like those of {self.answer}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer, a row for each file, and the notes."""
+        asked = {"model": self.model, "base": self.base, "answer": self.answer}
+        return asked | {"files": self.to_rows(), "notes": list(self.notes)}
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows with few digits."""
+        return [row | _short(row) for row in self.to_rows()]
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """The numbers as a person reads them."""
+    found: dict[str, Any] = {"p_value": f"{row['p_value']:.2g}", "score": decimal(row["score"])}
+    if "expected_by_chance" in row:
+        found["expected_by_chance"] = f"{row['expected_by_chance']:.2g}"
+    for name in ("by_vocabulary", "by_vectors"):
+        found[name] = decimal(row[name])
+    return found

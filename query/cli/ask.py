@@ -1,0 +1,46 @@
+"""The command about texts: which models were tuned on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from query.cli.options import base_option, neighbours_option, opened_atlas, print_result, question
+
+
+@question(
+    click.argument("file", required=False),
+    neighbours_option("Number of models to show.", 10, "--limit"),
+    base_option,
+    click.option("--field", metavar="NAME", help='Field of a row that holds the text. Default: "text".'),
+    click.option(
+        "--reference", metavar="FILE", type=Path,
+        help="Texts that no model was trained on, best of the kind that the base was. Default: those of this package.",
+    ),
+    click.option("--where", metavar="SQL", help='Only models that satisfy this condition, e.g. "downloads > 100".'),
+    click.option("--model", metavar="MODEL", help="Ask which of the files --among this model was tuned on."),
+    click.option(
+        "--among", metavar="FILE", multiple=True, type=Path,
+        help="With --model: a file of texts, or a folder of such files. May be given several times.",
+    ),
+    click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …"),
+)  # fmt: skip
+def ask(file: str | None, atlas: str, output: str, **options: Any) -> None:
+    """Find the models that were probably tuned on texts like those in FILE: lines, JSON lines, CSV, TSV or Parquet.
+
+    With --model and --among, find which files a model was tuned on, or none of them. If FILE is "-", texts are read
+    from stdin. The texts run through the base model once; no fine-tune is run.
+    """
+    if (file is None) == (options["model"] is None) or bool(options["among"]) != (options["model"] is not None):
+        raise click.UsageError("Name a FILE of texts, or use --model with --among FILE.")
+    if options["where"] is not None:
+        from query.sql import prepare
+
+        prepare()
+    with opened_atlas(atlas) as opened:
+        print_result(opened.ask(file, options.pop("k"), **options), output)
+
+
+ASK = (ask,)

@@ -1,0 +1,1 @@
+"""What a model was trained on, from the rows of its embeddings that moved."""

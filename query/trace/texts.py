@@ -1,0 +1,158 @@
+"""Which texts cannot have been in the training data: those with a token whose row did not move."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.untrusted import tidy
+from query.trace.evidence import TokenEvidence
+
+if TYPE_CHECKING:
+    from indexer.profiles.tokenizer import IsolatedTokenizer
+
+CERTAIN, POSSIBLE = "certainly_not_used", "possible"
+CONFIDENCE = 0.95
+# Training cuts long texts, and where it does is not known without position embeddings: only so many tokens count then,
+# which is less than the shortest usual limit of 32, special tokens among them.
+USUAL_LENGTH = 24
+SHOWN_CHARACTERS = 80
+
+_LAST_MARKS = re.compile(r"[^\w]+$")
+
+
+@dataclass(frozen=True)
+class JudgedText:
+    """A text, shortened; ``untouched``: its tokens whose rows did not move.
+
+    ``verdict``: certainly_not_used or possible.
+
+    ``met``: the share of its tokens, among those whose rows were read, that moved; None if no row was read.
+    """
+
+    text: str
+    verdict: str
+    untouched: list[str]
+    met: float | None
+
+
+@dataclass(frozen=True)
+class JudgedTexts:
+    """The texts of a file against one model.
+
+    ``certainly_not_used`` and ``possible`` add up to ``texts``; both are None unless the class is exact.
+    ``share_upper``: with 95 % confidence at most this share of the file's texts was used. ``likelihood``: the mean
+    probability that a token of the texts was met, among those whose rows were read.
+    """
+
+    texts: int
+    certainly_not_used: int | None
+    possible: int | None
+    share_upper: float | None
+    likelihood: float | None
+    by_text: list[JudgedText] | None = None
+
+
+def judge_texts(
+    texts: Sequence[str],
+    tokenizer: IsolatedTokenizer,
+    evidence: TokenEvidence,
+    probabilities: NDArray[np.float64],
+    length: int | None,
+    *,
+    each: bool = False,
+) -> JudgedTexts:
+    """Compare texts with a model's ``evidence``.
+
+    ``probabilities`` (n,): that each row was met. ``length``: how many tokens of a text training kept.
+
+    A token counts against a text only if it is there however the text was embedded in a prompt. So the first word is
+    read with and without a space before it, and marks at the end, which may merge with what follows, are left out. So
+    is the last token: where the model predicts the next one, the end of an input has no gradient.
+    """
+    place = np.full(max(evidence.vocabulary, evidence.base_vocabulary, int(evidence.rows.max(initial=0)) + 1), -1)
+    place[evidence.rows] = np.arange(len(evidence.rows))
+    kept = length or USUAL_LENGTH
+    is_untouched = evidence.is_untouched
+    is_exact = evidence.kind == "exact"
+    judged: list[JudgedText] = []
+    holders: dict[int, int] = {}  # rows that were read: the number of texts that hold the token
+    total, weight, certain = 0.0, 0, 0
+    for text in texts:
+        core = _LAST_MARKS.sub("", text)
+        ids_of = [
+            tokenizer.encode(text)[:kept],
+            *(tokenizer.encode(one)[:-1][:kept] for one in (core, f" {core.lstrip()}")),
+        ]
+        readings = [_places(one, place) for one in ids_of]
+        every = readings[0]
+        if len(every):
+            total += float(probabilities[every].sum())
+            weight += len(every)
+        common = np.intersect1d(readings[1], readings[2])
+        for row in common.tolist():
+            holders[row] = holders.get(row, 0) + 1
+        # Unigram models split a text as a whole, so a token must be in the text's own reading, too.
+        against = [one[is_untouched[one] & np.isin(one, every)] for one in readings[1:]]
+        is_certain = is_exact and all(len(one) > 0 for one in against)
+        certain += is_certain
+        if each:
+            ids = evidence.rows[np.unique(against[0])]
+            judged.append(
+                JudgedText(
+                    tidy(text, SHOWN_CHARACTERS),
+                    CERTAIN if is_certain else POSSIBLE,
+                    [word.strip() or word for word in tokenizer.words(ids.tolist())] if is_certain else [],
+                    float(probabilities[every].mean()) if len(every) else None,
+                )
+            )
+    counts = np.array([holders[row] for row in sorted(holders)], dtype=np.int64)
+    untouched = np.array([is_untouched[row] for row in sorted(holders)], dtype=bool)
+    return JudgedTexts(
+        texts=len(texts),
+        certainly_not_used=certain if is_exact else None,
+        possible=len(texts) - certain if is_exact else None,
+        share_upper=min(share_upper(counts, untouched), 1 - certain / len(texts)) if is_exact else None,
+        likelihood=total / weight if weight else None,
+        by_text=judged if each else None,
+    )
+
+
+def kept_tokens(longest: int | None, pairs: bool | None) -> int | None:
+    """How many tokens of a text training kept for certain, from the ``longest`` input; None if that is not known.
+
+    Special tokens take two or four places. Where inputs may be pairs, half of the longest is what all texts kept.
+    """
+    if longest is None:
+        return None
+    return max(1, longest - 2 if pairs is False else (longest - 4) // 2)
+
+
+def share_upper(counts: NDArray[np.int64], untouched: NDArray[np.bool_], confidence: float = CONFIDENCE) -> float:
+    """An upper limit, with this confidence, on the share f of the texts that was used.
+
+    ``counts`` (m,): how many of the texts hold a token; ``untouched`` (m,): whether its row did not move. If each text
+    was used with probability f, a token of n texts is untouched with probability (1 - f)^n at most. Of the T tokens of
+    n texts or more U are untouched, and by Markov's inequality P(U ≥ u) ≤ T·(1 - f)^n / u. The limit is the lowest over
+    several n, each with its part of the error (Bonferroni); it holds however tokens depend on each other.
+    """
+    floors = [1 << power for power in range(int(np.log2(max(1, counts.max(initial=1)))) + 1)]
+    limit = 1.0
+    for least in floors:
+        held = counts >= least
+        number = int((held & untouched).sum())
+        if number:
+            limit = min(limit, 1 - ((1 - confidence) / len(floors) * number / int(held.sum())) ** (1 / least))
+    return limit
+
+
+def _places(ids: Sequence[int], place: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(m,) where the rows of these tokens are in the evidence, without those that were not read."""
+    numbers = np.array([one for one in ids if 0 <= one < len(place)], dtype=np.int64)
+    found = place[numbers]
+    return found[found >= 0]

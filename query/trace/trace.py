@@ -1,0 +1,367 @@
+"""``query trace``: what a model was trained on, in the words of its own embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.errors import AtlasError, require
+from indexer.names import ModelRef
+from indexer.records.representation import DEFAULT
+from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
+from query.lookup import READERS, ResolvedModel, resolve_model
+from query.results import Result
+from query.texts import read_texts
+from query.trace.evidence import (
+    COLUMNS,
+    TokenEvidence,
+    evidence_of_all_rows,
+    evidence_of_row,
+    token_evidence,
+    tokenizer_of_model,
+)
+from query.trace.texts import USUAL_LENGTH, JudgedTexts, judge_texts, kept_tokens
+from query.trace.words import Script, Word, distinctive_scores, pieces_of, scripts_of, words_of
+from query.wording import counted
+
+if TYPE_CHECKING:
+    from indexer.profiles.tokenizer import IsolatedTokenizer
+    from query.reader import AtlasReader
+
+NONE = "none"
+WORDS = 20
+MOST_OTHERS = 512  # models that a word is compared with
+
+# Position rows before the first token: the padding's and what is before it. Others begin with row 0.
+_OFFSETS = {"roberta": 2, "xlm-roberta": 2, "xlm-roberta-xl": 2, "camembert": 2, "longformer": 2, "opt": 2, "bart": 2,
+            "mbart": 2, "data2vec-text": 2, "mpnet": 2, "xmod": 2, "ernie_m": 2, "blenderbot": 0}  # fmt: skip
+_MASKS = ("[MASK]", "<mask>")
+# Of rows that moved in a file in half precision, this share may look untouched: measured .15 for bfloat16.
+_HIDDEN = 0.15
+
+
+@dataclass(frozen=True, repr=False)
+class TracedModel(Result):
+    """What the embeddings of ``model`` say of its training text.
+
+    ``trace_class``, in JSON ``class``: exact, statistical, frozen or none. ``tokens_met``: of the ``rows_read``, those
+    that moved; ``share_met``: their share. ``longest_input``: tokens of the longest input. ``decay_times_rate``: the
+    learning rate times the weight decay, summed over the steps. None is what is not known. ``text``: a file's texts
+    against the model.
+    """
+
+    SHOW_HEADLINE = True
+    ROWS = "words"
+    COLUMNS = ("word", "score", "tokens")
+
+    model: str
+    base: str
+    trace_class: str
+    rows_read: int
+    tokens_met: int | None
+    share_met: float | None
+    longest_input: int | None
+    pairs: bool | None
+    masked: bool | None
+    decay_times_rate: float | None
+    words: tuple[Word, ...]
+    scripts: tuple[Script, ...]
+    notes: tuple[str, ...]
+    text: JudgedTexts | None = None
+
+    @property
+    def headline(self) -> str:
+        """What was found, in a sentence or two."""
+        if self.trace_class == NONE:
+            return f"{self.model} has no trace of its training text."
+        if self.trace_class == FROZEN:
+            return f"The input embedding of {self.model} did not move: it was frozen, so it has no trace of the text."
+        met = f"met {self.tokens_met:,} of the {counted(self.rows_read, 'token')} that were read"
+        if self.trace_class == STATISTICAL:
+            met = f"probably {met}"
+        words = [one.word for one in self.words[:8]]
+        said = f"; words that set it apart: {', '.join(words)}" if words else ""
+        length = f", in inputs of up to {counted(self.longest_input, 'token')}" if self.longest_input else ""
+        sentence = f"{self.model} {met}{length}{said}."
+        if self.text is None:
+            return sentence
+        return f"{sentence} {self._of_texts(self.text)}"
+
+    def _of_texts(self, text: JudgedTexts) -> str:
+        if text.certainly_not_used is not None and text.share_upper is not None:
+            return (
+                f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used, and at most "
+                f"{text.share_upper:.0%} can have been (95 % confidence)."
+            )
+        if text.likelihood is None:
+            return f"None of the tokens of {counted(text.texts, 'text')} was read."
+        return f"The tokens of {counted(text.texts, 'text')} were met with a mean probability of {text.likelihood:.2f}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object."""
+        found = {
+            "model": self.model,
+            "base": self.base,
+            "class": self.trace_class,
+            **{
+                name: getattr(self, name)
+                for name in ("rows_read", "tokens_met", "share_met", "longest_input", "pairs", "masked",
+                             "decay_times_rate")
+            },
+            "words": [asdict(one) for one in self.words],
+            "scripts": [asdict(one) for one in self.scripts],
+        }  # fmt: skip
+        if self.text is not None:
+            text = asdict(self.text)
+            if text["by_text"] is None:
+                del text["by_text"]
+            found["text"] = text
+        return found | {"notes": list(self.notes)}
+
+    def table(self, *, details: bool = False) -> Any:
+        """The facts, the words and, with texts, what is said of each."""
+        facts = self.to_dict()
+        tables: dict[str, Any] = {
+            "words": [{"word": one.word, "score": one.score} for one in self.words[: WORDS if details else 10]],
+            "scripts": facts.pop("scripts"),
+        }
+        if self.text is not None and self.text.by_text is not None:
+            tables["by_text"] = [
+                {"verdict": one.verdict, "untouched": ", ".join(one.untouched[:5]), "met": one.met, "text": one.text}
+                for one in self.text.by_text
+            ]
+        text = facts.pop("text", {})
+        text.pop("by_text", None)
+        del facts["words"], facts["notes"]
+        known = {name: value for name, value in (facts | text).items() if value is not None}
+        return known | {name: rows for name, rows in tables.items() if rows}
+
+
+def trace(
+    atlas: AtlasReader,
+    model: str | Path,
+    base: str | None = None,
+    *,
+    text: str | Path | None = None,
+    field: str | None = None,
+    each: bool = False,
+    max_length: int | None = None,
+    all_rows: bool = False,
+    read: str | None = None,
+    say: Callable[[str], None] | None = None,
+) -> TracedModel:
+    """What the input embedding of a model says of its training text: the rows of the tokens that were met moved.
+
+    ``text``: a file of texts to compare (lines, JSON lines, CSV, TSV, Parquet; ``-`` is stdin), ``field`` of its rows;
+    ``each``: say it of each text. ``max_length``: how many tokens of a text training kept, where that is known; else
+    the position embeddings tell, or the first 24 count. ``all_rows``: read the whole embedding, not the rows that the
+    atlas holds; ``say`` hears what that costs. ``read``: as in ``similar``.
+
+    Raises AtlasError if the model is unknown or cannot be read, or a text is asked about and there is no tokenizer.
+    """
+    texts = read_texts(text, field) if text is not None else None
+    found = resolve_model(atlas, str(model), base, DEFAULT, read)
+    notes: list[str] = []
+    row, evidence = token_evidence(atlas, found)
+    if all_rows:
+        require("Reading an embedding", *READERS)
+        if found.group == "adapter":
+            raise AtlasError(f"{found.name} is an adapter: its embedding is the base's.", "Leave `all_rows` out.")
+        (facts,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [found.base])
+        evidence = evidence_of_all_rows(
+            *_place_of(found, str(model), row), ModelRef(found.base), str(facts["commit"]), evidence,
+            say or (lambda sentence: None),
+        )  # fmt: skip
+    if evidence is None or evidence.kind == FROZEN:
+        notes.append(_why_none(found, row, evidence))
+        if texts is not None:
+            notes.append("Nothing can be said of the texts. `query ask` compares them by the block matrices.")
+        return TracedModel(
+            found.name, found.base, NONE if evidence is None else FROZEN, 0 if evidence is None else len(evidence.rows),
+            None, None, None, None, None, None, (), (), tuple(notes),
+        )  # fmt: skip
+
+    is_there = evidence.codes != MISSING
+    # Of a tied head a number of tokens is only expected.
+    met = round(float(_probabilities(evidence)[is_there].sum())) if evidence.is_share else int(evidence.is_met.sum())
+    rows_read = int(is_there.sum())
+    others = None if all_rows else _others(atlas, found, evidence)
+    tokenizer, why = _tokenizer(atlas, found, str(model), row, evidence)
+    if tokenizer is None and texts is not None:
+        raise AtlasError(f"The texts cannot be split into tokens: {why}", "")
+    words: list[Word] = []
+    scripts: list[Script] = []
+    masked = None
+    if tokenizer is not None:
+        special = np.array(tokenizer.special_ids, dtype=np.int64)
+        masked = _masked(tokenizer, evidence)
+        is_word = evidence.is_met & ~np.isin(evidence.rows, special)
+        pieces = pieces_of(tokenizer, evidence.rows[is_word].tolist())
+        scores = distinctive_scores(evidence.ranks, others)
+        words = words_of(evidence.rows[is_word], pieces, scores[is_word], WORDS)
+        scripts = scripts_of(pieces)
+        if others is not None and len(others):
+            notes.append(f"Words are compared with those of {counted(len(others), 'other model')} of {found.base}.")
+        elif words:
+            notes.append("Words are compared with tokens of the model's own that are about as common.")
+    else:
+        notes.append(f"Its words are not named: {why}")
+    length = _longest_input(atlas, found.base, evidence)
+    if evidence.kind == STATISTICAL:
+        notes.append(_why_statistical(evidence))
+    if not all_rows:
+        share = rows_read / max(evidence.base_vocabulary, 1)
+        if share < 1:
+            notes.append(f"{share:.1%} of the rows were read; `all_rows=True` reads all of them.")
+    judged = None
+    if texts is not None:
+        assert tokenizer is not None
+        notes += texts.notes
+        kept = max_length or kept_tokens(length, evidence.pairs)
+        judged = judge_texts(texts.texts, tokenizer, evidence, _probabilities(evidence), kept, each=each)
+        if evidence.kind == EXACT:
+            notes.append(
+                f"A text counts with its first {kept or USUAL_LENGTH} tokens"
+                + ("" if kept else ", because where training cut texts is not known (`max_length=N`)")
+                + ". It is certain that a text was not used as it is written here, first in its input, unless in the "
+                "very last steps of a schedule that ran to zero in one epoch. A changed text may have been used. To "
+                "be possible is no proof."
+            )
+    decay = -math.log(evidence.scale)
+    return TracedModel(
+        model=found.name,
+        base=found.base,
+        trace_class=evidence.kind,
+        rows_read=rows_read,
+        tokens_met=met,
+        share_met=met / rows_read if rows_read else None,
+        longest_input=length,
+        pairs=evidence.pairs,
+        masked=masked,
+        decay_times_rate=decay if not evidence.is_share and decay > 0 else None if evidence.is_share else 0.0,
+        words=tuple(words),
+        scripts=tuple(scripts),
+        notes=tuple(notes),
+        text=judged,
+    )
+
+
+def _others(atlas: AtlasReader, found: ResolvedModel, evidence: TokenEvidence) -> NDArray[np.float64] | None:
+    """(m, n) the ranks of other models of the base of the same kind, without its duplicates."""
+    rows = atlas.rows(
+        f"SELECT model_id, {', '.join(COLUMNS)} FROM fine_tunes JOIN records USING (model_id) WHERE base = $1 AND "
+        "token_class IN ('exact', 'statistical') AND token_is_share = $2 AND duplicate_of IS NULL "
+        "AND model_id IS DISTINCT FROM $3 ORDER BY hash(model_id) LIMIT $4",
+        [found.base, evidence.is_share, found.model_id, MOST_OTHERS],
+    )
+    made = (evidence_of_row(row) for row in rows)
+    ranks = [one.ranks for one in made if one is not None and one.codes.shape == evidence.codes.shape]
+    return np.array(ranks) if ranks else None
+
+
+def _place_of(found: ResolvedModel, name: str, row: dict[str, Any] | None) -> tuple[ModelRef, str | None, str]:
+    """Where the files of a model are, at which commit, and its relation to the base."""
+    reference = ModelRef.parse(name)
+    if reference.folder is None and row is not None:
+        return ModelRef(found.name), row["commit"], str(row["relation"])
+    return reference, reference.revision, "finetune"
+
+
+def _tokenizer(
+    atlas: AtlasReader, found: ResolvedModel, name: str, row: dict[str, Any] | None, evidence: TokenEvidence
+) -> tuple[IsolatedTokenizer | None, str]:
+    """The base's tokenizer, or the model's own where its vocabulary has another size; or why there is none."""
+    try:
+        require("Naming tokens", *READERS)
+        if evidence.vocabulary == evidence.base_vocabulary:
+            (facts,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [found.base])
+            return _base_tokenizer(found.base, str(facts["commit"])), ""
+        return tokenizer_of_model(*_place_of(found, name, row)), ""
+    except AtlasError as error:
+        return None, str(error)
+
+
+@lru_cache(maxsize=4)
+def _base_tokenizer(base: str, commit: str) -> IsolatedTokenizer:
+    """Kept for the next question: it runs in a process of its own, which takes a second to start."""
+    return tokenizer_of_model(ModelRef(base), commit)
+
+
+def _masked(tokenizer: IsolatedTokenizer, evidence: TokenEvidence) -> bool | None:
+    """Whether the row of the mask token moved; None if there is none, or it was not read."""
+    if evidence.is_share:
+        return None
+    special = list(tokenizer.special_ids)
+    ids = [one for one, word in zip(special, tokenizer.words(special), strict=True) if word.strip() in _MASKS]
+    found = np.flatnonzero(np.isin(evidence.rows, ids))
+    if len(found) != 1 or evidence.codes[found[0]] in (UNSURE, MISSING):
+        return None
+    return bool(evidence.codes[found[0]] > 0)
+
+
+def _longest_input(atlas: AtlasReader, base: str, evidence: TokenEvidence) -> int | None:
+    """The tokens of the longest input: position rows count from an offset that depends on the architecture."""
+    if evidence.positions is None:
+        return None
+    (row,) = atlas.rows("SELECT model_type FROM bases WHERE base = ?", [base])
+    length = evidence.positions - _OFFSETS.get(str(row["model_type"]), 0)
+    return length if length > 0 else None
+
+
+def _probabilities(evidence: TokenEvidence) -> NDArray[np.float64]:
+    """(n,) the probability that each token was met.
+
+    Of a tied head the shares of the changes are a mixture of two normal distributions on a logarithmic scale: of tokens
+    that were targets, and of those that were not. Of files in half precision some rows that moved look untouched.
+    """
+    if evidence.is_share:
+        from sklearn.mixture import GaussianMixture
+
+        values = evidence.codes.astype(np.float64)
+        is_there = evidence.codes < UNSURE
+        found = np.full(len(values), 0.5)
+        if len(np.unique(values[is_there])) > 1:
+            mixture = GaussianMixture(2, random_state=0).fit(values[is_there, None])
+            upper = int(mixture.means_.ravel().argmax())
+            found[is_there] = mixture.predict_proba(values[is_there, None])[:, upper]
+        return found
+    met, untouched = int(evidence.is_met.sum()), int(evidence.is_untouched.sum())
+    hidden = 0.0 if evidence.kind == EXACT else _HIDDEN / (1 - _HIDDEN) * met
+    below = hidden / (hidden + untouched) if hidden + untouched else 0.0
+    found = np.where(evidence.is_met, 1.0, np.where(evidence.is_untouched, min(below, 1.0), 0.5))
+    return found.astype(np.float64)
+
+
+def _why_none(found: ResolvedModel, row: dict[str, Any] | None, evidence: TokenEvidence | None) -> str:
+    if evidence is not None:
+        return "No row of its input embedding moved: the embedding was frozen, or only its head was trained."
+    if found.group == "adapter":
+        return (
+            "It is an adapter, which leaves the input embedding as it is. `query ask` compares texts by its matrices."
+        )
+    if found.is_copy:
+        return "It is a copy of the base."
+    if row is not None and row["token_class"] is None and found.record is None:
+        return (
+            "Its record has no rows of the input embedding that can be compared: an older version read it, or its "
+            "vocabulary or its width is another. `all_rows=True` reads them now."
+        )
+    return "Its input embedding cannot be compared with the base's: other weights, another width or other tokens."
+
+
+def _why_statistical(evidence: TokenEvidence) -> str:
+    if evidence.is_share:
+        return "Its head is tied to the embedding, so that every row moved: what is said of tokens is only likely."
+    if not evidence.is_untouched.any():
+        return "Every row moved, so that no token is known not to have been met."
+    return (
+        "Rounding hides small changes in its file, or a merge dropped them: a row that looks untouched may have moved, "
+        "so nothing is certain."
+    )

@@ -1,0 +1,182 @@
+"""Measure `query ask` on a family: ``python -m scripts.ask FAMILY --architecture roberta --out DIR``.
+
+Texts are the held-out parts of the family's data sets. For each data set also the models that were *not* tuned on it
+or on one with the same texts are asked about, as if they were all there are: then every find is chance. So is every
+find for texts from elsewhere, the pages of this project's documentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from query import Atlas
+from query.ask.ask import FALSE_DISCOVERIES
+from query.ask.evidence import Features, Reader, by_vectors, by_vocabulary, vocabulary_changes
+from query.ask.scoring import VOCABULARY_WEIGHT, Scored, score, standing_out
+from query.population import distinct, read_population
+from query.texts import Texts, read_texts
+from scripts.child import PROJECT
+from scripts.family import tasks
+from scripts.family.plan import Plan, load_plan
+from scripts.loopback_hub import LoopbackHub
+
+# Data sets that share texts, or sources: a model of one is no null for another.
+RELATED = (
+    {"docs/numeric-docstrings", "docs/numeric-kinds", "docs/numpydoc-sections"},
+    {"errors/exception-types", "errors/raised-by"},
+)
+FEWEST_LINES, SHORTEST_LINE = 20, 30
+
+
+def main() -> None:
+    """Build the atlas of a family, write its texts, and measure, in a process that talks to its Hub."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.ask", description=__doc__)
+    parser.add_argument("family", type=Path)
+    parser.add_argument("--architecture", default="roberta")
+    parser.add_argument("--size", default="demo")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--texts", type=int, default=200, help="held-out texts of each data set")
+    parser.add_argument("--pretraining", action="store_true", help="200 texts of the base's own corpus as reference")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    plan = load_plan(options.size, options.architecture)
+    if options.measure:
+        reference = options.out / "pretraining.txt" if options.pretraining else None
+        measure(options.out, plan, options.texts, reference)
+        return
+    write_texts(plan, options.out)
+    with LoopbackHub(options.family) as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(options.out / "huggingface")}
+        atlas = str(options.out / "atlas")
+        build = ["indexer", "build", "--base", plan.base, "--discover", "names", "--workers", "1", "--atlas", atlas]
+        for words in (build, ["scripts.ask", *sys.argv[1:], "--measure"]):
+            subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, env=environment, check=True)
+
+
+def write_texts(plan: Plan, out: Path) -> None:
+    """The held-out texts of every data set as JSON lines below ``out/texts``, and 200 texts of the base's corpus."""
+    work = out / "work"
+    if (out / "texts").is_dir():
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    tasks.prepare(plan, work)
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    corpus = json.loads((work / "corpus.json").read_text(encoding="utf-8"))
+    some = [corpus[place * len(corpus) // 200] for place in range(200)]
+    (out / "pretraining.txt").write_text("\n".join(tokenizer.decode(ids) for ids in some), encoding="utf-8")
+    (out / "texts").mkdir()
+    for name in plan.datasets:
+        examples = tasks.LabelledTexts.load(work, name).held_out
+        lines = [json.dumps({"text": tokenizer.decode(one.ids)}) for one in examples]
+        (out / "texts" / f"{name.replace('/', '--')}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+
+def measure(out: Path, plan: Plan, count: int, reference: Path | None) -> None:
+    """Print the tables."""
+    names = sorted(plan.datasets)
+    truth = {run.model: run.dataset for run in plan.runs if not run.scratch}
+    with Atlas(out / "atlas") as atlas:
+        population = distinct(read_population(atlas, plan.base))
+        kept = [place for place, model in enumerate(population.models) if model in truth]
+        labels = np.array([truth[population.models[place]] for place in kept])
+        is_adapter = np.array([population.relations[place] == "adapter" for place in kept])
+        reader = Reader(atlas, plan.base, None if reference is None else read_texts(reference))
+        null, pooled = reader.reference(), reader.pooled_rates()
+        files = [out / "texts" / f"{name.replace('/', '--')}.jsonl" for name in names]
+        asked = joined([reader.of(read_texts(file, most=count)) for file in files])
+        outside = joined([reader.of(one) for one in documentation()])
+        changes = vocabulary_changes(atlas, population.ids, null.rates.shape[1])[kept]
+        vectors, blocks = population.vectors[kept], population.blocks
+
+    def kinds(features: Features, some: np.ndarray) -> dict[str, list[tuple[Any, Any, float]]]:
+        one = (
+            by_vectors(null, vectors[some], blocks),
+            by_vectors(features, vectors[some], blocks),
+            1 - VOCABULARY_WEIGHT,
+        )
+        own = changes[some] - np.nanmean(changes[some], axis=0)
+        other = (by_vocabulary(null, pooled, own), by_vocabulary(features, pooled, own), VOCABULARY_WEIGHT)
+        return {"vectors": [one], "vocabulary": [other], "fused": [other, one]}
+
+    every = np.arange(len(kept))
+    found = {name: score(evidence) for name, evidence in kinds(asked, every).items()}
+    elsewhere = {name: score(evidence) for name, evidence in kinds(outside, every).items()}
+    chance: dict[str, list[np.ndarray]] = {name: [] for name in found}
+    for place, name in enumerate(names):
+        related = next((group for group in RELATED if name in group), {name})
+        free = np.flatnonzero(~np.isin(labels, sorted(related)))
+        one = Features(asked.blocks[place : place + 1], asked.rates[place : place + 1])
+        for kind, evidence in kinds(one, free).items():
+            chance[kind].append(score(evidence).p[0])
+    print(f"\n{plan.base}: {len(kept)} models, {int(is_adapter.sum())} adapters, {len(names)} data sets, "
+          f"{len(null.blocks)} sets of reference texts")  # fmt: skip
+    head = ("evidence", "models", "n", "AP", "chance", "to data set", "p<.05", "p<.01")
+    print(("{:<12}{:<10}" + "{:>12}" * 6).format(*head))
+    for kind, scored in found.items():
+        for which, some in (("full", ~is_adapter), ("adapters", is_adapter), ("all", np.ones(len(kept), bool))):
+            some = some & ~np.isnan(scored.z).any(axis=0)
+            if some.any():
+                print(("{:<12}{:<10}{:>12}" + "{:>12.3f}" * 5).format(kind, which, *row(scored, labels, names, some)))
+    print(("\n{:<12}{:<34}" + "{:>10}" * 5).format("by chance", "texts", "n", "p<.05", "p<.01", "KS", "a find"))
+    for kind in found:
+        lines = {"of other data sets": chance[kind], "of the documentation": list(elsewhere[kind].p)}
+        for what, values in lines.items():
+            print(("{:<12}{:<34}{:>10}" + "{:>10.3f}" * 4).format(kind, what, *uniformity(values)))
+
+
+def row(scored: Scored, labels: np.ndarray, names: Sequence[str], some: np.ndarray) -> list[Any]:
+    """n, AP and its chance over data sets, the share of models whose data set comes first, and shares of small p."""
+    precision, by_chance, small, tiny = [], [], [], []
+    for place, name in enumerate(names):
+        is_true = labels[some] == name
+        if not is_true.any():
+            continue
+        order = np.argsort(-scored.z[place, some], kind="stable")
+        hits = is_true[order]
+        precision.append(float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].mean()))
+        by_chance.append(float(is_true.mean()))
+        small += (scored.p[place, some][is_true] < 0.05).tolist()
+        tiny += (scored.p[place, some][is_true] < 0.01).tolist()
+    right = np.array(names)[scored.z[:, some].argmax(axis=0)] == labels[some]
+    return [int(some.sum()), np.mean(precision), np.mean(by_chance), right.mean(), np.mean(small), np.mean(tiny)]
+
+
+def uniformity(sets: Sequence[np.ndarray]) -> list[Any]:
+    """n, shares of small p, the distance from uniform (Kolmogorov–Smirnov), the share of sets where a model stands out."""
+    from scipy.stats import kstest
+
+    finds = [standing_out(p, FALSE_DISCOVERIES) > 0 for p in sets]
+    p = np.concatenate(sets)
+    p = p[~np.isnan(p)]
+    return [len(p), (p < 0.05).mean(), (p < 0.01).mean(), kstest(p, "uniform").statistic, np.mean(finds)]
+
+
+def joined(parts: Sequence[Features]) -> Features:
+    """Several sets of texts."""
+    return Features(*(np.concatenate([getattr(one, name) for one in parts]) for name in ("blocks", "rates")))
+
+
+def documentation() -> list[Texts]:
+    """The lines of the pages of this project that have enough of them."""
+    found = []
+    for page in sorted([*(PROJECT / "docs").glob("*.md"), *PROJECT.glob("*.md"), PROJECT / "LICENSE"]):
+        lines = [line.strip() for line in page.read_text(encoding="utf-8").splitlines()]
+        lines = [line for line in lines if len(line) >= SHORTEST_LINE][:100]
+        if len(lines) >= FEWEST_LINES:
+            found.append(Texts(page.name, tuple(lines), len(lines)))
+    return found
+
+
+if __name__ == "__main__":
+    main()

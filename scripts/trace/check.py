@@ -1,0 +1,300 @@
+"""What the product says of each run, beside its replay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from sklearn.metrics import roc_auc_score
+from tokenizers import Tokenizer
+
+from indexer.deltas.embeddings import EmbeddingReader, embedding_names, is_head_tied
+from indexer.deltas.stored_base import TOKENS
+from indexer.names import ModelRef
+from indexer.records.tokens import (
+    EXACT,
+    UNSURE,
+    row_changes,
+    sizes_of,
+    token_rows,
+)
+from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+from query.trace.evidence import TokenEvidence
+from query.trace.texts import CERTAIN, USUAL_LENGTH, JudgedTexts, judge_texts, kept_tokens
+from query.trace.trace import _OFFSETS
+from scripts.family.tasks import MASK, PADDING
+from scripts.trace.making import Maker, base_id
+from scripts.trace.plan import BASES, Run
+from scripts.trace.replay import Replay
+from scripts.trace.rows import hidden_rows
+
+PLANTED = (0.0, 0.01, 0.1, 0.5, 1.0)
+FILE_TEXTS = 100
+FILES = 10  # of each share
+MOST_UNUSED = 300
+HAS_ENDS = ("bert", "roberta")  # of each text, two special tokens
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What the product says of a model; ``codes`` (V,) of every row of the base's vocabulary."""
+
+    kind: str
+    codes: NDArray[np.uint8]
+    scale: float
+    positions: int | None
+    pairs: bool | None
+    is_share: bool
+
+    @property
+    def masked(self) -> bool | None:
+        """Whether the row of the mask token moved, where that means anything."""
+        return bool(self.codes[MASK] not in (0, UNSURE)) if self.kind == EXACT else None
+
+
+def checkpoint_of(maker: Maker, model: str) -> Checkpoint:
+    """A checkpoint in the maker's folder."""
+    return open_checkpoint(ModelRef.parse(str(maker.root / model)))
+
+
+def claims_of(maker: Maker, run: Run) -> Claims | None:
+    """Ask the product; None where it cannot compare the rows."""
+    base = checkpoint_of(maker, base_id(run.base))
+    tuned = checkpoint_of(maker, run.model)
+    whole = {kind: whole_tensor(base, name) for kind, name in embedding_names(base).items()}
+    name = tuned.token_embedding
+    if name is None:
+        return None
+    rows = whole_tensor(tuned, name)[: len(whole[TOKENS])]
+    if rows.shape[1] != whole[TOKENS].shape[1]:
+        return None
+    dtype = str(rows.dtype).removeprefix("torch.")
+    compared = row_changes(rows, whole[TOKENS][: len(rows)], dtype, tied=is_head_tied(tuned))
+    if compared is None:
+        return None
+    found = compared[0]
+    vocabulary = len(whole[TOKENS])
+    sampled = {**whole, TOKENS: whole[TOKENS][token_rows(vocabulary)]}
+    reader = EmbeddingReader(tuned, sampled, vocabulary)
+    for one, part in tuned.stripes(reader.stripes()):
+        reader.add(one, part)
+    changes = reader.changes(lambda stripes: dict(tuned.stripes(stripes)))
+    # Where the embedding of tokens alone was trained, the others say nothing.
+    known = changes if run.make != "table" else None
+    offset = _OFFSETS.get(BASES[run.base].architecture, 0)
+    return Claims(
+        found.kind,
+        found.codes,
+        found.scale,
+        known.positions - offset if known and known.positions else None,
+        known.pairs if known else None,
+        found.is_share,
+    )
+
+
+class LocalTokenizer:
+    """Answers as the product's tokenizer does, without a process of its own."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text``, nothing added."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """The piece of text that each id stands for."""
+        return [self._tokenizer.decode([one]) for one in ids]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The product's verdict on texts: ``query.trace.texts.judge_texts`` as ``query trace`` calls it."""
+
+    claims: Claims
+    tokenizer: Any
+
+    @property
+    def kept(self) -> int | None:
+        """How many tokens of a text count, where that is known."""
+        return kept_tokens(self.claims.positions, self.claims.pairs)
+
+    def __call__(self, texts: Sequence[str], length: int | None = None) -> JudgedTexts:
+        """``length``: what ``--max-length`` would say."""
+        codes = self.claims.codes
+        evidence = TokenEvidence(
+            self.claims.kind, np.arange(len(codes)), codes, self.claims.is_share, self.claims.scale,
+            len(codes), len(codes), self.claims.positions, self.claims.pairs,
+        )  # fmt: skip
+        met = evidence.is_met.astype(np.float64)
+        return judge_texts(texts, self.tokenizer, evidence, met, length or self.kept, each=True)
+
+
+def whole_tensor(checkpoint: Checkpoint, name: str) -> Any:
+    """All rows of a matrix."""
+    (found,) = [rows for _, rows in checkpoint.stripes({name: [range(checkpoint.tensors[name].shape[0])]})]
+    return found
+
+
+def check(maker: Maker, runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """One row of results for each run."""
+    return [check_run(maker, run) for run in runs]
+
+
+def check_run(maker: Maker, run: Run) -> dict[str, Any]:
+    """Rows, texts and other claims of one run."""
+    replay = Replay.load(maker.replay_path(run))
+    claims = claims_of(maker, run)
+    row: dict[str, Any] = {
+        "run": run.name,
+        "architecture": BASES[run.base].architecture,
+        "optimizer": run.optimizer,
+        "saved": run.saved,
+        "kind": claims.kind if claims else "none",
+    }
+    if claims is None:
+        return row
+    size = len(claims.codes)
+    counted = np.arange(size) != PADDING
+    met = replay.met[:size] & counted
+    never = ~replay.met[:size] & counted
+    is_zero, is_unsure = claims.codes == 0, claims.codes == UNSURE
+    sizes = sizes_of(claims.codes)
+    row |= {
+        "met": int(met.sum()),
+        "met_called_untouched": int((met & is_zero).sum()),
+        # A token that no gradient can reach, as the last of a causal input, is no fault of the threshold.
+        "of_these_without_gradient": int((met & is_zero & (replay.gradients[:size] == 0)).sum()),
+        "never": int(never.sum()),
+        "never_called_met": int((never & ~is_zero & ~is_unsure).sum()),
+        "unsure": int((is_unsure & counted).sum()),
+        "c": claims.scale,
+        "c_true": replay.scale,
+        "positions": claims.positions,
+        "longest": replay.longest,
+        "pairs": claims.pairs,
+        "pairs_true": replay.pairs,
+        "masked": claims.masked,
+        "masked_true": replay.masked,
+    }
+    if claims.kind == EXACT:
+        row["spearman"] = correlation(sizes[met], replay.counts[:size][met])
+    elif claims.is_share:
+        stood = (replay.counts[:size] + replay.targets[:size]) > 0
+        row["spearman"] = correlation(
+            sizes[stood & counted], np.maximum(replay.counts, replay.targets)[:size][stood & counted]
+        )
+        if (stood & counted).any() and (~stood & counted).any():
+            row["auc"] = float(roc_auc_score(stood[counted], sizes[counted]))
+    untouched = is_zero if claims.kind == EXACT else np.zeros(size, dtype=bool)
+    own_file = maker.folder(run.name) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(own_file)) if run.added else maker.tokenizer(run.base)
+    judge = Judge(claims, LocalTokenizer(tokenizer))
+    known = set(replay.given)
+    own = [text for text, _ in maker.texts()[run.dataset].rows if text not in known][:MOST_UNUSED]
+    others = [text for name, data in maker.texts().items() if name != run.dataset for text, _ in data.rows]
+    others = random.Random(0).sample([text for text in others if text not in known], MOST_UNUSED)
+    row |= {"used": len(replay.given), "seen_certified": sum(any_untouched(ids, untouched) for ids in replay.seen)}
+    if claims.kind != EXACT:
+        return row | {"used_certified": 0, "cut_certified": 0, "unused_own": 0.0, "unused_others": 0.0}
+    used = judge(replay.given)
+    row |= {
+        "used_certified": used.certainly_not_used,
+        "causes": causes(replay, used, tokenizer, untouched, judge, hidden_rows(maker, run, replay)),
+        # As one who knows how training cut texts would ask: `--max-length`.
+        "cut_certified": judge(replay.given, tokens_kept(run)).certainly_not_used,
+        "unused_own": (judge(own).certainly_not_used or 0) / len(own),
+        "unused_others": (judge(others).certainly_not_used or 0) / len(others),
+    }
+    if min(len(replay.given), len(own)) >= FILE_TEXTS // 4:
+        row["limits"] = {str(planted): limits(judge, replay.given, own, planted) for planted in PLANTED}
+    return row
+
+
+def causes(
+    replay: Replay,
+    judged: JudgedTexts,
+    tokenizer: Tokenizer,
+    untouched: NDArray[np.bool_],
+    judge: Judge,
+    hidden: NDArray[np.bool_],
+) -> dict[str, int]:
+    """Why used texts are certified absent, by the first that holds.
+
+    ``not seen``: by a token that the network never got, behind a cut or of another reading; ``no gradient``: by one
+    that no gradient can reach; ``hidden``: by one whose change is below rounding; ``missed``: by one that shows.
+    """
+    found = {"not seen": 0, "no gradient": 0, "hidden": 0, "missed": 0}
+    met = replay.met[: len(untouched)]
+    blind = replay.gradients[: len(untouched)] == 0
+    for text, one in zip(replay.given, judged.by_text or (), strict=True):
+        if one.verdict != CERTAIN:
+            continue
+        ids = tokenizer.encode(text, add_special_tokens=False).ids[: judge.kept or USUAL_LENGTH]
+        if any_untouched(ids, untouched & met & ~blind & ~hidden):
+            found["missed"] += 1
+        elif any_untouched(ids, untouched & met & ~blind):
+            found["hidden"] += 1
+        elif any_untouched(ids, untouched & met):
+            found["no gradient"] += 1
+        else:
+            found["not seen"] += 1
+    return found
+
+
+def any_untouched(ids: Iterable[int], untouched: NDArray[np.bool_]) -> bool:
+    """Whether a text has an untouched token; added tokens are not known."""
+    return any(untouched[token] for token in ids if token < len(untouched))
+
+
+def correlation(sizes: NDArray[np.float64], counts: NDArray[np.int64]) -> float | None:
+    """Spearman's; None where either is constant."""
+    if len(sizes) < 3 or np.ptp(sizes) == 0 or np.ptp(counts) == 0:
+        return None
+    return float(spearmanr(sizes, counts).statistic)
+
+
+def tokens_kept(run: Run) -> int:
+    """How many tokens of a text training keeps at least, its special tokens apart and those without a gradient.
+
+    Half of a pair is for each text. The last token of an input to a causal head predicts nothing.
+    """
+    length = run.longest // 2 if run.task == "pairs" else run.longest
+    architecture = BASES[run.base].architecture
+    if architecture in HAS_ENDS:
+        return length - 2
+    return length - (architecture == "t5" or run.task == "language")
+
+
+def limits(judge: Judge, used: Sequence[str], unused: Sequence[str], planted: float) -> dict[str, float]:
+    """The product's upper limits of the share that was used, over files of which a known share was.
+
+    ``covered``: share of the files whose limit is not below the truth. ``limit``: its mean.
+    """
+    found = []
+    for seed in range(FILES):
+        texts, true = planted_file(used, unused, planted, seed)
+        limit = judge(texts).share_upper
+        found.append((1.0 if limit is None else limit, true))
+    return {
+        "covered": sum(limit >= true for limit, true in found) / len(found),
+        "limit": sum(limit for limit, _ in found) / len(found),
+        "true": sum(true for _, true in found) / len(found),
+    }
+
+
+def planted_file(used: Sequence[Any], unused: Sequence[Any], share_used: float, seed: int) -> tuple[list[Any], float]:
+    """A file of texts of which a share was used, and that share exactly; no text is taken twice."""
+    order = random.Random(seed)
+    count = min(round(share_used * FILE_TEXTS), len(used))
+    texts = [
+        *order.sample(list(used), count),
+        *order.sample(list(unused), min(round((1 - share_used) * FILE_TEXTS), len(unused))),
+    ]
+    order.shuffle(texts)
+    return texts, count / len(texts) if texts else 0.0

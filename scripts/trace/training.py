@@ -1,0 +1,216 @@
+"""One training run, every batch of which is counted where the network looks its tokens up."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from scripts.family.plan import Architecture
+from scripts.family.tasks import END, NO_LABEL, PADDING, START
+from scripts.family.training import OBJECTIVES, Batch, causal_loss
+from scripts.trace.plan import Run
+from scripts.trace.replay import Replay, only_once
+
+WARM_UP = 0.1  # of the steps
+
+
+class Lion(torch.optim.Optimizer):
+    """Sign of an interpolated momentum, decoupled decay (Chen et al., 2023)."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in (one for one in group["params"] if one.grad is not None):
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                update = momentum.lerp(parameter.grad, 1 - group["betas"][0]).sign_()
+                parameter.add_(update, alpha=-group["lr"])
+                momentum.lerp_(parameter.grad, 1 - group["betas"][1])
+
+
+def adafactor(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """As the Trainer of transformers sets it."""
+    from transformers.optimization import Adafactor
+
+    return Adafactor(parameters, lr=lr, weight_decay=weight_decay, scale_parameter=False, relative_step=False)
+
+
+class Table(nn.Module):
+    """An embedding alone, with a loss of random directions, for as many steps as real fine-tunes have."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding.from_pretrained(weight.clone(), freeze=False)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """As networks of transformers answer."""
+        return self.embedding
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> Any:
+        """``loss``: the squares of projections of the attended rows on random directions."""
+        rows = self.embedding(input_ids)[attention_mask != 0]
+        return SimpleNamespace(loss=(rows * torch.randn_like(rows)).sum(dim=1).square().mean())
+
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adamw fused": lambda parameters, **settings: torch.optim.AdamW(parameters, fused=True, **settings),
+    "adam l2": torch.optim.Adam,
+    "adafactor": adafactor,
+    "lion": Lion,
+    "sgd": torch.optim.SGD,
+    "momentum": lambda parameters, **settings: torch.optim.SGD(parameters, momentum=0.9, **settings),
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text for training: as it was given, its ids with special tokens, its label, and the ids of an answer."""
+
+    given: str
+    ids: list[int]
+    label: int
+    answer: list[int]
+
+
+def rate(run: Run, step: int) -> float:
+    """The learning rate of a step, after a warm-up; linear and cosine end near zero, as in transformers."""
+    warm_up = int(WARM_UP * run.steps)
+    if step < warm_up:
+        return run.learning_rate * (step + 1) / (warm_up + 1)
+    through = (step - warm_up) / (run.steps - warm_up)
+    shapes = {"linear": 1 - through, "cosine": 0.5 * (1 + math.cos(math.pi * through)), "constant": 1.0}
+    return run.learning_rate * shapes[run.schedule]
+
+
+def batches(run: Run, texts: Sequence[Text]) -> Iterator[list[Text]]:
+    """``steps`` · ``accumulation`` batches in shuffled epochs; the last holds the planted texts and nothing else.
+
+    Planted are texts with a token that no other text has. Nothing else meets that token, so that the last step alone,
+    with the smallest rate, moves its row.
+    """
+    order = random.Random(run.seed)
+    planted = only_once([text.ids for text in texts])[: run.planted]
+    regular = [text for number, text in enumerate(texts) if number not in set(planted)]
+    waiting: list[Text] = []
+    for _ in range(run.steps * run.accumulation - bool(planted)):
+        while len(waiting) < run.batch:
+            waiting += order.sample(regular, len(regular))
+        yield [waiting.pop() for _ in range(run.batch)]
+    if planted:
+        yield [texts[number] for number in planted]
+
+
+def collate(
+    run: Run, texts: Sequence[Text], partners: Sequence[Text] | None
+) -> tuple[Batch, dict[str, torch.Tensor], list[tuple[Text, list[int]]]]:
+    """Ids padded to the longest of the batch; with ``partners``, a second text behind each, and the token types.
+
+    Also every text with the ids that are in the batch: half of a pair is for each text.
+    """
+    rows, labels, more = [text.ids for text in texts], [text.label for text in texts], {}
+    used = [(text, text.ids) for text in texts]
+    if partners is not None:
+        half = run.longest // 2
+        first = [[*[token for token in text.ids if token != END][: half - 1], END] for text in texts]
+        second = [[*[token for token in text.ids if token not in (START, END)][: half - 1], END] for text in partners]
+        rows = [[*one, *other] for one, other in zip(first, second, strict=True)]
+        labels = [int(one.label == other.label) for one, other in zip(texts, partners, strict=True)]
+        used = [*zip(texts, first, strict=True), *zip(partners, second, strict=True)]
+    width = max(len(row) for row in rows)
+    if partners is not None and run.base == "bert":
+        kinds = [[0] * len(one) + [1] * len(other) for one, other in zip(first, second, strict=True)]
+        more["token_type_ids"] = torch.tensor([row + [0] * (width - len(row)) for row in kinds])
+    ids = torch.tensor([row + [PADDING] * (width - len(row)) for row in rows])
+    return Batch(ids, (ids != PADDING).long(), torch.tensor(labels)), more, used
+
+
+def train_replayed(model: Any, run: Run, texts: Sequence[Text], architecture: Architecture, vocabulary: int) -> Replay:
+    """Train ``model`` in place. Raises ValueError where there are too few texts."""
+    if len(texts) < 2 * run.batch:
+        raise ValueError(f"{run.name}: {len(texts)} texts are too few")
+    replay = Replay.empty(vocabulary)
+    looked_up: list[torch.Tensor] = []
+    embedding = model.get_input_embeddings()
+    # T5 looks tokens up in two modules that share one weight.
+    hooks = [
+        module.register_forward_pre_hook(lambda _, arguments: looked_up.append(arguments[0].detach().clone()))
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module.weight is embedding.weight
+    ]
+    model.train(run.dropout)
+    learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = OPTIMIZERS[run.optimizer](learnt, lr=run.learning_rate, weight_decay=run.decay)
+    partner = random.Random(run.seed + 1)
+    groups = batches(run, texts)
+    weight, velocity = 1.0, 0.0  # of a number that has no gradient
+    precision: AbstractContextManager[Any] = nullcontext()
+    for step in range(run.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(run, step)
+        optimizer.zero_grad()
+        for _ in range(run.accumulation):
+            some = next(groups, None)
+            if some is None:
+                break
+            partners = partner.choices(texts, k=len(some)) if run.task == "pairs" else None
+            batch, more, used = collate(run, some, partners)
+            for text, ids in used:
+                replay.use(text.given, ids)
+            if run.trained == "autocast":
+                precision = torch.autocast("cpu", dtype=torch.bfloat16)
+            with precision:
+                loss = loss_of(model, run, batch, more, some, architecture)
+            (loss / run.accumulation).backward()
+            targets = batch.ids[batch.attention != 0].numpy() if run.task == "language" else None
+            for call, looked in enumerate(looked_up):
+                array = looked.numpy()
+                replay.see(array, (array != PADDING).astype(np.int64), step, targets if call == 0 else None)
+            looked_up.clear()
+        if embedding.weight.grad is not None:
+            largest = embedding.weight.grad.abs().amax(dim=1).double().numpy()
+            np.maximum(replay.gradients[: len(largest)], largest, out=replay.gradients[: len(largest)])
+        nn.utils.clip_grad_norm_(learnt, 1.0)
+        optimizer.step()
+        velocity = (0.9 * velocity if run.optimizer == "momentum" else 0.0) + run.decay * weight
+        weight -= rate(run, step) * velocity
+    for hook in hooks:
+        hook.remove()
+    replay.pairs = run.task == "pairs"
+    replay.masked = run.task == "language" and architecture.objective == "masked"
+    replay.scale = None if run.optimizer == "adam l2" and run.decay else weight
+    replay.last_rate = rate(run, run.steps - 1)
+    return replay
+
+
+def loss_of(
+    model: Any,
+    run: Run,
+    batch: Batch,
+    more: Mapping[str, torch.Tensor],
+    texts: Sequence[Text],
+    architecture: Architecture,
+) -> torch.Tensor:
+    """The loss of one batch by the run's task."""
+    if run.task == "language":
+        if run.lora or architecture.objective == "causal":
+            return causal_loss(model, batch, architecture)
+        return OBJECTIVES[architecture.objective](model, batch, architecture)
+    labels = batch.labels
+    if run.task == "answer":
+        width = max(len(text.answer) for text in texts)
+        labels = torch.tensor([text.answer + [NO_LABEL] * (width - len(text.answer)) for text in texts])
+    return model(input_ids=batch.ids, attention_mask=batch.attention, labels=labels, **more).loss

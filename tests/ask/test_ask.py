@@ -1,0 +1,143 @@
+"""The question: planted texts find their models, others find none; and the command."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import query.ask.ask
+from indexer.errors import AtlasError, BadArgument
+from query import Atlas
+from query.ask.evidence import Features
+from query.cli import main
+from query.population import read_population
+from tests.tiny_hub import DATASETS
+
+BASE = "org/tiny-base"
+ROWS = 64
+
+
+class Planted:
+    """Features of texts without a base: a text that names a data set looks like the models of that data set."""
+
+    def __init__(self, atlas, base, own=None, device="cpu"):
+        self.population = read_population(atlas, base)
+        self.random = np.random.default_rng(0)
+
+    def reference(self) -> Features:
+        length = self.population.vectors.shape[1]
+        return Features(self._unit(self.random.normal(size=(40, length))), np.full((40, ROWS), 1 / ROWS, np.float32))
+
+    def pooled_rates(self):
+        return np.full(ROWS, 1 / ROWS, np.float32)
+
+    def of(self, texts) -> Features:
+        drawn = self.random.normal(size=self.population.vectors.shape[1]) * 0.05
+        for place, datasets in enumerate(self.population.datasets):
+            if any(name in texts.texts[0] for name in datasets):
+                drawn = drawn + self.population.vectors[place]
+        return Features(self._unit(drawn[None, :]), np.full((1, ROWS), 1 / ROWS, np.float32))
+
+    def _unit(self, rows) -> np.ndarray:
+        blocks = rows.reshape(len(rows), self.population.blocks, -1)
+        return (blocks / np.linalg.norm(blocks, axis=2, keepdims=True)).reshape(len(rows), -1).astype(np.float32)
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    monkeypatch.setattr(query.ask.ask, "Reader", Planted)
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name in (*DATASETS, "nothing"):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{name}.txt").write_text(f"this is {name}\n" * 8)
+    return tmp_path / "texts"
+
+
+def test_the_models_of_a_data_set_stand_out(made, planted, files):
+    with Atlas(made) as atlas:
+        found = atlas.ask(files / "imdb.txt", k=4)
+        assert {row.model.split("/")[1].split("-")[0] for row in found[:3]} == {"imdb"}
+        assert found.searched == 9
+        assert found.standing_out >= 3
+        assert "stand out as tuned on texts like those of" in found.headline
+        assert [row.rank for row in found] == [1, 2, 3, 4]
+        assert found[0].expected_by_chance == pytest.approx(9 * found[0].p_value)
+        assert len(atlas.ask(files / "imdb.txt", where="author = 'ann'")) == 3
+
+
+def test_no_model_stands_out(made, planted, files):
+    with Atlas(made) as atlas:
+        found = atlas.ask(files / "nothing.txt")
+    assert found.standing_out == 0
+    assert found.headline.startswith("No model stands out")
+    assert len(found) == 9
+
+
+def test_which_of_these_texts(made, planted, files):
+    with Atlas(made) as atlas:
+        found = atlas.ask(model="ann/squad-0", among=[files])
+        assert found.answer == str(files / "squad.txt")
+        assert found[0].file == found.answer
+        assert [row.is_answer for row in found] == [True, False, False, False]
+        none = atlas.ask(model="ann/squad-0", among=[files / "nothing.txt"])
+    assert none.answer is None
+    assert none.headline.startswith("None of them")
+
+
+def test_the_command(made, planted, files):
+    def ask(*words):
+        ran = CliRunner().invoke(main, ["ask", *map(str, words), "--atlas", str(made)])
+        assert ran.exit_code == 0, ran.stderr
+        return ran
+
+    rows = json.loads(ask(files / "glue.txt", "-k", "2", "--json").stdout)
+    assert list(rows[0]) == ["rank", "model", "score", "p_value", "expected_by_chance", "by_vocabulary", "by_vectors",
+                             "datasets", "author", "relation"]  # fmt: skip
+    assert "stand out" in ask(files / "glue.txt").stdout
+    assert "No model stands out" in ask(files / "nothing.txt").stdout
+    answer = json.loads(ask("--model", "ann/glue-0", "--among", files, "--json").stdout)
+    assert answer["answer"] == str(files / "glue.txt")
+    assert list(answer["files"][0]) == ["rank", "file", "score", "p_value", "by_vocabulary", "by_vectors", "texts",
+                                        "is_answer"]  # fmt: skip
+    assert "holds 1 texts" not in ask(files / "glue.txt").stderr
+
+
+def test_wrong_questions_have_one_line(made, tmp_path, files):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with Atlas(made) as atlas:
+        for words in ({}, {"file": "a", "model": "b"}, {"model": "b"}, {"file": "a", "among": ["b"]}):
+            with pytest.raises(BadArgument, match="Give a file, or a"):
+                atlas.ask(**words)
+        with pytest.raises(AtlasError, match="holds no files"):
+            atlas.ask(model="ann/glue-0", among=[empty])
+        with pytest.raises(AtlasError, match="There is no file"):
+            atlas.ask(tmp_path / "none.txt")
+        with pytest.raises(BadArgument, match="at least 1"):
+            atlas.ask(files / "glue.txt", 0)
+    ran = CliRunner().invoke(main, ["ask", "--model", "x", "--atlas", str(made)])
+    assert ran.exit_code == 2
+    assert "use --model with --among FILE" in ran.stderr
+
+
+@pytest.mark.slow
+def test_held_out_texts_of_a_family_find_its_models(built, family, tmp_path):
+    """Every step with the base of the small family, once and from the cache; the file holds what nobody saw."""
+    names = "LATIN SMALL LETTER {}, GREEK CAPITAL LETTER {}, CYRILLIC LETTER {}"
+    letters = ["ALPHA", "BETA", "GAMMA", "DELTA WITH TONOS", "OMEGA", "SHORT I", "HARD SIGN", "YERU"]
+    lines = [names.format(one, other, one) for one in letters for other in letters[:4]]
+    (tmp_path / "names.jsonl").write_text("\n".join(json.dumps({"body": line}) for line in lines))
+    words = ("query", "ask", str(tmp_path / "names.jsonl"), "--field", "body", "--base", "tiny-roberta", "--json")
+    first = built(*words)
+    assert first.code == 0, first.err
+    assert "character-names" in first.json[0]["model"] or "names" in first.json[0]["model"]
+    assert "through atlas-demo/tiny-roberta" in first.err
+    again = built(*words)
+    assert again.json == first.json
+    assert "through" not in again.err

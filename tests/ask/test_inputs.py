@@ -1,0 +1,178 @@
+"""Moments of the inputs of matrices, against NumPy on the whole matrices, and for every kind of model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+    T5Model,
+    ViTConfig,
+    ViTModel,
+)
+
+from indexer.errors import AtlasError
+from indexer.profiles import inputs
+from indexer.profiles.inputs import read_base
+from indexer.records.row_plan import coordinates
+from indexer.records.sketch import DRAW, tensor_sketch
+
+LENGTH = 64
+WORDS = [f"w{number}" for number in range(90)]
+KEYS = ["0.query", "0.output", "1.query", "1.key", "1.feedforward1", "1.feedforward2"]
+SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+
+
+def texts(seed: int, words: slice, count: int = 12) -> list[str]:
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(WORDS[words], random.integers(3, 14))) for _ in range(count)]
+
+
+REFERENCE, ASKED = texts(0, slice(None), 30), texts(1, slice(10, 30))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Writes a model of a class and its tokenizer, whose words are tokens."""
+
+    def write(kind, config):
+        torch.manual_seed(0)
+        path = tmp_path_factory.mktemp(kind.__name__)
+        kind(config).eval().save_pretrained(path)
+        vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3} | {word: 4 + n for n, word in enumerate(WORDS)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
+        tokenizer.save(str(path / "tokenizer.json"))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def roberta(folder):
+    return folder(RobertaModel, RobertaConfig(vocab_size=94, max_position_embeddings=40, **SMALL))
+
+
+@pytest.fixture(scope="module")
+def gpt2(folder):
+    return folder(GPT2Model, GPT2Config(vocab_size=94, n_positions=32, n_embd=256, n_layer=1, n_head=4))
+
+
+def vector(path, keys=KEYS, **settings) -> np.ndarray:
+    base = read_base(str(path), None, keys, LENGTH)
+    return base.blocks(base.encode(ASKED), base.whitening(base.encode(REFERENCE)), **settings)
+
+
+def by_numpy(states, key: str, width: int, held=None) -> np.ndarray:
+    """The same block from the inputs (tokens, width) of both sets of texts, with whole matrices."""
+
+    def power(matrix, exponent, least=0.0):
+        values, vectors = np.linalg.eigh(matrix)
+        return (vectors * np.maximum(values, least) ** exponent) @ vectors.T
+
+    reference, asked = (one if held is None else one[:, held] for one in states)
+    moments = [one.T @ one / len(one) for one in (reference, asked)]
+    ridge = 0.01 * np.linalg.eigvalsh(moments[0])[-1]
+    white = power(moments[0] + ridge * np.eye(len(moments[0])), -0.5)
+    roots = [power(white @ one @ white, 0.5) for one in moments]
+    values, vectors = np.linalg.eigh(roots[1] - roots[0])
+    whole = np.zeros((width, len(values)))
+    whole[np.arange(width) if held is None else held] = vectors
+    return tensor_sketch(whole, whole, values, f"{DRAW}{key}", LENGTH)
+
+
+def cosine(one, other) -> float:
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+def ids_of(some, start=(0,), end=(2,)):
+    return [[*start, *(4 + WORDS.index(word) for word in text.split()), *end] for text in some]
+
+
+def test_roberta_against_numpy(roberta):
+    model = RobertaModel.from_pretrained(roberta).eval()
+    found = dict(zip(KEYS, vector(roberta), strict=True))
+    for layer in (0, 1):
+        states = []
+        for some in (REFERENCE, ASKED):
+            with torch.no_grad():  # one text at a time, so that nothing is padded
+                outputs = [model(torch.tensor([ids]), output_hidden_states=True) for ids in ids_of(some)]
+            states.append(np.concatenate([one.hidden_states[layer][0].double().numpy() for one in outputs]))
+        for family in ("query", "key"):
+            if (key := f"{layer}.{family}") in found:
+                assert cosine(found[key], by_numpy(states, key, 48)) > 0.999
+    assert np.linalg.norm(vector(roberta), axis=1) == pytest.approx(np.ones(len(KEYS)))
+
+
+def test_gpt2_on_the_coordinates_that_its_vectors_have(gpt2):
+    held = coordinates((256, 256), True)
+    assert held is not None
+    model = GPT2Model.from_pretrained(gpt2).eval()
+    states = []
+    for some in (REFERENCE, ASKED):
+        with torch.no_grad():
+            rows = [model.h[0].ln_1(model(torch.tensor([ids]), output_hidden_states=True).hidden_states[0])[0]
+                    for ids in ids_of(some)]  # fmt: skip
+        states.append(torch.cat(rows).double().numpy())
+    keys = ["0.query", "0.value"]
+    for key, block in zip(keys, vector(gpt2, keys), strict=True):
+        assert cosine(block, by_numpy(states, key, 256, held)) > 0.999
+
+
+def test_padding_and_batches_change_nothing(roberta, monkeypatch):
+    whole = vector(roberta)
+    monkeypatch.setattr(inputs, "BATCH_TOKENS", 1)
+    assert vector(roberta) == pytest.approx(whole, abs=1e-3)
+
+
+def test_rows_of_wide_matrices_give_what_moments_give(roberta, monkeypatch):
+    whole = vector(roberta)
+    monkeypatch.setattr(inputs, "WIDEST", 16)
+    rows = vector(roberta)
+    assert all(cosine(one, other) > 0.999 for one, other in zip(whole, rows, strict=True))
+    fewer = vector(roberta, most=60)
+    assert np.mean([cosine(one, other) for one, other in zip(whole, fewer, strict=True)]) > 0.6
+
+
+def test_the_same_texts_as_the_reference_say_nothing_else(roberta):
+    base = read_base(str(roberta), None, KEYS, LENGTH)
+    encoded = base.encode(REFERENCE)
+    whitening = base.whitening(encoded)
+    near = base.blocks(encoded, whitening)
+    assert np.isfinite(near).all()  # the rest is rounding
+    assert base.rates(encoded).sum() == pytest.approx(1)
+    assert max(map(len, base.encode(["w1 " * 500]))) <= 40
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_other_kinds_of_models(folder, kind):
+    if kind == "bert":
+        path, keys = folder(BertModel, BertConfig(vocab_size=94, max_position_embeddings=32, **SMALL)), KEYS
+    else:
+        sizes = {"d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 2, "num_heads": 4}
+        path = folder(T5Model, T5Config(vocab_size=94, decoder_start_token_id=1, **sizes))
+        keys = ["encoder.0.query", "encoder.1.feedforward2", "decoder.0.value", "decoder.1.cross_key"]
+    found = vector(path, keys)
+    assert np.linalg.norm(found, axis=1) == pytest.approx(np.ones(len(keys)))
+
+
+def test_what_cannot_run_has_one_line(folder, roberta):
+    with pytest.raises(AtlasError, match="takes images"):
+        read_base(str(folder(ViTModel, ViTConfig(image_size=16, patch_size=8, **SMALL))), None, [], LENGTH)
+    with pytest.raises(AtlasError, match=r"has no matrix 5\.query"):
+        read_base(str(roberta), None, ["5.query"], LENGTH)
+    (roberta / "tokenizer.json").rename(roberta / "away")
+    try:
+        with pytest.raises(AtlasError, match="has no tokenizer"):
+            read_base(str(roberta), None, KEYS, LENGTH)
+    finally:
+        (roberta / "away").rename(roberta / "tokenizer.json")

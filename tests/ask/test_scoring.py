@@ -1,0 +1,91 @@
+"""z-scores and p-values: chance is uniform, what is planted is found, and a model without evidence has none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from query.ask.evidence import centred_changes, reference_sets
+from query.ask.scoring import cosines, score, standardised, standing_out, tail
+from query.texts import Texts
+
+
+def scores(random, sets: int, models: int) -> np.ndarray:
+    """Raw scores by chance: models have their own means and spreads, sets of texts their own spreads."""
+    means, spreads = random.normal(0, 0.3, models), random.uniform(0.02, 0.3, models)
+    return means + spreads * random.normal(size=(sets, models)) * random.uniform(0.5, 2, (sets, 1))
+
+
+@pytest.mark.parametrize("models", [6, 40])
+def test_the_p_values_of_chance_are_uniform(models):
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(40):
+        both = [scores(random, 40, models) for _ in range(2)]
+        kinds = [(one[:34], one[34:], weight) for one, weight in zip(both, (0.7, 0.3), strict=True)]
+        found.append(score(kinds).p.ravel())
+    p = np.concatenate(found)
+    assert kstest(p, "uniform").statistic < 0.05
+    assert 0.03 < (p < 0.05).mean() < 0.07
+
+
+def test_planted_models_have_the_smallest_p():
+    random = np.random.default_rng(1)
+    one, other = scores(random, 35, 50), scores(random, 35, 50)
+    one[34, :5] += 2
+    other[34, :5] += 2
+    found = score([(one[:34], one[34:], 0.7), (other[:34], other[34:], 0.3)])
+    assert set(np.argsort(found.p[0], kind="stable")[:5]) == set(range(5))
+    assert standing_out(found.p[0], 0.2) in range(5, 8)
+
+
+def test_models_without_one_kind_of_evidence_are_compared_by_the_other():
+    random = np.random.default_rng(2)
+    one, other = scores(random, 60, 30), scores(random, 60, 30)
+    one[:, 20:] = np.nan
+    other[:, 29] = one[:, 29] = np.nan
+    found = score([(one[:34], one[34:], 0.7), (other[:34], other[34:], 0.3)])
+    assert np.isnan(found.p[:, 29]).all()
+    assert not np.isnan(found.p[:, :29]).any()
+    assert 0.02 < (found.p[:, 20:29] < 0.05).mean() < 0.1
+
+
+def test_standard_scores_are_those_of_loops():
+    random = np.random.default_rng(3)
+    null, asked = scores(random, 12, 7), scores(random, 2, 7)
+    own = standardised(null, null, leave_out=True)
+    for place in range(12):
+        others = np.delete(null, place, axis=0)
+        z = (null[place] - others.mean(axis=0)) / others.std(axis=0, ddof=1)
+        lower = np.median(z) - np.quantile(z, 0.1587)
+        expected = (z - 7 / 12 * np.median(z)) / np.sqrt((7 * lower**2 + 5) / 12)
+        assert own[place] == pytest.approx(expected)
+    assert standardised(null, asked).shape == (2, 7)
+    assert tail(np.arange(9.0), np.array([8.5, 8.0, -1.0])) == pytest.approx([0.1, 0.2, 1.0])
+
+
+def test_false_discoveries():
+    assert standing_out(np.array([0.001, 0.02, 0.9, np.nan]), 0.05) == 2
+    assert standing_out(np.array([0.2, 0.5]), 0.05) == 0
+    assert standing_out(np.array([]), 0.05) == 0
+
+
+def test_changes_are_centred_among_their_kind():
+    sizes = np.array([[3.0, 4, 0], [1, 0, 0], [0, 2, 0], [0, 0, 0], [np.nan] * 3, [1, 1, 0], [1, 2, 3]])
+    is_share = np.array([False] * 5 + [True] * 2)
+    found = centred_changes(sizes, is_share)
+    assert np.isnan(found[3:]).all()  # frozen, without, and two of a kind that is too rare
+    unit = np.array([[0.6, 0.8, 0], [1, 0, 0], [0, 1, 0]])
+    assert found[:3] == pytest.approx(unit - unit.mean(axis=0))
+    assert np.isnan(cosines(np.ones((1, 3)), found)[0, 3:]).all()
+
+
+def test_the_reference_texts_are_of_many_kinds():
+    sets = reference_sets()
+    texts = [text for one in sets.values() for text in one]
+    assert len(sets) >= 30
+    assert len(texts) == len(set(texts)) >= 300
+    assert all(len(one) >= 8 for one in sets.values())
+    own = reference_sets(Texts("mine", tuple(map(str, range(30))), 30))
+    assert [len(one) for one in own.values()] == [12, 12, 6]

@@ -1,0 +1,141 @@
+"""Texts from files of any kind; what is no text gets one clear line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import random
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import query.texts
+from indexer.errors import AtlasError, BadArgument
+from query.texts import read_texts
+
+THREE = ("The sky is blue.", "Zwölf Boxkämpfer jagen Viktor.", "天気がいい。")
+
+
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    file = folder / name
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def rows() -> list[dict[str, object]]:
+    return [{"text": text, "label": number, "other": "x"} for number, text in enumerate(THREE)]
+
+
+def parquet(folder: Path, columns: dict[str, object]) -> Path:
+    pyarrow.parquet.write_table(pa.table(columns), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def test_every_kind_of_file_gives_the_same_texts(tmp_path):
+    files = [
+        write(tmp_path, "a.txt", "\n\n".join(THREE) + "\n"),
+        write(tmp_path, "with-mark", b"\xef\xbb\xbf" + "\r\n".join(THREE).encode()),
+        write(tmp_path, "a.jsonl", "\n".join(json.dumps(row) for row in rows())),
+        write(tmp_path, "no-suffix", "\n".join(json.dumps(row) for row in rows())),
+        write(tmp_path, "strings.jsonl", "\n".join(json.dumps(text) for text in THREE)),
+        write(tmp_path, "list.json", json.dumps(rows())),
+        write(tmp_path, "a.csv", "label,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(THREE))),
+        write(tmp_path, "a.tsv", "label\ttext\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(THREE))),
+        parquet(tmp_path, {"label": [1, 2, 3, 4], "text": [*THREE, None]}),
+    ]
+    for file in files:
+        found = read_texts(file)
+        assert (found.texts, found.total, found.notes) == (THREE, 3, ()), file
+
+
+def test_a_field_is_named(tmp_path):
+    lines = write(tmp_path, "a.jsonl", "\n".join(json.dumps(row) for row in rows()))
+    assert read_texts(lines, "other").texts == ("x", "x", "x")
+    with pytest.raises(BadArgument, match="no field 'body'; its fields are: 'text', 'label', 'other'"):
+        read_texts(lines, "body")
+    with pytest.raises(BadArgument, match="several fields"):
+        read_texts(write(tmp_path, "b.csv", "a,b\n1,2\n"))
+    with pytest.raises(BadArgument, match="holds int64, not text"):
+        read_texts(parquet(tmp_path, {"text": [1, 2]}))
+    with pytest.raises(BadArgument, match="lines of text"):
+        read_texts(write(tmp_path, "a.txt", "one"), "text")
+
+
+def test_stdin(monkeypatch):
+    class Stream:
+        def __init__(self, content: bytes) -> None:
+            self.buffer = io.BytesIO(content)
+
+        def fileno(self) -> int:
+            raise io.UnsupportedOperation
+
+    monkeypatch.setattr("sys.stdin", Stream("\n".join(THREE).encode()))
+    assert read_texts("-").texts == THREE
+    monkeypatch.setattr("sys.stdin", Stream(b"a,b\n1,one\n2,two\n"))
+    assert read_texts("-", "b").texts == ("one", "two")
+
+
+def test_of_many_texts_some_are_kept_evenly_spaced(tmp_path):
+    file = write(tmp_path, "a.txt", "\n".join(map(str, range(100_000))))
+    found = read_texts(file, most=1000)
+    numbers = [int(text) for text in found.texts]
+    steps = [after - before for before, after in pairwise(numbers)]
+    assert len(numbers) == 1000
+    assert max(steps) <= 2 * min(steps)
+    assert numbers[0] < 200
+    assert numbers[-1] > 99_800
+    assert found.total == 100_000
+    assert found.notes == (f"{file} holds 100,000 texts; 1,000 of them, evenly spaced, were used",)
+    assert len(read_texts(file, most=None)) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.txt", b"", "holds no text"),
+        ("a.txt", b" \n\n\t\n", "holds no text"),
+        ("a.csv", b"text\n", "holds no text"),
+        ("a.txt", b"\x00\x01\x02", "is not text"),
+        ("a.txt", b"one\n" + b"x" * 70_000 + b"\n\x00\n", "is not text"),
+        ("a.txt", "Grüße\n".encode("latin1"), "Line 1 of .* is not UTF-8"),
+        ("a.txt", "Grüße\n".encode("utf-16"), "is UTF-16 text"),
+        ("a.jsonl", gzip.compress(b"{}", mtime=0), "is compressed"),
+        ("a.jsonl", b'{"text": "a"}\n{"text"\n', "Line 2 of .* is not JSON"),
+        ("a.jsonl", b'{"text": 3}\n', "holds int, not a text"),
+        ("a.jsonl", b"[" * 100_000, "is not JSON"),
+        ("a.csv", b"a,a\n1,2\n", "names a column twice"),
+        ("a.csv", b"text\n" + b"x" * 200_000 + b"\n", "is not CSV"),
+        ("a.parquet", b"PAR1" + b"\xff" * 100 + b"PAR1", "cannot be read as Parquet"),
+        ("a.parquet", b"text", "is not a Parquet file"),
+        ("a.txt", b"x" * (query.texts.LONGEST_LINE + 5), "has more than 4 MiB"),
+    ],
+)
+def test_what_is_no_text_gets_one_line(tmp_path, name, content, said):
+    with pytest.raises(AtlasError, match=said) as caught:
+        read_texts(write(tmp_path, name, content))
+    assert "\n" not in str(caught.value)
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (("pipe", "it is a pipe"), ("", "it is a folder"), ("none", "There is no file")):
+        with pytest.raises(AtlasError, match=said):
+            read_texts(tmp_path / name)
+
+
+def test_a_file_of_any_bytes_is_read_or_refused(tmp_path):
+    draw = random.Random(0)
+    parquet(tmp_path, {"text": list(THREE) * 50})
+    whole = (tmp_path / "a.parquet").read_bytes()
+    for _ in range(60):
+        broken = bytearray(whole)
+        for _ in range(draw.randint(1, 6)):
+            broken[draw.randrange(4, len(broken))] = draw.randrange(256)
+        with suppress(AtlasError):
+            read_texts(write(tmp_path, "a.parquet", bytes(broken)))

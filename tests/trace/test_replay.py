@@ -1,0 +1,146 @@
+"""The book-keeping of runs whose every batch is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from indexer.records.tokens import EXACT, UNSURE, row_changes
+from scripts.trace.check import planted_file, tokens_kept
+from scripts.trace.plan import Run
+from scripts.trace.replay import NEVER, Replay, only_once
+from scripts.trace.rows import beyond_neighbours, mantissas, units
+from scripts.trace.training import Text, batches, rate
+
+
+def seen(rows: list[list[int]], step: int, replay: Replay) -> None:
+    ids = np.array(rows)
+    replay.see(ids, (ids != 1).astype(np.int64), step)
+
+
+def test_attended_tokens_are_counted_apart_from_padding() -> None:
+    replay = Replay.empty(8)
+    seen([[0, 5, 5, 2], [0, 6, 2, 1]], 0, replay)
+    seen([[0, 7, 2]], 3, replay)
+    assert replay.counts.tolist() == [3, 0, 3, 0, 0, 2, 1, 1]
+    assert replay.met.tolist() == [True, False, True, False, False, True, True, True]
+    assert (replay.pads, replay.longest, replay.widest, replay.steps) == (1, 4, 4, 4)
+    assert replay.first.tolist() == [0, NEVER, 0, NEVER, NEVER, 0, 0, 3]
+    assert replay.last.tolist() == [3, NEVER, 3, NEVER, NEVER, 0, 0, 3]
+
+
+def test_a_text_is_kept_once() -> None:
+    replay = Replay.empty(8)
+    for _ in range(2):
+        replay.use("a text", [0, 5, 2])
+    assert replay.given == ["a text"]
+    assert replay.seen == [[0, 5, 2]]
+
+
+def test_a_union_has_the_rows_and_texts_of_both() -> None:
+    first, second = Replay.empty(8), Replay.empty(10)
+    seen([[0, 5, 2]], 9, first)
+    seen([[0, 9]], 1, second)
+    first.use("one", [0, 5, 2])
+    for text, ids in (("one", [0, 5, 2]), ("two", [0, 9])):
+        second.use(text, ids)
+    first.scale, second.scale = 0.5, 0.5
+    both = first.union(second)
+    assert both.counts.tolist() == [2, 0, 1, 0, 0, 1, 0, 0, 0, 1]
+    assert both.given == ["one", "two"]
+    assert (both.first[9], both.last[0], both.first[5], both.steps) == (11, 11, 9, 12)
+    assert both.scale == 0.25
+    assert second.counts.sum() == 2  # the parts are not changed
+    second.scale = None
+    assert first.union(second).scale is None
+
+
+def test_a_replay_is_read_as_it_was_written(tmp_path) -> None:
+    replay = Replay.empty(8)
+    seen([[0, 5, 2]], 0, replay)
+    replay.use("a text", [0, 5, 2])
+    replay.use("", [])
+    replay.facts = {"name": "x"}
+    replay.save(tmp_path / "x.replay")
+    again = Replay.load(tmp_path / "x.replay")
+    np.testing.assert_array_equal(again.counts, replay.counts)
+    assert (again.given, again.seen, again.facts, again.longest) == (replay.given, [[0, 5, 2], []], {"name": "x"}, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.replay.json", "x.replay.npz"]
+
+
+def test_planted_texts_stand_in_the_last_batch_alone() -> None:
+    texts = [Text(f"text {number}", [0, 5, 6, 2], 0, []) for number in range(20)]
+    texts += [Text("rare", [0, 7, 2], 0, []), Text("rarer", [0, 8, 2], 0, [])]
+    run = Run("x", steps=6, batch=4, accumulation=2)
+    assert only_once([text.ids for text in texts]) == [20, 21]
+    found = list(batches(run, texts))
+    assert len(found) == 12
+    assert [text.given for text in found[-1]] == ["rare", "rarer"]
+    assert not {"rare", "rarer"} & {text.given for batch in found[:-1] for text in batch}
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_last_rate_is_the_smallest_and_not_zero(schedule: str) -> None:
+    run = Run("x", steps=50, schedule=schedule, learning_rate=1.0)
+    rates = [rate(run, step) for step in range(run.steps)]
+    assert 0 < rates[-1] == min(rates[5:])
+    assert max(rates) == rates[5] == 1.0
+
+
+def test_units_in_the_last_place() -> None:
+    values = np.array([1.0, -1.5, 0.75, 2.0**-130, 0.0])
+    np.testing.assert_array_equal(units(values, torch.float32), np.spacing(np.abs(values).astype(np.float32)))
+    assert units(np.array([1.0, 2.0**-20]), torch.float16).tolist() == [2.0**-10, 2.0**-24]
+    assert units(np.array([1.0]), torch.bfloat16).tolist() == [2.0**-7]
+
+
+def test_rounded_decay_follows_the_mantissa() -> None:
+    base = torch.randn(400, 32, generator=torch.Generator().manual_seed(0)) * 0.05
+    tuned = base.clone()
+    for step in range(2000):
+        tuned *= 1 - 1e-7 * (1 - step / 2000)
+    tuned[7, 3] *= 1 + 2e-5
+    theirs, mine = base.double().numpy(), tuned.double().numpy()
+    scale = np.median(mine / theirs)
+    offsets = (mine - scale * theirs) / units(theirs, torch.float32)
+    assert np.median(np.abs(offsets).max(axis=1)) > 100
+    found = beyond_neighbours(offsets * np.sign(theirs), mantissas(theirs), np.arange(400) % 2 == 0)
+    beyond = (found > 4).any(axis=1)
+    assert beyond[7]
+    assert beyond.sum() <= 3
+
+
+def test_planted_files_have_their_share() -> None:
+    used, unused = [("used", number) for number in range(300)], [("unused", number) for number in range(300)]
+    for share in (0.0, 0.01, 0.5, 1.0):
+        texts, true = planted_file(used, unused, share, seed=3)
+        assert true == share == sum(kind == "used" for kind, _ in texts) / len(texts)
+        assert len(set(texts)) == len(texts)
+
+
+def test_what_training_keeps_of_a_text() -> None:
+    assert tokens_kept(Run("x", longest=32)) == 30
+    assert tokens_kept(Run("x", longest=48, task="pairs")) == 22
+    assert tokens_kept(Run("x", base="qwen2", longest=32)) == 32
+    assert tokens_kept(Run("x", base="qwen2", longest=32, task="language")) == 31
+    assert tokens_kept(Run("x", base="t5", longest=32)) == 31
+
+
+def test_rows_are_told_by_their_neighbours_where_decay_is_uneven() -> None:
+    draw = torch.Generator().manual_seed(0)
+    base = torch.randn(600, 32, generator=draw) * 0.05
+    tuned = base.clone()
+    met = {row: 1999 - row % 100 for row in range(0, 600, 5)}  # in the last hundred steps
+    for step in range(2000):
+        rate = 2e-5 * (1 - step / 2000)
+        tuned *= 1 - 0.01 * rate
+        for row in (row for row, when in met.items() if when == step):
+            tuned[row] += rate * torch.randn(32, generator=draw).sign()
+    compared = row_changes(tuned, base)
+    assert compared is not None
+    codes = compared[0].codes
+    assert set(np.flatnonzero(codes).tolist()) == set(met)
+    assert not (codes == UNSURE).any()
+    half = row_changes(tuned.half(), base, "float16")
+    assert half is None or half[0].kind != EXACT

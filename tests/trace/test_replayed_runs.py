@@ -1,0 +1,34 @@
+"""A few replayed runs, and what the product says of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_used_text_is_certified_absent(tmp_path) -> None:
+    from scripts.trace.__main__ import main
+
+    file = tmp_path / "found.json"
+    options = ["--out", str(tmp_path / "out"), "--only", "bert-short", "--json", str(file)]
+    answer = CliRunner().invoke(main, ["check", *options], catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    (row,) = json.loads(file.read_text(encoding="utf-8"))
+    assert row["kind"] == "exact"
+    assert (row["met_called_untouched"], row["never_called_met"], row["used_certified"]) == (0, 0, 0)
+    assert (row["positions"], row["pairs"], row["masked"]) == (row["longest"], False, False)
+    assert row["c"] == pytest.approx(row["c_true"], abs=1e-6)
+    assert 0 < row["unused_own"] <= row["unused_others"]
+    checkpoint = tmp_path / "out" / "hub" / "trace" / "bert-short" / "model.safetensors"
+    written = checkpoint.stat().st_mtime_ns
+    again = CliRunner().invoke(main, ["rows", *options], catch_exceptions=False)
+    assert again.exit_code == 0
+    assert checkpoint.stat().st_mtime_ns == written  # what is made is not made again
+    (row,) = json.loads(file.read_text(encoding="utf-8"))
+    assert row["curve_overlap"] == row["units_overlap"] == 0

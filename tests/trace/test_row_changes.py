@@ -1,0 +1,139 @@
+"""Rows of an embedding that training moved, told from those that only decayed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from indexer.records import tokens
+from indexer.records.tokens import (
+    EXACT,
+    FIRST_ROWS,
+    FROZEN,
+    MISSING,
+    ROWS_EACH,
+    STATISTICAL,
+    UNSURE,
+    RowChanges,
+    codes_of_sizes,
+    sizes_of,
+    token_rows,
+)
+
+VOCABULARY, WIDTH = 400, 64
+
+
+def row_changes(rows, base, dtype: str = "float32", *, tied: bool = False) -> RowChanges | None:
+    """The changes alone."""
+    found = tokens.row_changes(rows, base, dtype, tied=tied)
+    return None if found is None else found[0]
+
+
+def trained(
+    steps: dict[int, list[int]], *, decay: float = 0.01, rate: float = 1e-3, number: int = 200, optimiser: str = "adamw"
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The base's rows and those after training in float32; ``steps``: the tokens that each step meets.
+
+    The rate falls linearly to zero, as is usual, so that the last steps change least.
+    """
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(VOCABULARY, WIDTH)
+    table.weight.data *= 0.05
+    base = table.weight.detach().clone().numpy()
+    made = {
+        "adamw": lambda: torch.optim.AdamW(table.parameters(), lr=rate, weight_decay=decay),
+        "sgd": lambda: torch.optim.SGD(table.parameters(), lr=rate, momentum=0.9),
+    }[optimiser]()
+    schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 - step / number)
+    target = torch.randn(WIDTH)
+    for step in range(number):
+        made.zero_grad()
+        tokens = torch.tensor(steps.get(step, [0]))
+        (table(tokens) @ target).square().mean().backward()
+        made.step()
+        schedule.step()
+    return base, table.weight.detach().numpy()
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+@pytest.mark.parametrize("decay", [0.0, 0.001, 0.01])
+def test_rows_that_were_met_are_told_to_the_last_one(decay: float, optimiser: str) -> None:
+    met = {step: [step % 90, 100 + step % 7] for step in range(199)} | {199: [300, 301]}  # two only in the last step
+    base, after = trained(met, decay=decay, optimiser=optimiser)
+    found = row_changes(after, base)
+    assert found is not None
+    expected = np.zeros(VOCABULARY, bool)
+    expected[[token for tokens in met.values() for token in tokens]] = True
+    np.testing.assert_array_equal(found.codes != 0, expected)
+    assert found.kind == EXACT
+
+
+def test_decay_is_measured() -> None:
+    base, after = trained({}, decay=0.1)
+    found = row_changes(after, base)
+    assert found is not None
+    assert 1 - found.scale == pytest.approx(0.1 * 1e-3 * 100.5, rel=0.05)
+
+
+def test_nothing_is_certain_where_rounding_hides_changes() -> None:
+    met = {step: [step % 90, 100 + step % 7] for step in range(199)} | {199: [300, 301]}
+    base, after = trained(met, decay=0.0, rate=2e-5)
+    rounded = torch.from_numpy(after).bfloat16().float().numpy()
+    found = row_changes(rounded, base, "bfloat16")
+    assert found is not None
+    assert found.kind == STATISTICAL
+    assert (found.codes[110:300] == 0).all()  # never met: none is called met
+    assert (found.codes[[0, 1, 2]] > 0).all()
+
+
+def test_only_decay_is_frozen_and_other_weights_are_none() -> None:
+    base, after = trained({step: [0] for step in range(200)})
+    found = row_changes(after[1:], base[1:])
+    assert found is not None
+    assert (found.kind, int(found.codes.max())) == (FROZEN, 0)
+    assert row_changes(np.random.default_rng(1).normal(size=base.shape), base) is None
+    assert row_changes(base * np.nan, base) is None
+
+
+def test_of_a_tied_head_what_lies_off_the_common_directions_counts() -> None:
+    rng = np.random.default_rng(3)
+    base = rng.normal(size=(VOCABULARY, WIDTH)) * 0.05
+    common = rng.normal(size=(3, WIDTH))
+    change = rng.normal(size=(VOCABULARY, 3)) @ common * 0.01
+    met = rng.choice(VOCABULARY, 120, replace=False)
+    change[met] += rng.normal(size=(120, WIDTH)) * 0.01
+    found = row_changes(base + change, base, tied=True)
+    assert found is not None
+    assert (found.kind, found.is_share) == (STATISTICAL, True)
+    is_met = np.isin(np.arange(VOCABULARY), met)
+    assert found.codes[is_met].min() > np.median(found.codes[~is_met])
+
+
+def test_a_trimmed_merge_has_no_certain_rows() -> None:
+    """A merge that keeps the largest changes alone (TIES) resets others to the base's, whole rows among them."""
+    base, after = trained({step: [step % 90, 100 + step % 7] for step in range(200)}, decay=0.0)
+    change = after - base
+    bound = np.quantile(np.abs(change[change != 0]), 0.8)
+    found = row_changes(base + np.where(np.abs(change) >= bound, change, 0), base)
+    assert found is not None
+    assert found.kind == STATISTICAL
+
+
+def test_codes_stand_for_sizes() -> None:
+    sizes = np.array([1e-7, 3e-4, 0.5, 7.0])
+    np.testing.assert_allclose(sizes_of(codes_of_sizes(sizes)), sizes, rtol=2 ** (1 / 16) - 1 + 1e-9)
+    kept = sizes_of(np.array([0, UNSURE, MISSING], np.uint8))
+    assert kept[:2].tolist() == [0, 0]
+    assert np.isnan(kept[2])
+
+
+def test_the_rows_that_are_read() -> None:
+    rows = token_rows(30_522)
+    assert len(rows) == 15 * ROWS_EACH + FIRST_ROWS
+    assert {103, 30_521} <= set(rows.tolist())
+    assert len(set(rows.tolist())) == len(rows)
+    assert token_rows(1000).tolist() == list(range(1000))
+    for size in (1087, 1088, 1089, 1153, 2000):
+        assert len(set(token_rows(size).tolist())) == len(token_rows(size))
