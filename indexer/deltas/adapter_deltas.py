@@ -80,7 +80,7 @@ def adapter_deltas(
         for matrix in matrices:
             if factors is not None:
                 a, b = matrix.extract_lora(*factors)
-                _check_shape(module.path, (b.shape[0], a.shape[1]), matrix)
+                _check_shape(module.path, (b.shape[0], a.shape[1]), matrix.shape)
                 magnitudes = parts.get("lora_magnitude_vector")
                 if magnitudes is None:
                     yield LoraDelta(matrix.key, a, b, module.scale, matrix.transposed)
@@ -155,13 +155,16 @@ def _factors(
         (b1, a1), (b2, a2) = ((parts[f"hada_w{one}_a"], parts[f"hada_w{one}_b"]) for one in (1, 2))
         if b1.shape[0] != b2.shape[0] or a1.shape[1] != a2.shape[1]:
             raise Skipped("malformed", f"the two products of {shown(module.path)} have different shapes")
+        _check_shape(module.path, (b1.shape[0], a1.shape[1]), (matrices[0].stored_rows, matrices[0].shape[1]))
         if len(a1) * len(a2) > _FACTORS_UP_TO * min(b1.shape[0], a1.shape[1]):
             return None
         return (a1[:, None] * a2[None]).flatten(0, 1), (b1[:, :, None] * b2[:, None]).flatten(1, 2)
     if kind == "LOKR":
         # (B1 A1) ⊗ (B2 A2) = (B1 ⊗ B2)(A1 ⊗ A2); a matrix that is stored whole is one of its own factors.
         (b1, a1), (b2, a2) = (_kronecker_part(parts, one) for one in (1, 2))
-        if len(a1) * len(a2) > _FACTORS_UP_TO * min(len(b1) * len(b2), a1.shape[1] * a2.shape[1]):
+        made = (len(b1) * len(b2), a1.shape[1] * a2.shape[1])
+        _check_shape(module.path, made, (matrices[0].stored_rows, matrices[0].shape[1]))
+        if len(a1) * len(a2) > _FACTORS_UP_TO * min(made):
             return None
         return torch.kron(a1, a2), torch.kron(b1, b2)
     return None
@@ -179,12 +182,8 @@ def _function(
     if kind in ("LOHA", "LOKR"):
         if kind == "LOHA":
             (b1, a1), (b2, a2) = ((parts[f"hada_w{one}_a"], parts[f"hada_w{one}_b"]) for one in (1, 2))
-            made = (len(b1), a1.shape[1])
         else:
             (b1, a1), (b2, a2) = (_kronecker_part(parts, one) for one in (1, 2))
-            made = (len(b1) * len(b2), a1.shape[1] * a2.shape[1])
-        if made != (out, width):
-            raise misfit("the matrices")
 
         def product(weight: torch.Tensor) -> torch.Tensor:
             one, other = b1 @ a1, b2 @ a2
@@ -206,7 +205,7 @@ def _function(
         return _boft(parts["boft_R"], _rows(parts["boft_s"].reshape(-1, 1), matrix, path), width, misfit)
     if kind == "HRA":
         directions = parts["hra_u"]
-        if directions.ndim != 2 or len(directions) != width:
+        if directions.ndim != 2 or len(directions) != width or directions.shape[1] > width:
             raise misfit("the reflections")
         return _hra(directions, is_orthonormal=plan.config.get("apply_GS") is True)
     if kind == "FOURIERFT":
@@ -238,7 +237,7 @@ def _saved_whole(
     for name, tensor in checkpoint.stream(paths):
         for matrix in located[paths[name]]:
             saved = matrix.extract(tensor).clone()
-            _check_shape(paths[name], (saved.shape[0], saved.shape[1]), matrix)
+            _check_shape(paths[name], (saved.shape[0], saved.shape[1]), matrix.shape)
             reference = roundings.reference(saved, weight_of(matrix.key))
             difference = saved.float() - reference
             if not torch.isfinite(difference).all():
@@ -261,10 +260,10 @@ def _rows(of_module: torch.Tensor, matrix: Matrix, path: str) -> torch.Tensor:
     return matrix.rows.take(of_module) if matrix.rows else of_module
 
 
-def _check_shape(path: str, made: tuple[int, int], matrix: Matrix) -> None:
-    if made != tuple(matrix.shape):
+def _check_shape(path: str, made: tuple[int, int], expected: tuple[int, int]) -> None:
+    if made != tuple(expected):
         raise Skipped(
-            "shape_mismatch", f"the adapter's {shown(path)} makes {made}, the base's matrix is {tuple(matrix.shape)}"
+            "shape_mismatch", f"the adapter's {shown(path)} makes {made}, the base's matrix is {tuple(expected)}"
         )
 
 

@@ -5,7 +5,7 @@ The first matching row wins, relative to the repository or the requested subfold
 | row | files | for |
 |---|---|---|
 | 1 | adapter_model.safetensors | relation adapter |
-| 2 | adapter_model.bin | relation adapter |
+| 2 | adapter_model.bin, else adapters.safetensors (mlx-lm) | relation adapter |
 | 3 | model.safetensors | a full model |
 | 4 | the shards of model.safetensors.index.json | a full model |
 | 5 | a safetensors conversion of row 6 or 7, if the caller knows of one | a full model |
@@ -34,11 +34,13 @@ from indexer.weights.repository import Repository
 
 Kind = Literal["full", "adapter"]
 
-_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
 _CONVERTED = ("model.safetensors", "model.safetensors.index.json")
 _FULL = (*_CONVERTED, "pytorch_model.bin", "pytorch_model.bin.index.json")
 _VARIANT = re.compile(r"model\.[\w\-]+\.safetensors", re.ASCII)
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)", re.ASCII)
+# What mlx-lm saves while it trains.
+_UNFINISHED = re.compile(r"\d+_adapters\.safetensors", re.ASCII)
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
@@ -137,6 +139,7 @@ def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | N
             and name not in _ADAPTERS
             and not name.startswith("consolidated")
             and not _SHARD.fullmatch(name)
+            and not _UNFINISHED.fullmatch(name)
             and not _NOT_WEIGHTS.search(name)
         ]
         candidates = [name for name in others if not _VARIANT.fullmatch(name)] or others

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
 from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.base import BaseMatrices, store_base
+from indexer.errors import Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.weights.adapter import adapter_plan
 from indexer.weights.checkpoint import open_checkpoint
 from tests.adapters.test_against_peft import gpt2, llama, roberta
+from tests.adapters.written import write_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -139,10 +143,9 @@ def test_against_peft(tmp_path: Path, name: str, kind: str, settings: dict[str, 
 
     torch.manual_seed(0)
     model = BUILDERS[architecture]()
-    settings = {word: value for word, value in settings.items()}
     if "feedforward_modules" in settings:
         inputs = [one for one in settings["feedforward_modules"] if one in ATTENTION[architecture]]
-        settings["feedforward_modules"] = inputs
+        settings = settings | {"feedforward_modules": inputs}
     base = stored(model, tmp_path)
     before = {one: tensor.clone() for one, tensor in model.state_dict().items()}
     adapted = get_peft_model(model, peft_config(kind, architecture, settings))
@@ -153,3 +156,139 @@ def test_against_peft(tmp_path: Path, name: str, kind: str, settings: dict[str, 
         assert bool(functions) == (name in ("DoRA", "OFT", "BOFT", "HRA", "IA3", "FourierFT"))
     checkpoint = open_checkpoint(ModelRef("a/b", folder=tmp_path / "adapter"), relation="adapter")
     assert adapter_plan(checkpoint).kind == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Lora", {"r": 4, "use_dora": True}),
+        ("Lora", {"r": 4, "init_lora_weights": "pissa"}),
+        ("LoKr", {"r": 2}),
+        ("OFT", {"oft_block_size": 4}),
+        ("IA3", {"feedforward_modules": ["down_proj"]}),
+        ("Vera", {"r": 8}),
+    ],
+)
+def test_in_bfloat16(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+    """Base and adapter in bfloat16; PEFT loads both into float32 and merges there, which rounds nothing."""
+    from peft import PeftModel, get_peft_model
+
+    torch.manual_seed(0)
+    model = llama().to(torch.bfloat16)
+    base = stored(model, tmp_path)
+    wide = llama().float()
+    wide.load_state_dict(model.state_dict())
+    adapted = get_peft_model(model, peft_config(kind, "llama", settings), autocast_adapter_dtype=False)
+    train(adapted)
+    adapted.save_pretrained(tmp_path / "adapter")
+    saved = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert {tensor.dtype for name, tensor in saved.items() if ".layers." in name} == {torch.bfloat16}
+    before = {one: tensor.clone() for one, tensor in wide.state_dict().items()}
+    again = PeftModel.from_pretrained(wide, tmp_path / "adapter")
+    check(tmp_path / "adapter", base, merged_changes(again, before, base), 2e-3)
+
+
+def test_butterflies_of_several_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT needs a CUDA kernel for them, which puts blocks on a diagonal; here torch does."""
+    import peft.tuners.boft.layer as boft
+    from peft import get_peft_model
+
+    class Kernel:
+        @staticmethod
+        def forward(blocks: torch.Tensor) -> list[torch.Tensor]:
+            return [torch.stack([torch.block_diag(*one) for one in blocks])]
+
+    monkeypatch.setattr(boft, "get_fbd_cuda", lambda: Kernel)
+    torch.manual_seed(0)
+    model = llama()
+    base = stored(model, tmp_path)
+    before = {one: tensor.clone() for one, tensor in model.state_dict().items()}
+    config = peft_config("BOFT", "llama", {
+        "boft_block_size": 2, "boft_n_butterfly_factor": 3, "target_modules": ["q_proj", "k_proj", "down_proj"],
+    })  # fmt: skip
+    adapted = get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "boft_R" in name:
+                assert len(parameter) == 3
+                parameter.normal_(0, 0.3)
+            elif "boft_s" in name:
+                parameter.normal_(1, 0.1)
+    adapted.save_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        check(tmp_path / "adapter", base, merged_changes(adapted, before, base), 1e-3)
+
+
+def test_oft_of_peft_0_17_ends_its_series_otherwise(tmp_path: Path) -> None:
+    """tuners/oft/layer.py of PEFT 0.17.1, _cayley_batch: I + 2(Q + Q² + Q³ + Q⁴); config.json has no version there."""
+    torch.manual_seed(0)
+    base = stored(llama(), tmp_path)
+    values = 0.2 * torch.randn(6, 6)
+    write_adapter(
+        tmp_path / "adapter", {"base_model.model.model.layers.1.self_attn.q_proj.oft_R.weight": values},
+        peft_type="OFT", oft_block_size=4, r=0, use_cayley_neumann=True,
+    )  # fmt: skip
+    rotation = torch.zeros(24, 24)
+    for block, vector in enumerate(values):
+        skew = torch.zeros(4, 4)
+        skew[tuple(torch.triu_indices(4, 4, 1))] = vector
+        skew = skew - skew.T
+        series = torch.eye(4) + 2 * sum(torch.linalg.matrix_power(skew, power) for power in range(1, 5))
+        rotation[4 * block : 4 * block + 4, 4 * block : 4 * block + 4] = series
+    key = DeltaKey("", 1, "query")
+    weight = base.matrix(key)
+    found, _ = changes(tmp_path / "adapter", base)
+    torch.testing.assert_close(found[key], (rotation @ weight.T).T - weight, rtol=1e-4, atol=1e-6)
+
+
+def test_modules_to_save_are_whole_changes(tmp_path: Path) -> None:
+    from peft import get_peft_model
+
+    torch.manual_seed(0)
+    model = roberta()
+    base = stored(model, tmp_path)
+    before = {one: tensor.clone() for one, tensor in model.state_dict().items()}
+    config = peft_config("Lora", "roberta", {"r": 2, "modules_to_save": ["intermediate.dense", "classifier"]})
+    adapted = get_peft_model(model, config)
+    train(adapted)
+    adapted.save_pretrained(tmp_path / "adapter")
+    functions = check(tmp_path / "adapter", base, merged_changes(adapted, before, base), 1e-3)
+    assert functions == {DeltaKey("", layer, "feedforward1") for layer in (0, 1)}
+
+
+def test_of_bare_parameters_the_rest_is_read(tmp_path: Path) -> None:
+    """Experts by target_parameters, as PEFT saves them; the factors of attention beside them are read."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                 intermediate_size=16, num_local_experts=3, vocab_size=60)  # fmt: skip
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes))
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = LoraConfig(r=2, target_modules=["q_proj"], target_parameters=parameters, lora_dropout=0.0)
+    adapted = get_peft_model(model, config)
+    train(adapted)
+    adapted.save_pretrained(tmp_path / "adapter")
+    checkpoint = open_checkpoint(ModelRef("a/b", folder=tmp_path / "adapter"), relation="adapter")
+    plan = adapter_plan(checkpoint)
+    assert set(plan.modules) == {f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)}
+    assert plan.passed_over == ("factors of bare parameters (target_parameters): 4",)
+    config = LoraConfig(r=2, target_modules=[], target_parameters=parameters, lora_dropout=0.0)
+    get_peft_model(transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes)), config).save_pretrained(
+        tmp_path / "experts"
+    )
+    with pytest.raises(Skipped, match="only factors of bare parameters"):
+        adapter_plan(open_checkpoint(ModelRef("a/b", folder=tmp_path / "experts"), relation="adapter"))
+
+
+def test_what_needs_the_weights_below_is_refused_on_other_weights(tmp_path: Path) -> None:
+    from peft import get_peft_model
+
+    torch.manual_seed(0)
+    model = llama()
+    base = stored(model, tmp_path)
+    get_peft_model(model, peft_config("Lora", "llama", {"r": 2, "init_lora_weights": "pissa"})).save_pretrained(
+        tmp_path / "adapter"
+    )
+    with pytest.raises(Skipped, match="not the base's"):
+        changes(tmp_path / "adapter", base, on_base=False)
