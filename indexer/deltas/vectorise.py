@@ -41,7 +41,7 @@ from indexer.records.representation import representation_named
 from indexer.records.row_plan import ROW_PLAN, lines_of
 from indexer.records.row_space import row_space, row_space_of
 from indexer.untrusted import printable
-from indexer.weights.adapter import adapter_plan, named_base, tensor_names
+from indexer.weights.adapter import adapter_plan, stated_base, tensor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
@@ -352,7 +352,7 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint) -> Unit:
 
     Raises Failed if the Hub cannot be asked what that is.
     """
-    said = named_base(checkpoint.adapter_config)
+    said = stated_base(checkpoint.adapter_config)
     if unit.row_base is None or unit.model.folder is not None or said == unit.row_base or not isinstance(said, str):
         return unit
 
@@ -376,7 +376,7 @@ def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterB
 
     ``planned``: the unit before its file was read.
     """
-    named = named_base(checkpoint.adapter_config)
+    named = stated_base(checkpoint.adapter_config)
     if not isinstance(named, str) or not named.strip():
         return None
     if unit.model.folder is not None:

@@ -161,7 +161,7 @@ class AdapterPlan:
     passed_over: tuple[str, ...] = ()
 
 
-def named_base(config: Mapping[str, Any] | None) -> object:
+def stated_base(config: Mapping[str, Any] | None) -> object:
     """What adapter_config.json says it was trained on, as written: PEFT's key, or mlx-lm's."""
     config = config or {}
     found = config.get("base_model_name_or_path")

@@ -18,7 +18,7 @@ from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.errors import Skipped
 from indexer.names import DeltaKey, ModelRef
-from indexer.weights.adapter import adapter_plan, named_base
+from indexer.weights.adapter import adapter_plan, stated_base
 from indexer.weights.checkpoint import open_checkpoint
 from indexer.weights.checkpoint_files import choose
 
@@ -114,7 +114,7 @@ def test_full_matrices_and_the_files_that_are_chosen(tmp_path: Path, base: BaseM
     torch.testing.assert_close(found[QUERY], expected)
     checkpoint = open_checkpoint(ModelRef("a/b", folder=folder), relation="finetune")
     assert (checkpoint.kind, adapter_plan(checkpoint).kind) == ("adapter", "whole matrices")
-    assert named_base(checkpoint.adapter_config) == "mlx-community/base-4bit"
+    assert stated_base(checkpoint.adapter_config) == "mlx-community/base-4bit"
     names = ["adapter_config.json", "0000100_adapters.safetensors", "0000200_adapters.safetensors"]
     with pytest.raises(Skipped, match="none"):
         choose(names, "adapter")
