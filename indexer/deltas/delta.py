@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix, compare
-from indexer.deltas.base import BaseMatrices
+from indexer.deltas.base import BaseMatrices, stripes_of
 from indexer.deltas.rounding import RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
@@ -120,12 +120,7 @@ def sampled_deltas(
             name: np.unique(np.concatenate([matrix.stored_lines(lines) for matrix, lines in of_tensor.items()]))
             for name, of_tensor in wanted.items()
         }
-        stripes = {
-            name: [
-                range(int(part[0]), int(part[-1]) + 1) for part in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
-            ]
-            for name, rows in stored.items()
-        }
+        stripes = {name: stripes_of(rows) for name, rows in stored.items()}
         change = weights = 0.0
         for name, tensor in checkpoint.stripes(stripes if more else {**stripes, **(others or {})}, connections):
             if name not in wanted:

@@ -66,7 +66,7 @@ class Parts:
     def base_weights(self) -> dict[DeltaKey, torch.Tensor]:
         """The base's parts in its own dtype, from the atlas."""
         with closing(self._base) as base:
-            return {key: base.matrix(key)[: one.rows, : one.columns].clone() for key, one in self.extents.items()}
+            return {key: base.leading(key, one.rows, one.columns).clone() for key, one in self.extents.items()}
 
     @property
     def names(self) -> list[str]:

@@ -40,7 +40,7 @@ from indexer.records.record import DeltaRecord, Record, TokenChanges
 from indexer.records.representation import representation_named
 from indexer.records.row_plan import ROW_PLAN, lines_of
 from indexer.records.row_space import row_space, row_space_of
-from indexer.untrusted import printable
+from indexer.untrusted import printable, shown
 from indexer.weights.adapter import adapter_plan, stated_base, tensor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
@@ -80,8 +80,11 @@ def vectorise(
     started = time.perf_counter()
     identity = unit.identity
     stack: StackedAdapter | None = None
+    model = unit.model
+    if base.component and any(name.startswith(f"{base.component}/") for name in unit.filenames or ()):
+        model = replace(model, subfolder=base.component)
     checkpoint = open_checkpoint(
-        unit.model,
+        model,
         commit=unit.commit,
         filenames=unit.filenames,
         relation=unit.relation,
@@ -240,7 +243,9 @@ class _DeltaReader:
             else:
                 self._add_dense(delta)
         if not self._records:
-            raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
+            named = next(iter(adapter_plan(self._checkpoint).modules), None)
+            like = f"; its modules are named like {shown(named)}" if named else ""
+            raise Skipped("missing_matrices", f"the adapter changes no block matrix of the base{like}")
 
     def read_on_record(self, below: Record) -> None:
         """Read an adapter on a model that is known only from its record."""

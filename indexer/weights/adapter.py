@@ -1,9 +1,10 @@
 """Adapters in files: which kind they are, which tensors belong to which module, and how strongly they are applied.
 
-Read are the adapters of PEFT (``adapter_model.safetensors``) that change weights, and those of mlx-lm
-(``adapters.safetensors``). ``indexer.deltas.adapter_deltas`` computes δW from what is read here; docs/adapters.md has
-the formulas and their sources. Adapters that change no weights, or whose change does not follow from their files and
-the base, are skipped with the reason.
+Read are the adapters of PEFT (``adapter_model.safetensors``) that change weights, those of mlx-lm
+(``adapters.safetensors``), and those of image and video models, whose names alone say what they are: saved by
+diffusers, by kohya's sd-scripts or by LyCORIS. ``indexer.deltas.adapter_deltas`` computes δW from what is read here;
+docs/adapters.md has the formulas and their sources. Adapters that change no weights, or whose change does not follow
+from their files and the base, are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from indexer.errors import Skipped
 from indexer.records.record import WHOLE_MATRICES
-from indexer.untrusted import shown
+from indexer.untrusted import load_json, shown
 from indexer.weights.checkpoint import Checkpoint
 from indexer.weights.name_pattern import NamePatterns
 
@@ -76,6 +77,20 @@ _FORMS = {
 _MLX = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
 _MLX_PARTS = {"lora_a": "lora_A", "lora_b": "lora_B", "m": "lora_magnitude_vector"}
 _MLX_KINDS = {"lora": "LoRA", "dora": "DoRA", "full": WHOLE_MATRICES}
+
+# Files without adapter_config.json: diffusers (loaders/lora_conversion_utils.py, lora_base.py), older diffusers
+# ("to_q_lora.down", "lora_linear_layer.up"), sd-scripts (networks/lora.py) and LyCORIS (lycoris/modules).
+_LOOSE = re.compile(
+    r"(?P<module>.+?)(?:\.(?P<part>lora_A|lora_B|lora_down|lora_up|lora_mid|lora_magnitude_vector|dora_scale|alpha|"
+    r"hada_\w+|lokr_\w+)(?:\.default(?:_\d)?)?(?:\.weight)?|(?P<join>\.lora|_lora|\.lora_linear_layer)"
+    r"\.(?P<side>down|up)\.weight)"
+)
+_LOOSE_PARTS = {
+    "lora_down": "lora_A", "lora_up": "lora_B", "down": "lora_A", "up": "lora_B", "dora_scale": "lora_magnitude_vector",
+}  # fmt: skip
+_TEXT_ENCODERS = ("text_encoder", "lora_te")
+# The key of the settings in the metadata of a file that diffusers saved.
+_SETTINGS = "lora_adapter_metadata"
 
 # What is refused, and what a person is told about it.
 _PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT",
@@ -177,6 +192,7 @@ def read_modules(checkpoint: Checkpoint, only: Collection[str] | None = None) ->
     Raises Skipped: ``adapter_unsupported``, ``malformed``, ``unreadable_dtype``, ``corrupt_file``; or Failed.
     """
     plan = adapter_plan(checkpoint)
+    form = _FORMS[plan.peft_type]
     shared = dict.fromkeys(plan.shared, torch.empty(0))
     kinds = {name: part for part, name in plan.shared.items()}
     for name, tensor in checkpoint.stream(kinds):
@@ -189,7 +205,11 @@ def read_modules(checkpoint: Checkpoint, only: Collection[str] | None = None) ->
         found = waiting.setdefault(path, {})
         found[part] = tensor.mT if plan.is_mlx and tensor.ndim == 2 else tensor
         if len(found) == len(wanted[path]):
-            yield AdapterModule(path, {**waiting.pop(path), **shared}, plan.scales[path])
+            del waiting[path]
+            scale = plan.scales[path]
+            if (alpha := found.pop("alpha", None)) is not None and (rank := _rank(form, found)):
+                scale = _checked_number(float(alpha), f"alpha of {shown(path)}") / rank
+            yield AdapterModule(path, {**found, **shared}, scale)
 
 
 def module_paths(checkpoint: Checkpoint) -> list[str]:
@@ -208,8 +228,10 @@ def whole_weights(checkpoint: Checkpoint) -> dict[str, str]:
 
     Their names in the base model, and those in the file. ``read_modules`` does not yield them.
     """
-    is_mlx = _is_mlx(checkpoint.adapter_config or {})
-    found = {}
+    found: dict[str, str] = {}
+    if checkpoint.adapter_config is None:
+        return found
+    is_mlx = _is_mlx(checkpoint.adapter_config)
     for name in checkpoint.tensors:
         is_factor = _MLX.fullmatch(name) if is_mlx else _MARKER.search(name)
         if not is_factor:
@@ -224,8 +246,11 @@ _plan_of: WeakKeyDictionary[Checkpoint, AdapterPlan] = WeakKeyDictionary()
 def adapter_plan(checkpoint: Checkpoint) -> AdapterPlan:
     """The plan of an adapter, computed once. Raises Skipped."""
     if checkpoint not in _plan_of:
-        config = checkpoint.adapter_config or {}
-        _plan_of[checkpoint] = _mlx_plan(checkpoint, config) if _is_mlx(config) else _peft_plan(checkpoint, config)
+        config = checkpoint.adapter_config
+        if config is None:
+            _plan_of[checkpoint] = _loose_plan(checkpoint)
+        else:
+            _plan_of[checkpoint] = _mlx_plan(checkpoint, config) if _is_mlx(config) else _peft_plan(checkpoint, config)
     return _plan_of[checkpoint]
 
 
@@ -316,6 +341,83 @@ def _mlx_plan(checkpoint: Checkpoint, config: Mapping[str, Any]) -> AdapterPlan:
             raise Skipped("adapter_unsupported" if passed_over else "malformed", f"the adapter holds {holds}")
     notes = (f"factors of fused experts: {passed_over}",) if passed_over else ()
     return AdapterPlan(_MLX_KINDS[kind], "LORA", config, modules, scales, is_mlx=True, passed_over=notes)
+
+
+def _loose_plan(checkpoint: Checkpoint) -> AdapterPlan:
+    """The plan of a file that comes without adapter_config.json.
+
+    The scale is alpha/r with the alpha of each module, or that of the metadata, else 1 (diffusers takes alpha for r).
+    """
+    modules: dict[str, dict[str, str]] = {}
+    for name in checkpoint.tensors:
+        match = _LOOSE.fullmatch(name)
+        if match is None:
+            continue
+        module, part = match["module"].replace(".processor.", "."), match["part"] or match["side"]
+        if match["join"] == "_lora" and module.endswith(".to_out"):
+            module += ".0"
+        if modules.setdefault(module, {}).setdefault(_LOOSE_PARTS.get(part, part), name) != name:
+            raise Skipped("malformed", f"the module {shown(module)} has the same factor twice")
+    counts = {kind: sum(_parts_of(form, names) for names in modules.values()) for kind, form in _FORMS.items()
+              if kind in ("LORA", "LOHA", "LOKR")}  # fmt: skip
+    peft_type = max(counts, key=lambda kind: counts[kind])
+    if not counts[peft_type]:
+        raise Skipped("malformed", "there is no adapter_config.json, and no tensor is named like those of a LoRA")
+    form = _FORMS[peft_type]
+    settings = _settings(checkpoint)
+    passed_over: dict[str, int] = {}
+    scales: dict[str, float] = {}
+    for path, names in list(modules.items()):
+        shapes = {part: checkpoint.tensors[name].shape for part, name in names.items() if part != "alpha"}
+        why = ""
+        if path.startswith(_TEXT_ENCODERS):
+            why = "factors of text encoders"
+        elif (
+            any(len(shape) > 2 for shape in shapes.values()) or set(form.ignored) & set(shapes) or "lora_mid" in shapes
+        ):
+            why = "factors of convolutions"
+        elif not _parts_of(form, names):
+            why = "parameters of another kind of adapter"
+        if why:
+            passed_over[why] = passed_over.get(why, 0) + 1
+            del modules[path]
+            continue
+        _check_parts(form, path, shapes)
+        if "alpha" in names and math.prod(checkpoint.tensors[names["alpha"]].shape) != 1:
+            raise Skipped("malformed", f"alpha of {shown(path)} is not a number")
+        prefix, _, rest = path.partition(".")
+        own = settings.get(prefix) if peft_type == "LORA" else None
+        scales[path] = _scales(own, "LORA")(rest, shapes) if own else 1.0
+    if not modules:
+        raise Skipped("adapter_unsupported", f"the adapter holds only {' and '.join(passed_over)}")
+    is_dora = any("lora_magnitude_vector" in names for names in modules.values())
+    kind = "DoRA" if is_dora else form.name
+    notes = tuple(f"{what}: {count}" for what, count in passed_over.items())
+    return AdapterPlan(kind, peft_type, {}, modules, scales, passed_over=notes)
+
+
+def _parts_of(form: _Form, names: Collection[str]) -> bool:
+    return any(one <= set(names) for one in form.complete)
+
+
+def _settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
+    """The settings in a file's metadata, by component: {"transformer": {"r": 16, "lora_alpha": 16, …}}."""
+    try:
+        found = load_json(checkpoint.metadata.get(_SETTINGS, "{}"))
+    except ValueError:
+        return {}
+    by_component: dict[str, dict[str, Any]] = {}
+    for name, value in found.items() if isinstance(found, dict) else ():
+        component, dot, key = name.partition(".")
+        if dot:
+            by_component.setdefault(component, {})[key] = value
+    return {name: one for name, one in by_component.items() if "lora_alpha" in one and "r" in one}
+
+
+def _rank(form: _Form, parts: Mapping[str, torch.Tensor]) -> int:
+    """The rank that alpha is divided by; 0 for LoKr's two whole matrices, which are not scaled."""
+    names = {"LoRA": ("lora_A",), "LoHa": ("hada_w1_b",), "LoKr": ("lokr_w2_b", "lokr_w1_b")}[form.name]
+    return next((parts[name].shape[0] for name in names if name in parts), 0)
 
 
 def _checked_kind(config: Mapping[str, Any]) -> tuple[_Form, str | None]:
