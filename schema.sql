@@ -69,6 +69,7 @@ CREATE TABLE fine_tunes (
     languages VARCHAR[],
     pipeline_tag VARCHAR,
     library VARCHAR,
+    trigger_words VARCHAR[],
     record_key VARCHAR,
     first_seen TIMESTAMP,
     last_seen TIMESTAMP,
@@ -101,6 +102,7 @@ COMMENT ON COLUMN fine_tunes.licence IS 'Licence given by the card.';
 COMMENT ON COLUMN fine_tunes.languages IS 'Languages given by the card.';
 COMMENT ON COLUMN fine_tunes.pipeline_tag IS 'Task, as shown by the Hub.';
 COMMENT ON COLUMN fine_tunes.library IS 'Library tag: transformers, peft, sentence-transformers, …';
+COMMENT ON COLUMN fine_tunes.trigger_words IS 'What a prompt of an image or video model must hold, by its card (instance_prompt, trigger_words). Null if it says nothing.';
 COMMENT ON COLUMN fine_tunes.record_key IS 'Name of its record file under records/.';
 COMMENT ON COLUMN fine_tunes.first_seen IS 'When a crawl first saw it.';
 COMMENT ON COLUMN fine_tunes.last_seen IS 'When a crawl last saw it.';
@@ -750,7 +752,7 @@ SELECT
     coalesce(named.datasets, []) AS datasets,
     "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, vector_group, adapter_kind, initialisation, has_spectra,
     duplicate_of, duplicate_group, delta_norm, delta_norm_error, relative_norm,
-    created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library,
+    created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library, trigger_words,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
     fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, deleted_at_hub
 FROM fine_tunes
@@ -790,6 +792,7 @@ COMMENT ON COLUMN models.licence IS 'Licence given by the card.';
 COMMENT ON COLUMN models.languages IS 'Languages given by the card.';
 COMMENT ON COLUMN models.pipeline_tag IS 'Task, as shown by the Hub.';
 COMMENT ON COLUMN models.library IS 'Library tag: transformers, peft, sentence-transformers, …';
+COMMENT ON COLUMN models.trigger_words IS 'What a prompt of an image or video model must hold, by its card (instance_prompt, trigger_words).';
 COMMENT ON COLUMN models.model_type IS 'model_type of its config.json.';
 COMMENT ON COLUMN models.head_class IS 'Class of its head, e.g. RobertaForSequenceClassification.';
 COMMENT ON COLUMN models.label_count IS 'Number of labels in its config.json.';

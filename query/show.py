@@ -25,8 +25,8 @@ _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six f
 # The facts that are shown without ``details``, in this order.
 _FACTS = (
     "page", "base", "relation", "adapter_kind", "parent", "author", "datasets", "probably", "made_from", "created",
-    "downloads", "likes", "licence", "pipeline_tag", "label_names", "read", "relative_norm", "trace", "flags", "reason",
-    "detail",
+    "downloads", "likes", "licence", "pipeline_tag", "trigger_words", "label_names", "read", "relative_norm",
+    "trace", "flags", "reason", "detail",
 )  # fmt: skip
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
 _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")

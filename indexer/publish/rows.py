@@ -109,6 +109,7 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
             "parent": listed.parent,
             "licence": facts.license,
             "languages": list(facts.languages),
+            "trigger_words": list(facts.trigger_words) or None,
             "record_key": entry.record_key,
             "first_seen": listed.first_seen,
             "last_seen": listed.last_seen,

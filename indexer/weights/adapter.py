@@ -383,6 +383,9 @@ def _loose_plan(checkpoint: Checkpoint) -> AdapterPlan:
             del modules[path]
             continue
         _check_parts(form, path, shapes)
+        magnitudes = shapes.get("lora_magnitude_vector", ())
+        if len(magnitudes) == 2 and magnitudes[0] == 1 < magnitudes[1]:
+            raise Skipped("adapter_unsupported", f"it is a DoRA with magnitudes of columns: {shown(path)}")
         if "alpha" in names and math.prod(checkpoint.tensors[names["alpha"]].shape) != 1:
             raise Skipped("malformed", f"alpha of {shown(path)} is not a number")
         prefix, _, rest = path.partition(".")
