@@ -82,6 +82,11 @@ def family_key(stack: str, family: str) -> str:
     return f"{stack}.{family}" if stack else family
 
 
+def stack_rank(stack: str) -> int:
+    """The place of a stack in STACKS; the last for others."""
+    return STACKS.index(stack) if stack in STACKS else len(STACKS)
+
+
 @dataclass(frozen=True)
 class DeltaKey:
     """Names one weight change: ``stack`` is "" in a model of one stack, else one of STACKS."""
@@ -103,8 +108,7 @@ class DeltaKey:
     @property
     def sort_key(self) -> tuple[int, int, int]:
         """In the order of STACKS, then by depth, then in the order of FAMILIES."""
-        stack = STACKS.index(self.stack) if self.stack in STACKS else len(STACKS)
-        return (stack, self.layer, FAMILIES.index(self.family))
+        return (stack_rank(self.stack), self.layer, FAMILIES.index(self.family))
 
     def __str__(self) -> str:
         return f"{self.stack}.{self.layer}.{self.family}" if self.stack else f"{self.layer}.{self.family}"
