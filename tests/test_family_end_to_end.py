@@ -9,6 +9,8 @@ import pytest
 
 from tests.conftest import BASE
 
+pytestmark = pytest.mark.slow  # the family is trained
+
 
 def rows(built, statement, *parameters):
     with duckdb.connect(str(built.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
