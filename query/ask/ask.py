@@ -16,7 +16,7 @@ from query.ask.models import Candidates, read_candidates
 from query.ask.result import LikelyModel, LikelyModels, LikelyTexts, TextsOfModel
 from query.ask.scoring import VOCABULARY_WEIGHT, Scored, score, standing_out
 from query.lookup import resolve_model, sampled_notes, unrelated_notes, vector_of
-from query.texts import Texts, read_texts
+from query.texts import Texts, given_texts, read_texts
 from query.trace.evidence import token_evidence
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MOST_TIES = 256  # models with equal scores that names may sort
 
 def ask(
     atlas: AtlasReader,
-    file: str | Path | None = None,
+    file: str | Path | Sequence[str] | None = None,
     k: int = 10,
     *,
     base: str | None = None,
@@ -46,7 +46,7 @@ def ask(
     among: Sequence[str | Path] = (),
     device: str = "cpu",
 ) -> LikelyModels | TextsOfModel:
-    """The ``k`` models of a base that were most probably tuned on texts like those of ``file``.
+    """The ``k`` models of a base that were most probably tuned on texts like those of ``file``, or in a list.
 
     With ``model`` and ``among`` instead of ``file``: which of these files, or of the files in these folders, the model
     was tuned on texts like, or none of them. Files hold lines, JSON lines, CSV, TSV or Parquet, with the text in
@@ -69,11 +69,15 @@ def ask(
     own = None if reference is None else read_texts(reference, field=None, most=1000)
     if file is not None:
         assert canonical is not None
-        return _models_for(atlas, canonical, read_texts(file, field, most=MOST_TEXTS), k, own, where, device)
+        if isinstance(file, (str, Path)):
+            texts = read_texts(file, field, most=MOST_TEXTS)
+        else:
+            texts = given_texts(file, most=MOST_TEXTS)
+        return _models_for(atlas, canonical, texts, k, own, where, device)
     assert model is not None
     paths = _files(among)
-    texts = [read_texts(path, field, most=MOST_TEXTS) for path in paths]
-    return _texts_for(atlas, str(model), canonical, texts, own, device)
+    files = [read_texts(path, field, most=MOST_TEXTS) for path in paths]
+    return _texts_for(atlas, str(model), canonical, files, own, device)
 
 
 def _models_for(
