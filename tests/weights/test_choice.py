@@ -48,6 +48,27 @@ from indexer.weights.checkpoint_files import choose
         ("adapter", "checkpoint-5/adapter_model.bin README.md", "checkpoint-5/adapter_model.bin"),
         ("finetune", "weights/model.safetensors onnx/model.onnx", "weights/model.safetensors"),
         ("finetune", "a/b/model.safetensors pytorch_model.bin", "pytorch_model.bin"),
+        ("finetune", "step-9/model.safetensors step-10/model.safetensors", "step-10/model.safetensors"),
+        (
+            "finetune",
+            "global_step_80/model.safetensors global_step120/pytorch_model.bin",
+            "global_step120/pytorch_model.bin",
+        ),
+        ("adapter", "epoch_1/adapter_model.bin epoch_2/adapter_model.bin", "epoch_2/adapter_model.bin"),
+        ("finetune", "checkpoint-5/model.safetensors epoch_9/model.safetensors", "checkpoint-5/model.safetensors"),
+        ("finetune", "checkpoint-5/model.safetensors final/model.safetensors", "final/model.safetensors"),
+        (
+            "finetune",
+            "run/checkpoint-5/model.safetensors run/checkpoint-50/model.safetensors",
+            "run/checkpoint-50/model.safetensors",
+        ),
+        ("finetune", "step_5/hf/model.safetensors step_15/hf/model.safetensors", "step_15/hf/model.safetensors"),
+        (
+            "finetune",
+            "epoch_2/step_5/model.safetensors epoch_1/step_9/model.safetensors",
+            "epoch_2/step_5/model.safetensors",
+        ),
+        ("finetune", "export/hf/model.safetensors onnx/model.onnx", "export/hf/model.safetensors"),
     ],
 )
 def test_the_table(relation: str, names: str, winner: str) -> None:
@@ -78,6 +99,10 @@ def test_the_table(relation: str, names: str, winner: str) -> None:
         ("model-00001-of-00002.safetensors model-00002-of-00002.safetensors", "no_weights", ["index"]),
         ("a.safetensors b.safetensors", "no_weights", ["2 safetensors"]),
         ("unet/model.safetensors vae/model.safetensors", "no_weights", ["'unet/'", "'vae/'"]),
+        ("a/step-1/model.safetensors b/step-2/model.safetensors", "no_weights", ["'a/step-1/'", "'b/step-2/'"]),
+        ("step-1/actor/model.safetensors step-1/critic/model.safetensors", "no_weights", ["critic"]),
+        ("a/b/c/model.safetensors", "no_weights", []),
+        ("a/../model.safetensors", "no_weights", []),
         ("../model.safetensors", "no_weights", []),
         ("/model.safetensors", "no_weights", []),
         ("./model.safetensors", "no_weights", []),
