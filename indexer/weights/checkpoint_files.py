@@ -15,9 +15,9 @@ The first matching row wins, relative to the repository or the requested subfold
 | 9 | rows 1 and 2 for any other relation, rows 3 to 8 for an adapter | either kind |
 | 10 | rows 1 to 9 in ``0_Transformer/`` (sentence-transformers) | |
 | 11 | rows 1 to 9 in the only ``final/``, ``final_model/`` or ``last/`` | |
-| 12 | rows 1 to 9 in the ``checkpoint-N/`` of the highest N with weights (or global_step_N, step-N, iter_N, epoch_N) | |
-| 13 | the same two folders down (``run/checkpoint-N/``, ``step-N/hf/``), if all of them belong to one run | |
-| 14 | rows 1 to 9 in the only other subfolder that has weights | |
+| 12 | rows 1 to 9 in the ``checkpoint-N/`` of the highest N, else in global_step_N, step-N, iter_N or epoch_N | |
+| 13 | rows 1 to 9 in the only other subfolder that has weights | |
+| 14 | row 12 two folders down (``run/checkpoint-N/``, ``step-N/hf/``), if all belong to one run; then row 13 there | |
 
 ``consolidated*.safetensors`` repeats the weights under other names and is never used. Neither are the states of
 optimizers, schedulers and random generators.
@@ -107,11 +107,9 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
             by_folder.setdefault(folder + slash, set()).add(name)
     chosen = {folder: _choose_in(folder, names, relation) for folder, names in by_folder.items()}
     holding = {folder: choice for folder, choice in chosen.items() if choice is not None}
-    for folder in ("", "0_Transformer/", _last_of_training(holding)):
+    for folder in ("", "0_Transformer/", _likeliest(holding)):
         if folder in holding:
             return holding[folder]
-    if len(holding) == 1:
-        return next(iter(holding.values()))
     if holding:
         some = ", ".join(shown(folder) for folder in sorted(holding)[:5])
         raise Skipped("no_weights", f"there are weights in several subfolders ({some}), and none in the root")
@@ -131,8 +129,8 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
     raise Skipped("no_weights", "none of its files holds weights")
 
 
-def _last_of_training(folders: Collection[str]) -> str | None:
-    """The folder of the finished model or of the last checkpoint; None if there is none, or there are several runs."""
+def _likeliest(folders: Collection[str]) -> str | None:
+    """The folder of the finished model or of the last checkpoint, or the only one; None if it is not clear."""
     finals = [folder for folder in folders if folder[:-1].lower() in _LAST]
     if len(finals) == 1:
         return finals[0]
@@ -152,6 +150,9 @@ def _last_of_training(folders: Collection[str]) -> str | None:
             series = dict(sorted(series.items(), key=lambda item: _SERIES.index(item[0][0]))[:1])
         if len(series) == 1:
             return max(next(iter(series.values())))[1]
+        alone = [folder for folder in folders if folder.count("/") == depth]
+        if len(alone) == 1:
+            return alone[0]
     return None
 
 

@@ -68,6 +68,7 @@ from indexer.weights.checkpoint_files import choose
             "epoch_2/step_5/model.safetensors epoch_1/step_9/model.safetensors",
             "epoch_2/step_5/model.safetensors",
         ),
+        ("adapter", "adapter/adapter_model.bin all/checkpoint-3/adapter_model.bin", "adapter/adapter_model.bin"),
         ("finetune", "export/hf/model.safetensors onnx/model.onnx", "export/hf/model.safetensors"),
     ],
 )
