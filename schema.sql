@@ -263,7 +263,7 @@ CREATE TABLE deltas (
 );
 COMMENT ON TABLE deltas IS 'Weight changes: one row per δW, that is per (stack, layer, family) of a model.';
 COMMENT ON COLUMN deltas.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN deltas.stack IS 'encoder or decoder; empty if the base has only one stack.';
+COMMENT ON COLUMN deltas.stack IS 'encoder, decoder, text, vision and so on; empty if the base has only one stack.';
 COMMENT ON COLUMN deltas.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN deltas.family IS 'query, key, value, output, gate, feedforward1, feedforward2, cross_query …';
 COMMENT ON COLUMN deltas.out_features IS 'Rows of δW.';
@@ -307,7 +307,7 @@ CREATE TABLE fused_matrices (
 );
 COMMENT ON TABLE fused_matrices IS 'Matrices that the base stores fused (such as c_attn of GPT-2), measured as a whole; only for records with spectra.';
 COMMENT ON COLUMN fused_matrices.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN fused_matrices.stack IS 'encoder or decoder; empty if the base has only one stack.';
+COMMENT ON COLUMN fused_matrices.stack IS 'encoder, decoder, text, vision and so on; empty if the base has only one stack.';
 COMMENT ON COLUMN fused_matrices.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN fused_matrices.family IS 'Names of its parts: query_key_value, gate_feedforward1, …';
 COMMENT ON COLUMN fused_matrices.families IS 'The families that it consists of; each also has its own row in deltas.';
@@ -444,7 +444,8 @@ CREATE TABLE null_similarity (
     other_group VARCHAR NOT NULL,
     pairs BIGINT NOT NULL,
     similarity FLOAT NOT NULL,
-    share DOUBLE NOT NULL
+    share DOUBLE NOT NULL,
+    share_high DOUBLE
 );
 COMMENT ON TABLE null_similarity IS 'The null distribution of similarity: that of pairs of unrelated models, by different authors and with no dataset in common (both name some). Each row is one point of the distribution; there are no rows where there are too few pairs. Recomputed whenever the centre changes.';
 COMMENT ON COLUMN null_similarity.base IS 'Canonical id of the base.';
@@ -454,6 +455,7 @@ COMMENT ON COLUMN null_similarity.other_group IS 'Group of the other model.';
 COMMENT ON COLUMN null_similarity.pairs IS 'Number of pairs that were compared.';
 COMMENT ON COLUMN null_similarity.similarity IS 'A similarity.';
 COMMENT ON COLUMN null_similarity.share IS 'Share of pairs that are at least as similar: (1 + their number)/(1 + pairs).';
+COMMENT ON COLUMN null_similarity.share_high IS 'Upper end of the 95 % interval of share, by leaving out authors; null if there are too few authors.';
 
 CREATE TABLE internal.compressed_indexes (
     base VARCHAR NOT NULL,
@@ -1057,7 +1059,7 @@ WHERE NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL
 GROUP BY base, stack, family, layer;
 COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW and of W by depth, without copies, unrelated models, duplicates and zero deltas. Where some ranks are unknown only models with spectra are averaged, because the known ranks would be the small ones.';
 COMMENT ON COLUMN rank_by_depth.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN rank_by_depth.stack IS 'encoder or decoder; empty if the base has only one stack.';
+COMMENT ON COLUMN rank_by_depth.stack IS 'encoder, decoder, text, vision and so on; empty if the base has only one stack.';
 COMMENT ON COLUMN rank_by_depth.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN rank_by_depth.rank_50 IS 'Mean rank of δW that holds 50 % of the energy; null if unknown.';
 COMMENT ON COLUMN rank_by_depth.rank_80 IS 'Mean rank of δW that holds 80 % of the energy; null if unknown.';
@@ -1148,19 +1150,36 @@ ORDER BY rank;
 COMMENT ON MACRO TABLE nearest IS 'SELECT * FROM nearest(''owner/name''): the models most similar to one, nearest first.';
 
 CREATE MACRO background(of_base, of_representation, group_of_one, group_of_other, found) AS TABLE
-    SELECT CASE
-        WHEN count(*) = 0 OR found IS NULL THEN NULL
-        WHEN min(similarity) > found THEN 1.0
-        WHEN max(similarity) < found THEN 1.0 / (1 + min(pairs))
-        WHEN max(share) FILTER (similarity > found) IS NULL THEN min(share) FILTER (similarity <= found)
-        ELSE min(share) FILTER (similarity <= found)
-            + (max(share) FILTER (similarity > found) - min(share) FILTER (similarity <= found))
-            * (found - max(similarity) FILTER (similarity <= found))
-            / (min(similarity) FILTER (similarity > found) - max(similarity) FILTER (similarity <= found))
-    END AS share
-    FROM null_similarity
-    WHERE base = of_base AND representation = of_representation
-      AND one_group = least(group_of_one, group_of_other) AND other_group = greatest(group_of_one, group_of_other);
-COMMENT ON MACRO TABLE background IS 'SELECT share FROM background(base, representation, group, other group, similarity): the share of pairs of unrelated models that are at least as similar; null if too few pairs are known.';
+    WITH points AS (
+        SELECT similarity, share, share_high, pairs,
+            lag(similarity) OVER (ORDER BY similarity) AS lower, lag(share) OVER (ORDER BY similarity) AS lower_share,
+            lag(share_high) OVER (ORDER BY similarity) AS lower_high
+        FROM null_similarity
+        WHERE base = of_base AND representation = of_representation
+          AND one_group = least(group_of_one, group_of_other) AND other_group = greatest(group_of_one, group_of_other)
+    )
+    SELECT
+        CASE
+            WHEN count(*) = 0 OR found IS NULL THEN NULL
+            WHEN min(similarity) > found THEN 1.0
+            WHEN max(similarity) < found THEN 1.0 / (1 + min(pairs))
+            ELSE max(CASE
+                WHEN similarity = found THEN share
+                WHEN lower < found AND similarity > found
+                THEN share + (lower_share - share) * (similarity - found) / (similarity - lower)
+            END)
+        END AS share,
+        CASE
+            WHEN count(share_high) = 0 OR found IS NULL THEN NULL
+            WHEN min(similarity) > found THEN 1.0
+            WHEN max(similarity) < found THEN min(share_high)
+            ELSE max(CASE
+                WHEN similarity = found THEN share_high
+                WHEN lower < found AND similarity > found
+                THEN share_high + (lower_high - share_high) * (similarity - found) / (similarity - lower)
+            END)
+        END AS share_high
+    FROM points;
+COMMENT ON MACRO TABLE background IS 'SELECT share, share_high FROM background(base, representation, group, other group, similarity): the share of pairs of unrelated models that are at least as similar, and the upper end of its 95 % interval; null if too few pairs, or authors, are known.';
 
 COMMIT;

@@ -212,10 +212,7 @@ class Checkpoint:
 
         Raises Skipped("malformed") if it is longer than ``limit``, Failed if a retry may work.
         """
-        for path in dict.fromkeys((self.folder + name, name)):
-            if path in self._repository.filenames:
-                return self._repository.read_small(path, limit)
-        return None
+        return self._repository.read_beside(self.folder, name, limit)
 
     def close(self) -> None:
         """Close files and connections."""
