@@ -37,6 +37,9 @@ FAMILIES = (
     "feedforward2",
 )
 
+# The order of stacks: of text and speech models; of a U-Net; of transformers with streams for images and for texts.
+STACKS = ("", "encoder", "decoder", "down", "mid", "up", "image", "text", "single")
+
 # What is measured of each layer of a model: the columns of depth profiles, on disk, in the database and in answers.
 # Of each there may be an error; NULL if it was not asked for or says nothing.
 MEASURES = (
@@ -81,7 +84,7 @@ def family_key(stack: str, family: str) -> str:
 
 @dataclass(frozen=True)
 class DeltaKey:
-    """Names one weight change: ``stack`` is "" in a model of one stack, else "encoder" or "decoder"."""
+    """Names one weight change: ``stack`` is "" in a model of one stack, else one of STACKS."""
 
     stack: str
     layer: int
@@ -99,8 +102,9 @@ class DeltaKey:
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
-        """Encoder before decoder, then by depth, then in the order of FAMILIES."""
-        return (self.stack == "decoder", self.layer, FAMILIES.index(self.family))
+        """In the order of STACKS, then by depth, then in the order of FAMILIES."""
+        stack = STACKS.index(self.stack) if self.stack in STACKS else len(STACKS)
+        return (stack, self.layer, FAMILIES.index(self.family))
 
     def __str__(self) -> str:
         return f"{self.stack}.{self.layer}.{self.family}" if self.stack else f"{self.layer}.{self.family}"
