@@ -263,7 +263,7 @@ CREATE TABLE deltas (
 );
 COMMENT ON TABLE deltas IS 'Weight changes: one row per δW, that is per (stack, layer, family) of a model.';
 COMMENT ON COLUMN deltas.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN deltas.stack IS 'encoder or decoder; empty if the base has only one stack.';
+COMMENT ON COLUMN deltas.stack IS 'encoder, decoder, text, vision and so on; empty if the base has only one stack.';
 COMMENT ON COLUMN deltas.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN deltas.family IS 'query, key, value, output, gate, feedforward1, feedforward2, cross_query …';
 COMMENT ON COLUMN deltas.out_features IS 'Rows of δW.';
@@ -307,7 +307,7 @@ CREATE TABLE fused_matrices (
 );
 COMMENT ON TABLE fused_matrices IS 'Matrices that the base stores fused (such as c_attn of GPT-2), measured as a whole; only for records with spectra.';
 COMMENT ON COLUMN fused_matrices.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN fused_matrices.stack IS 'encoder or decoder; empty if the base has only one stack.';
+COMMENT ON COLUMN fused_matrices.stack IS 'encoder, decoder, text, vision and so on; empty if the base has only one stack.';
 COMMENT ON COLUMN fused_matrices.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN fused_matrices.family IS 'Names of its parts: query_key_value, gate_feedforward1, …';
 COMMENT ON COLUMN fused_matrices.families IS 'The families that it consists of; each also has its own row in deltas.';
@@ -1059,7 +1059,7 @@ WHERE NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL
 GROUP BY base, stack, family, layer;
 COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW and of W by depth, without copies, unrelated models, duplicates and zero deltas. Where some ranks are unknown only models with spectra are averaged, because the known ranks would be the small ones.';
 COMMENT ON COLUMN rank_by_depth.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN rank_by_depth.stack IS 'encoder or decoder; empty if the base has only one stack.';
+COMMENT ON COLUMN rank_by_depth.stack IS 'encoder, decoder, text, vision and so on; empty if the base has only one stack.';
 COMMENT ON COLUMN rank_by_depth.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN rank_by_depth.rank_50 IS 'Mean rank of δW that holds 50 % of the energy; null if unknown.';
 COMMENT ON COLUMN rank_by_depth.rank_80 IS 'Mean rank of δW that holds 80 % of the energy; null if unknown.';

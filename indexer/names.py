@@ -37,8 +37,12 @@ FAMILIES = (
     "feedforward2",
 )
 
-# The order of stacks: of text and speech models; of a U-Net; of transformers with streams for images and for texts.
-STACKS = ("", "encoder", "decoder", "down", "mid", "up", "image", "text", "single")
+# The order of stacks wherever they are listed; "" is the only stack of a model. Of encoder-decoders; of a U-Net; of
+# transformers with streams for images and for texts, and of multimodal models; of robot policies; of image models.
+STACKS = (
+    "", "encoder", "decoder", "down", "mid", "up", "image", "text", "vision", "multimodal", "single", "expert",
+    "stage1", "stage2", "stage3", "stage4",
+)  # fmt: skip
 
 # What is measured of each layer of a model: the columns of depth profiles, on disk, in the database and in answers.
 # Of each there may be an error; NULL if it was not asked for or says nothing.
@@ -78,7 +82,7 @@ _NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog")
 
 
 def family_key(stack: str, family: str) -> str:
-    """``query`` for a model of one stack (""), ``encoder.query`` for one of two."""
+    """``query`` for a model of one stack (""), ``encoder.query`` for one of several."""
     return f"{stack}.{family}" if stack else family
 
 
@@ -97,7 +101,7 @@ class DeltaKey:
 
     @property
     def layer_key(self) -> str:
-        """The layer, with its stack where there are two."""
+        """The layer, with its stack where there are several."""
         return f"{self.stack}.{self.layer}" if self.stack else str(self.layer)
 
     @property
@@ -114,7 +118,7 @@ class DeltaKey:
     def parse(text: str) -> DeltaKey:
         """The inverse of ``str``. Raises ValueError on anything else."""
         *stack, layer, family = text.split(".")
-        if len(stack) > 1 or family not in FAMILIES:
+        if len(stack) > 1 or family not in FAMILIES or (stack and stack[0] not in STACKS):
             raise ValueError(f"{text!r} is not the name of a delta")
         return DeltaKey(stack[0] if stack else "", int(layer), family)
 

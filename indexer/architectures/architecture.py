@@ -248,8 +248,8 @@ class Architecture:
             for family, rows in zip(pattern.families, pattern.divide(tensor, out, settings), strict=True):
                 key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
                 matrices[family] = Matrix(key, tensor, shape, self.transposed, rows, pattern.whole if rows else None)
-        query, output = matrices["query"], matrices["output"]
-        if query.rows and query.shape[0] != output.shape[1]:
+        query, output = matrices.get("query"), matrices.get("output")
+        if query is not None and output is not None and query.rows and query.shape[0] != output.shape[1]:
             raise Skipped(
                 "malformed",
                 f"by config.json {shown(query.tensor)} holds {query.shape[0]} rows of queries, "

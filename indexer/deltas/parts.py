@@ -22,7 +22,7 @@ from indexer.deltas.rounding import narrowest_dtype
 from indexer.deltas.single import Described, model_errors
 from indexer.errors import ModelError, Skipped
 from indexer.listing.claims import untyped_relation
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import STACKS, DeltaKey, ModelRef
 from indexer.network.hub import conversion_revision
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
@@ -199,12 +199,12 @@ def _spread(tensors: Sequence[tuple[str, tuple[Matrix, ...]]], changed: Collecti
         for name, matrices in tensors
         if changed is None or any(str(matrix.key) in changed for matrix in matrices)
     ]
-    places = sorted({(matrices[0].key.stack == "decoder", matrices[0].key.layer) for _, matrices in usable})
+    places = sorted({(STACKS.index(matrices[0].key.stack), matrices[0].key.layer) for _, matrices in usable})
     families = list(dict.fromkeys((matrices[0].key.stack, matrices[0].key.family) for _, matrices in usable))
-    by_place: dict[tuple[bool, int], list[tuple[str, int]]] = {}
+    by_place: dict[tuple[int, int], list[tuple[str, int]]] = {}
     for name, matrices in usable:
         key = matrices[0].key
-        by_place.setdefault((key.stack == "decoder", key.layer), []).append(
+        by_place.setdefault((STACKS.index(key.stack), key.layer), []).append(
             (name, families.index((key.stack, key.family)))
         )
     chosen: list[str] = []

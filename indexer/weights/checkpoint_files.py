@@ -15,8 +15,10 @@ The first matching row wins, relative to the repository or the requested subfold
 | 9 | rows 1 and 2 for any other relation, rows 3 to 8 for an adapter | either kind |
 | 10 | a LoRA without adapter_config.json (``_loose_adapter``), where row 9 finds nothing | either kind |
 | 11 | rows 1 to 10 in ``0_Transformer/`` (sentence-transformers) | |
-| 12 | rows 1 to 10 in the ``checkpoint-N/`` with the highest N that has weights | |
-| 13 | rows 1 to 10 in the only other subfolder that has weights | |
+| 12 | rows 1 to 10 in the only ``final/``, ``final_model/`` or ``last/`` | |
+| 13 | rows 1 to 10 in the ``checkpoint-N/`` of the highest N, else in global_step_N, step-N, iter_N or epoch_N | |
+| 14 | rows 1 to 10 in the only other subfolder that has weights | |
+| 15 | row 13 two folders down (``run/checkpoint-N/``, ``step-N/hf/``), if all belong to one run; then row 14 there | |
 
 ``consolidated*.safetensors`` repeats the weights under other names and is never used. Neither are the states of
 optimizers, schedulers and random generators.
@@ -46,7 +48,10 @@ _STEP = re.compile(r"(?P<stem>.+?)[-_](?:step-?|epoch-?|e|s)?(?P<step>\d{2,15})"
 _SHARD = re.compile(r"(model|pytorch_model|diffusion_pytorch_model)-\d+-of-\d+\.(safetensors|bin)", re.ASCII)
 # What mlx-lm saves while it trains.
 _UNFINISHED = re.compile(r"\d+_adapters\.safetensors", re.ASCII)
-_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
+_NUMBERED = re.compile(r"(checkpoint|ckpt|global_?step|step|iter|epoch)s?[-_]?(\d{1,15})", re.ASCII | re.IGNORECASE)
+_SERIES = ("checkpoint", "ckpt", "globalstep", "step", "iter", "epoch")  # in this order, if there are several
+_LAST = frozenset(("final", "final_model", "final-model", "final_checkpoint", "final-checkpoint", "last"))
+_DEPTH = 2  # of folders
 _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
 MOST_CONFIG = 4 << 20
@@ -100,20 +105,18 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
 
     Raises Skipped: ``unreadable_format`` with the formats found, or ``no_weights``.
     """
-    # Plain file names of the root ("") and of its subfolders ("name/").
+    # Plain file names of the root ("") and of its subfolders ("name/", "name/name/").
     by_folder: dict[str, set[str]] = {"": set()}
     for path in filenames:
         folder, slash, name = path.rpartition("/")
-        if is_plain_name(name) and (not slash or is_plain_name(folder)) and len(by_folder) <= _MOST_FOLDERS:
+        parts = folder.split("/") if slash else []
+        if len(parts) <= _DEPTH and all(map(is_plain_name, (*parts, name))) and len(by_folder) <= _MOST_FOLDERS:
             by_folder.setdefault(folder + slash, set()).add(name)
     chosen = {folder: _choose_in(folder, names, relation) for folder, names in by_folder.items()}
     holding = {folder: choice for folder, choice in chosen.items() if choice is not None}
-    numbered = [(int(match[1]), folder) for folder in holding if (match := _CHECKPOINT.fullmatch(folder[:-1]))]
-    for folder in ("", "0_Transformer/", *(folder for _, folder in sorted(numbered, reverse=True))):
-        if folder in holding:
-            return holding[folder]
-    if len(holding) == 1:
-        return next(iter(holding.values()))
+    for likely in ("", "0_Transformer/", _likeliest(holding)):
+        if likely in holding:
+            return holding[likely]
     if holding:
         some = ", ".join(shown(folder) for folder in sorted(holding)[:5])
         raise Skipped("no_weights", f"there are weights in several subfolders ({some}), and none in the root")
@@ -131,6 +134,33 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
             f"there are {len(safetensors)} safetensors files, none with the usual name of a model's weights",
         )
     raise Skipped("no_weights", "none of its files holds weights")
+
+
+def _likeliest(folders: Collection[str]) -> str | None:
+    """The folder of the finished model or of the last checkpoint, or the only one; None if it is not clear."""
+    finals = [folder for folder in folders if folder[:-1].lower() in _LAST]
+    if len(finals) == 1:
+        return finals[0]
+    for depth in range(1, _DEPTH + 1):
+        # By the path without its numbers: the numbers and the folder.
+        series: dict[tuple[str, ...], list[tuple[tuple[int, ...], str]]] = {}
+        for folder in folders:
+            parts = folder[:-1].split("/")
+            matches = [_NUMBERED.fullmatch(part) for part in parts]
+            if len(parts) == depth and any(matches):
+                path = tuple(
+                    match[1].lower().replace("_", "") if match else part
+                    for match, part in zip(matches, parts, strict=True)
+                )
+                series.setdefault(path, []).append((tuple(int(match[2]) for match in matches if match), folder))
+        if depth == 1:
+            series = dict(sorted(series.items(), key=lambda item: _SERIES.index(item[0][0]))[:1])
+        if len(series) == 1:
+            return max(next(iter(series.values())))[1]
+        alone = [folder for folder in folders if folder.count("/") == depth]
+        if len(alone) == 1:
+            return alone[0]
+    return None
 
 
 def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | None:
