@@ -30,6 +30,7 @@ LONGEST_TEXT = 100_000  # characters; the rest of a longer text is left out
 MOST_COLUMN = 2 << 30  # bytes of a row group of a Parquet column, once decompressed
 SILENCE_SECONDS = 600.0
 USUAL_FIELD = "text"
+GIVEN = "these texts"  # the name of texts that are not in a file
 
 _JSON, _CSV = (".jsonl", ".ndjson", ".json"), {".csv": ",", ".tsv": "\t"}
 _KNOWN = {**dict.fromkeys(_JSON, "json"), **dict.fromkeys(_CSV, "csv"), ".parquet": "parquet",
@@ -122,7 +123,7 @@ def given_texts(texts: Sequence[str], *, most: int | None = MOST_TEXTS) -> Texts
         kept.add(text)
     if not kept.count:
         raise AtlasError("There is no text.", "Give some dozen texts.")
-    return Texts("these texts", tuple(kept.texts()), kept.count)
+    return Texts(GIVEN, tuple(kept.texts()), kept.count)
 
 
 def read_stdin(most: int, seconds: float = SILENCE_SECONDS) -> bytes:

@@ -104,7 +104,7 @@ def test_the_command(made, planted, files):
     answer = json.loads(ask("--model", "ann/glue-0", "--among", files, "--json").stdout)
     assert answer["answer"] == str(files / "glue.txt")
     assert list(answer["files"][0]) == ["rank", "file", "score", "p_value", "by_vocabulary", "by_vectors", "texts",
-                                        "is_answer"]  # fmt: skip
+                                        "is_answer", "share", "share_low", "share_high"]  # fmt: skip
     assert "holds 1 texts" not in ask(files / "glue.txt").stderr
 
 
