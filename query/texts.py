@@ -48,6 +48,7 @@ _OTHERS = {
     b"ARROW1": "an Arrow file",
 }
 _ADVICE = "Give text in UTF-8: lines, .jsonl, .csv, .tsv or .parquet."
+_CONVERT = {"UTF-16 text": "Convert it: iconv -f UTF-16 -t UTF-8"}
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _start_of(file: IO[bytes], name: str) -> bytes:
     file.seek(0)
     for magic, what in _OTHERS.items():
         if start.startswith(magic):
-            raise AtlasError(f"{name} is {what}.", _ADVICE)
+            raise AtlasError(f"{name} is {what}.", _CONVERT.get(what, _ADVICE))
     if b"\0" in start and not start.startswith(b"PAR1"):
         raise AtlasError(f"{name} is not text.", _ADVICE)
     return start

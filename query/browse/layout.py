@@ -180,7 +180,10 @@ def _answered(atlas: AtlasReader, question: str, asked: str) -> dict[str, Any]:
 
         model = indexed_model(atlas, int(asked))
         traced = trace(atlas, model.name, model.base)
-        return traced.to_dict() | {"headline": traced.headline, "notes": [for_command_line(one) for one in traced.notes]}
+        return traced.to_dict() | {
+            "headline": traced.headline,
+            "notes": [for_command_line(one) for one in traced.notes],
+        }
     from query.ask.ask import ask
 
     likely = ask(atlas, sys.stdin.buffer.read().decode(errors="replace").splitlines(), LIKELY_MODELS, base=asked)
