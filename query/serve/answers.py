@@ -54,6 +54,8 @@ class SimilarModel(TypedDict):
     background: float | None
     background_pairs: NotRequired[int | None]
     background_floor: NotRequired[float | None]
+    background_high: NotRequired[float | None]
+    expected_by_chance: NotRequired[float | None]
     author: str
     relation: str
     datasets: list[str]

@@ -72,7 +72,7 @@ def test_planted_deltas_are_read_back_from_the_bare_model(name: str, tmp_path: P
     check(name, "", tmp_path)
 
 
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", ["roberta", "deberta-v2", "gpt2", "llama", "t5", "vit"])
 def test_planted_deltas_are_read_back_from_a_model_with_a_head(name: str, tmp_path: Path) -> None:
     check(name, first_head(name), tmp_path)
 
