@@ -17,7 +17,7 @@ from indexer.architectures.architecture import Layout, compare, known_model_type
 from indexer.architectures.pattern import Settings
 from indexer.errors import Skipped
 from indexer.names import FAMILIES, DeltaKey
-from tests.architecture.live_models import EVERY, HEADS, WANTED
+from tests.architecture.live_models import EVERY, HEADS
 from tests.architecture.planting import build, plant
 
 
