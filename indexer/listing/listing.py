@@ -192,6 +192,7 @@ class Listing:
                 "next": page.next_link,
                 "last": page.is_last,
                 "cut": page.is_cut,
+                "oldest": page.oldest,
             }
         )
         self._append(lines)

@@ -133,6 +133,7 @@ class CrawlState:
     cut: set[str] = field(default_factory=set)
     current: str | None = None
     link: str | None = None
+    oldest: str | None = None
     is_over: bool = False
 
 
@@ -198,6 +199,8 @@ class State:
                         if line.get("cut"):
                             crawl.cut.add(question)
                         crawl.current, crawl.link = (question, str(link)) if link else (None, None)
+                        oldest = line.get("oldest")
+                        crawl.oldest = oldest if link and isinstance(oldest, str) else None
                     else:
                         is_complete = line["complete"]
                         crawl.is_over = True
@@ -245,7 +248,7 @@ class State:
             if model.claimed_by in _EXAMINED:
                 claim = Claim(model.relation, model.claimed_by, model.parent)
                 known[model.id] = (str(model.row.get("sha") or ""), claim)
-        return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, fine_tunes, known)
+        return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, crawl.oldest, fine_tunes, known)
 
     def no_longer_shown(self) -> dict[str, list[str]]:
         """For each model the questions that showed it before, and did not in this finished, complete crawl.

@@ -12,9 +12,9 @@ from indexer.listing.claims import Claim
 
 RawRow = dict[str, Any]
 
-# Fields that a listing can return (the Hub refuses baseModels, childrenModelCount and usedStorage there).
+# Fields that a listing can return (the Hub refuses childrenModelCount and usedStorage there).
 EXPANDED = (
-    "author", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
+    "author", "baseModels", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
     "library_name", "likes", "pipeline_tag", "private", "safetensors", "sha", "siblings", "tags",
 )  # fmt: skip
 
@@ -42,7 +42,7 @@ class CrawlRequest:
     max_parents: int = 500
     max_depth: int = 3
     max_candidates: int = 5_000
-    page_size: int = 500
+    page_size: int = 200
 
     @property
     def base(self) -> str:
@@ -94,8 +94,7 @@ class Question:
         author = [("author", request.author)] if request.author else []
         # Each untagged model costs requests of its own, whose results are stored a page at a time.
         size = min(request.page_size, _NAMES_A_PAGE) if self.kind == "names" else request.page_size
-        order = [("sort", "createdAt"), ("direction", "-1"), ("limit", str(size))]
-        return [asked, *author, *order, *(("expand", name) for name in EXPANDED)]
+        return [asked, *author, ("sort", "createdAt"), ("limit", str(size)), *(("expand", name) for name in EXPANDED)]
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,8 @@ class Rejected:
 class Page:
     """One page of answers. ``is_last``: the question is answered; ``next_link``: the next page otherwise.
 
-    ``is_cut``: untagged models were left out by a bound.
+    ``is_cut``: untagged models were left out by a bound. ``oldest``: the earliest ``createdAt`` of the question so far,
+    where it can be taken up if the address of the next page is no longer accepted.
     """
 
     question: Question
@@ -157,6 +157,7 @@ class Page:
     next_link: str | None = None
     is_last: bool = False
     is_cut: bool = False
+    oldest: str | None = None
 
 
 @dataclass
@@ -170,5 +171,6 @@ class CrawlProgress:
     finished: set[str] = field(default_factory=set)
     current: str | None = None
     link: str | None = None
+    oldest: str | None = None
     fine_tunes: dict[str, tuple[str, int]] = field(default_factory=dict)
     known: Mapping[str, tuple[str, Claim | None]] = field(default_factory=dict)

@@ -17,11 +17,11 @@ from huggingface_hub.errors import (
 )
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision
-from indexer.names import is_hub_id, nearest, without_address
+from indexer.names import RELATIONS, is_hub_id, nearest, without_address
 from indexer.network.hub_errors import as_model_error, as_user_error
 from indexer.network.hub_requests import ask, fetch_small, parse_json
 from indexer.network.rows import filenames_in
-from indexer.untrusted import is_too_deep, printable
+from indexer.untrusted import is_count, is_too_deep, printable
 
 LARGEST_JSON = 8 << 20
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -117,7 +117,7 @@ def unknown_model(name: str) -> AtlasError:
     found: dict[str, None] = {}
     try:
         for narrowed in [("author", owner), *filters] if owner else filters:
-            rows = ask("/api/models", [narrowed, ("sort", "downloads"), ("direction", "-1"), ("limit", "100")]).value
+            rows = ask("/api/models", [narrowed, ("sort", "downloads"), ("limit", "100")]).value
             ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
             found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
     except Exception as error:
@@ -129,6 +129,18 @@ def unknown_model(name: str) -> AtlasError:
         f"There is no model {name} on the Hub, or it is private.",
         f"{hint} For a private model log in with `hf auth login` or set HF_TOKEN.",
     )
+
+
+def count_children(identifier: str) -> dict[str, int]:
+    """How many models the Hub counts as made from this one, by relation; {} if it does not say."""
+    try:
+        row = ask(f"/api/models/{identifier}", [("expand", "childrenModelCount")]).value
+    except Exception as error:
+        as_model_error(error)  # raises a bug again; nothing depends on the answer
+        return {}
+    counted = row.get("childrenModelCount") if isinstance(row, dict) else None
+    found = counted if isinstance(counted, dict) else {}
+    return {name: found[name] for name in RELATIONS if is_count(found.get(name)) and 0 < found[name] < 10**9}
 
 
 def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:

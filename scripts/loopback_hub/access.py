@@ -13,12 +13,14 @@ from scripts.loopback_hub.store import Repository
 class Access:
     """``tokens`` maps a bearer token to the ids of the gated and private repositories that it opens.
 
-    A token that is not among them is an account like any other that has been granted nothing.
+    A token that is not among them is an account like any other that has been granted nothing. Those in ``narrow`` are
+    fine-grained tokens without the right to read public repositories: they are refused where nobody's are not.
     """
 
-    def __init__(self, store: JoinedStore, tokens: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, store: JoinedStore, tokens: Mapping[str, Collection[str]], narrow: Collection[str] = ()) -> None:
         self._store = store
         self._tokens = tokens
+        self._narrow = frozenset(narrow)
 
     def is_granted(self, request: Request, repository: Repository) -> bool:
         """Whether the request's token opens this repository."""
@@ -29,6 +31,8 @@ class Access:
 
         ``files`` asks for its files, which a gated repository keeps back, rather than for what is said of it.
         """
+        if request.token in self._narrow:
+            return error(403, "Forbidden: pass a token with the right permissions to read this repository")
         start, end = id_span
         repo_id = unquote(request.path[start:end])
         repository = self._store.repository(repo_id)

@@ -284,7 +284,9 @@ class Handler(BaseHTTPRequestHandler):
 
 def _kind(path: str) -> str:
     """Which quota a route counts against."""
-    return "api" if path.startswith("/api/") or ".git/" in path else "resolvers" if "/resolve/" in path else "pages"
+    if "/resolve/" in path or path.startswith("/api/resolve-cache/"):
+        return "resolvers"
+    return "api" if path.startswith("/api/") or ".git/" in path else "pages"
 
 
 def _phrase(status: int) -> str:
