@@ -16,6 +16,7 @@ from indexer.builds.build import Build
 from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, RecordArguments, index_change
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
+from indexer.builds.requests import children_sentence
 from indexer.cards.local import local_name, local_row, place_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument, ModelError, UnknownRevision, require, unreadable, without_user
@@ -25,7 +26,7 @@ from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
 from indexer.machine import check_device
 from indexer.names import RELATIONS, ModelRef, is_hub_id, is_local_id, without_address
-from indexer.network.hub import BaseFacts, model_row, resolve_base, unknown_model
+from indexer.network.hub import BaseFacts, count_children, model_row, resolve_base, unknown_model
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
 from indexer.storage.atomic_files import remove_leftovers
@@ -119,6 +120,8 @@ def build(
                 expected = one.estimate(one.plan())
                 one.report.dry_run = expected.as_row()
                 watcher.say(expected.sentence)
+                for sentence in expected.requests.sentences():
+                    watcher.say(sentence)
                 reports.append(one.report)
             else:
                 reports.append(_run(one, was_listed))
@@ -215,6 +218,8 @@ def update_listing(build: Build) -> None:
         progress, resumed = listing.begin(request)
         if resumed:
             watcher.say("resuming the crawl where it was interrupted")
+        elif counts := count_children(request.base):
+            watcher.say(children_sentence(request.base, counts, request.relations, request.page_size))
         gone_before = {model.id for model in listing.models() if model.deleted_at_hub}
         found, is_complete = 0, not request.is_narrowed
         for page in crawl(request, progress):
@@ -238,7 +243,11 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
     planned = build.plan()
     is_wanted = False
     try:
-        is_wanted = build.watcher.confirm(build.estimate(planned))
+        expected = build.estimate(planned)
+        if expected.requests.seconds:
+            for sentence in expected.requests.sentences():
+                build.watcher.say(sentence)
+        is_wanted = build.watcher.confirm(expected)
     finally:
         if not is_wanted and not was_listed:
             build.listing.path.unlink(missing_ok=True)

@@ -87,10 +87,7 @@ def resolve_base(name: str) -> BaseFacts:
                 raise
             config = None
         if not isinstance(config, dict):
-            raise AtlasError(
-                f"{identifier} has no readable config.json, so the architecture of its weights is unknown.",
-                "Choose a base that transformers can load.",
-            )
+            raise _without_config(identifier, filenames_in(row))
     except (GatedRepoError, EntryNotFoundError, RevisionNotFoundError) as error:
         raise as_user_error(error, what) from error
     except RepositoryNotFoundError as error:
@@ -98,6 +95,24 @@ def resolve_base(name: str) -> BaseFacts:
     except Exception as error:
         raise as_user_error(error, what) from error
     return BaseFacts(identifier, commit, tuple(dict.fromkeys(aliases)), config, row)
+
+
+# Files that say what a repository without config.json is, and what to do.
+_INSTEAD_OF_CONFIG = (
+    ("adapter_config.json", "it is an adapter", "Name the base that it was trained on."),
+    ("model_index.json", "it is a diffusers pipeline", "Choose a base that transformers can load."),
+    ("params.json", "its weights are in Mistral's own form", "Choose its twin for transformers, often named …-hf."),
+)
+
+
+def _without_config(identifier: str, filenames: tuple[str, ...]) -> AtlasError:
+    for name, what, hint in _INSTEAD_OF_CONFIG:
+        if name in filenames and "config.json" not in filenames:
+            return AtlasError(f"{identifier} has no config.json: {what} ({name}).", hint)
+    return AtlasError(
+        f"{identifier} has no readable config.json, so the architecture of its weights is unknown.",
+        "Choose a base that transformers can load.",
+    )
 
 
 def _identity(row: Any, what: str) -> tuple[str, str]:
