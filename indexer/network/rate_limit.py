@@ -282,15 +282,18 @@ def policy_in(headers: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def note_response(kind: str, headers: Mapping[str, str]) -> None:
-    """Count a request of this process ("api", "resolve"), and remember the quota that its response names."""
+    """Count a request of this process, and remember the quota that its response names.
+
+    ``kind``: "api", "resolve" (files), "git", or "other" (ranges from signed addresses).
+    """
     _sent[kind] += 1
     if (policy := policy_in(headers)) is not None:
         _policies[kind] = policy
 
 
-def sent_requests(kind: str) -> int:
-    """How many requests of a kind this process has sent."""
-    return _sent[kind]
+def sent_requests() -> int:
+    """How many requests of this process were answered."""
+    return _sent.total()
 
 
 def quota_of(kind: str, has_token: bool) -> tuple[int, int]:

@@ -107,6 +107,11 @@ class RemoteFile:
                 raise problem.failure
             self._retries.wait(attempts)
 
+    @property
+    def location(self) -> str:
+        """The address that ranges are read from."""
+        return self._location.location
+
     def run(self, start: int, stop: int) -> Run:
         """The bytes [start, stop) by one request; skipped bytes are received all the same."""
         check_range(self, start, stop)
@@ -198,21 +203,25 @@ class RemoteFile:
         return TransientError(Failed(reason, f"{shown(self.name)} {sentence}"))
 
 
-def has_expired(address: str, headers: Mapping[str, str]) -> bool | None:
-    """Whether a signed address has expired, by its own parameters (CloudFront's or S3's); None if it does not say.
-
-    ``headers`` of the response: the time is the server's ``Date``, because the local clock may be wrong.
-    """
+def expiry_of(address: str) -> datetime | None:
+    """When a signed address expires, by its own parameters (CloudFront's or S3's); None if it does not say."""
     try:
         parameters = dict(parse_qsl(urlsplit(address).query))
         if "X-Amz-Date" in parameters:
             signed = datetime.strptime(parameters["X-Amz-Date"], _AMZ_DATE).replace(tzinfo=UTC)
-            expires = signed + timedelta(seconds=float(parameters["X-Amz-Expires"]))
-        else:
-            expires = datetime.fromtimestamp(float(parameters["Expires"]), UTC)
+            return signed + timedelta(seconds=float(parameters["X-Amz-Expires"]))
+        return datetime.fromtimestamp(float(parameters["Expires"]), UTC)
     except (KeyError, ValueError, OverflowError, OSError):
         return None
-    return expires <= (date_in(headers) or datetime.now(UTC))
+
+
+def has_expired(address: str, headers: Mapping[str, str]) -> bool | None:
+    """Whether a signed address has expired; None if it does not say when it does.
+
+    ``headers`` of the response: the time is the server's ``Date``, because the local clock may be wrong.
+    """
+    expires = expiry_of(address)
+    return None if expires is None else expires <= (date_in(headers) or datetime.now(UTC))
 
 
 class StreamRun(Run):

@@ -120,7 +120,10 @@ class RetryingTransport(httpx2.BaseTransport):
         given = request.extensions.get("timeout") or {}
         timeouts |= {name: value for name, value in given.items() if value is not None}
         request.extensions = {**request.extensions, "timeout": timeouts}
-        kind = "resolve" if _is_file(request.url) else "git" if ".git/" in request.url.path else "api"
+        path = request.url.path
+        kind = (
+            "resolve" if _is_file(request.url) else "git" if ".git/" in path else "api" if "/api/" in path else "other"
+        )
         quota = f"{request.url.netloc.decode('ascii', 'replace')} {kind}"
         wait = min(self._limiter.take_turn(quota, math.inf) or 0.0, limits.longest_rate_limit_wait)
         if wait >= 5:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from urllib.parse import unquote
 
-from scripts.loopback_hub.answers import Answer, Request, error, redirect, repository_not_found
+from scripts.loopback_hub.answers import Answer, Request, error, json_answer, redirect, repository_not_found
 from scripts.loopback_hub.joined import JoinedStore
 from scripts.loopback_hub.store import Repository
 
@@ -25,6 +25,13 @@ class Access:
     def is_granted(self, request: Request, repository: Repository) -> bool:
         """Whether the request's token opens this repository."""
         return request.token is not None and repository.id in self._tokens.get(request.token, ())
+
+    def who(self, request: Request) -> Answer:
+        """``/api/whoami-v2``: whose token came with the request."""
+        if request.token in self._narrow or request.token in self._tokens:
+            role = "fineGrained" if request.token in self._narrow else "read"
+            return json_answer({"type": "user", "name": "somebody", "auth": {"accessToken": {"role": role}}})
+        return error(401, "Invalid username or password.")
 
     def find(self, request: Request, id_span: tuple[int, int], *, files: bool) -> Repository | Answer:
         """The repository whose id is at ``id_span`` of the request's path, or the error answer.

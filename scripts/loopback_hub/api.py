@@ -62,6 +62,8 @@ class Api:
         """The answer to any request below ``/api``."""
         if request.path.rstrip("/") == "/api/models":
             return self._listing(request)
+        if request.path == "/api/whoami-v2":
+            return self.access.who(request)
         match = _MODEL.fullmatch(request.path)
         if match is None:
             return repository_not_found(request)

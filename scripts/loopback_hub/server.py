@@ -225,7 +225,10 @@ class Handler(BaseHTTPRequestHandler):
         if claimed != length:
             self.close_connection = True
         desk.ledger.set_status(record, answer.status)
-        self.send_response(answer.status, _phrase(answer.status))
+        self.send_response_only(answer.status, _phrase(answer.status))
+        self.send_header("Server", self.version_string())
+        if "Date" not in answer.headers:  # a fault may set it, where a clock is to be wrong
+            self.send_header("Date", self.date_time_string())
         if answer.status not in (204, 304):
             self.send_header("Content-Length", str(claimed))
         self.send_header("X-Request-Id", f"loopback-{record.number}")
