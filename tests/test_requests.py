@@ -143,7 +143,7 @@ def test_counts_that_are_none_are_left_out(monkeypatch, counted):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"model_index.json": {}}, "diffusers pipeline"),
+        ({"model_index.json": {}}, "pipeline without"),
         ({"params.json": {}, "consolidated.safetensors": b"x"}, "Mistral's own form"),
         ({"adapter_config.json": {}}, "adapter"),
         ({"README.md": "x"}, "no readable config.json"),
