@@ -17,7 +17,7 @@ from indexer.network.rows import filenames_in
 RELATION_ORDER = ("adapter", "finetune", "merge", "quantized")
 
 # What a claim is based on, most trusted first; "alias" stands for "alias:<id>".
-TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "name")
+TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "weights", "name")
 
 # The claim of a local model that `index add` took from a folder; it is not on the Hub.
 BY_FOLDER = "folder"

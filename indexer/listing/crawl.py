@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import httpx2
@@ -34,6 +34,7 @@ from indexer.listing.claims import NO, UNSURE, YES, Claim, path_verdict, relatio
 from indexer.listing.listing_state import in_utc
 from indexer.listing.questions import (
     BadRow,
+    CheckedRow,
     ClaimedRow,
     CrawlProgress,
     CrawlRequest,
@@ -41,6 +42,7 @@ from indexer.listing.questions import (
     Question,
     RawRow,
     Rejected,
+    Unrelated,
 )
 from indexer.names import is_hub_id
 from indexer.network.hub import fetch_json
@@ -70,6 +72,8 @@ _OTHER_BASES = frozenset((
     "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
     "mdeberta", "mini", "mt", "multilingual", "norwegian", "small", "spanish", "tiny", "umt", "xlm",
 ))  # fmt: skip
+# Why an untagged model is rejected whose config.json says less than it used to.
+NO_PATH = "nothing names the base, and its config.json has no _name_or_path, as transformers 5 saves it"
 _WORD = re.compile(r"[a-z0-9.]+")
 
 # (file, key, what a claim made there is called)
@@ -86,6 +90,31 @@ def crawl(request: CrawlRequest, progress: CrawlProgress | None = None) -> Itera
     yielded before stay valid.
     """
     return _Crawl(request, progress or CrawlProgress()).run()
+
+
+class RowCheck(Protocol):
+    """Checks the rows of a page that the crawl itself cannot: ``is_full`` once it takes no more of them."""
+
+    is_cut: bool
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further pages would not be checked."""
+        ...
+
+    def __call__(self, rows: Sequence[Any]) -> list[CheckedRow | None]:
+        """What the rows of a page are."""
+        ...
+
+
+def answers(question: Question, request: CrawlRequest, progress: CrawlProgress, check: RowCheck) -> Iterator[Page]:
+    """The pages of one question, whose rows ``check`` examines. Raises like ``crawl``."""
+    for page in _Answers(request, progress, check).pages(question):
+        yield page
+        if check.is_full and not page.is_last:
+            progress.finished.add(question.key)
+            yield Page(question, is_last=True, is_cut=True)
+            return
 
 
 class ClaimFilter:
@@ -237,11 +266,12 @@ class _Crawl:
                 links, ids, without_news = {address}, set(), 0
                 restarts, has_news = restarts + 1, False
                 continue
-            found = [self.filter(question, row) for row in rows]
+            found = self.checked(question, rows)
             claimed = tuple(one for one in found if isinstance(one, ClaimedRow))
             bad = tuple(one for one in found if isinstance(one, BadRow))
             rejected = tuple(one for one in found if isinstance(one, Rejected))
-            page = Page(question, claimed, bad, rejected, is_cut=self.filter.is_cut)
+            unrelated = tuple(one for one in found if isinstance(one, Unrelated))
+            page = Page(question, claimed, bad, rejected, unrelated, is_cut=self.is_cut)
             for one in claimed:
                 if one.claim.relation == "finetune":
                     downloads = Reader().count(one.row.get("downloads"), "downloads") or 0
@@ -274,6 +304,15 @@ class _Crawl:
             f"The Hub's listing of {question.what} was not read to its end: {problem}.",
             "What was read is kept. Check HF_ENDPOINT and run it again.",
         )
+
+    def checked(self, question: Question, rows: list[Any]) -> list[CheckedRow | None]:
+        """What the rows of a page are."""
+        return [self.filter(question, row) for row in rows]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether models were left out by a bound."""
+        return self.filter.is_cut
 
     def _find_place(self, first: str, oldest: datetime | None) -> str:
         """The address of a page of the question that begins with ``first``: from there models up to ``oldest`` follow.
@@ -330,6 +369,25 @@ class _Crawl:
         return rows, answer.next_link, size
 
 
+class _Answers(_Crawl):
+    def __init__(self, request: CrawlRequest, progress: CrawlProgress, check: RowCheck) -> None:
+        super().__init__(request, progress)
+        self.check = check
+
+    def pages(self, question: Question) -> Iterator[Page]:
+        """The pages of this question alone."""
+        return self._pages(question)
+
+    def checked(self, question: Question, rows: list[Any]) -> list[CheckedRow | None]:
+        """What the rows of a page are."""
+        return self.check(rows)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether models were left out by a bound."""
+        return self.check.is_cut
+
+
 def _created(rows: Collection[Any]) -> list[datetime]:
     """When the models of these rows were created, where they say so."""
     moments = (Reader().moment(row.get("createdAt"), "createdAt") for row in rows if isinstance(row, dict))
@@ -368,7 +426,7 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
     """
     identifier, revision = str(row["id"]), str(row.get("sha") or "main")
     base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
-    is_unclear = False
+    is_unclear = lacks_path = False
     for filename, key, claimed_by in _NAMED_IN:
         if names and filename not in names:
             continue
@@ -379,6 +437,7 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
                 raise
             config = None
         path = config.get(key) if isinstance(config, dict) else None
+        lacks_path = lacks_path or (isinstance(config, dict) and key == "_name_or_path" and key not in config)
         is_text = isinstance(path, str) and len(path) <= _LONGEST_NAME
         verdict = path_verdict(path if is_text else None, identifier, ids)
         if verdict == YES:
@@ -404,7 +463,7 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
         return None, "its configuration names something else, or a folder"
     if is_named_after(identifier, ids):
         return Claim(relation, "name", base), "its name"
-    return None, "nothing names the base"
+    return None, NO_PATH if lacks_path else "nothing names the base"
 
 
 def is_named_after(identifier: str, ids: Collection[str]) -> bool:
