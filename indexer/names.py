@@ -22,11 +22,6 @@ READS = ("sample", "full")
 CONNECTIONS = 8
 RELATIONS = ("finetune", "adapter", "merge", "quantized")
 
-# The order of stacks wherever they are listed; "" is the only stack of a model.
-STACKS = (
-    "", "encoder", "decoder", "text", "vision", "multimodal", "expert", "stage1", "stage2", "stage3", "stage4",
-)  # fmt: skip
-
 # The order of families wherever they are listed or concatenated.
 FAMILIES = (
     "query",
@@ -41,6 +36,13 @@ FAMILIES = (
     "feedforward1",
     "feedforward2",
 )
+
+# The order of stacks: of text and speech models; of a U-Net; of transformers with streams for images and for texts; of
+# models with towers side by side; of robot policies; of images in stages.
+STACKS = (
+    "", "encoder", "decoder", "down", "mid", "up", "image", "text", "single", "vision", "multimodal", "expert",
+    "stage1", "stage2", "stage3", "stage4",
+)  # fmt: skip
 
 # What is measured of each layer of a model: the columns of depth profiles, on disk, in the database and in answers.
 # Of each there may be an error; NULL if it was not asked for or says nothing.

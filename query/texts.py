@@ -11,7 +11,7 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -113,6 +113,16 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     if kept.cut:
         notes.append(f"of {kept.cut:,} long texts of {name} the first {LONGEST_TEXT:,} characters were used")
     return Texts(name, tuple(texts), kept.count, tuple(notes))
+
+
+def given_texts(texts: Sequence[str], *, most: int | None = MOST_TEXTS) -> Texts:
+    """Texts that are not in a file, cut and thinned out like those of a file. Raises AtlasError if all are empty."""
+    kept = _EvenlySpaced(most)
+    for text in texts:
+        kept.add(text)
+    if not kept.count:
+        raise AtlasError("There is no text.", "Give some dozen texts.")
+    return Texts("these texts", tuple(kept.texts()), kept.count)
 
 
 def read_stdin(most: int, seconds: float = SILENCE_SECONDS) -> bytes:

@@ -110,7 +110,7 @@ class Build:
         A new commit that does not change the weight files (an edited card) is not a new base: the atlas keeps the
         commit it knows, and with it every record.
         """
-        if stored := self._undamaged_base(self.facts.commit):
+        if (stored := self._undamaged_base(self.facts.commit)) and not self._is_too_little(stored):
             return stored
         from indexer.deltas.base import open_base, store_base
 
@@ -121,12 +121,28 @@ class Build:
                 if None not in hashes and known.file_hashes == hashes:
                     self.facts = replace(self.facts, commit=known.commit)
                     self.report.base_commit = known.commit
-                    if stored := self._undamaged_base(known.commit):
+                    if (stored := self._undamaged_base(known.commit)) and not self._is_too_little(stored):
                         return stored
                     break
             self.watcher.say(f"fetching the block matrices of {self.facts.id}")
             path = self.folder.base(self.facts.id, self.facts.commit)
-            return store_base(checkpoint, self.facts.id, self.facts.commit, path)
+            # Of models of images and video nearly all that is trained are LoRAs, whose changes need no base.
+            is_sampled = bool(self.facts.component) and not self.options.spectra and self.options.read == "sample"
+            return store_base(
+                checkpoint, self.facts.id, self.facts.commit, path,
+                component=self.facts.component, is_sampled=is_sampled,
+            )  # fmt: skip
+
+    def _is_too_little(self, stored: StoredBase) -> bool:
+        """Whether a sample of the base is stored, and the build needs all of it. Raises AtlasError offline."""
+        if not stored.is_sampled or not (self.options.spectra or self.options.read == "full"):
+            return False
+        if constants.HF_HUB_OFFLINE:
+            raise AtlasError(
+                f"This atlas keeps a sample of the rows of {self.facts.id}, and HF_HUB_OFFLINE is set.",
+                "Unset it, or read a sample of the models too: --read sample.",
+            )
+        return True
 
     def _undamaged_base(self, commit: str) -> StoredBase | None:
         """The base's file, if it is there as it was written. Raises AtlasError for a damaged one offline."""

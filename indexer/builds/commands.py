@@ -193,7 +193,7 @@ def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
     for base in stored_bases(folder):
         aliases = Listing(folder.listing(base.base)).aliases()
         if typed in {base.base.lower(), *(alias.lower() for alias in aliases)}:
-            return BaseFacts(base.base, base.commit, aliases, dict(base.config))
+            return BaseFacts(base.base, base.commit, aliases, dict(base.config), component=base.component)
     raise AtlasError(f"The base {name} is not in this atlas, and HF_HUB_OFFLINE is set.", "Unset it to ask the Hub.")
 
 
@@ -360,7 +360,7 @@ def publish_records(
 def _publish(
     folder: AtlasFolder, base: StoredBase, listing: Listing, options: BuildOptions, watcher: Watcher
 ) -> BuildReport:
-    facts = BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config))
+    facts = BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config), component=base.component)
     build = Build(folder, facts, options, watcher, listing, asks_hub=False)
     build.superseded = move_records(build.store, base.base, listing.renamed)
     entries = [one.entry for one in build.plan()]

@@ -16,10 +16,12 @@ from indexer.publish.rows import Entry
 from indexer.quantities import duration_in_words, size_in_words
 from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity, Spec, Unit
 from indexer.records.row_plan import ROW_PLAN
-from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
+from indexer.records.store import READER, FailureRecord, RecordHeader, RecordStore, current_record
 
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
 RECHECKED = frozenset({"gated", "disabled"})
+# The reason of an adapter whose change depends on whole matrices of a base of which rows are kept.
+NEEDS_BASE = "base_sampled"
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,10 @@ def _planned(
     # The last failure, whatever was to be read: a model that cannot be read cannot be read for either.
     failures = [failure for one in _that_serve(unit.identity) if (failure := store.failure(one.digest)) is not None]
     outcome = max(failures, key=lambda one: one.when, default=None)
-    is_due = outcome is None or outcome.reason in RECHECKED
-    if outcome is not None and outcome.status == "failed":
+    is_due = outcome is None or outcome.reason in RECHECKED or (outcome.status == "skipped" and outcome.reader < READER)
+    if outcome is not None and outcome.reason == NEEDS_BASE:
+        is_due = is_due or not template.spec.sample  # the base is fetched whole for this build
+    elif outcome is not None and outcome.status == "failed":
         is_due = is_due or retry_failed or outcome.is_due
     is_here = listed.claimed_by != BY_FOLDER or listed.id in folders
     is_wanted = is_selected and is_here and not listed.deleted_at_hub and is_due

@@ -14,10 +14,10 @@ from functools import cached_property
 
 import torch
 
-from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Matrix
+from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import published_matrices
-from indexer.deltas.delta import layout_against
+from indexer.deltas.delta import LoraDelta, layout_against
 from indexer.deltas.rounding import narrowest_dtype
 from indexer.deltas.single import Described, model_errors
 from indexer.errors import ModelError, Skipped
@@ -28,7 +28,6 @@ from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.parts import Extent, Floats, ModelParts
 from indexer.vectors.published import PublishedBase
-from indexer.weights.adapter import lora_paths, read_lora
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 MATRICES = 8
@@ -67,7 +66,7 @@ class Parts:
     def base_weights(self) -> dict[DeltaKey, torch.Tensor]:
         """The base's parts in its own dtype, from the atlas."""
         with closing(self._base) as base:
-            return {key: base.matrix(key)[: one.rows, : one.columns].clone() for key, one in self.extents.items()}
+            return {key: base.leading(key, one.rows, one.columns).clone() for key, one in self.extents.items()}
 
     @property
     def names(self) -> list[str]:
@@ -115,7 +114,7 @@ class Parts:
         weights: dict[str, Floats] = {}
         deltas: dict[str, Floats] = {}
         widest = None
-        for key, found in self._lora_deltas(checkpoint) if is_adapter else self._stored_weights(checkpoint):
+        for key, found in self._adapter_deltas(checkpoint) if is_adapter else self._stored_weights(checkpoint):
             base = self.base_weights[key]
             if is_adapter:
                 weight, delta = base.float() + found, found
@@ -147,16 +146,17 @@ class Parts:
                 if (extent := self.extents.get(matrix.key)) is not None:
                     yield matrix.key, _cut(matrix, tensor)[: extent.rows, : extent.columns]
 
-    def _lora_deltas(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
+    def _adapter_deltas(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
         """The parts of an adapter's deltas; zeros for matrices that it does not change."""
-        architecture = load_architecture(str(self._base.config["model_type"]))
-        located = architecture.locate_modules(lora_paths(checkpoint), self._base.layout)
         found = {key: torch.zeros(extent.rows, extent.columns) for key, extent in self.extents.items()}
-        for module in read_lora(checkpoint):
-            for matrix in located.get(module.path, ()):
-                if (extent := self.extents.get(matrix.key)) is not None:
-                    a, b = matrix.extract_lora(module.a, module.b)
-                    found[matrix.key] = module.scale * (b[: extent.rows].float() @ a[:, : extent.columns].float())
+        for delta in deltas_on(checkpoint, self._base):
+            if (extent := self.extents.get(delta.key)) is None:
+                continue
+            if isinstance(delta, LoraDelta):
+                found[delta.key] = delta.scale * (delta.b[: extent.rows] @ delta.a[:, : extent.columns])
+            else:
+                formed = dense(delta, self._base.matrix(delta.key)).matrix
+                found[delta.key] = formed[: extent.rows, : extent.columns].clone()
         yield from found.items()
 
 

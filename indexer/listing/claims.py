@@ -93,8 +93,12 @@ def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection
 
 
 def untyped_relation(row: Mapping[str, Any]) -> str:
-    """The relation by the files: "adapter" or "finetune"."""
-    is_adapter = "adapter_config.json" in filenames_in(row) or row.get("library_name") == "peft"
+    """The relation by the files, and by the tag that LoRAs of image models carry: "adapter" or "finetune"."""
+    files, tags = filenames_in(row), row.get("tags")
+    is_adapter = not {"adapter_config.json", "pytorch_lora_weights.safetensors"}.isdisjoint(files)
+    is_adapter = is_adapter or row.get("library_name") == "peft"
+    if row.get("library_name") == "diffusers" and "model_index.json" not in files:
+        is_adapter = is_adapter or (isinstance(tags, list) and "lora" in tags)
     return "adapter" if is_adapter else "finetune"
 
 

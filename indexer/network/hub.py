@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,9 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 # Patterns of ids that a base may have had before it was renamed; each is checked with the Hub.
 _FORMER_IDS = (("", "{name}"), ("meta-llama", "meta-llama/Meta-{name}"))
 
+# The folders that hold the denoising model in a repository of diffusers.
+COMPONENTS = ("transformer", "unet")
+
 _CONVERTER = "SFconvertbot"
 _CONVERSION = "Adding `safetensors` variant of this model"
 _MOST_DISCUSSION_PAGES = 4
@@ -36,13 +40,17 @@ _MOST_DISCUSSION_PAGES = 4
 
 @dataclass(frozen=True)
 class BaseFacts:
-    """A base model on the Hub: canonical id, other ids, commit, parsed config.json."""
+    """A base model on the Hub: canonical id, other ids, commit, parsed config.json.
+
+    ``component``: the folder of the weights in a repository of diffusers ("transformer"), and of its config.json.
+    """
 
     id: str
     commit: str
     aliases: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
     row: dict[str, Any] = field(default_factory=dict)
+    component: str = ""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -80,8 +88,9 @@ def resolve_base(name: str) -> BaseFacts:
                     found = ask(f"/api/models/{former}").value
                     if isinstance(found, dict) and found.get("id") == identifier:
                         aliases.append(former)
+        component = component_of(filenames_in(row))
         try:
-            config = fetch_json(identifier, "config.json", commit)
+            config = fetch_json(identifier, f"{component}/config.json" if component else "config.json", commit)
         except ModelError as error:
             if error.reason not in ("not_found", "malformed", "malformed_row"):
                 raise
@@ -89,15 +98,24 @@ def resolve_base(name: str) -> BaseFacts:
         if not isinstance(config, dict):
             raise AtlasError(
                 f"{identifier} has no readable config.json, so the architecture of its weights is unknown.",
-                "Choose a base that transformers can load.",
+                "Choose a base that transformers or diffusers can load.",
             )
+        if component and isinstance(config.get("_class_name"), str):
+            config["model_type"] = config["_class_name"]
     except (GatedRepoError, EntryNotFoundError, RevisionNotFoundError) as error:
         raise as_user_error(error, what) from error
     except RepositoryNotFoundError as error:
         raise unknown_model(name) from error
     except Exception as error:
         raise as_user_error(error, what) from error
-    return BaseFacts(identifier, commit, tuple(dict.fromkeys(aliases)), config, row)
+    return BaseFacts(identifier, commit, tuple(dict.fromkeys(aliases)), config, row, component)
+
+
+def component_of(filenames: Collection[str]) -> str:
+    """The folder of the denoising model in a repository of diffusers; "" for any other repository."""
+    if "model_index.json" not in filenames or "config.json" in filenames:
+        return ""
+    return next((name for name in COMPONENTS if f"{name}/config.json" in filenames), "")
 
 
 def _identity(row: Any, what: str) -> tuple[str, str]:

@@ -109,6 +109,11 @@ class Checkpoint:
         )
 
     @property
+    def metadata(self) -> Mapping[str, str]:
+        """The metadata of a single safetensors file; {} for other checkpoints."""
+        return next(iter(self._files.values())).metadata if len(self._files) == 1 else {}
+
+    @property
     def bytes_read(self) -> int:
         """Bytes read so far, from disk or in response bodies, including configs and indexes."""
         return self._repository.small_bytes + sum(index.source.bytes_read for index in self._files.values())
@@ -289,10 +294,7 @@ class Checkpoint:
 
         Raises Skipped("malformed") if it is longer than ``limit``, Failed if a retry may work.
         """
-        for path in dict.fromkeys((self.folder + name, name)):
-            if path in self._repository.filenames:
-                return self._repository.read_small(path, limit)
-        return None
+        return self._repository.read_beside(self.folder, name, limit)
 
     def close(self) -> None:
         """Close files and connections."""

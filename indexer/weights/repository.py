@@ -87,6 +87,13 @@ class Repository:
         self.small_bytes += len(content)
         return content
 
+    def read_beside(self, folder: str, name: str, limit: int) -> bytes | None:
+        """A small file of ``folder`` ("" or "name/"), else of the repository; None if there is none."""
+        for path in dict.fromkeys((folder + name, name)):
+            if path in self.filenames:
+                return self.read_small(path, limit)
+        return None
+
     def read_json(self, path: str, limit: int) -> dict[str, Any]:
         """A JSON file that must hold an object. Raises Skipped("malformed") if it does not."""
         try:

@@ -28,11 +28,11 @@ from query.trace.evidence import (
     tokenizer_of_model,
 )
 from query.trace.texts import USUAL_LENGTH, JudgedTexts, judge_texts, kept_tokens
+from query.trace.vocabulary import BaseTokenizer, Tokenizer
 from query.trace.words import Script, Word, distinctive_scores, pieces_of, scripts_of, words_of
 from query.wording import counted
 
 if TYPE_CHECKING:
-    from indexer.profiles.tokenizer import IsolatedTokenizer
     from query.reader import AtlasReader
 
 NONE = "none"
@@ -276,25 +276,25 @@ def _place_of(found: ResolvedModel, name: str, row: dict[str, Any] | None) -> tu
 
 def _tokenizer(
     atlas: AtlasReader, found: ResolvedModel, name: str, row: dict[str, Any] | None, evidence: TokenEvidence
-) -> tuple[IsolatedTokenizer | None, str]:
+) -> tuple[Tokenizer | None, str]:
     """The base's tokenizer, or the model's own where its vocabulary has another size; or why there is none."""
     try:
         require("Naming tokens", *READERS)
         if evidence.vocabulary == evidence.base_vocabulary:
             (facts,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [found.base])
-            return _base_tokenizer(found.base, str(facts["commit"])), ""
+            return _base_tokenizer(found.base, str(facts["commit"]), evidence.base_vocabulary), ""
         return tokenizer_of_model(*_place_of(found, name, row)), ""
     except AtlasError as error:
         return None, str(error)
 
 
 @lru_cache(maxsize=4)
-def _base_tokenizer(base: str, commit: str) -> IsolatedTokenizer:
+def _base_tokenizer(base: str, commit: str, vocabulary: int) -> BaseTokenizer:
     """Kept for the next question: it runs in a process of its own, which takes a second to start."""
-    return tokenizer_of_model(ModelRef(base), commit)
+    return BaseTokenizer(base, commit, vocabulary)
 
 
-def _masked(tokenizer: IsolatedTokenizer, evidence: TokenEvidence) -> bool | None:
+def _masked(tokenizer: Tokenizer, evidence: TokenEvidence) -> bool | None:
     """Whether the row of the mask token moved; None if there is none, or it was not read."""
     if evidence.is_share:
         return None

@@ -46,9 +46,8 @@ def build(shell, *words):
     return json.loads(ran.out)
 
 
-@pytest.mark.parametrize(
-    ("workers", "connections"), [("4", "1"), *(pytest.param(*one, marks=pytest.mark.slow) for one in ("13", "24"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "connections"), [("4", "1"), ("1", "3")])
 def test_workers_share_the_connections(shell, workers, connections):
     build(shell, "--limit", "1")  # the base is there
     shell.hub.reset_log()
@@ -68,11 +67,8 @@ def test_workers_share_the_connections(shell, workers, connections):
     ("command", "workers", "stop"),
     [
         ("build", "1", signal.SIGINT),
-        ("deepen", "1", signal.SIGINT),
-        *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("build", "2", signal.SIGINT), ("build", "2", signal.SIGTERM), ("deepen", "2", signal.SIGTERM))
-        ),
+        pytest.param("build", "2", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("deepen", "2", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_stop_with_a_hanging_hub_ends_in_seconds_and_keeps_what_is_done(shell, command, workers, stop):
