@@ -16,10 +16,9 @@ from torch import nn
 from indexer.architectures.architecture import Layout, compare, known_model_types, load_architecture
 from indexer.architectures.pattern import Settings
 from indexer.errors import Skipped
-from indexer.names import FAMILIES, DeltaKey
+from indexer.names import FAMILIES, STACKS, DeltaKey
 from tests.architecture.live_models import EVERY, HEADS
 from tests.architecture.planting import build, plant
-from tests.image_models.written import OF_DIFFUSERS
 
 
 def saved(model: nn.Module, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
@@ -95,14 +94,6 @@ def test_planted_deltas_are_read_back_under_every_head(name: str, tmp_path: Path
         pytest.skip("transformers has no head for it")
 
 
-def test_every_model_type_with_a_data_file_is_built_and_read_here() -> None:
-    """But for the classes of diffusers, which is not a dependency: see tests/image_models."""
-    assert set(known_model_types()) == {name.split()[0] for name in EVERY} | set(OF_DIFFUSERS)
-
-
-STACK_NAMES = ([""], ["encoder", "decoder"], ["down", "mid", "up"], ["image", "text"], ["image", "text", "single"])
-
-
 def test_data_files_are_part_of_the_package_and_share_no_model_type() -> None:
     folder = resources.files("indexer") / "architectures"
     files = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
@@ -114,7 +105,8 @@ def test_data_files_name_families_stacks_and_counts_that_exist() -> None:
     for model_type in known_model_types():
         architecture = load_architecture(model_type)
         assert model_type in architecture.model_types
-        assert [stack.name for stack in architecture.stacks] in STACK_NAMES
+        names = [stack.name for stack in architecture.stacks]
+        assert names == [""] or (len(set(names)) == len(names) and set(names) < set(STACKS[1:]))
         for stack in architecture.stacks:
             for part in stack.parts:
                 for values in product((False, True), repeat=len(architecture.switches)):
