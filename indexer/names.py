@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from indexer.errors import AtlasError, Skipped, without_user
 
 SORTS = ("downloads", "created", "likes")
-DISCOVERIES = ("tags", "names")
+DISCOVERIES = ("tags", "names", "weights")
 EXECUTORS = ("local", "dask")
 READS = ("sample", "full")
 

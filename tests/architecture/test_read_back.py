@@ -250,11 +250,17 @@ def test_lora_modules_that_the_base_lacks_are_refused(tmp_path: Path) -> None:
         assert t5_file.locate_modules(ignored, t5_layout) == {}
 
 
-def test_a_module_that_fuses_what_the_base_stores_apart_is_refused(tmp_path: Path) -> None:
+def test_a_module_that_fuses_what_the_base_stores_apart_is_divided_by_the_base(tmp_path: Path) -> None:
     base, config = saved(build("modernbert-decoder"), tmp_path)
-    with pytest.raises(Skipped, match="query_key_value") as error:
-        load_architecture("modernbert").locate_modules(["layers.0.attn.Wqkv"], located(base, config))
-    assert error.value.reason == "adapter_unsupported"
+    layout = located(base, config)
+    found = load_architecture("modernbert").locate_modules(["layers.0.attn.Wqkv"], layout)["layers.0.attn.Wqkv"]
+    assert [matrix.key.family for matrix in found] == ["query", "key", "value"]
+    sizes = [matrix.shape[0] for matrix in found]
+    b = torch.randn(sum(sizes), 2)
+    for matrix, rows in zip(found, b.split(sizes), strict=True):
+        assert torch.equal(matrix.extract_lora(torch.randn(2, matrix.shape[1]), b)[1], rows)
+    with pytest.raises(Skipped):
+        found[0].extract_lora(torch.randn(2, found[0].shape[1]), b[:-1])
 
 
 # --- the base against another model
