@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from indexer.builds.requests import Requests
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import Parents, named_base, names_another
@@ -198,7 +199,8 @@ class Estimate:
     """What a build would read, ``read``: sample or full.
 
     ``sample_bytes`` and ``full_bytes``: of the full models, read either way; those of an adapter are known once it is
-    opened. ``bytes_per_second``: the rate of this atlas's builds so far, None where there are none.
+    opened. ``bytes_per_second``: the rate of this atlas's builds so far, None where there are none. ``requests``: to
+    the Hub.
     """
 
     models: int
@@ -207,6 +209,7 @@ class Estimate:
     sample_bytes: int
     full_bytes: int
     bytes_per_second: float | None = None
+    requests: Requests = field(default_factory=Requests)
 
     @property
     def bytes(self) -> int:
@@ -236,6 +239,7 @@ class Estimate:
         """JSON-ready: also what it takes the other way."""
         rate = self.bytes_per_second
         return asdict(self) | {
+            "requests": asdict(self.requests) | {"seconds": self.requests.seconds},
             "bytes": self.bytes,
             "seconds": self.seconds,
             "sample_seconds": self.sample_bytes / rate if rate else None,

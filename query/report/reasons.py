@@ -57,6 +57,7 @@ CLAIMS = {
     "adapter_config": "its adapter_config.json",
     "config": "its config.json",
     "card": "its model card",
+    "weights": "its weights, which are nearly the base's",
     "name": "its own name",
     "descendant": "being made from one of its fine-tunes",
     "user": "the person who added it",

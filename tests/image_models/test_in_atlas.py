@@ -70,6 +70,13 @@ def atlas(tmp_path_factory: pytest.TempPathFactory):
     tuned = {name: weight + change[name] for name, weight in base.items()}
     save_pipeline(store / "x/full", tuned, "transformer", "FluxTransformer2DModel")
     describe(store, "x/full", tags=["diffusers", f"base_model:{BASE}", f"base_model:finetune:{BASE}"])
+    # Two styles in one full model: half of either.
+    merged = dict(base)
+    for part in ("u1/style-0", "u1/style-1"):
+        for name, (a, b) in made[part].items():
+            merged[f"{name}.weight"] = merged[f"{name}.weight"] + 0.5 * 0.5 * (b @ a)
+    save_pipeline(store / "x/merged", merged, "transformer", "FluxTransformer2DModel")
+    describe(store, "x/merged", tags=["diffusers", f"base_model:{BASE}", f"base_model:merge:{BASE}"])
     with served_shell(store) as shell:
         ran = shell("index", "build", "--base", BASE)
         assert ran.code == 0, ran.err
@@ -122,6 +129,16 @@ def test_neighbours_duplicates_and_labels(atlas) -> None:
     shown = shell("query", "show", "u1/style-1").out
     assert "TOK1" in shown
     assert "LoRA" in shown
+
+
+def test_a_merge_of_two_is_found_by_lineage(atlas) -> None:
+    """With a sampled base: only its leading rows are compared."""
+    _, shell, *_ = atlas
+    ran = shell("query", "lineage", "x/merged", "--json")
+    assert ran.code == 0, ran.err
+    assert {row["parent"]: row["coefficient"] for row in ran.json} == pytest.approx(
+        {"u1/style-0": 0.5, "u1/style-1": 0.5}
+    )
 
 
 def test_a_full_fine_tune_is_read_by_its_component(atlas) -> None:
