@@ -23,7 +23,8 @@ from scripts.coverage.stores import fp8_blocks, in_folder, mlx, sharded
 class Kind:
     """``make(root, base, upload)`` writes both and returns the norm of the planted δW, 0 where there is none.
 
-    ``sample``: of 72. ``is_trained``: False for mere conversions. ``options``: of `index build`.
+    ``sample``: of 72. ``is_trained``: False for mere conversions; ``is_noisy``: stored in
+    codes of few bits. ``options``: of `index build`.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Kind:
     sample: int
     make: Callable[[Path, str, str], float]
     is_trained: bool = True
+    is_noisy: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -352,8 +354,8 @@ KINDS = (
     ),
     Kind("LoRA of FLUX by diffusers", "10–13 %", 5, _flux),
     Kind("robot policies: smolvla", "11 % of the sample", 8, _smolvla),
-    Kind("fp8, on a base in float", "1 of 72", 1, llama(store=fp8_blocks, settings=FP8)),
-    Kind("fp8, on a base in fp8", "", 0, llama(store=fp8_blocks, settings=FP8, base_too=True)),
+    Kind("fp8, on a base in float", "1 of 72", 1, llama(store=fp8_blocks, settings=FP8), is_noisy=True),
+    Kind("fp8, on a base in fp8", "", 0, llama(store=fp8_blocks, settings=FP8, base_too=True), is_noisy=True),
     Kind(
         "bitsandbytes, 4 bits",
         "1–2 %",
@@ -374,6 +376,7 @@ KINDS = (
         "small, growing",
         0,
         llama(store=mlx(8), settings={"quantization": {"bits": 8, "group_size": 32}}),
+        is_noisy=True,
     ),
     Kind(
         "MLX, 4 bits",
