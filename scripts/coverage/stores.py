@@ -65,20 +65,15 @@ def sharded(folder: Path, tensors: Tensors) -> None:
 
 
 def in_folder(name: str) -> object:
-    """In a subfolder, with an earlier checkpoint of nothing but zeros beside it if the name ends in a number."""
+    """In a subfolder, with an earlier checkpoint of nothing but zeros beside it if the name has a larger number."""
 
     def store(folder: Path, tensors: Tensors) -> None:
         (folder / name).mkdir(parents=True)
         save_file(tensors, folder / name / "model.safetensors")
         digits = "".join(letter for letter in name if letter.isdigit())
-        if digits:
+        if len(digits) > 1:
             earlier = folder / name.replace(digits, "1")
             earlier.mkdir(parents=True)
             save_file({key: torch.zeros_like(tensor) for key, tensor in tensors.items()}, earlier / "model.safetensors")
 
     return store
-
-
-def without_model_type(folder: Path, tensors: Tensors) -> None:
-    """As LeRobot: config.json has ``type``."""
-    save_file(tensors, folder / "model.safetensors")
