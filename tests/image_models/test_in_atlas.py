@@ -170,6 +170,18 @@ def test_what_needs_the_whole_base_says_so_and_is_read_with_it(atlas, tmp_path: 
     assert row["status"] == "indexed"
 
 
+def test_a_file_of_ones_own_is_added_and_asked_about(atlas) -> None:
+    _, shell, made, _ = atlas
+    save_by_kohya(shell.folder / "mine", made["u2/style-1"], 2.0, ("my style.safetensors",))
+    asked = shell("query", "similar", "./mine", "--base", BASE, "-k", "1", "--json")
+    assert asked.code == 0, asked.err
+    assert asked.json[0]["model"] == "u2/style-1"
+    ran = shell("index", "add", "./mine", "--base", BASE)
+    assert ran.code == 0, ran.err
+    rows = shell("query", "sql", "SELECT adapter_kind FROM models WHERE model LIKE 'local:%'", "--json").json
+    assert rows == [{"adapter_kind": "LoRA"}]
+
+
 def test_a_repository_without_a_known_component_is_refused(atlas, tmp_path: Path) -> None:
     store, *_ = atlas
     (store / "org/odd").mkdir(parents=True)
