@@ -188,7 +188,7 @@ COMMENT ON COLUMN records.head_class IS 'Class of its head, e.g. RobertaForSeque
 COMMENT ON COLUMN records.label_count IS 'Number of labels in its config.json.';
 COMMENT ON COLUMN records.label_names IS 'Names of the labels, unless they are the default LABEL_0, LABEL_1, …';
 COMMENT ON COLUMN records.problem_type IS 'problem_type of its config.json.';
-COMMENT ON COLUMN records.dtype IS 'The dtype that most of its weights are stored in.';
+COMMENT ON COLUMN records.dtype IS 'The dtype that most of its weights are stored in; fp8 or mlx (8 bits) if they are codes and scales, which adds the noise of that rounding to its change.';
 COMMENT ON COLUMN records.weight_files IS 'The files that were read, with their LFS ids if known.';
 COMMENT ON COLUMN records.bytes_read IS 'Bytes read to make the record.';
 COMMENT ON COLUMN records.block_bytes IS 'Bytes of its block matrices, or of the factors of an adapter.';

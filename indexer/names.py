@@ -37,10 +37,10 @@ FAMILIES = (
     "feedforward2",
 )
 
-# The order of stacks wherever they are listed; "" is the only stack of a model. Of encoder-decoders; of a U-Net; of
-# transformers with streams for images and for texts, and of multimodal models; of robot policies; of image models.
+# The order of stacks: of text and speech models; of a U-Net; of transformers with streams for images and for texts; of
+# models with towers side by side; of robot policies; of images in stages.
 STACKS = (
-    "", "encoder", "decoder", "down", "mid", "up", "image", "text", "vision", "multimodal", "single", "expert",
+    "", "encoder", "decoder", "down", "mid", "up", "image", "text", "single", "vision", "multimodal", "expert",
     "stage1", "stage2", "stage3", "stage4",
 )  # fmt: skip
 
@@ -107,8 +107,7 @@ class DeltaKey:
     @property
     def sort_key(self) -> tuple[int, int, int]:
         """In the order of STACKS, then by depth, then in the order of FAMILIES."""
-        stack = STACKS.index(self.stack) if self.stack in STACKS else len(STACKS)
-        return (stack, self.layer, FAMILIES.index(self.family))
+        return (STACKS.index(self.stack), self.layer, FAMILIES.index(self.family))
 
     def __str__(self) -> str:
         return f"{self.stack}.{self.layer}.{self.family}" if self.stack else f"{self.layer}.{self.family}"

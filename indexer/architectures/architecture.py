@@ -249,7 +249,13 @@ class Architecture:
                 key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
                 matrices[family] = Matrix(key, tensor, shape, self.transposed, rows, pattern.whole if rows else None)
         query, output = matrices.get("query"), matrices.get("output")
-        if query is not None and output is not None and query.rows and query.shape[0] != output.shape[1]:
+        by_config = any(
+            isinstance(share, str)
+            for pattern in names
+            if "query" in pattern.families
+            for share in (*pattern.shares, pattern.groups)
+        )
+        if by_config and query is not None and output is not None and query.shape[0] != output.shape[1]:
             raise Skipped(
                 "malformed",
                 f"by config.json {shown(query.tensor)} holds {query.shape[0]} rows of queries, "

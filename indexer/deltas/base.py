@@ -101,13 +101,15 @@ class BaseMatrices(StoredBase):
             self._lines[key, lines.tobytes()] = held
         return held
 
-    def leading(self, key: DeltaKey, rows: int, columns: int) -> torch.Tensor:
-        """The first rows and columns of one matrix (out, in). Raises Skipped("base_sampled") if they are not kept."""
+    def leading_rows(self, key: DeltaKey) -> int:
+        """How many of the first rows of one matrix are kept: all, but of a sampled base."""
         place = self.layout.by_key[key]
-        kept = leading(sampled_lines(place)) if sampled_lines(place) < place.lines else place.lines
-        if self.is_sampled and not place.transposed and rows <= kept:
-            return self._stored(key)[:rows, :columns]
-        return self.matrix(key)[:rows, :columns]
+        count = sampled_lines(place)
+        return place.shape[0] if not self.is_sampled or count == place.lines else leading(count)
+
+    def leading(self, key: DeltaKey, rows: int, columns: int) -> torch.Tensor:
+        """The first rows, up to ``leading_rows``, and columns of one matrix (out, in)."""
+        return self._stored(key)[:rows, :columns]
 
     @cached_property
     def embeddings(self) -> Mapping[str, torch.Tensor]:

@@ -24,6 +24,7 @@ from indexer.records.row_plan import lines_of, lines_to_read
 from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint
+from indexer.weights.quantised import refuse_coarse
 
 # The inner loop over a matrix works on pieces of this size.
 PIECE_BYTES = 512 << 10
@@ -78,7 +79,11 @@ def dense_deltas(
         for matrix in layout.by_tensor[name]:
             weight = matrix.extract(tensor)
             positions = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), matrix.transposed)
-            yield _dense_delta(matrix, weight, base.matrix(matrix.key), roundings, positions, with_weights)
+            reference = base.matrix(matrix.key)
+            if name in checkpoint.quantised:
+                rows = torch.from_numpy(matrix.stored_lines(np.arange(matrix.lines)))
+                reference = checkpoint.rounded_like(name, reference, rows)
+            yield _dense_delta(matrix, weight, reference, roundings, positions, with_weights)
 
 
 # The change of a sample, relative to the base's rows, up to which rounding may exceed it, by the narrowest dtype that
@@ -129,6 +134,8 @@ def sampled_deltas(
             for matrix, lines in wanted[name].items():
                 block = matrix.extract_lines(tensor[np.searchsorted(stored[name], matrix.stored_lines(lines))])
                 reference = base.lines(matrix.key, lines)
+                if name in checkpoint.quantised:
+                    reference = checkpoint.rounded_like(name, reference, torch.from_numpy(matrix.stored_lines(lines)))
                 rows, columns = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), matrix.transposed)
                 if more:
                     rows, columns = rows[:0], columns[:0]
@@ -176,6 +183,10 @@ def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
             f"its architecture is {layout.architecture} ({model_type}), the base's is {base.layout.architecture}",
         )
     compare(base.layout, layout)
+    if checkpoint.quantised:
+        refuse_coarse({name: checkpoint.quantised[name] for name in layout.tensors if name in checkpoint.quantised})
+        if any(matrix.transposed for matrix in layout.matrices):
+            raise Skipped("quantized", "its matrices are stored in few bits and transposed, which is not read")
     return layout
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -54,7 +55,8 @@ class Parts:
         layout = self._base.layout
         for tensor in _spread(list(layout.by_tensor.items()), changed):
             matrices = layout.by_tensor[tensor]
-            rows = self._leading[tensor] = _leading_rows(matrices[0], self._base.item_bytes)
+            rows = _leading_rows(matrices[0], self._base.item_bytes)
+            rows = self._leading[tensor] = min(rows, self._base.leading_rows(matrices[0].key))
             for matrix in matrices:
                 width = matrix.stored_rows if matrix.transposed else matrix.shape[1]
                 shape = _cut(matrix, torch.empty((rows, width), device="meta")).shape
@@ -75,7 +77,7 @@ class Parts:
 
     def read_base(self) -> ModelParts:
         """Only the base's embeddings, from the Hub: its matrices are in the atlas. Raises ModelError."""
-        reference = ModelRef.of_atlas(self._published.base)
+        reference = replace(ModelRef.of_atlas(self._published.base), subfolder=self._base.component)
         with _opened(reference, self._published.commit, "finetune", None, None) as checkpoint:
             tokens = _tokens(checkpoint)
             narrow = torch.float32 if tokens is None else narrowest_dtype(torch.from_numpy(tokens))
@@ -99,6 +101,10 @@ class Parts:
         Known ``filenames`` save a request. ``most_small``: the most bytes that a configuration or header may have.
         Raises ModelError if the model cannot be read or does not have the base's shape.
         """
+        component = self._base.component
+        if component and relation != "adapter":
+            if filenames is None or any(name.startswith(f"{component}/") for name in filenames):
+                reference = replace(reference, subfolder=component)
         try:
             with _opened(reference, commit, relation, filenames, most_small) as checkpoint:
                 return self._parts_of(checkpoint)

@@ -67,7 +67,7 @@ class StackedAdapter:
         changes = [by_key(deltas_on(self.checkpoint, self.base, on_base=False))]
         below: Parent | None = self.parent
         while below is not None and below.relation == "adapter":
-            opened = _opened(below)
+            opened = _opened(below, self.base.component)
             try:
                 is_lowest = below.parent is None
                 changes.append(by_key(deltas_on(opened, self.base, on_base=is_lowest)))
@@ -98,7 +98,7 @@ class StackedAdapter:
         with_weights: bool,
         sample_connections: int,
     ) -> Iterator[DenseDelta]:
-        checkpoint = _opened(parent)
+        checkpoint = _opened(parent, self.base.component)
         try:
             layout = layout_against(checkpoint, self.base)
             stream: Iterable[DenseDelta]
@@ -155,10 +155,12 @@ class _AdapterOverflows(Skipped):
     """The adapter's own factors are the problem, not its parent."""
 
 
-def _opened(parent: Parent) -> Checkpoint:
+def _opened(parent: Parent, component: str) -> Checkpoint:
+    is_of_diffusers = component and any(name.startswith(f"{component}/") for name in parent.filenames or ())
+    reference = ModelRef(parent.model, subfolder=component if is_of_diffusers else "")
     try:
         checkpoint = open_checkpoint(
-            ModelRef(parent.model), commit=parent.commit, filenames=parent.filenames, relation=parent.relation
+            reference, commit=parent.commit, filenames=parent.filenames, relation=parent.relation
         )
     except Skipped as reason:
         raise _parent_error(reason, parent) from reason

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -115,9 +114,6 @@ def vectorise(
                 else:
                     reader.read_adapter(None)
         deltas = reader.deltas()
-        bytes_of_dtype: Counter[str] = Counter()
-        for info in checkpoint.tensors.values():
-            bytes_of_dtype[str(info.dtype).removeprefix("torch.")] += info.nbytes
         record = Record(
             identity=identity,
             deltas=deltas,
@@ -131,7 +127,7 @@ def vectorise(
             files=checkpoint.files,
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
-            dtype=max(bytes_of_dtype, key=lambda name: (bytes_of_dtype[name], name), default=""),
+            dtype=checkpoint.dtype,
             device=unit.device,
             threads=torch.get_num_threads(),
             adapter_base=adapter_base,

@@ -102,13 +102,23 @@ def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection
     return next((relation for relation in RELATION_ORDER if relation in typed and relation in wanted), None)
 
 
+# How the names of a full model's weights begin.
+_USUAL = ("model", "pytorch_model", "diffusion_pytorch_model", "consolidated")
+
+
 def untyped_relation(row: Mapping[str, Any]) -> str:
-    """The relation by the files, and by the tag that LoRAs of image models carry: "adapter" or "finetune"."""
+    """The relation by the files, and by the tag that LoRAs of image models carry: "adapter" or "finetune".
+
+    Weights of a name of their own without any config.json can only be such a LoRA: a full model needs one.
+    """
     files, tags = filenames_in(row), row.get("tags")
     is_adapter = not {"adapter_config.json", "pytorch_lora_weights.safetensors"}.isdisjoint(files)
     is_adapter = is_adapter or row.get("library_name") == "peft"
-    if row.get("library_name") == "diffusers" and "model_index.json" not in files:
-        is_adapter = is_adapter or (isinstance(tags, list) and "lora" in tags)
+    names = [file.rpartition("/")[2] for file in files]
+    if "config.json" not in names and "model_index.json" not in names:
+        own = [name for name in names if name.endswith(".safetensors") and not name.startswith(_USUAL)]
+        is_tagged = row.get("library_name") == "diffusers" and isinstance(tags, list) and "lora" in tags
+        is_adapter = is_adapter or is_tagged or bool(own)
     return "adapter" if is_adapter else "finetune"
 
 

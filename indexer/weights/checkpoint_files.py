@@ -56,14 +56,6 @@ _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
 MOST_CONFIG = 4 << 20
 
-# Name endings of quantised tensors, for models whose config.json does not mention quantisation.
-_QUANTISED_PARTS = {
-    ".qweight": "GPTQ or AWQ",
-    ".SCB": "bitsandbytes (8 bits)",
-    ".quant_map": "bitsandbytes (4 bits)",
-    ".weight_packed": "compressed-tensors",
-}
-
 # Other formats of weights, named in the error if nothing can be read.
 _OTHER_FORMATS = (
     (re.compile(r"\.gguf$|(^|/)ggml[\w.\-]*\.bin$"), "GGUF"),
@@ -74,6 +66,10 @@ _OTHER_FORMATS = (
     (re.compile(r"\.mlmodel$|\.mlpackage/"), "Core ML"),
     (re.compile(r"(^|/)openvino_model[\w.\-]*\.(xml|bin)$"), "OpenVINO"),
     (re.compile(r"\.ot$"), "rust-bert"),
+    (re.compile(r"(^|/)model\.bin$"), "CTranslate2"),
+    (re.compile(r"\.nemo$"), "NeMo"),
+    (re.compile(r"\.(rknn|bmodel|axmodel|dlc|om|mnn|task|litertlm|engine|plan|pte)$"), "programs of one device"),
+    (re.compile(r"(^|/)(weights|adapters|model)\.npz$"), "NumPy archives"),
     (re.compile(r"(^|/)consolidated[\w.\-]*\.(safetensors|pth)$"), "consolidated weights"),
     (re.compile(r"\.(pt|pth|ckpt)$"), "PyTorch files with names of their own"),
     (re.compile(r"\.(pkl|pickle|joblib)$"), "pickles"),
@@ -114,9 +110,9 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
             by_folder.setdefault(folder + slash, set()).add(name)
     chosen = {folder: _choose_in(folder, names, relation) for folder, names in by_folder.items()}
     holding = {folder: choice for folder, choice in chosen.items() if choice is not None}
-    for likely in ("", "0_Transformer/", _likeliest(holding)):
-        if likely in holding:
-            return holding[likely]
+    for place in ("", "0_Transformer/", _likeliest(holding)):
+        if place in holding:
+            return holding[place]
     if holding:
         some = ", ".join(shown(folder) for folder in sorted(holding)[:5])
         raise Skipped("no_weights", f"there are weights in several subfolders ({some}), and none in the root")
@@ -221,7 +217,7 @@ def is_plain_name(name: object) -> bool:
 def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, Any] | None) -> dict[str, Any]:
     """config.json of the weights' folder, else of the root, else ``stand_in``. Adapters do not need one.
 
-    Raises Skipped: ``malformed`` if a full model has no readable one, ``quantized`` if it says so.
+    Raises Skipped("malformed") if a full model has no readable one.
     """
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:
@@ -233,15 +229,8 @@ def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, A
                 return {}
             if "model_type" not in found and isinstance(found.get("_class_name"), str):
                 found["model_type"] = found["_class_name"]  # a component of diffusers
-            for key in ("quantization_config", "compression_config"):
-                settings = found.get(key)
-                if not settings or choice.kind == "adapter":
-                    continue
-                settings = settings if isinstance(settings, dict) else {}
-                method = settings.get("quant_method") or settings.get("method") or "an unnamed method"
-                if method == "bitsandbytes" and not settings.get("load_in_4bit") and not settings.get("load_in_8bit"):
-                    continue  # written for a model that was loaded with quantisation turned off
-                raise Skipped("quantized", f"the weights are quantised by {shown(method, 40)}")
+            if "model_type" not in found and isinstance(found.get("type"), str) and "input_features" in found:
+                found["model_type"] = found["type"]  # a policy of LeRobot
             return found
     if stand_in is None and choice.kind == "full":
         raise Skipped("malformed", "there is no config.json, so the architecture is unknown")
@@ -261,11 +250,3 @@ def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any
             "malformed", f"there is {choice.name}, but no adapter_config.json, so it is unknown how to apply it"
         )
     return repository.read_json(path, MOST_CONFIG)
-
-
-def refuse_quantised_tensors(names: Collection[str]) -> None:
-    """Raise Skipped("quantized") if tensors have the names of quantised weights."""
-    for name in names:
-        for ending, method in _QUANTISED_PARTS.items():
-            if name.endswith(ending):
-                raise Skipped("quantized", f"the weights are quantised by {method}: there is {shown(name)}")

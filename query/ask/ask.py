@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, BadArgument
+from indexer.records.tokens import FROZEN, UNSURE
 from query.ask.evidence import Features, Reader
 from query.ask.models import Candidates, read_candidates
 from query.ask.result import LikelyModel, LikelyModels, LikelyTexts, TextsOfModel
 from query.ask.scoring import VOCABULARY_WEIGHT, Scored, score, standing_out
-from query.lookup import resolve_model, sampled_notes, unrelated_notes, vector_of
+from query.ask.shares import Shares, other_rates, shares_of, token_counts
+from query.lookup import ResolvedModel, resolve_model, sampled_notes, unrelated_notes, vector_of
 from query.texts import Texts, given_texts, read_texts
 from query.trace.evidence import token_evidence
+from query.trace.texts import kept_tokens
+from query.trace.trace import longest_input, met_probabilities, tokenizer_for
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -30,6 +35,9 @@ MOST_FILES = 200
 FALSE_DISCOVERIES = 0.2
 # A file is the answer if its p-value, times the number of files, is at most this.
 ANSWER_BELOW = 0.05
+# Of all texts of a file this many, and of all files together, say which tokens it has; that needs no base.
+MOST_TEXTS_OF_SHARES, MOST_TEXTS_OF_ALL = 1_000, 20_000
+USUAL_LONGEST = 128  # tokens of a text that count where the longest input is not known
 _MOST_TIES = 256  # models with equal scores that names may sort
 
 
@@ -49,11 +57,13 @@ def ask(
     """The ``k`` models of a base that were most probably tuned on texts like those of ``file``, or in a list.
 
     With ``model`` and ``among`` instead of ``file``: which of these files, or of the files in these folders, the model
-    was tuned on texts like, or none of them. Files hold lines, JSON lines, CSV, TSV or Parquet, with the text in
-    ``field`` (see :func:`query.texts.read_texts`); 200 texts of a file are used. The texts run through the base once,
-    which is downloaded if need be; no fine-tune is run. ``reference``: a file of texts that no model was trained on,
-    instead of those of this package; the closer they are to what the base was trained on, the better. ``where``: an SQL
-    condition on the view ``models``. ``device``: cpu, cuda, cuda:1 …
+    was tuned on texts like, or none of them; of several files also in what shares (see :mod:`query.ask.shares`).
+
+    Files hold lines, JSON lines, CSV, TSV or Parquet, with the text in ``field`` (see :func:`query.texts.read_texts`);
+    200 texts of a file are used. The texts run through the base once, which is downloaded if need be; no fine-tune is
+    run. ``reference``: a file of texts that no model was trained on, instead of those of this package; the closer they
+    are to what the base was trained on, the better. ``where``: an SQL condition on the view ``models``. ``device``:
+    cpu, cuda, cuda:1 …
 
     Raises AtlasError if a file or the base cannot be read, or the base takes no text.
     """
@@ -76,7 +86,8 @@ def ask(
         return _models_for(atlas, canonical, texts, k, own, where, device)
     assert model is not None
     paths = _files(among)
-    files = [read_texts(path, field, most=MOST_TEXTS) for path in paths]
+    most = max(MOST_TEXTS, min(MOST_TEXTS_OF_SHARES, MOST_TEXTS_OF_ALL // len(paths)))
+    files = [read_texts(path, field, most=most) for path in paths]
     return _texts_for(atlas, str(model), canonical, files, own, device)
 
 
@@ -157,7 +168,10 @@ def _texts_for(
         place = len(models)
         vector, (_, evidence) = vector_of(atlas, asked, "input"), token_evidence(atlas, asked)
         models = models.with_newcomer(vector, asked.model_id or -1, evidence)
-    found, cosines, notes = _scored(reader, models, texts)
+    some = [replace(one, texts=given_texts(one.texts, most=MOST_TEXTS).texts) for one in texts]
+    found, cosines, notes = _scored(reader, models, some)
+    shares, why = _shares(atlas, asked, model, models, texts)
+    notes += why
     order = sorted(range(len(texts)), key=lambda one: (-found.z[one, place], texts[one].name))
     likely = [bool(found.p[one, place] * len(texts) <= ANSWER_BELOW) for one in range(len(texts))]
     rows = tuple(
@@ -168,8 +182,15 @@ def _texts_for(
             p_value=float(found.p[one, place]),
             by_vocabulary=_or_none(cosines[0][one, place]),
             by_vectors=_or_none(cosines[1][one, place]),
-            texts=len(texts[one]),
+            texts=len(some[one]),
             is_answer=likely[one] and rank == 1,
+            **{}
+            if shares is None
+            else {
+                "share": float(shares.shares[one]),
+                "share_low": float(shares.low[one]),
+                "share_high": float(shares.high[one]),
+            },
         )
         for rank, one in enumerate(order, start=1)
     )
@@ -177,6 +198,31 @@ def _texts_for(
     notes += [note for one in texts for note in one.notes]
     notes += [*sampled_notes(atlas, asked), *unrelated_notes(asked)]
     return TextsOfModel(asked.name, asked.base, answer, rows, tuple(notes))
+
+
+def _shares(
+    atlas: AtlasReader, asked: ResolvedModel, name: str, models: Candidates, texts: Sequence[Texts]
+) -> tuple[Shares | None, list[str]]:
+    """The shares of several files, and notes."""
+    if len(texts) < 2:
+        return None, []
+    row, evidence = token_evidence(atlas, asked)
+    if evidence is None or evidence.kind == FROZEN:
+        return None, ["the shares of the files are not known: its embedding does not say which tokens it met"]
+    tokenizer, why = tokenizer_for(atlas, asked, name, row, evidence)
+    if tokenizer is None:
+        return None, [f"the shares of the files are not known: {why}"]
+    length = kept_tokens(longest_input(atlas, asked.base, evidence), evidence.pairs) or USUAL_LONGEST
+    counted = [token_counts(one.texts, tokenizer, evidence, length) for one in texts]
+    is_open = (evidence.codes >= UNSURE) | np.isin(evidence.rows, tokenizer.special_ids)
+    met = np.where(is_open, np.nan, met_probabilities(evidence))
+    others = models.codes[(models.is_share == evidence.is_share) & (models.ids != (asked.model_id or -1))]
+    found = shares_of([one for one, _ in counted], [share for _, share in counted], met, other_rates(others))
+    if found is None:
+        return None, ["the shares of the files are not known: none of the tokens of one of them was read"]
+    if (known := float(np.nanmean(met))) > 0.9:
+        return found, [f"the model met {known:.0%} of the tokens that were read, so the shares are rough"]
+    return found, []
 
 
 def _scored(

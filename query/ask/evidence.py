@@ -104,6 +104,8 @@ class Reader:
 
         base = self._model()
         encoded = [base.encode(texts) for texts in sets]
+        if not any(base.has_tokens(one) for one in encoded):
+            raise AtlasError(f"{self._base} knows none of the tokens of {what}.", "Check the language and the file.")
         whitening = self._of_reference()
         blocks, rates, total = [], [], sum(map(len, sets))
         with Progress(total, f"{what} through {self._base}") as bar:

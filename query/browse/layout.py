@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from indexer.console.advice import for_command_line
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError, install
 from indexer.storage.atomic_files import write_atomically
 from indexer.storage.checksums import user_cache
@@ -179,7 +180,10 @@ def _answered(atlas: AtlasReader, question: str, asked: str) -> dict[str, Any]:
 
         model = indexed_model(atlas, int(asked))
         traced = trace(atlas, model.name, model.base)
-        return traced.to_dict() | {"headline": traced.headline}
+        return traced.to_dict() | {
+            "headline": traced.headline,
+            "notes": [for_command_line(one) for one in traced.notes],
+        }
     from query.ask.ask import ask
 
     likely = ask(atlas, sys.stdin.buffer.read().decode(errors="replace").splitlines(), LIKELY_MODELS, base=asked)

@@ -55,7 +55,7 @@ def describe(model_type: str) -> dict[str, Any]:
     live = {each: shape for each, shape in held.items() if is_layer_matrix(each, shape)}
     entry: dict[str, Any] = {"class": name, "matrices": folded(numbered)}
     if live.keys() != numbered.keys():
-        entry["modules"] = sorted(folded(live))
+        entry["modules"] = folded(live)
     return entry | ({"config": counts} if counts else {})
 
 
@@ -66,32 +66,41 @@ def is_layer_matrix(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 3 and _EXPERTS.search(name) is not None)
 
 
-def folded(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
-    """The same names with ranges of numbers: ``layers.{0-1}.q.weight``. :func:`unfolded` inverts it."""
+def folded(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """The names and shapes in a short form, which :func:`unfolded` inverts.
+
+    ``layers.0.q.weight`` and ``layers.1.q.weight`` of 4 × 8 are ``{"layers.{0-1}": "q 4x8"}``; a name that does not end
+    in ".weight" has a "!" behind it.
+    """
     groups: dict[tuple[str, tuple[int, ...]], list[tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         groups.setdefault((_NUMBER.sub("{}", name), shape), []).append(tuple(map(int, _NUMBER.findall(name))))
-    table: dict[str, list[int]] = {}
+    table: dict[str, list[str]] = {}
     for (pattern, shape), numbers in groups.items():
         axes = [sorted(set(axis)) for axis in zip(*numbers, strict=True)]
-        ranges = [axis == list(range(axis[0], axis[-1] + 1)) for axis in axes]
-        if all(ranges) and sorted(numbers) == list(product(*axes)):
-            names = [pattern.format(*(f"{{{axis[0]}-{axis[-1]}}}" if len(axis) > 1 else axis[0] for axis in axes))]
-        else:
-            names = [pattern.format(*each) for each in numbers]
-        table |= {name: list(shape) for name in names}
-    return table
+        is_grid = sorted(numbers) == list(product(*axes)) and all(axis[-1] - axis[0] == len(axis) - 1 for axis in axes)
+        ranges = [f"{{{axis[0]}-{axis[-1]}}}" if len(axis) > 1 else f"{axis[0]}" for axis in axes]
+        for each in [ranges] if is_grid else [[str(number) for number in one] for one in numbers]:
+            head, _, rest = pattern.partition("{}")
+            rest = rest.removeprefix(".").format(*each[1:])
+            rest = rest.removesuffix(".weight") if rest.endswith(".weight") else f"{rest}!"
+            table.setdefault(head + each[0], []).append(f"{rest} {'x'.join(map(str, shape))}")
+    return {head: " ".join(sorted(rests)) for head, rests in sorted(table.items())}
 
 
-def unfolded(table: Mapping[str, list[int]]) -> dict[str, tuple[int, ...]]:
+def unfolded(table: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """The inverse of :func:`folded`."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in table.items():
-        pieces = re.split(r"\{(\d+)-(\d+)\}", name)
-        axes = [range(int(low), int(high) + 1) for low, high in zip(pieces[1::3], pieces[2::3], strict=True)]
-        for numbers in product(*axes):
-            between = [piece for pair in zip(map(str, numbers), pieces[3::3], strict=True) for piece in pair]
-            shapes["".join([pieces[0], *between])] = tuple(shape)
+    for head, rests in table.items():
+        words = rests.split(" ")
+        for rest, sizes in zip(words[::2], words[1::2], strict=True):
+            ending = rest[:-1] if rest.endswith("!") else f"{rest}.weight"
+            name = f"{head}.{ending}" if ending else head
+            pieces = re.split(r"\{(\d+)-(\d+)\}", name)
+            axes = [range(int(low), int(high) + 1) for low, high in zip(pieces[1::3], pieces[2::3], strict=True)]
+            for numbers in product(*axes):
+                between = [piece for pair in zip(map(str, numbers), pieces[3::3], strict=True) for piece in pair]
+                shapes["".join([pieces[0], *between])] = tuple(int(size) for size in sizes.split("x"))
     return shapes
 
 

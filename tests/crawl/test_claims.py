@@ -60,6 +60,16 @@ def test_the_base_is_not_its_own_fine_tune(store, monkeypatch):
         ({"tags": tags(BASE, "merge") + tags(BASE, "quantized")}, None),
         ({"tags": [f"base_model:finetune:{BASE.lower()}"]}, "finetune"),
         ({"tags": [f"base_model:{BASE}"], "library_name": "peft"}, "adapter"),
+        ({"tags": [f"base_model:{BASE}"], "siblings": [{"rfilename": "style v2.safetensors"}]}, "adapter"),
+        ({"tags": [f"base_model:{BASE}"], "siblings": [{"rfilename": "model.safetensors"}]}, "finetune"),
+        (
+            {
+                "tags": [f"base_model:{BASE}"],
+                "siblings": [{"rfilename": "a.safetensors"}, {"rfilename": "config.json"}],
+            },
+            "finetune",
+        ),
+        ({"tags": [f"base_model:{BASE}", "lora"], "library_name": "diffusers"}, "adapter"),
         ({"tags": [f"base_model:{BASE}"], "siblings": [{"rfilename": "adapter_config.json"}]}, "adapter"),
         ({"tags": [f"base_model:{BASE}"], "siblings": ["adapter_config.json"]}, "adapter"),
         ({"tags": [f"base_model:{BASE}"], "siblings": "adapter_config.json"}, "finetune"),

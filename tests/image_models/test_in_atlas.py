@@ -70,6 +70,13 @@ def atlas(tmp_path_factory: pytest.TempPathFactory):
     tuned = {name: weight + change[name] for name, weight in base.items()}
     save_pipeline(store / "x/full", tuned, "transformer", "FluxTransformer2DModel")
     describe(store, "x/full", tags=["diffusers", f"base_model:{BASE}", f"base_model:finetune:{BASE}"])
+    # Two styles in one full model: half of either.
+    merged = dict(base)
+    for part in ("u1/style-0", "u1/style-1"):
+        for name, (a, b) in made[part].items():
+            merged[f"{name}.weight"] = merged[f"{name}.weight"] + 0.5 * 0.5 * (b @ a)
+    save_pipeline(store / "x/merged", merged, "transformer", "FluxTransformer2DModel")
+    describe(store, "x/merged", tags=["diffusers", f"base_model:{BASE}", f"base_model:merge:{BASE}"])
     with served_shell(store) as shell:
         ran = shell("index", "build", "--base", BASE)
         assert ran.code == 0, ran.err
@@ -124,6 +131,16 @@ def test_neighbours_duplicates_and_labels(atlas) -> None:
     assert "LoRA" in shown
 
 
+def test_a_merge_of_two_is_found_by_lineage(atlas) -> None:
+    """With a sampled base: only its leading rows are compared."""
+    _, shell, *_ = atlas
+    ran = shell("query", "lineage", "x/merged", "--json")
+    assert ran.code == 0, ran.err
+    assert {row["parent"]: row["coefficient"] for row in ran.json} == pytest.approx(
+        {"u1/style-0": 0.5, "u1/style-1": 0.5}
+    )
+
+
 def test_a_full_fine_tune_is_read_by_its_component(atlas) -> None:
     _, shell, _, change = atlas
     record = record_of(shell, "x/full")
@@ -151,6 +168,18 @@ def test_what_needs_the_whole_base_says_so_and_is_read_with_it(atlas, tmp_path: 
     assert ran.code == 0, ran.err
     (row,) = shell("query", "sql", "SELECT status FROM fine_tunes WHERE model = 'x/dora'", "--json").json
     assert row["status"] == "indexed"
+
+
+def test_a_file_of_ones_own_is_added_and_asked_about(atlas) -> None:
+    _, shell, made, _ = atlas
+    save_by_kohya(shell.folder / "mine", made["u2/style-1"], 2.0, ("my style.safetensors",))
+    asked = shell("query", "similar", "./mine", "--base", BASE, "-k", "1", "--json")
+    assert asked.code == 0, asked.err
+    assert asked.json[0]["model"] == "u2/style-1"
+    ran = shell("index", "add", "./mine", "--base", BASE)
+    assert ran.code == 0, ran.err
+    rows = shell("query", "sql", "SELECT adapter_kind FROM models WHERE model LIKE 'local:%'", "--json").json
+    assert rows == [{"adapter_kind": "LoRA"}]
 
 
 def test_a_repository_without_a_known_component_is_refused(atlas, tmp_path: Path) -> None:

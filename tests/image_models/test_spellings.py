@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from indexer.architectures.architecture import load_architecture
 from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.delta import LoraDelta
@@ -17,6 +18,7 @@ from indexer.weights.adapter import adapter_plan
 from indexer.weights.checkpoint import open_checkpoint
 from indexer.weights.checkpoint_files import choose
 from tests.image_models.written import (
+    OF_DIFFUSERS,
     factors,
     flux_shapes,
     random_tensors,
@@ -79,6 +81,21 @@ def check(found: dict[str, torch.Tensor], made: dict[str, tuple[torch.Tensor, to
     assert set(found) == {f"{name}.weight" for name in made}
     for name, (a, b) in made.items():
         torch.testing.assert_close(found[f"{name}.weight"], scale * (b @ a), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OF_DIFFUSERS)
+def test_a_tensor_of_every_class_is_known(name: str) -> None:
+    """Of each stack one layer is made from the data file; the sample tensor is spelt out in ``OF_DIFFUSERS``."""
+    architecture = load_architecture(name)
+    shapes = {
+        f"{pattern.name((0,) * 9)}.weight": (72, 72) for stack in architecture.stacks for pattern in stack.patterns
+    }
+    tensor, keys = OF_DIFFUSERS[name]
+    assert f"{tensor}.weight" in shapes
+    layout = architecture.locate(shapes, {"_class_name": name})
+    assert [str(matrix.key) for matrix in layout.by_tensor[f"{tensor}.weight"]] == sorted(
+        keys, key=lambda key: DeltaKey.parse(key).sort_key
+    )
 
 
 def test_layers_are_counted_by_stack(flux: BaseMatrices, unet: BaseMatrices) -> None:

@@ -25,6 +25,25 @@ from tests.tiny_hub import describe
 # Wide enough that a sample of a matrix is less than half of it.
 WIDTH = 320
 DEPTH = {"transformer_blocks": 2, "single_transformer_blocks": 2}
+# The classes of diffusers whose weights are read, and names of a tensor and of its matrices: tiny models of each were
+# saved by diffusers 0.42.1 and located by hand.
+OF_DIFFUSERS = {
+    "FluxTransformer2DModel": ("single_transformer_blocks.0.proj_mlp", ["single.0.feedforward1"]),
+    "ChromaTransformer2DModel": ("transformer_blocks.0.attn.add_k_proj", ["text.0.key"]),
+    "HunyuanVideoTransformer3DModel": ("transformer_blocks.0.ff_context.net.2", ["text.0.feedforward2"]),
+    "Flux2Transformer2DModel": (
+        "single_transformer_blocks.0.attn.to_qkv_mlp_proj",
+        ["single.0.query", "single.0.key", "single.0.value", "single.0.gate", "single.0.feedforward1"],
+    ),
+    "UNet2DConditionModel": (
+        "mid_block.attentions.0.transformer_blocks.0.ff.net.0.proj", ["mid.0.feedforward1", "mid.0.gate"],
+    ),
+    "QwenImageTransformer2DModel": ("transformer_blocks.0.txt_mlp.net.0.proj", ["text.0.feedforward1"]),
+    "WanTransformer3DModel": ("blocks.0.attn2.to_k", ["0.cross_key"]),
+    "LTXVideoTransformer3DModel": ("transformer_blocks.0.ff.net.2", ["0.feedforward2"]),
+    "Krea2Transformer2DModel": ("transformer_blocks.0.ff.up", ["0.feedforward1"]),
+    "ZImageTransformer2DModel": ("layers.0.feed_forward.w3", ["0.feedforward1"]),
+}  # fmt: skip
 Shapes = dict[str, tuple[int, int]]
 Tensors = dict[str, torch.Tensor]
 
