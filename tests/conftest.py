@@ -182,6 +182,15 @@ def family() -> Path:
 
 
 @pytest.fixture(scope="session")
+def mini_family(tmp_path_factory) -> Path:
+    """A family of few models, hardly trained, made once in a run; tests must not change it."""
+    from scripts.family import make_family
+    from tests.once import made_once
+
+    return made_once(tmp_path_factory, "family-mini", lambda folder: make_family(folder, "mini"))
+
+
+@pytest.fixture(scope="session")
 def expected(family: Path) -> dict[str, dict[str, Any]]:
     """What is to become of every repository of the family."""
     return json.loads((family / "expected.json").read_text())

@@ -10,8 +10,9 @@ The format of a file in ``architectures/``:
     heads = ["num_attention_heads"]        keys of config.json, the first found wins
     [switches]
     multi_query = true                     boolean keys of config.json and their defaults
-    [[stack]]                              one or two
+    [[stack]]                              one or more
     name = "encoder"                       left out where there is one stack
+    numbering = "listed"                   layers are counted as they are found (default: numbers without gaps)
     layer = "encoder.layer.{layer}"        the prefix of a layer's tensors; {group} and {layer} count together
     [[stack.attention]]                    a part of every layer; several tables are its variants, of which
     when = { multi_query = true }          the config's switches and the tensors that exist choose one;
@@ -20,13 +21,16 @@ The format of a file in ``architectures/``:
     "attn.c_attn" = ["query", "key"]       fused, equal parts one after the other
     "attn.qkv" = { families = ["query", "key"], shares = ["heads", "kv_heads"], groups = "kv_heads" }
                                            fused: relative numbers of rows, and how often the sequence repeats
+    [[stack.other_names]]                  names of the same modules in adapters only, in the same form
+    [other_prefixes]                       the same for the beginnings of names
+    "input_blocks.4.1" = "down_blocks.1.attentions.0"
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from indexer.architectures.layout import Rows
@@ -35,6 +39,8 @@ from indexer.untrusted import shown
 
 MAX_HEADS = 4096  # far above any model
 MAX_LAYER = 10**9  # larger layer numbers are read as this
+
+_NOT_PARTS = ("name", "layer", "numbering", "other_names")
 
 NAMES_SHOWN = 3  # of untrusted names in an error
 
@@ -131,17 +137,24 @@ class Variant:
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack and the parts that each of its layers has, each part in one of its variants."""
+    """A stack and the parts that each of its layers has, each part in one of its variants.
+
+    ``is_listed``: layers are counted as they are found. ``other_names``: other patterns by which adapters name modules.
+    """
 
     name: str
     parts: tuple[tuple[Variant, ...], ...]
+    is_listed: bool = False
+    other_names: tuple[Pattern, ...] = ()
 
     @classmethod
     def read(cls, stack: Mapping[str, Any]) -> Stack:
         """One ``[[stack]]`` of a data file."""
-        parts = [variants for key, variants in stack.items() if key not in ("name", "layer")]
+        parts = [variants for key, variants in stack.items() if key not in _NOT_PARTS]
         read = (tuple(Variant.read(variant, stack["layer"]) for variant in variants) for variants in parts)
-        return cls(stack.get("name", ""), tuple(read))
+        others = (Variant.read(variant, stack["layer"]).patterns for variant in stack.get("other_names", ()))
+        is_listed = stack.get("numbering") == "listed"
+        return cls(stack.get("name", ""), tuple(read), is_listed, tuple(chain.from_iterable(others)))
 
     @property
     def patterns(self) -> Iterator[Pattern]:
@@ -175,11 +188,16 @@ class Stack:
         if not present:
             return
         sizes = [max(numbers) + 1 for numbers in zip(*present, strict=True)]
+        listed = sorted(present)
+
+        def layers() -> Iterable[Index]:
+            return listed if self.is_listed else _grid(sizes)
+
         # Must be lazy: a hostile number makes the grid huge, but a gap appears within len(present) steps.
-        gaps = ((pattern, index) for index in _grid(sizes) for pattern in chosen if index not in chosen[pattern])
+        gaps = ((pattern, index) for index in layers() for pattern in chosen if index not in chosen[pattern])
         if some := [shown(f"{prefix}{pattern.name(index)}.weight") for pattern, index in islice(gaps, NAMES_SHOWN)]:
             raise Skipped("missing_matrices", f"the checkpoint's layers are not complete, it lacks {', '.join(some)}")
-        for index in _grid(sizes):
+        for index in layers():
             yield {pattern: names[index] + ".weight" for pattern, names in chosen.items()}
 
 

@@ -64,6 +64,7 @@ class BuildArguments(RecordArguments, IndexArguments, total=False):
     sort: str
     relation: str
     discover: str
+    max_candidates: int | None
     descendants: bool
     depth: int
     questions: int
@@ -88,6 +89,7 @@ class BuildOptions:
     rank: int = 8
     relations: tuple[str, ...] = DEFAULT_RELATIONS
     discover: str = "tags"
+    max_candidates: int | None = None
     descendants: bool = True
     depth: int = MOST_STEPS
     questions: int = MOST_QUESTIONS
@@ -123,14 +125,17 @@ class BuildOptions:
         limit = given.get("limit")
         if limit is not None and limit < 1:
             raise BadArgument(f"`limit` is {limit}; it must be at least 1.", "")
-        for name, most in (("depth", 20), ("questions", 100_000)):
-            if name in given and not 1 <= given[name] <= most:
-                raise BadArgument(f"`{name}` is {given[name]}; it must be from 1 to {most:,}.", "")
+        for name, largest in (("depth", 20), ("questions", 100_000)):
+            if name in given and not 1 <= given[name] <= largest:
+                raise BadArgument(f"`{name}` is {given[name]}; it must be from 1 to {largest:,}.", "")
         mirrors = given.get("same_as") or ()
         mirrors = [without_address(one).strip() for one in ([mirrors] if isinstance(mirrors, str) else mirrors)]
         if wrong := [one for one in mirrors if not is_hub_id(one)]:
             raise BadArgument(f"`same_as` {wrong[0][:100]!r} is not a Hub id.", "Give owner/name.")
         given["same_as"] = tuple(dict.fromkeys(mirrors))
+        most = given.get("max_candidates")
+        if most is not None and most < 1:
+            raise BadArgument(f"`max_candidates` is {most}; it must be at least 1.", "")
         if "relation" in given:
             relations = tuple(dict.fromkeys(part.strip() for part in given.pop("relation").split(",")))
             if unknown := [relation for relation in relations if relation not in RELATIONS]:
@@ -172,8 +177,8 @@ class BuildOptions:
 
 
 _DECIDING = (
-    "read", "limit", "sort", "rank", "relations", "discover", "descendants", "depth", "questions", "same_as", "since",
-    "author", "spectra", "keep_factors",
+    "read", "limit", "sort", "rank", "relations", "discover", "max_candidates", "descendants", "depth", "questions",
+    "same_as", "since", "author", "spectra", "keep_factors",
 )  # fmt: skip
 _DEFAULTS = BuildOptions()
 

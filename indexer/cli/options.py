@@ -83,7 +83,10 @@ selection_options = together(
         help="Any of finetune, adapter, merge, quantized.",
     ),
     click.option("--discover", type=click.Choice(DISCOVERIES), default="tags", show_default=True,
-                 help="names: also find untagged fine-tunes by card, config and name."),
+                 help="names: also find untagged fine-tunes by card, config and name. weights: by comparing some rows "
+                 "of models of the base's type and size with the base's."),
+    click.option("--max-candidates", type=click.IntRange(min=1), metavar="N",
+                 help="Untagged models to examine in one run. Default: 5,000 by name, 1,000 by weights."),
     click.option("--descendants/--no-descendants", default=True, show_default=True,
                  help="Also models made of the base's fine-tunes and merges, or only those made of the base itself."),
     click.option("--depth", type=click.IntRange(1, 20), default=MOST_STEPS, show_default=True,

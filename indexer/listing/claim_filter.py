@@ -57,6 +57,8 @@ _OTHER_BASES = frozenset((
     "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
     "mdeberta", "mini", "mt", "multilingual", "norwegian", "small", "spanish", "tiny", "umt", "xlm",
 ))  # fmt: skip
+# Why an untagged model is rejected whose config.json says less than it used to.
+NO_PATH = "nothing names the base, and its config.json has no _name_or_path, as transformers 5 saves it"
 _WORD = re.compile(r"[a-z0-9.]+")
 
 # (file, key, what a claim made there is called)
@@ -168,7 +170,7 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
     """
     identifier, revision = str(row["id"]), str(row.get("sha") or "main")
     base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
-    is_unclear = False
+    is_unclear = lacks_path = False
     for filename, key, claimed_by in _NAMED_IN:
         if names and filename not in names:
             continue
@@ -179,6 +181,7 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
                 raise
             config = None
         path = config.get(key) if isinstance(config, dict) else None
+        lacks_path = lacks_path or (isinstance(config, dict) and key == "_name_or_path" and key not in config)
         is_text = isinstance(path, str) and len(path) <= _LONGEST_NAME
         verdict = path_verdict(path if is_text else None, identifier, ids)
         if verdict == YES:
@@ -204,7 +207,7 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
         return None, "its configuration names something else, or a folder"
     if is_named_after(identifier, ids):
         return Claim(relation, "name", base), "its name"
-    return None, "nothing names the base"
+    return None, NO_PATH if lacks_path else "nothing names the base"
 
 
 def is_named_after(identifier: str, ids: Collection[str]) -> bool:

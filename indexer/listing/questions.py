@@ -13,9 +13,9 @@ from indexer.names import DEFAULT_RELATIONS, MOST_QUESTIONS, MOST_STEPS
 
 RawRow = dict[str, Any]
 
-# Fields that a listing can return (the Hub refuses baseModels, childrenModelCount and usedStorage there).
+# Fields that a listing can return (the Hub refuses childrenModelCount and usedStorage there).
 EXPANDED = (
-    "author", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
+    "author", "baseModels", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
     "library_name", "likes", "pipeline_tag", "private", "safetensors", "sha", "siblings", "tags",
 )  # fmt: skip
 
@@ -52,7 +52,7 @@ class CrawlRequest:
     max_questions: int = MOST_QUESTIONS
     max_depth: int = MOST_STEPS
     max_candidates: int = 5_000
-    page_size: int = 500
+    page_size: int = 200
 
     @property
     def base(self) -> str:
@@ -80,9 +80,10 @@ class CrawlRequest:
 
 @dataclass(frozen=True)
 class Question:
-    """One listing to page through. ``asked``: an id or a name.
+    """One listing to page through.
 
-    ``kind``: tag (models of the base), children (of another model of the family) or names.
+    ``kind``: tag (models of the base), children (of another model of the family), names or weights. ``asked``: an id, a
+    name, or the type of models whose weights are compared.
     """
 
     kind: str
@@ -101,17 +102,23 @@ class Question:
             return f"models named like {self.asked}"
         if self.kind == "children":
             return f"what was made of {self.asked}"
+        if self.kind == "weights":
+            return f"models of type {self.asked}"
         return f"the {self.relation or 'tagged'} models of {self.asked}"
 
     def parameters(self, request: CrawlRequest) -> list[tuple[str, str]]:
         """The query of its first page, sorted by creation because the default order changes between pages."""
         relation = f"{self.relation}:" if self.relation else ""
-        asked = ("search", self.asked) if self.kind == "names" else ("filter", f"base_model:{relation}{self.asked}")
+        if self.kind == "names":
+            asked = [("search", self.asked)]
+        elif self.kind == "weights":
+            asked = [("filter", self.asked), ("filter", "safetensors")]
+        else:
+            asked = [("filter", f"base_model:{relation}{self.asked}")]
         author = [("author", request.author)] if request.author else []
         # Each untagged model costs requests of its own, whose results are stored a page at a time.
-        size = min(request.page_size, _NAMES_A_PAGE) if self.kind == "names" else request.page_size
-        order = [("sort", "createdAt"), ("direction", "-1"), ("limit", str(size))]
-        return [asked, *author, *order, *(("expand", name) for name in EXPANDED)]
+        size = min(request.page_size, _NAMES_A_PAGE) if self.kind in ("names", "weights") else request.page_size
+        return [*asked, *author, ("sort", "createdAt"), ("limit", str(size)), *(("expand", name) for name in EXPANDED)]
 
 
 @dataclass(frozen=True)
@@ -177,10 +184,24 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Unrelated:
+    """An untagged model whose weights, at this commit, are not nearly those of this base."""
+
+    id: str
+    commit: str
+    why: str
+
+
+# What the check of a row that makes a claim, or might make one, ends with.
+CheckedRow = ClaimedRow | BadRow | Rejected | Unrelated | Passed
+
+
+@dataclass(frozen=True)
 class Page:
     """One page of answers. ``is_last``: the question is answered; ``next_link``: the next page otherwise.
 
-    ``is_cut``: untagged models were left out by a bound.
+    ``is_cut``: untagged models were left out by a bound. ``oldest``: the earliest ``createdAt`` of the question so far,
+    where it can be taken up if the address of the next page is no longer accepted.
     """
 
     question: Question
@@ -188,9 +209,11 @@ class Page:
     bad: tuple[BadRow, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     passed: tuple[Passed, ...] = ()
+    unrelated: tuple[Unrelated, ...] = ()
     next_link: str | None = None
     is_last: bool = False
     is_cut: bool = False
+    oldest: str | None = None
 
 
 @dataclass
@@ -198,14 +221,16 @@ class CrawlProgress:
     """How far an earlier crawl of the same request came, and what it found.
 
     ``family``: the models found so far that may have children. ``known``: id → (commit, claim or None) of untagged
-    models that were examined before. The crawl counts in ``calls`` what it asked the Hub, and in ``unasked`` the models
-    that a bound kept it from asking about.
+    models that were examined before; ``compared``: the same of those whose weights were. The crawl counts in ``calls``
+    what it asked the Hub, and in ``unasked`` the models that a bound kept it from asking about.
     """
 
     finished: set[str] = field(default_factory=set)
     current: str | None = None
     link: str | None = None
+    oldest: str | None = None
     family: dict[str, Step] = field(default_factory=dict)
     known: Mapping[str, tuple[str, Claim | None]] = field(default_factory=dict)
+    compared: Mapping[str, tuple[str, Claim | None]] = field(default_factory=dict)
     calls: int = 0
     unasked: int = 0

@@ -6,10 +6,12 @@ retries refused requests; ``RetryPolicy`` is for what goes wrong once a response
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
@@ -20,13 +22,14 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import is_hub_id
 from indexer.network.hub_errors import as_model_error
-from indexer.network.session import ensure_session
-from indexer.untrusted import load_json, printable, shown
+from indexer.network.session import HubClient, ensure_session
+from indexer.untrusted import load_json, printable, shown, tidy
 
 Parameters = Sequence[tuple[str, str]]
 Result = TypeVar("Result")
 
 _MOST_REDIRECTS = 5
+_LONGEST_REASON = 200
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -207,10 +210,12 @@ def _send(
         if _origin(address)[0] not in {"https", _origin(endpoint)[0]}:
             raise Failed("server_error", "its address is neither https nor of the endpoint's own scheme")
         token = build_hf_headers() if is_endpoint else build_hf_headers(token=False)
-        request = get_session().build_request(
-            "GET", address, headers={**token, "Accept-Encoding": "identity", **headers}
-        )
-        response = get_session().send(request, stream=True, follow_redirects=False)
+        session, named, url = get_session(), {**token, "Accept-Encoding": "identity", **headers}, _url(address)
+        if isinstance(session, HubClient) and not (is_api or url.userinfo):
+            response = session.get_file(url, named)
+        else:
+            request = session.build_request("GET", url, headers=named)
+            response = session.send(request, stream=True, follow_redirects=False)
         if not response.has_redirect_location:
             return response, address
         response.close()
@@ -223,12 +228,42 @@ def _send(
     raise Failed("server_error", "its address redirects too many times")
 
 
+@lru_cache(maxsize=64)
+def _url(address: str) -> httpx2.URL:
+    """The parsed address: a file is asked for by hundreds of ranges. Raises httpx2.InvalidURL."""
+    return httpx2.URL(address)
+
+
 def raise_for_status(response: httpx2.Response, filename: str) -> None:
     """Raise ModelError if the status is 400 or more. The session has bounded the body of such a response."""
     try:
         hf_raise_for_status(response)
     except Exception as error:
         raise about(filename, error) from error
+
+
+_MESSAGE = re.compile(r"<Message>([^<]{1,500})", re.IGNORECASE)
+
+
+def reason_in(response: httpx2.Response) -> str:
+    """The reason that the body of a refusal gives, for a message: ": Access denied"; "" if it gives none.
+
+    It is what S3 and CloudFront send (XML), the Hub (JSON), or plain text, whose first line counts.
+    """
+    try:
+        text = response.read()[:4000].decode("utf-8", errors="replace").strip()
+    except httpx2.HTTPError:
+        return ""
+    if found := _MESSAGE.search(text):
+        text = found[1]
+    elif text.startswith("{"):
+        with suppress(ValueError):
+            value = load_json(text)
+            text = str(value.get("error", "")) if isinstance(value, dict) else ""
+    elif text.startswith("<"):
+        return ""
+    line = tidy(text.splitlines()[0], _LONGEST_REASON) if text else ""
+    return f": {line.rstrip('.')}" if line else ""
 
 
 def about(filename: str, error: Exception) -> ModelError:
@@ -244,6 +279,7 @@ def is_own(address: str, endpoint: str) -> bool:
     return _origin(address) == _origin(endpoint)
 
 
+@lru_cache(maxsize=64)
 def _origin(address: str) -> tuple[str, str, int | None]:
     """Scheme, host and port; all empty for an invalid address."""
     try:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError, BadArgument
-from indexer.names import FAMILIES, RELATIONS, DeltaKey, ModelRef
+from indexer.names import FAMILIES, RELATIONS, STACKS, DeltaKey, ModelRef
 from indexer.records.record import RANK_THRESHOLDS
 from query.lookup import base_in_hint, unknown_model
 from query.population import LeftOut
@@ -115,12 +115,12 @@ def read_ranks(
 
 
 def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
-    """Encoder before decoder, in the order of FAMILIES, by layer; a fused matrix comes where its first part would."""
+    """In the order of STACKS, then of FAMILIES, by layer; a fused matrix comes where its first part would."""
     (base_row,) = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [base])
     if base_row["deltas"] is None:
         raise AtlasError(f"The atlas does not say which matrices {base} has.", "Run `index rebuild`.")
     keys = [DeltaKey.parse(name) for name in base_row["deltas"]]
-    keys.sort(key=lambda key: (key.stack == "decoder", FAMILIES.index(key.family), key.layer))
+    keys.sort(key=lambda key: (STACKS.index(key.stack), FAMILIES.index(key.family), key.layer))
     if not whole:
         return keys
     rows = atlas.rows(

@@ -105,6 +105,31 @@ class Traced(Answer):
     words: list[str]
 
 
+class LikelyModel(TypedDict):
+    """A model that was probably tuned on texts like those that were given."""
+
+    rank: int
+    model: str
+    score: float
+    p_value: float
+    expected_by_chance: float
+    by_vocabulary: float | None
+    by_vectors: float | None
+    datasets: list[str]
+    author: str
+    relation: str
+
+
+class Asked(Answer):
+    """The models that were probably tuned on texts like those that were given; maybe none stands out."""
+
+    base: str
+    texts: int
+    searched: int
+    standing_out: int
+    models: list[LikelyModel]
+
+
 class Compared(Answer):
     """Two models side by side."""
 

@@ -47,13 +47,15 @@ def build(shell, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "connections"), [("4", "1"), ("1", "3")])
-def test_workers_share_the_connections(shell, workers, connections):
+@pytest.mark.parametrize(
+    ("workers", "connections", "read"), [("4", "1", "sample"), ("1", "3", "sample"), ("4", "1", "full")]
+)
+def test_workers_share_the_connections(shell, workers, connections, read):
     build(shell, "--limit", "1")  # the base is there
     shell.hub.reset_log()
     shell.hub.latency = 0.1
-    report = build(shell, "--workers", workers, "--connections", connections)
-    assert report["indexed"] == MODELS - 1
+    report = build(shell, "--workers", workers, "--connections", connections, "--read", read)
+    assert report["indexed"] == (MODELS if read == "full" else MODELS - 1)
     of_weights = [one for one in shell.hub.requests if re.search("safetensors", one.path)]
     assert {one.role for one in of_weights} == {"hub", "cdn"}
     most = most_at_a_time(of_weights, 0.1)
