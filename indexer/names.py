@@ -22,11 +22,15 @@ READS = ("sample", "full")
 CONNECTIONS = 8
 RELATIONS = ("finetune", "adapter", "merge", "quantized")
 
-# The order of families wherever they are listed or concatenated.
+# The order of families wherever they are listed or concatenated; docs/architectures.md says what they are.
 FAMILIES = (
+    "query_a",
     "query",
+    "key_value_a",
     "key",
     "value",
+    "input_gate",
+    "output_gate",
     "output",
     "cross_query",
     "cross_key",
@@ -35,6 +39,9 @@ FAMILIES = (
     "gate",
     "feedforward1",
     "feedforward2",
+    "expert_gate",
+    "expert_feedforward1",
+    "expert_feedforward2",
 )
 
 # What is measured of each layer of a model: the columns of depth profiles, on disk, in the database and in answers.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -77,11 +77,13 @@ class Architecture:
         one file without a way to decide).
         """
         settings = Settings(config, self.counts, self.switches)
-        places = self._by_prefix(name.removesuffix(".weight") for name in shapes if name.endswith(".weight"))
+        places = self._by_prefix({name: name.removesuffix(".weight") for name in shapes}, of_tensors=True)
         prefix = self._choose_prefix(places, settings)
         matrices: list[Matrix] = []
         for stack in self.stacks:
-            for layer, names in enumerate(stack.layers(places[prefix].get(stack.name, {}), prefix, settings)):
+            found = places[prefix].get(stack.name, {})
+            for number, (index, names) in enumerate(stack.layers(found, prefix, settings)):
+                layer = index[0] if len(index) == 1 else number
                 matrices += self._layer(stack.name, layer, names, shapes, settings)
         return Layout(self.name, prefix, tuple(sorted(matrices, key=lambda matrix: matrix.key.sort_key)))
 
@@ -93,14 +95,15 @@ class Architecture:
         ``missing_matrices`` (a family the base lacks), ``malformed`` (several prefixes without a way to decide),
         ``adapter_unsupported`` (a module that fuses matrices which the base stores separately).
         """
-        places = self._by_prefix(modules)
+        places = self._by_prefix({module: module for module in modules})
         if not places:
             return {}
         # The base's matrices by stack and layer number in the tensors' names, then by family.
-        names = {tensor.removesuffix(".weight"): tensor for tensor in base_layout.tensors}
+        names = {tensor: tensor.removesuffix(".weight") for tensor in base_layout.tensors}
         held: dict[tuple[str, Index], dict[str, Matrix]] = defaultdict(dict)
-        for stack, _, index, name in _entries(self._by_prefix(names).get(base_layout.prefix, {})):
-            held[stack, index] |= {matrix.key.family: matrix for matrix in base_layout.by_tensor[names[name]]}
+        for stack, _, index, name in _entries(self._by_prefix(names, of_tensors=True).get(base_layout.prefix, {})):
+            held[stack, index] |= {matrix.key.family: matrix for matrix in base_layout.by_tensor[name]}
+        unused = {path for stack in self.stacks for path in stack.unused}
         prefix = self._prefer(list(places), "the adapter's modules", base_layout.prefix)
         found: dict[str, tuple[Matrix, ...]] = {}
         for stack, pattern, index, module in _entries(places[prefix]):
@@ -108,10 +111,13 @@ class Architecture:
                 depth = f"{sum(name == stack for name, _ in held)} {stack} layers".replace("  ", " ")
                 raise Skipped("layer_mismatch", f"the adapter changes {shown(module)}, the base has {depth}")
             layer = held[stack, index]
-            for family in pattern.families:
+            families = tuple(filter(None, pattern.families))
+            if pattern.path in unused and not any(family in layer for family in families):
+                continue
+            for family in families:
                 if family not in layer:
                     raise Skipped("missing_matrices", f"the adapter changes {shown(module)}, the base has no {family}")
-            matrices = tuple(layer[family] for family in pattern.families)
+            matrices = tuple(layer[family] for family in families)
             if len(matrices) == 1:
                 # A separate module in memory may be fused in the base's file; then B has no other rows.
                 matrices = (replace(matrices[0], rows=None),)
@@ -130,12 +136,17 @@ class Architecture:
                 table[pattern.path[-1]].append((stack.name, pattern))
         return dict(table)
 
-    def _by_prefix(self, names: Iterable[str]) -> dict[str, Place]:
-        """Group the names of possible block matrices by the prefix before their layer."""
+    def _by_prefix(self, names: Mapping[str, str], *, of_tensors: bool = False) -> dict[str, Place]:
+        """Group the names of possible block matrices by the prefix before their layer.
+
+        ``names``: each with the path by which patterns find it, that of a tensor without ".weight".
+        """
         places: dict[str, Place] = {}
-        for name in names:
-            parts = name.split(".")
+        for name, path in names.items():
+            parts = path.split(".")
             for stack, pattern in self._by_last_part.get(parts[-1], ()):
+                if pattern.is_parameter != (of_tensors and name == path):
+                    continue
                 index, before = pattern.match(parts), parts[: -len(pattern.path)]
                 if index is not None and self.foreign.isdisjoint(before):
                     prefix = "".join(f"{part}." for part in before)
@@ -155,7 +166,7 @@ class Architecture:
         if places:
             return max(places, key=lambda prefix: sum(1 for _ in _entries(places[prefix])))
         example = next(self.stacks[0].patterns).name((0, 0))
-        raise Skipped("missing_matrices", f"no tensor is named like those of {self.name} ({example}.weight)")
+        raise Skipped("missing_matrices", f"no tensor is named like those of {self.name} ({example})")
 
     def _prefer(self, candidates: list[str], what: str, *more_known: str) -> str:
         """The only candidate, or else the first known one. Raises Skipped("malformed") with their names."""
@@ -179,20 +190,27 @@ class Architecture:
         matrices: dict[str, Matrix] = {}
         for pattern, tensor in names.items():
             sizes = tuple(shapes[tensor])
-            if len(sizes) != 2 or not all(type(size) is int and 0 < size < 2**40 for size in sizes):
+            expected = 3 if pattern.is_stacked else 2
+            if len(sizes) != expected or not all(type(size) is int and 0 < size < 2**40 for size in sizes):
                 stated = " × ".join(shown(size) for size in sizes[:8]) or "of one number"
-                raise Skipped(
-                    "malformed", f"{shown(tensor)} has the shape {stated}, a block matrix has two sizes above zero"
-                )
-            out, inner = reversed(sizes) if self.transposed else sizes
+                what = "the matrices of experts have three" if pattern.is_stacked else "a block matrix has two"
+                raise Skipped("malformed", f"{shown(tensor)} has the shape {stated}, {what} sizes above zero")
+            transposed = self.transposed if pattern.transposed is None else pattern.transposed
+            leading = sizes[-2] if pattern.is_stacked else None
+            out, inner = reversed(sizes[-2:]) if transposed else sizes[-2:]
             for family, rows in zip(pattern.families, pattern.divide(tensor, out, settings), strict=True):
-                key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
-                matrices[family] = Matrix(key, tensor, shape, self.transposed, rows, pattern.whole if rows else None)
-        query, output = matrices["query"], matrices["output"]
-        if query.rows and query.shape[0] != output.shape[1]:
+                if family:
+                    key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
+                    whole = pattern.whole if rows else None
+                    matrices[family] = Matrix(key, tensor, shape, transposed, rows, whole, leading)
+        # The output takes what queries (or, where these are of another size, values) give.
+        given = [matrices[one] for one in ("query", "value") if one in matrices]
+        output = matrices.get("output")
+        cut = {one.shape[0] for one in given if one.rows}
+        if output is not None and cut and output.shape[1] not in {*cut, *(one.shape[0] for one in given)}:
             raise Skipped(
                 "malformed",
-                f"by config.json {shown(query.tensor)} holds {query.shape[0]} rows of queries, "
+                f"by config.json {shown(given[0].tensor)} holds {given[0].shape[0]} rows of queries, "
                 f"but {shown(output.tensor)} takes {output.shape[1]} columns",
             )
         return list(matrices.values())
