@@ -76,7 +76,8 @@ class Architecture:
         (none, or an incomplete layer), ``malformed`` (an impossible shape or config, or layers of several models in
         one file without a way to decide).
         """
-        settings = Settings(config, self.counts, self.switches)
+        quantised = bool(config.get("quantization_config") or config.get("compression_config"))
+        settings = Settings({**config, "quantised": quantised}, self.counts, self.switches)
         places = self._by_prefix({name: name.removesuffix(".weight") for name in shapes}, of_tensors=True)
         prefix = self._choose_prefix(places, settings)
         matrices: list[Matrix] = []
@@ -195,7 +196,7 @@ class Architecture:
                 stated = " × ".join(shown(size) for size in sizes[:8]) or "of one number"
                 what = "the matrices of experts have three" if pattern.is_stacked else "a block matrix has two"
                 raise Skipped("malformed", f"{shown(tensor)} has the shape {stated}, {what} sizes above zero")
-            transposed = self.transposed if pattern.transposed is None else pattern.transposed
+            transposed = pattern.is_transposed(sizes, self.transposed, settings)
             leading = sizes[-2] if pattern.is_stacked else None
             out, inner = reversed(sizes[-2:]) if transposed else sizes[-2:]
             for family, rows in zip(pattern.families, pattern.divide(tensor, out, settings), strict=True):

@@ -135,12 +135,9 @@ class Layout:
         return {name: tuple(matrices) for name, matrices in table.items()}
 
     @cached_property
-    def read_rows(self) -> dict[str, range | None]:
-        """The distinct tensors to read, each with the rows that hold its matrices, None for all."""
-        return {
-            name: None if matrices[0].leading is None else range(matrices[0].leading)
-            for name, matrices in self.by_tensor.items()
-        }
+    def leading_rows(self) -> dict[str, range]:
+        """The rows to read of tensors that stack the matrices of several experts."""
+        return {matrix.tensor: range(matrix.leading) for matrix in self.matrices if matrix.leading is not None}
 
     @cached_property
     def by_key(self) -> dict[DeltaKey, Matrix]:

@@ -9,11 +9,13 @@ The format of a file in ``architectures/``:
     [counts]
     heads = ["num_attention_heads"]        keys of config.json, the first found wins; text_config is searched first
     [switches]
-    multi_query = true                     boolean keys of config.json and their defaults
+    multi_query = true                     boolean keys of config.json and their defaults; "quantised" is true if it
+                                           says how weights are quantised
     [[stack]]                              one or two
     name = "encoder"                       left out where there is one stack
     layer = "encoder.layer.{layer}"        the prefix of a layer's tensors; {group} and {layer} count together
-    depth = "num_hidden_layers"            key of config.json: so many layers, and those after them are ignored
+    depth = "num_hidden_layers"            key of config.json: so many layers, and those after them are ignored (default:
+                                           as many as there are types, or tensors)
     types = ["layer_types"]                keys of config.json, the first found wins: the type of each layer, as a list
                                            of names or as a string of one letter for each
     [[stack.attention]]                    a part of every layer; several tables are its variants, of which every layer
@@ -32,7 +34,8 @@ The format of a file in ``architectures/``:
     "mlp.experts.up_proj" = { family = "expert_feedforward1", stacked = true, parameter = true, transposed = true }
                                            stacked: the tensor holds the matrix of every expert, of which the first is
                                            read; parameter: its name does not end in ".weight"; transposed: as above,
-                                           of this tensor only
+                                           of this tensor only; inputs = "hidden" instead: it may be stored either way,
+                                           and this count is the number of its inputs
 
 A variant without tensors says that a layer may lack the part.
 """
@@ -51,6 +54,7 @@ from indexer.errors import Skipped
 from indexer.untrusted import shown
 
 MAX_HEADS = 4096  # far above any model
+MAX_SIZE = 1 << 20  # of one side of a matrix
 MAX_LAYER = 10**9  # larger layer numbers are read as this
 
 NAMES_SHOWN = 3  # of untrusted names in an error
@@ -69,7 +73,8 @@ class Pattern:
     ``families`` are in the order of their rows. If there are several, ``shares`` are their relative numbers of rows
     and ``groups`` how often the whole sequence repeats; both are numbers or names of counts in the config (see
     ``Settings``). ``is_stacked``: it has a third size before the others, the number of experts. ``is_parameter``: its
-    name does not end in ".weight". ``transposed``: None if the data file says so for all tensors.
+    name does not end in ".weight". ``transposed``: None if the data file says so for all tensors; ``inputs``: the count
+    that tells it.
     """
 
     path: tuple[str, ...]
@@ -79,6 +84,7 @@ class Pattern:
     is_stacked: bool = False
     is_parameter: bool = False
     transposed: bool | None = None
+    inputs: str = ""
 
     @classmethod
     def read(cls, path: str, what: str | list[str] | dict[str, Any]) -> Pattern:
@@ -91,6 +97,7 @@ class Pattern:
         return cls(
             tuple(path.split(".")), families, shares, table.get("groups", 1),
             table.get("stacked", False), table.get("parameter", False), table.get("transposed"),
+            table.get("inputs", ""),
         )  # fmt: skip
 
     @property
@@ -117,6 +124,12 @@ class Pattern:
         numbers = iter(index)
         name = ".".join(str(next(numbers)) if part.startswith("{") else part for part in self.path)
         return name if self.is_parameter else f"{name}.weight"
+
+    def is_transposed(self, sizes: tuple[int, ...], usually: bool, settings: Settings) -> bool:
+        """Whether a tensor of these sizes is stored in × out; ``usually``: what the data file says of all tensors."""
+        if self.inputs:
+            return sizes[-2] == settings.count(self.inputs, MAX_SIZE) != sizes[-1]
+        return usually if self.transposed is None else self.transposed
 
     def divide(self, tensor: str, out: int, settings: Settings) -> list[Rows | None]:
         """The rows of each family among the ``out`` rows of ``tensor``; None if it holds only one.
@@ -227,6 +240,7 @@ class _Layers:
         self._found = found
         self._types = settings.types(stack.types)
         depth = settings.number(stack.depth) if stack.depth else None
+        depth = len(self._types) or None if depth is None else depth
         self.present = {
             index for names in found.values() for index in names if depth is None or len(index) != 1 or index[0] < depth
         }
@@ -244,7 +258,7 @@ class _Layers:
         ]
 
     def chosen(self, index: Index) -> list[Pattern]:
-        """The tensors of one layer: of each part the variant of which most are present, or else the first."""
+        """The tensors of one layer: of each part the variant of which most are present, then of which fewest lack."""
         patterns: list[Pattern] = []
         for part in self._parts:
             fitting = [variant for variant, last in part if last is not None and index[-1] >= self.sizes[-1] - last]
@@ -256,9 +270,10 @@ class _Layers:
                 patterns += fitting[0].patterns
                 continue
 
-            def presence(variant: Variant) -> tuple[int, bool]:
+            def presence(variant: Variant) -> tuple[int, int, int]:
                 count = sum(index in self._found.get(pattern, ()) for pattern in variant.patterns)
-                return count, count == len(variant.patterns)
+                in_all_layers = sum(len(self._found.get(pattern, ())) for pattern in variant.patterns)
+                return count, count - len(variant.patterns), in_all_layers
 
             patterns += max(fitting, key=presence).patterns
         return patterns
@@ -283,8 +298,8 @@ class Settings:
     counts: Mapping[str, tuple[str, ...]]
     switches: Mapping[str, bool]
 
-    def count(self, name: str) -> int:
-        """A number of heads; "kv_heads" defaults to "heads".
+    def count(self, name: str, most: int = MAX_HEADS) -> int:
+        """A number of heads, or another count; "kv_heads" defaults to "heads".
 
         Raises Skipped("malformed").
         """
@@ -292,11 +307,11 @@ class Settings:
             value = self._value(key)
             if value is None:
                 continue
-            if type(value) is not int or not 1 <= value <= MAX_HEADS:
-                raise Skipped("malformed", f"config.json says {key} = {shown(value)}, not a number of 1 to {MAX_HEADS}")
+            if type(value) is not int or not 1 <= value <= most:
+                raise Skipped("malformed", f"config.json says {key} = {shown(value)}, not a number of 1 to {most}")
             return value
         if name == "kv_heads":
-            return self.count("heads")
+            return self.count("heads", most)
         raise Skipped("malformed", f"config.json does not say {' or '.join(self.counts[name])}")
 
     def switch(self, name: str) -> bool:

@@ -29,7 +29,7 @@ from indexer.records.tokens import token_rows
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from indexer.weights.stored_tensor import DTYPE_NAMES, TensorIndex, read_safetensors
+from indexer.weights.stored_tensor import DTYPE_NAMES, READABLE, TensorIndex, read_safetensors
 
 if TYPE_CHECKING:
     from indexer.vectors.published import PublishedBase
@@ -131,7 +131,7 @@ def store_base(checkpoint: Checkpoint, base: str, commit: str, path: Path) -> Ba
     weights that are not finite.
     """
     try:
-        _write_matrices(checkpoint, _layout_of(checkpoint), base, commit, path)
+        _write_matrices(checkpoint, locate_matrices(checkpoint, checkpoint.config), base, commit, path)
     except Skipped as reason:
         raise AtlasError(f"{base} cannot be a base: {reason.detail}.", "Choose another base.") from reason
     return BaseMatrices(path)
@@ -143,19 +143,32 @@ def shape_of_base(checkpoint: Checkpoint) -> BaseShape:
     Raises AtlasError if the checkpoint cannot be a base.
     """
     try:
-        layout = _layout_of(checkpoint)
-        infos = [checkpoint.tensors[name] for name in layout.tensors]
+        layout = locate_matrices(checkpoint, checkpoint.config)
+        sizes = [checkpoint.tensors[matrix.tensor].dtype.itemsize for matrix in layout.matrices]
     except Skipped as reason:
         raise AtlasError(f"It cannot be a base: {reason.detail}.", "Choose another base.") from reason
-    widest = max(info.nbytes // math.prod(info.shape) for info in infos)
+    block_bytes = sum(size * math.prod(matrix.shape) for size, matrix in zip(sizes, layout.matrices, strict=True))
     embedding = checkpoint.token_embedding
     vocabulary, width = checkpoint.tensors[embedding].shape if embedding is not None else (0, 0)
-    return BaseShape(layout, sum(info.nbytes for info in infos), widest, len(token_rows(vocabulary)) * width)
+    return BaseShape(layout, block_bytes, max(sizes), len(token_rows(vocabulary)) * width)
 
 
-def _layout_of(checkpoint: Checkpoint) -> Layout:
-    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    return load_architecture(str(checkpoint.config.get("model_type"))).locate(shapes, checkpoint.config)
+def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout:
+    """The block matrices of a full checkpoint. Of one that says it is quantised, those that are stored as numbers.
+
+    Raises Skipped as ``Architecture.locate``, and ``quantized`` if what is not stored as numbers is missing.
+    """
+    architecture = load_architecture(str(config.get("model_type")))
+    is_quantised = bool(checkpoint.quantised)
+    shapes = {
+        name: info.shape for name, info in checkpoint.tensors.items() if not is_quantised or info.dtype in READABLE
+    }
+    try:
+        return architecture.locate(shapes, config)
+    except Skipped as problem:
+        if is_quantised:
+            raise Skipped("quantized", checkpoint.quantised) from problem
+        raise
 
 
 def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path) -> None:
@@ -184,7 +197,7 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
     data = temporary_path(path, "data")
     try:
         with data.open("wb") as file:
-            for name, tensor in checkpoint.stream(layout.tensors):
+            for name, tensor in checkpoint.stream(layout.tensors, rows=layout.leading_rows):
                 for matrix in layout.by_tensor[name]:
                     piece = matrix.extract(tensor).contiguous()
                     norms[str(matrix.key)] = float(torch.linalg.vector_norm(piece.float()))

@@ -256,6 +256,8 @@ def clean_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, 
 
 def full_weights(checkpoint: Checkpoint) -> FullWeights:
     """The weights of a full checkpoint. Raises Skipped as the readers do, Failed if another try may work."""
+    if checkpoint.quantised:
+        raise Skipped("quantized", checkpoint.quantised)
     config, notes = clean_config(checkpoint.config)
     names = [name for name, info in checkpoint.tensors.items() if info.dtype in READABLE]
     # The reader uses a tensor's memory again, so each is copied.

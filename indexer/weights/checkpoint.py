@@ -32,9 +32,9 @@ from indexer.weights.checkpoint_files import (
     choose,
     choose_conversion,
     is_plain_name,
+    quantisation,
     read_adapter_config,
     read_config,
-    refuse_quantised_tensors,
 )
 from indexer.weights.repository import Repository, open_repository
 from indexer.weights.stored_tensor import (
@@ -62,7 +62,8 @@ class Checkpoint:
     """The weights of one model at one commit.
 
     ``kind`` is "full" or "adapter", ``config`` the unchanged config.json ({} for an adapter without one), ``tensors``
-    the tensors in the order of the files, and ``folder`` the folder of the files ("" or "name/").
+    the tensors in the order of the files, and ``folder`` the folder of the files ("" or "name/"). ``quantised``: how
+    config.json or names of tensors say that (some of) the weights are quantised; "" if they do not.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Checkpoint:
                     tensors[name] = index.tensors[name]
                     self._index_of[name] = index
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self.quantised = quantisation(config, tensors) if self.kind == "full" else ""
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
@@ -109,8 +111,10 @@ class Checkpoint:
         """Whether its weights come over the network."""
         return any(isinstance(index.source, RemoteFile) for index in self._files.values())
 
-    def stream(self, names: Collection[str], ahead_bytes: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors ``names``, file by file in the order they are stored in.
+    def stream(
+        self, names: Collection[str], ahead_bytes: int = 0, rows: Mapping[str, range] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors ``names``, or those of their rows that ``rows`` says, file by file in the order they are stored.
 
         The memory of a tensor is reused once it is dropped. From the network a thread reads ahead by up to about
         ``ahead_bytes``.
@@ -118,8 +122,8 @@ class Checkpoint:
         Raises Skipped: ``missing_matrices`` and ``unreadable_dtype`` before anything is read,
         ``corrupt_file``; and Failed.
         """
-        wanted: dict[str, range | None] = dict.fromkeys(names)
-        self._check(wanted)
+        self._check(names)
+        wanted = {name: (rows or {}).get(name) for name in names}
         if not (ahead_bytes and self.is_remote and wanted):
             yield from self._read(wanted, Buffers())
             return
@@ -130,6 +134,7 @@ class Checkpoint:
     def stripes(self, rows: Mapping[str, Sequence[range]], connections: int = 1) -> Iterator[tuple[str, torch.Tensor]]:
         """Some stripes of rows of each of these matrices, joined in the given order: (rows, columns).
 
+        The rows of a tensor of three sizes are those of its matrices, one below the other.
         Stripes less than SEAM_BYTES apart are fetched by one request. From the network up to ``connections`` requests
         are in flight. A matrix whose rows do not lie together in its file is read whole. Raises like ``stream``.
         """
@@ -139,7 +144,8 @@ class Checkpoint:
             names = [name for name in rows if self._index_of[name] is index]
             scattered = [name for name in names if not index.has_rows_in_one_piece(name)]
             for name, tensor in self._read(dict.fromkeys(scattered), Buffers()):
-                yield name, torch.cat([tensor[stripe.start : stripe.stop] for stripe in rows[name]])
+                flat = tensor.flatten(0, -2)
+                yield name, torch.cat([flat[stripe.start : stripe.stop] for stripe in rows[name]])
             names = [name for name in names if name not in scattered]
             places = in_threads([partial(index.locate_stripes, name, rows[name]) for name in names], threads)
             runs = plan_runs([stripe for found in places for stripe in found], SEAM_BYTES)
@@ -305,8 +311,6 @@ def _open(
             if shards:
                 source.close()
         checkpoint = Checkpoint(repository, choice, files, config, adapter_config, shards)
-        if checkpoint.kind == "full":
-            refuse_quantised_tensors(checkpoint.tensors)
     except ModelError:
         for source in sources:
             source.close()

@@ -160,26 +160,16 @@ def is_plain_name(name: object) -> bool:
 def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, Any] | None) -> dict[str, Any]:
     """config.json of the weights' folder, else of the root, else ``stand_in``. Adapters do not need one.
 
-    Raises Skipped: ``malformed`` if a full model has no readable one, ``quantized`` if it says so.
+    Raises Skipped("malformed") if a full model has no readable one.
     """
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:
             try:
-                found = repository.read_json(path, MOST_CONFIG)
+                return repository.read_json(path, MOST_CONFIG)
             except Skipped:
                 if choice.kind == "full":
                     raise
                 return {}
-            for key in ("quantization_config", "compression_config"):
-                settings = found.get(key)
-                if not settings or choice.kind == "adapter":
-                    continue
-                settings = settings if isinstance(settings, dict) else {}
-                method = settings.get("quant_method") or settings.get("method") or "an unnamed method"
-                if method == "bitsandbytes" and not settings.get("load_in_4bit") and not settings.get("load_in_8bit"):
-                    continue  # written for a model that was loaded with quantisation turned off
-                raise Skipped("quantized", f"the weights are quantised by {shown(method, 40)}")
-            return found
     if stand_in is None and choice.kind == "full":
         raise Skipped("malformed", "there is no config.json, so the architecture is unknown")
     return dict(stand_in or {})
@@ -195,9 +185,20 @@ def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any
     return repository.read_json(path, MOST_CONFIG)
 
 
-def refuse_quantised_tensors(names: Collection[str]) -> None:
-    """Raise Skipped("quantized") if tensors have the names of quantised weights."""
+def quantisation(config: Mapping[str, Any], names: Collection[str]) -> str:
+    """How config.json or names of tensors say that weights are quantised, perhaps not all of them; "" if neither does.
+
+    The Hub's models whose experts are in mxfp4 or fp8 (gpt-oss, DeepSeek) keep other matrices in bfloat16.
+    """
+    for key in ("quantization_config", "compression_config"):
+        if settings := config.get(key):
+            settings = settings if isinstance(settings, dict) else {}
+            method = settings.get("quant_method") or settings.get("method") or "an unnamed method"
+            if method == "bitsandbytes" and not settings.get("load_in_4bit") and not settings.get("load_in_8bit"):
+                continue  # written for a model that was loaded with quantisation turned off
+            return f"the weights are quantised by {shown(method, 40)}"
     for name in names:
         for ending, method in _QUANTISED_PARTS.items():
             if name.endswith(ending):
-                raise Skipped("quantized", f"the weights are quantised by {method}: there is {shown(name)}")
+                return f"the weights are quantised by {method}: there is {shown(name)}"
+    return ""

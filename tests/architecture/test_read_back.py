@@ -18,6 +18,7 @@ from indexer.architectures.pattern import Settings
 from indexer.errors import Skipped
 from indexer.names import FAMILIES, DeltaKey
 from tests.architecture.live_models import EVERY, HEADS, WANTED
+from tests.architecture.mixed import MIXED, TOWERS
 from tests.architecture.planting import build, plant
 
 
@@ -95,7 +96,7 @@ def test_planted_deltas_are_read_back_under_every_head(name: str, tmp_path: Path
 
 
 def test_every_model_type_with_a_data_file_is_built_and_read_here() -> None:
-    assert set(known_model_types()) == {name.split()[0] for name in EVERY}
+    assert set(known_model_types()) == {name.split()[0] for name in (*EVERY, *MIXED, *TOWERS)}
 
 
 def test_data_files_are_part_of_the_package_and_share_no_model_type() -> None:
@@ -118,14 +119,14 @@ def test_data_files_name_families_stacks_and_counts_that_exist() -> None:
                     assert {name: settings.switch(name) for name in switches} == switches
                     assert any(variant.when.items() <= switches.items() for variant in part)
                 for variant in part:
-                    families = [family for pattern in variant.patterns for family in pattern.families]
+                    families = [family for pattern in variant.patterns for family in pattern.families if family]
                     assert len(families) == len(set(families))
                     assert set(families) <= set(FAMILIES)
                     assert set(variant.when) <= set(architecture.switches)
             for pattern in stack.patterns:
                 assert any(piece.startswith("{") for piece in pattern.path)
-                names = {name for name in (*pattern.shares, pattern.groups) if isinstance(name, str)}
-                assert names <= set(architecture.counts)
+                names = [name for name in (*pattern.shares, pattern.groups) if isinstance(name, str)]
+                assert {factor for name in names for factor in name.split("*")} <= set(architecture.counts)
                 assert len(pattern.shares) == len(pattern.families)
 
 
