@@ -24,8 +24,9 @@ _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six f
 
 # The facts that are shown without ``details``, in this order.
 _FACTS = (
-    "page", "base", "relation", "parent", "author", "datasets", "probably", "made_from", "created", "downloads",
-    "likes", "licence", "pipeline_tag", "label_names", "read", "relative_norm", "trace", "flags", "reason", "detail",
+    "page", "base", "relation", "adapter_kind", "parent", "author", "datasets", "probably", "made_from", "created",
+    "downloads", "likes", "licence", "pipeline_tag", "trigger_words", "label_names", "read", "relative_norm",
+    "trace", "flags", "reason", "detail",
 )  # fmt: skip
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
 _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")
@@ -193,6 +194,8 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         shown["rows_read"] = rows_in_words(row["rows_read"] for row in rows)
         if shown["copy_evidence"] != CHECKSUM:
             notes.append(f"Its norms are estimates. {deepening(atlas, shown['base'], [shown['model']])}")
+    if shown.get("passed_over"):
+        notes.append(f"Parts of the adapter were not read: {'; '.join(shown['passed_over'])}.")
     if others:
         count = f"{others:,} others" if others > 1 else "another"
         notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")

@@ -9,13 +9,14 @@ The format of a file in ``architectures/``:
     [counts]
     heads = ["num_attention_heads"]        keys of config.json, the first found wins; text_config is searched first
     [switches]
-    multi_query = true                     boolean keys of config.json and their defaults; "quantised" is true if it
-                                           says how weights are quantised
-    [[stack]]                              one or two
+    multi_query = true                     boolean keys of config.json and their defaults; "quantised" is true if
+                                           some of the weights are
+    [[stack]]                              one or more
     name = "encoder"                       left out where there is one stack
+    numbering = "listed"                   layers are counted as they are found (default: numbers without gaps)
     layer = "encoder.layer.{layer}"        the prefix of a layer's tensors; {group} and {layer} count together
-    depth = "num_hidden_layers"            key of config.json: so many layers, and those after them are ignored (default:
-                                           as many as there are types, or tensors)
+    depth = "num_hidden_layers"            key of config.json: so many layers, and those after them are ignored
+                                           (default: as many as there are types, or tensors)
     types = ["layer_types"]                keys of config.json, the first found wins: the type of each layer, as a list
                                            of names or as a string of one letter for each
     [[stack.attention]]                    a part of every layer; several tables are its variants, of which every layer
@@ -36,6 +37,9 @@ The format of a file in ``architectures/``:
                                            read; parameter: its name does not end in ".weight"; transposed: as above,
                                            of this tensor only; inputs = "hidden" instead: it may be stored either way,
                                            and this count is the number of its inputs
+    [[stack.other_names]]                  names of the same modules in adapters only, in the same form
+    [other_prefixes]                       the same for the beginnings of names
+    "input_blocks.4.1" = "down_blocks.1.attentions.0"
 
 A variant without tensors says that a layer may lack the part.
 """
@@ -43,10 +47,10 @@ A variant without tensors says that a layer may lack the part.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from indexer.architectures.layout import Rows
@@ -59,6 +63,7 @@ MAX_LAYER = 10**9  # larger layer numbers are read as this
 
 NAMES_SHOWN = 3  # of untrusted names in an error
 
+_NOT_PARTS = ("name", "layer", "depth", "types", "numbering", "other_names")
 _NOT_TENSORS = ("when", "types", "last", "unused", "layer")
 
 Index = tuple[int, ...]
@@ -120,10 +125,13 @@ class Pattern:
         return tuple(reversed(numbers))
 
     def name(self, index: Index) -> str:
-        """The tensor's name in one layer, without prefix."""
+        """The tensor's name in one layer, without prefix and ``.weight``."""
         numbers = iter(index)
-        name = ".".join(str(next(numbers)) if part.startswith("{") else part for part in self.path)
-        return name if self.is_parameter else f"{name}.weight"
+        return ".".join(str(next(numbers)) if part.startswith("{") else part for part in self.path)
+
+    def tensor(self, index: Index) -> str:
+        """The tensor's name in one layer, without prefix."""
+        return self.name(index) if self.is_parameter else f"{self.name(index)}.weight"
 
     def is_transposed(self, sizes: tuple[int, ...], usually: bool, settings: Settings) -> bool:
         """Whether a tensor of these sizes is stored in × out; ``usually``: what the data file says of all tensors."""
@@ -184,20 +192,27 @@ class Variant:
 class Stack:
     """A stack and the parts that each of its layers has, each part in one of its variants.
 
-    ``depth`` and ``types``: see the data files.
+    ``depth`` and ``types``: see the data files. ``is_listed``: layers are counted as they are found. ``other_names``:
+    other patterns by which adapters name modules.
     """
 
     name: str
     parts: tuple[tuple[Variant, ...], ...]
     depth: str = ""
     types: tuple[str, ...] = ()
+    is_listed: bool = False
+    other_names: tuple[Pattern, ...] = ()
 
     @classmethod
     def read(cls, stack: Mapping[str, Any]) -> Stack:
         """One ``[[stack]]`` of a data file."""
-        parts = [variants for key, variants in stack.items() if key not in ("name", "layer", "depth", "types")]
+        parts = [variants for key, variants in stack.items() if key not in _NOT_PARTS]
         read = (tuple(Variant.read(variant, stack["layer"]) for variant in variants) for variants in parts)
-        return cls(stack.get("name", ""), tuple(read), stack.get("depth", ""), tuple(stack.get("types", ())))
+        others = (Variant.read(variant, stack["layer"]).patterns for variant in stack.get("other_names", ()))
+        return cls(
+            stack.get("name", ""), tuple(read), stack.get("depth", ""), tuple(stack.get("types", ())),
+            stack.get("numbering") == "listed", tuple(chain.from_iterable(others)),
+        )  # fmt: skip
 
     @property
     def patterns(self) -> Iterator[Pattern]:
@@ -214,20 +229,24 @@ class Stack:
         layers = _Layers(self, found, settings)
         return any(not layers.missing(index) for index in layers.present)
 
-    def layers(self, found: Found, prefix: str, settings: Settings) -> Iterator[tuple[Index, dict[Pattern, str]]]:
-        """The layers in order, each complete: its number, and pattern → full name of the tensor.
+    def layers(self, found: Found, prefix: str, settings: Settings) -> Iterator[dict[Pattern, str]]:
+        """The layers in order, from number 0 on, each complete: pattern → full name of the tensor.
 
         Raises Skipped("missing_matrices") if a matrix or a whole layer is missing.
         """
         layers = _Layers(self, found, settings)
         if not layers.present:
             return
+
+        def numbered() -> Iterable[Index]:
+            return sorted(layers.present) if self.is_listed else _grid(layers.sizes)
+
         # Must be lazy: a hostile number makes the grid huge, but a gap appears within len(present) steps.
-        gaps = (pattern.name(index) for index in _grid(layers.sizes) for pattern in layers.missing(index))
+        gaps = (pattern.tensor(index) for index in numbered() for pattern in layers.missing(index))
         if some := [shown(f"{prefix}{name}") for name in islice(gaps, NAMES_SHOWN)]:
             raise Skipped("missing_matrices", f"the checkpoint's layers are not complete, it lacks {', '.join(some)}")
-        for index in _grid(layers.sizes):
-            yield index, {pattern: found[pattern][index] for pattern in layers.chosen(index)}
+        for index in numbered():
+            yield {pattern: found[pattern][index] for pattern in layers.chosen(index)}
 
 
 class _Layers:

@@ -20,6 +20,7 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.options import BuildOptions
 from indexer.builds.plan import Estimate, Planned, existing_record, item_bytes, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
+from indexer.builds.requests import requests_of
 from indexer.builds.resources import share_out, workers_for
 from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
@@ -110,7 +111,7 @@ class Build:
         A new commit that does not change the weight files (an edited card) is not a new base: the atlas keeps the
         commit it knows, and with it every record.
         """
-        if stored := self._undamaged_base(self.facts.commit):
+        if (stored := self._undamaged_base(self.facts.commit)) and not self._is_too_little(stored):
             return stored
         from indexer.deltas.base import open_base, store_base
 
@@ -121,12 +122,28 @@ class Build:
                 if None not in hashes and known.file_hashes == hashes:
                     self.facts = replace(self.facts, commit=known.commit)
                     self.report.base_commit = known.commit
-                    if stored := self._undamaged_base(known.commit):
+                    if (stored := self._undamaged_base(known.commit)) and not self._is_too_little(stored):
                         return stored
                     break
             self.watcher.say(f"fetching the block matrices of {self.facts.id}")
             path = self.folder.base(self.facts.id, self.facts.commit)
-            return store_base(checkpoint, self.facts.id, self.facts.commit, path)
+            # Of models of images and video nearly all that is trained are LoRAs, whose changes need no base.
+            is_sampled = bool(self.facts.component) and not self.options.spectra and self.options.read == "sample"
+            return store_base(
+                checkpoint, self.facts.id, self.facts.commit, path,
+                component=self.facts.component, is_sampled=is_sampled,
+            )  # fmt: skip
+
+    def _is_too_little(self, stored: StoredBase) -> bool:
+        """Whether a sample of the base is stored, and the build needs all of it. Raises AtlasError offline."""
+        if not stored.is_sampled or not (self.options.spectra or self.options.read == "full"):
+            return False
+        if constants.HF_HUB_OFFLINE:
+            raise AtlasError(
+                f"This atlas keeps a sample of the rows of {self.facts.id}, and HF_HUB_OFFLINE is set.",
+                "Unset it, or read a sample of the models too: --read sample.",
+            )
+        return True
 
     def _undamaged_base(self, commit: str) -> StoredBase | None:
         """The base's file, if it is there as it was written. Raises AtlasError for a damaged one offline."""
@@ -209,11 +226,12 @@ class Build:
         rate = sum(row["bytes_read"] for row in rows) / seconds if seconds else None
         base = self.base_shape
         units = [one for one in planned if one.unit is not None]
+        requests = requests_of([one.unit for one in planned if one.unit is not None])
         full = [one.entry.listed.row for one in units if one.entry.listed.relation != "adapter"]
         sizes = [item_bytes(row, base.item_bytes) for row in full]
         whole = sum(base.block_bytes * size // base.item_bytes for size in sizes)
         sample = sum(map(base.sample_bytes, sizes))
-        return Estimate(len(units), len(units) - len(full), self.options.read, sample, whole, rate)
+        return Estimate(len(units), len(units) - len(full), self.options.read, sample, whole, rate, requests)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
@@ -320,7 +338,13 @@ class Build:
         # Reading a sample is mostly waiting. Every worker has a connection, and all together no more than are allowed.
         is_sampled = bool(self.spec.sample)
         most = options.workers or processors() * (1 + is_sampled)
-        wanted = workers_for(min(most, options.connections) if is_sampled else most, len(units))
+        is_remote = not constants.HF_HUB_OFFLINE and any(unit.model.folder is None for unit in units)
+        if is_remote and most > options.connections:
+            if options.workers:
+                allowed = f"{options.connections} connection{'s' if options.connections > 1 else ''}"
+                self.watcher.say(f"{options.connections} of {most} workers: `connections` allows {allowed} to the Hub")
+            most = options.connections
+        wanted = workers_for(most, len(units))
         largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
         resident = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
         resources = share_out(wanted, resident, largest, options.memory, options.bandwidth)

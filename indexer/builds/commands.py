@@ -16,16 +16,17 @@ from indexer.builds.build import Build
 from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, RecordArguments, index_change
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
+from indexer.builds.requests import children_sentence
 from indexer.cards.local import local_name, local_row, place_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument, ModelError, UnknownRevision, require, unreadable, without_user
 from indexer.listing.claims import BY_FOLDER, untyped_relation
-from indexer.listing.crawl import crawl
+from indexer.listing.crawl import NO_PATH, answers, crawl
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest
+from indexer.listing.questions import CrawlRequest, Question
 from indexer.machine import check_device
 from indexer.names import RELATIONS, ModelRef, is_hub_id, is_local_id, without_address
-from indexer.network.hub import BaseFacts, model_row, resolve_base, unknown_model
+from indexer.network.hub import BaseFacts, count_children, model_row, resolve_base, unknown_model
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
 from indexer.storage.atomic_files import remove_leftovers
@@ -70,7 +71,9 @@ def build(
 
     - ``limit`` (None), ``sort`` ("downloads", or created, likes): only the first ``limit`` models in that order
     - ``relation`` ("finetune,adapter"): of finetune, adapter, merge and quantized, separated by commas
-    - ``discover`` ("tags"): "names" also looks for fine-tunes without a base_model tag
+    - ``discover`` ("tags"): "names" also looks for fine-tunes without a base_model tag by what their files and names
+      say, "weights" by comparing some rows of their weights with the base's; ``max_candidates`` (5,000, or 1,000 by
+      weights): how many of them one run examines
     - ``descendants`` (False): also fine-tunes of fine-tunes
     - ``since`` (None): only models created on or after this day, a date or "2024-01-31"
     - ``author`` (None): only models of this author
@@ -111,7 +114,7 @@ def build(
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
             one.check_base()
             was_listed = one.listing.path.exists()
-            update_listing(one)
+            update_listing(one, counts_only=dry_run)
             # A base without listed models is not fetched, and nothing is published for it.
             if not one.listing.models():
                 reports.append(one.finished())
@@ -119,6 +122,8 @@ def build(
                 expected = one.estimate(one.plan())
                 one.report.dry_run = expected.as_row()
                 watcher.say(expected.sentence)
+                for sentence in expected.requests.sentences():
+                    watcher.say(sentence)
                 reports.append(one.report)
             else:
                 reports.append(_run(one, was_listed))
@@ -193,12 +198,15 @@ def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
     for base in stored_bases(folder):
         aliases = Listing(folder.listing(base.base)).aliases()
         if typed in {base.base.lower(), *(alias.lower() for alias in aliases)}:
-            return BaseFacts(base.base, base.commit, aliases, dict(base.config))
+            return BaseFacts(base.base, base.commit, aliases, dict(base.config), component=base.component)
     raise AtlasError(f"The base {name} is not in this atlas, and HF_HUB_OFFLINE is set.", "Unset it to ask the Hub.")
 
 
-def update_listing(build: Build) -> None:
-    """Crawl the Hub into the listing; an interrupted crawl is resumed. Does nothing offline."""
+def update_listing(build: Build, *, counts_only: bool = False) -> None:
+    """Crawl the Hub into the listing; an interrupted crawl is resumed. Does nothing offline.
+
+    With ``counts_only`` untagged models whose weights would be compared are only counted.
+    """
     options, watcher, listing = build.options, build.watcher, build.listing
     if constants.HF_HUB_OFFLINE:
         watcher.say("offline: using the listing as it is")
@@ -210,17 +218,36 @@ def update_listing(build: Build) -> None:
         descendants=options.descendants,
         since=options.since,
         author=options.author,
+        **({"max_candidates": options.max_candidates} if options.max_candidates else {}),
     )
+    pathless = 0  # untagged models that name nothing, as transformers 5 saves them
     try:
         progress, resumed = listing.begin(request)
         if resumed:
             watcher.say("resuming the crawl where it was interrupted")
+        elif counts := count_children(request.base):
+            watcher.say(children_sentence(request.base, counts, request.relations, request.page_size))
         gone_before = {model.id for model in listing.models() if model.deleted_at_hub}
         found, is_complete = 0, not request.is_narrowed
         for page in crawl(request, progress):
             found += listing.append_page(page)
             is_complete = is_complete and not page.is_cut
+            pathless += sum(one.why == NO_PATH for one in page.rejected)
             watcher.listed(f"listing {page.question.what}: {found} new")
+        if pathless:
+            watcher.say(
+                f"{pathless:,} untagged models name no base: since transformers 5 config.json has no _name_or_path; "
+                "`discover='weights'` compares their weights"
+            )
+        if options.discover == "weights" and "finetune" in options.relations:
+            from indexer.builds.weight_discovery import Examination
+
+            examination = Examination(build, progress.compared, counts_only)
+            for page in answers(Question("weights", examination.model_type), request, progress, examination):
+                found += listing.append_page(page)
+                is_complete = is_complete and not page.is_cut
+                watcher.listed(f"listing {page.question.what}: {examination.claimed} with weights like the base's")
+            watcher.say(examination.sentence())
         gone = listing.finish(is_complete=is_complete)
         if gone:
             left = [model.id for model in listing.models() if model.deleted_at_hub and model.id not in gone_before]
@@ -238,7 +265,11 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
     planned = build.plan()
     is_wanted = False
     try:
-        is_wanted = build.watcher.confirm(build.estimate(planned))
+        expected = build.estimate(planned)
+        if expected.requests.seconds:
+            for sentence in expected.requests.sentences():
+                build.watcher.say(sentence)
+        is_wanted = build.watcher.confirm(expected)
     finally:
         if not is_wanted and not was_listed:
             build.listing.path.unlink(missing_ok=True)
@@ -360,7 +391,7 @@ def publish_records(
 def _publish(
     folder: AtlasFolder, base: StoredBase, listing: Listing, options: BuildOptions, watcher: Watcher
 ) -> BuildReport:
-    facts = BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config))
+    facts = BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config), component=base.component)
     build = Build(folder, facts, options, watcher, listing, asks_hub=False)
     build.superseded = move_records(build.store, base.base, listing.renamed)
     entries = [one.entry for one in build.plan()]

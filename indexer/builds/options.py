@@ -49,6 +49,7 @@ class BuildArguments(RecordArguments, IndexArguments, total=False):
     sort: str
     relation: str
     discover: str
+    max_candidates: int | None
     descendants: bool
     since: str | date | None
     author: str | None
@@ -71,6 +72,7 @@ class BuildOptions:
     rank: int = 8
     relations: tuple[str, ...] = ("finetune", "adapter")
     discover: str = "tags"
+    max_candidates: int | None = None
     descendants: bool = False
     since: datetime | None = None
     author: str | None = None
@@ -103,6 +105,9 @@ class BuildOptions:
         limit = given.get("limit")
         if limit is not None and limit < 1:
             raise BadArgument(f"`limit` is {limit}; it must be at least 1.", "")
+        most = given.get("max_candidates")
+        if most is not None and most < 1:
+            raise BadArgument(f"`max_candidates` is {most}; it must be at least 1.", "")
         if "relation" in given:
             relations = tuple(dict.fromkeys(part.strip() for part in given.pop("relation").split(",")))
             if unknown := [relation for relation in relations if relation not in RELATIONS]:
@@ -143,8 +148,8 @@ class BuildOptions:
 
 
 _DECIDING = (
-    "read", "limit", "sort", "rank", "relations", "discover", "descendants", "since", "author", "spectra",
-    "keep_factors",
+    "read", "limit", "sort", "rank", "relations", "discover", "max_candidates", "descendants", "since", "author",
+    "spectra", "keep_factors",
 )  # fmt: skip
 _DEFAULTS = BuildOptions()
 

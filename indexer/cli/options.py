@@ -74,7 +74,10 @@ selection_options = together(
         "--relation", default="finetune,adapter", show_default=True, help="Any of finetune, adapter, merge, quantized."
     ),
     click.option("--discover", type=click.Choice(DISCOVERIES), default="tags", show_default=True,
-                 help="names: also find untagged fine-tunes by card, config and name."),
+                 help="names: also find untagged fine-tunes by card, config and name. weights: by comparing some rows "
+                 "of models of the base's type and size with the base's."),
+    click.option("--max-candidates", type=click.IntRange(min=1), metavar="N",
+                 help="Untagged models to examine in one run. Default: 5,000 by name, 1,000 by weights."),
     click.option("--descendants", is_flag=True, help="Also find fine-tunes of fine-tunes."),
     click.option("--since", metavar="DATE", help="Only models created on or after this day (2024-01-31)."),
     click.option("--author", help="Only this author's models."),

@@ -1,7 +1,7 @@
 """Deltas: what fine-tuning added to each block matrix, W_fine-tuned − W_base.
 
-A full checkpoint gives dense deltas, an adapter gives factors. Both are streamed in the order of the file, with one
-matrix in memory at a time.
+A full checkpoint gives dense deltas, an adapter mostly gives factors (``indexer.deltas.adapter_deltas``). They are
+streamed in the order of the file, with one matrix in memory at a time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix, compare
-from indexer.deltas.base import BaseMatrices, locate_matrices
+from indexer.deltas.base import BaseMatrices, locate_matrices, stripes_of
 from indexer.deltas.rounding import RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.records.row_plan import lines_of, lines_to_read
 from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.untrusted import shown
-from indexer.weights.adapter import lora_paths, read_lora, whole_weights
 from indexer.weights.checkpoint import Checkpoint
+from indexer.weights.quantised import refuse_coarse
 
 # The inner loop over a matrix works on pieces of this size.
 PIECE_BYTES = 512 << 10
@@ -78,11 +77,14 @@ def dense_deltas(
     for name, tensor in checkpoint.stream(layout.tensors, ahead_bytes, layout.leading_rows):
         for matrix in layout.by_tensor[name]:
             weight = matrix.extract(tensor)
-            positions = sampled_positions(
-                matrix.key, matrix.shape, len(layout.matrices), base.layout.by_key[matrix.key].transposed
-            )
-            found = _dense_delta(matrix, weight, base.matrix(matrix.key), roundings, positions, with_weights)
-            yield replace(found, transposed=base.layout.by_key[matrix.key].transposed)
+            is_transposed = base.layout.by_key[matrix.key].transposed
+            positions = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), is_transposed)
+            reference = base.matrix(matrix.key)
+            if name in checkpoint.quantised:
+                rows = torch.from_numpy(matrix.stored_lines(np.arange(matrix.lines)))
+                reference = checkpoint.rounded_like(name, reference, rows)
+            found = _dense_delta(matrix, weight, reference, roundings, positions, with_weights)
+            yield replace(found, transposed=is_transposed)
 
 
 # The change of a sample, relative to the base's rows, up to which rounding may exceed it, by the narrowest dtype that
@@ -127,12 +129,7 @@ def sampled_deltas(
             name: np.unique(np.concatenate([matrix.stored_lines(lines) for matrix, lines in of_tensor.items()]))
             for name, of_tensor in wanted.items()
         }
-        stripes = {
-            name: [
-                range(int(part[0]), int(part[-1]) + 1) for part in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
-            ]
-            for name, rows in stored.items()
-        }
+        stripes = {name: stripes_of(rows) for name, rows in stored.items()}
         change = weights = 0.0
         for name, tensor in checkpoint.stripes(stripes if more else {**stripes, **(others or {})}, connections):
             if name not in wanted:
@@ -143,6 +140,8 @@ def sampled_deltas(
                 is_transposed = base.layout.by_key[matrix.key].transposed
                 is_alike = matrix.transposed == is_transposed
                 reference = base.lines(matrix.key, lines) if is_alike else base.matrix(matrix.key)
+                if name in checkpoint.quantised:
+                    reference = checkpoint.rounded_like(name, reference, torch.from_numpy(matrix.stored_lines(lines)))
                 rows, columns = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), is_transposed)
                 if more:
                     rows, columns = rows[:0], columns[:0]
@@ -176,8 +175,8 @@ def sampled_deltas(
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
     """Locate the block matrices of a full checkpoint and check them against the base's, by the header alone.
 
-    Experts that the base does not hold as numbers are left out. Raises Skipped: another architecture, missing matrices,
-    another depth, another shape, or quantised matrices that the base holds as numbers.
+    Experts that the base lacks, because they are quantised there, are left out. Raises Skipped: another architecture,
+    missing matrices, another depth, another shape, or quantised matrices that the base has as numbers.
     """
     config = checkpoint.config or dict(base.config)
     model_type = str(config.get("model_type") or base.config.get("model_type"))
@@ -193,36 +192,14 @@ def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
     try:
         compare(base.layout, layout)
     except Skipped as problem:
-        if checkpoint.quantised:
-            raise Skipped("quantized", checkpoint.quantised) from problem
+        if config.get("quantised") and problem.reason == "missing_matrices":
+            raise Skipped("quantized", f"it is quantised, and as numbers {problem.detail}") from problem
         raise
+    if checkpoint.quantised:
+        refuse_coarse({name: checkpoint.quantised[name] for name in layout.tensors if name in checkpoint.quantised})
+        if any(matrix.transposed for matrix in layout.matrices):
+            raise Skipped("quantized", "its matrices are stored in few bits and transposed, which is not read")
     return layout
-
-
-def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelta]:
-    """Stream the deltas of a LoRA adapter; matrices it does not change do not appear.
-
-    Raises Skipped for factors whose shapes do not match the base and for values that are not finite.
-    """
-    architecture = load_architecture(str(base.config["model_type"]))
-    whole = [name.removesuffix(".weight") for name in whole_weights(checkpoint) if name.endswith(".weight")]
-    replaced = architecture.locate_modules(whole, base.layout)
-    if replaced:
-        raise Skipped("adapter_unsupported", f"it also saves whole block matrices ({shown(min(replaced))})")
-    located = architecture.locate_modules(lora_paths(checkpoint), base.layout)
-    for module in read_lora(checkpoint):
-        for matrix in located.get(module.path, ()):
-            a, b = matrix.extract_lora(module.a, module.b)
-            made, expected = (b.shape[0], a.shape[1]), tuple(matrix.shape)
-            if made != expected:
-                raise Skipped(
-                    "shape_mismatch",
-                    f"the adapter's {shown(module.path)} makes {made}, the base's matrix is {expected}",
-                )
-            a, b = a.to(torch.float32), b.to(torch.float32)
-            if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-                raise Skipped("not_finite", f"the adapter's {shown(module.path)} holds NaN or infinite values")
-            yield LoraDelta(matrix.key, a, b, module.scale, matrix.transposed)
 
 
 def _dense_delta(

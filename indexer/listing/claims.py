@@ -1,7 +1,7 @@
 """What a model says it comes from: in its row of the Hub's listing, or in a path in its configuration. Pure functions.
 
 The Hub may answer a filter with rows that lack the tag asked for, so only what the row says itself counts: its
-``base_model:…`` tags first, then ``base_model`` of its card.
+``base_model:…`` tags first, then ``baseModels`` (canonical ids), then ``base_model`` of its card.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from indexer.network.rows import filenames_in
 RELATION_ORDER = ("adapter", "finetune", "merge", "quantized")
 
 # What a claim is based on, most trusted first; "alias" stands for "alias:<id>".
-TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "name")
+TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "weights", "name")
 
 # The claim of a local model that `index add` took from a folder; it is not on the Hub.
 BY_FOLDER = "folder"
@@ -25,6 +25,7 @@ BY_FOLDER = "folder"
 _PREFIX = "base_model:"
 _MOST_TAGS = 10_000
 _LONGEST_TAG = 300
+_MOST_BASES = 100
 
 # What a path in a configuration names; see path_verdict.
 YES, NO, UNSURE = "yes", "no", "unsure"
@@ -55,7 +56,8 @@ class Claim:
 def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
     """The bases that a row names, in lower case, with the relations to each; None for one without a relation.
 
-    Bases of the card count only if the Hub has made no tag for them.
+    The relation of ``baseModels`` counts only if no tag gives one, and bases of the card only if the Hub names them
+    nowhere.
     """
     tags = row.get("tags")
     found: dict[str, set[str | None]] = {}
@@ -67,11 +69,19 @@ def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
             found.setdefault(first.lower(), set()).add(None)
         elif first in RELATIONS and rest:
             found.setdefault(rest.lower(), set()).add(first)
+    stated = row.get("baseModels")
+    if isinstance(stated, Mapping):
+        relation, models = stated.get("relation"), stated.get("models")
+        for one in models[:_MOST_BASES] if isinstance(models, list) else []:
+            base = one.get("id") if isinstance(one, Mapping) else None
+            if isinstance(base, str) and is_hub_id(base) and not found.get(base.lower(), set()) - {None}:
+                is_known = isinstance(relation, str) and relation in RELATIONS
+                found.setdefault(base.lower(), set()).add(relation if is_known else None)
     card = row.get("cardData")
     if isinstance(card, Mapping):
         named = card.get("base_model")
         relation = card.get("base_model_relation")
-        for base in named[:100] if isinstance(named, list) else [named]:
+        for base in named[:_MOST_BASES] if isinstance(named, list) else [named]:
             if isinstance(base, str) and base.strip() and base.strip().lower() not in found:
                 known = relation if isinstance(relation, str) and relation in RELATIONS else None
                 found[base.strip().lower()] = {known}
@@ -93,8 +103,12 @@ def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection
 
 
 def untyped_relation(row: Mapping[str, Any]) -> str:
-    """The relation by the files: "adapter" or "finetune"."""
-    is_adapter = "adapter_config.json" in filenames_in(row) or row.get("library_name") == "peft"
+    """The relation by the files, and by the tag that LoRAs of image models carry: "adapter" or "finetune"."""
+    files, tags = filenames_in(row), row.get("tags")
+    is_adapter = not {"adapter_config.json", "pytorch_lora_weights.safetensors"}.isdisjoint(files)
+    is_adapter = is_adapter or row.get("library_name") == "peft"
+    if row.get("library_name") == "diffusers" and "model_index.json" not in files:
+        is_adapter = is_adapter or (isinstance(tags, list) and "lora" in tags)
     return "adapter" if is_adapter else "finetune"
 
 

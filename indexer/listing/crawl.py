@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-from urllib.parse import urlencode, urlsplit
+from datetime import datetime
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import httpx2
 from huggingface_hub import constants
@@ -33,6 +34,7 @@ from indexer.listing.claims import NO, UNSURE, YES, Claim, path_verdict, relatio
 from indexer.listing.listing_state import in_utc
 from indexer.listing.questions import (
     BadRow,
+    CheckedRow,
     ClaimedRow,
     CrawlProgress,
     CrawlRequest,
@@ -40,6 +42,7 @@ from indexer.listing.questions import (
     Question,
     RawRow,
     Rejected,
+    Unrelated,
 )
 from indexer.names import is_hub_id
 from indexer.network.hub import fetch_json
@@ -54,8 +57,14 @@ MOST_ROWS_A_PAGE = 10_000
 MOST_PAGES_WITHOUT_NEWS = 3
 LARGEST_ROW = 4 << 20
 _LONGEST_NAME = 500
-_SMALLER_PAGE = "100"
+# Rows of a page that the server cannot make in time, one after the other; the rest of the question stays as small.
+_SMALLER_PAGES = (100, 50, 25)
 _CURSOR_REFUSED = (400, 404, 410)
+# How often a question may be taken up again because a cursor is not accepted, each time after new rows.
+MOST_RESTARTS = 10
+# Rows of a page that is only read to find a place in the order.
+_LIGHT_PAGE = "1000"
+_EXPAND_BASES = "&expand=baseModels"
 
 # Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
 _OTHER_BASES = frozenset((
@@ -63,6 +72,8 @@ _OTHER_BASES = frozenset((
     "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
     "mdeberta", "mini", "mt", "multilingual", "norwegian", "small", "spanish", "tiny", "umt", "xlm",
 ))  # fmt: skip
+# Why an untagged model is rejected whose config.json says less than it used to.
+NO_PATH = "nothing names the base, and its config.json has no _name_or_path, as transformers 5 saves it"
 _WORD = re.compile(r"[a-z0-9.]+")
 
 # (file, key, what a claim made there is called)
@@ -79,6 +90,31 @@ def crawl(request: CrawlRequest, progress: CrawlProgress | None = None) -> Itera
     yielded before stay valid.
     """
     return _Crawl(request, progress or CrawlProgress()).run()
+
+
+class RowCheck(Protocol):
+    """Checks the rows of a page that the crawl itself cannot: ``is_full`` once it takes no more of them."""
+
+    is_cut: bool
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further pages would not be checked."""
+        ...
+
+    def __call__(self, rows: Sequence[Any]) -> list[CheckedRow | None]:
+        """What the rows of a page are."""
+        ...
+
+
+def answers(question: Question, request: CrawlRequest, progress: CrawlProgress, check: RowCheck) -> Iterator[Page]:
+    """The pages of one question, whose rows ``check`` examines. Raises like ``crawl``."""
+    for page in _Answers(request, progress, check).pages(question):
+        yield page
+        if check.is_full and not page.is_last:
+            progress.finished.add(question.key)
+            yield Page(question, is_last=True, is_cut=True)
+            return
 
 
 class ClaimFilter:
@@ -155,6 +191,7 @@ class _Crawl:
         self.request = request
         self.progress = progress
         self.rows = 0
+        self.asks_for_bases = True  # until the Hub refuses `baseModels` in a listing
         self.filter = ClaimFilter(request, self.progress.known)
 
     def run(self) -> Iterator[Page]:
@@ -194,12 +231,11 @@ class _Crawl:
             parameters = [
                 ("filter", f"base_model:quantized:{identifier}"),
                 ("sort", "downloads"),
-                ("direction", "-1"),
                 ("limit", str(self.request.max_aliases)),
                 ("expand", "tags"),
             ]
             try:
-                rows, _ = self._ask(_first_page(parameters))
+                rows, _, _ = self._ask(_first_page(parameters))
             except Exception as error:
                 raise as_user_error(error, f"the quantised copies of {identifier}") from error
             for row in rows:
@@ -213,22 +249,29 @@ class _Crawl:
         if question.key in self.progress.finished:
             return
         first = _first_page(question.parameters(self.request))
-        address = (self.progress.link or first) if self.progress.current == question.key else first
-        links, ids, without_news, may_restart = {address}, set[str](), 0, True
+        address, oldest = first, None
+        if self.progress.current == question.key and self.progress.link:
+            address, oldest = self.progress.link, Reader().moment(self.progress.oldest, "createdAt")
+        links, ids, without_news, size = {address}, set[str](), 0, 0
+        restarts, has_news = 0, True
         for _ in range(MOST_PAGES):
             try:
-                rows, next_link = self._ask(address)
+                rows, next_link, size = self._ask(address, size)
             except Exception as error:
-                # Where the cursor is no longer accepted, start this question over, once.
-                if address == first or not may_restart or _status(error) not in _CURSOR_REFUSED:
+                # Where the cursor is no longer accepted, go on from the last date that was seen.
+                is_refused = address != first and _status(error) in _CURSOR_REFUSED
+                if not (is_refused and has_news and restarts < MOST_RESTARTS):
                     raise as_user_error(error, question.what) from error
-                address, links, ids, without_news, may_restart = first, {first}, set(), 0, False
+                address = self._find_place(first, oldest)
+                links, ids, without_news = {address}, set(), 0
+                restarts, has_news = restarts + 1, False
                 continue
-            found = [self.filter(question, row) for row in rows]
+            found = self.checked(question, rows)
             claimed = tuple(one for one in found if isinstance(one, ClaimedRow))
             bad = tuple(one for one in found if isinstance(one, BadRow))
             rejected = tuple(one for one in found if isinstance(one, Rejected))
-            page = Page(question, claimed, bad, rejected, is_cut=self.filter.is_cut)
+            unrelated = tuple(one for one in found if isinstance(one, Unrelated))
+            page = Page(question, claimed, bad, rejected, unrelated, is_cut=self.is_cut)
             for one in claimed:
                 if one.claim.relation == "finetune":
                     downloads = Reader().count(one.row.get("downloads"), "downloads") or 0
@@ -237,21 +280,17 @@ class _Crawl:
             ids.update(str(row.get("id")) for row in rows if isinstance(row, dict))
             without_news = 0 if len(ids) > before else without_news + 1
             # Newest first: all later pages are of models created before ``since``.
-            since, is_past = in_utc(self.request.since), False
-            if since is not None:
-                moments = [Reader().moment(row.get("createdAt"), "createdAt") for row in rows if isinstance(row, dict)]
-                known = [moment for moment in moments if moment is not None]
-                is_past = bool(known) and known == sorted(known, reverse=True) and known[-1] < since
+            since, known = in_utc(self.request.since), _created(rows)
+            is_past = since is not None and bool(known) and known == sorted(known, reverse=True) and known[-1] < since
+            if known and (oldest is None or known[-1] < oldest):
+                oldest, has_news = known[-1], True
+            page = replace(page, oldest=oldest.isoformat() if oldest else None)
             if next_link is None or is_past:
                 self.progress.finished.add(question.key)
                 yield replace(page, is_last=True)
                 return
-            endpoint, problem = constants.ENDPOINT.rstrip("/"), ""
-            if not is_own(next_link, endpoint):
-                problem = f"its next page is at another host ({printable(next_link, 100)})"
-            elif urlsplit(next_link).path != f"{urlsplit(endpoint).path}/api/models":
-                problem = f"its next page is not a listing ({printable(next_link, 100)})"
-            elif next_link in links or without_news >= MOST_PAGES_WITHOUT_NEWS:
+            problem = _misleading(next_link)
+            if not problem and (next_link in links or without_news >= MOST_PAGES_WITHOUT_NEWS):
                 problem = "its pages repeat themselves"
             if problem:
                 yield page
@@ -266,15 +305,56 @@ class _Crawl:
             "What was read is kept. Check HF_ENDPOINT and run it again.",
         )
 
-    def _ask(self, address: str) -> tuple[list[Any], str | None]:
-        """The rows of a page, and the address of the next; asks for a smaller page where one is too large."""
-        try:
-            answer = ask(address)
-        except (HfHubHTTPError, httpx2.DecodingError) as error:
-            smaller = with_parameter(address, "limit", _SMALLER_PAGE)
-            if _status(error) not in (None, 504) or smaller == address:
-                raise
-            answer = ask(smaller)
+    def checked(self, question: Question, rows: list[Any]) -> list[CheckedRow | None]:
+        """What the rows of a page are."""
+        return [self.filter(question, row) for row in rows]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether models were left out by a bound."""
+        return self.filter.is_cut
+
+    def _find_place(self, first: str, oldest: datetime | None) -> str:
+        """The address of a page of the question that begins with ``first``: from there models up to ``oldest`` follow.
+
+        Pages of dates alone lead there: a cursor does not depend on what is asked of each row.
+        """
+        expands = [pair for pair in parse_qsl(urlsplit(first).query) if pair[0] not in ("expand", "limit")]
+        address, cursor = _first_page([*expands, ("limit", _LIGHT_PAGE), ("expand", "createdAt")]), None
+        for _ in range(MOST_PAGES if oldest is not None else 0):
+            try:
+                rows, next_link, _ = self._ask(address)
+            except (HfHubHTTPError, httpx2.HTTPError, Failed):
+                break
+            known = _created(rows)
+            assert oldest is not None
+            if next_link is None or next_link == address or _misleading(next_link) or not known or known[-1] <= oldest:
+                break
+            cursor = next((value for name, value in parse_qsl(urlsplit(next_link).query) if name == "cursor"), None)
+            address = next_link
+        return with_parameter(first, "cursor", cursor) if cursor else first
+
+    def _ask(self, address: str, size: int = 0) -> tuple[list[Any], str | None, int]:
+        """The rows of a page, the address of the next, and how many rows its pages are to have (0: as it says).
+
+        Asks for a smaller page where one of ``size`` is too large for the server, and without ``baseModels`` where that
+        is refused.
+        """
+        while True:
+            if not self.asks_for_bases:
+                address = address.replace(_EXPAND_BASES, "")
+            try:
+                answer = ask(with_parameter(address, "limit", str(size)) if size else address)
+                break
+            except (HfHubHTTPError, httpx2.DecodingError, httpx2.TimeoutException) as error:
+                if _status(error) == 400 and _EXPAND_BASES in address and "expand" in str(error).lower():
+                    self.asks_for_bases = False
+                    continue
+                asked = size or _limit(address)
+                smaller = next((one for one in _SMALLER_PAGES if one < asked), 0)
+                if _status(error) not in (None, 504) or not smaller:
+                    raise
+                size = smaller
         rows = answer.value
         if not isinstance(rows, list):
             raise as_user_error(Failed("server_error", "the answer is not a list"), "a page of the listing")
@@ -286,7 +366,48 @@ class _Crawl:
             raise AtlasError(
                 f"The Hub's listing has more than {MOST_ROWS:,} rows.", "Narrow it with `since` or `author`."
             )
-        return rows, answer.next_link
+        return rows, answer.next_link, size
+
+
+class _Answers(_Crawl):
+    def __init__(self, request: CrawlRequest, progress: CrawlProgress, check: RowCheck) -> None:
+        super().__init__(request, progress)
+        self.check = check
+
+    def pages(self, question: Question) -> Iterator[Page]:
+        """The pages of this question alone."""
+        return self._pages(question)
+
+    def checked(self, question: Question, rows: list[Any]) -> list[CheckedRow | None]:
+        """What the rows of a page are."""
+        return self.check(rows)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether models were left out by a bound."""
+        return self.check.is_cut
+
+
+def _created(rows: Collection[Any]) -> list[datetime]:
+    """When the models of these rows were created, where they say so."""
+    moments = (Reader().moment(row.get("createdAt"), "createdAt") for row in rows if isinstance(row, dict))
+    return [moment for moment in moments if moment is not None]
+
+
+def _misleading(next_link: str) -> str:
+    """What is wrong with the address of a next page; "" if it is one of the endpoint's listing."""
+    endpoint = constants.ENDPOINT.rstrip("/")
+    if not is_own(next_link, endpoint):
+        return f"its next page is at another host ({printable(next_link, 100)})"
+    if urlsplit(next_link).path != f"{urlsplit(endpoint).path}/api/models":
+        return f"its next page is not a listing ({printable(next_link, 100)})"
+    return ""
+
+
+def _limit(address: str) -> int:
+    """The rows of a page that an address asks for."""
+    text = next((value for name, value in parse_qsl(urlsplit(address).query) if name == "limit"), "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else MOST_ROWS_A_PAGE
 
 
 def _status(error: Exception) -> int | None:
@@ -305,7 +426,7 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
     """
     identifier, revision = str(row["id"]), str(row.get("sha") or "main")
     base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
-    is_unclear = False
+    is_unclear = lacks_path = False
     for filename, key, claimed_by in _NAMED_IN:
         if names and filename not in names:
             continue
@@ -316,6 +437,7 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
                 raise
             config = None
         path = config.get(key) if isinstance(config, dict) else None
+        lacks_path = lacks_path or (isinstance(config, dict) and key == "_name_or_path" and key not in config)
         is_text = isinstance(path, str) and len(path) <= _LONGEST_NAME
         verdict = path_verdict(path if is_text else None, identifier, ids)
         if verdict == YES:
@@ -341,7 +463,7 @@ def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | No
         return None, "its configuration names something else, or a folder"
     if is_named_after(identifier, ids):
         return Claim(relation, "name", base), "its name"
-    return None, "nothing names the base"
+    return None, NO_PATH if lacks_path else "nothing names the base"
 
 
 def is_named_after(identifier: str, ids: Collection[str]) -> bool:

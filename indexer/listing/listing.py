@@ -5,7 +5,8 @@ is a JSON object with a checksum and a ``kind``:
 
 - ``model``: a row as it was seen (left out if nothing changed), and its claim by the question that showed it
 - ``gone``: questions that used to show a model and no longer do; a model without any has left the Hub
-- ``bad``: a row that could not be used; ``rejected``: an untagged model that is not a fine-tune of this base
+- ``bad``: a row that could not be used; ``rejected``: an untagged model that is not a fine-tune of this base;
+  ``unrelated``: one that is not, by its weights
 - ``removed``: a model that the user took out, and that no crawl brings back
 - ``renamed``: a model's old name and the one under which it is listed now
 - ``start``, ``page``, ``finish``: a crawl, so that the next one can be resumed where it stopped
@@ -57,7 +58,7 @@ SUPERSEDED_LINES = 1_000
 
 # Later kinds win: a model that one listing rejected and another shows is listed, a rename is known to all, and a model
 # that the user took out of one listing stays out.
-_JOINING_ORDER = ("base", "rejected", "model", "bad", "renamed", "removed")
+_JOINING_ORDER = ("base", "rejected", "unrelated", "model", "bad", "renamed", "removed")
 
 _MOST_PROBLEMS = 100
 _MOST_LINE = 64 << 20  # bytes; an answer of the Hub is shorter
@@ -108,7 +109,16 @@ class Listing:
         """Remove the file if it has no rows and no crawl that could be resumed."""
         state = self._read()
         can_go_on = state.crawl is not None and not state.crawl.is_over and state.crawl.link is not None
-        if state.models or state.bad or state.rejected or state.renamed or state.removed or can_go_on or self._problems:
+        if (
+            state.models
+            or state.bad
+            or state.rejected
+            or state.unrelated
+            or state.renamed
+            or state.removed
+            or can_go_on
+            or self._problems
+        ):
             return
         self.path.unlink(missing_ok=True)
         self._state = None
@@ -184,6 +194,9 @@ class Listing:
         for one in page.rejected:
             if state.rejected.get(one.id, ("",))[0] != one.commit:
                 lines.append({"kind": "rejected", "id": one.id, "sha": one.commit, "why": one.why})
+        for other in page.unrelated:
+            if state.unrelated.get(other.id, ("",))[0] != other.commit:
+                lines.append({"kind": "unrelated", "id": other.id, "sha": other.commit, "why": other.why})
         lines.append(
             {
                 "kind": "page",
@@ -192,6 +205,7 @@ class Listing:
                 "next": page.next_link,
                 "last": page.is_last,
                 "cut": page.is_cut,
+                "oldest": page.oldest,
             }
         )
         self._append(lines)

@@ -133,6 +133,7 @@ class CrawlState:
     cut: set[str] = field(default_factory=set)
     current: str | None = None
     link: str | None = None
+    oldest: str | None = None
     is_over: bool = False
 
 
@@ -143,6 +144,7 @@ class State:
         self.models: dict[str, ListedModel] = {}
         self.bad: dict[str, tuple[BadRow, str]] = {}
         self.rejected: dict[str, tuple[str, str]] = {}
+        self.unrelated: dict[str, tuple[str, str]] = {}
         self.renamed: dict[str, str] = {}
         self.removed: dict[str, str] = {}
         self.ids: tuple[str, ...] = ()
@@ -165,6 +167,8 @@ class State:
                     self.bad[bad.key] = (bad, str(line.get("crawl", "")))
                 case "rejected":
                     self.rejected[str(line["id"])] = (str(line["sha"]), str(line["why"]))
+                case "unrelated":
+                    self.unrelated[str(line["id"])] = (str(line["sha"]), str(line["why"]))
                 case "renamed":
                     old, new = line["id"], line["to"]
                     if not (isinstance(old, str) and isinstance(new, str) and is_hub_id(new)) or old == new:
@@ -198,6 +202,8 @@ class State:
                         if line.get("cut"):
                             crawl.cut.add(question)
                         crawl.current, crawl.link = (question, str(link)) if link else (None, None)
+                        oldest = line.get("oldest")
+                        crawl.oldest = oldest if link and isinstance(oldest, str) else None
                     else:
                         is_complete = line["complete"]
                         crawl.is_over = True
@@ -245,7 +251,14 @@ class State:
             if model.claimed_by in _EXAMINED:
                 claim = Claim(model.relation, model.claimed_by, model.parent)
                 known[model.id] = (str(model.row.get("sha") or ""), claim)
-        return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, fine_tunes, known)
+        compared: dict[str, tuple[str, Claim | None]] = {
+            identifier: (commit, None) for identifier, (commit, _) in self.unrelated.items()
+        }
+        for model in self.models.values():
+            for claim, _ in model.claims.values():
+                if claim.claimed_by == "weights":
+                    compared[model.id] = (str(model.row.get("sha") or ""), claim)
+        return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, crawl.oldest, fine_tunes, known, compared)
 
     def no_longer_shown(self) -> dict[str, list[str]]:
         """For each model the questions that showed it before, and did not in this finished, complete crawl.
@@ -275,6 +288,10 @@ class State:
         lines += [
             {"kind": "rejected", "id": identifier, "sha": commit, "why": why}
             for identifier, (commit, why) in self.rejected.items()
+        ]
+        lines += [
+            {"kind": "unrelated", "id": identifier, "sha": commit, "why": why}
+            for identifier, (commit, why) in self.unrelated.items()
         ]
         lines += [{"kind": "renamed", "id": old, "to": new} for old, new in self.renamed.items()]
         lines += [{"kind": "removed", "id": model, "seen": when} for model, when in self.removed.items()]
@@ -308,6 +325,7 @@ class State:
         known = replace(known, row=merged, last_seen=max(known.last_seen, seen))
         self.models[identifier] = known.with_claims({**known.claims, **claims}, was)
         self.rejected.pop(identifier, None)
+        self.unrelated.pop(identifier, None)
         self.renamed.pop(identifier, None)
         self.removed.pop(identifier, None)
 

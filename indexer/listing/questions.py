@@ -12,9 +12,9 @@ from indexer.listing.claims import Claim
 
 RawRow = dict[str, Any]
 
-# Fields that a listing can return (the Hub refuses baseModels, childrenModelCount and usedStorage there).
+# Fields that a listing can return (the Hub refuses childrenModelCount and usedStorage there).
 EXPANDED = (
-    "author", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
+    "author", "baseModels", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
     "library_name", "likes", "pipeline_tag", "private", "safetensors", "sha", "siblings", "tags",
 )  # fmt: skip
 
@@ -42,7 +42,7 @@ class CrawlRequest:
     max_parents: int = 500
     max_depth: int = 3
     max_candidates: int = 5_000
-    page_size: int = 500
+    page_size: int = 200
 
     @property
     def base(self) -> str:
@@ -69,7 +69,10 @@ class CrawlRequest:
 
 @dataclass(frozen=True)
 class Question:
-    """One listing to page through. ``kind``: tag, alias, descendants or names; ``asked``: an id or a name."""
+    """One listing to page through. ``kind``: tag, alias, descendants, names or weights.
+
+    ``asked``: an id, a name, or the type of models whose weights are compared.
+    """
 
     kind: str
     asked: str
@@ -85,17 +88,23 @@ class Question:
         """What is being listed, for messages."""
         if self.kind == "names":
             return f"models named like {self.asked}"
+        if self.kind == "weights":
+            return f"models of type {self.asked}"
         return f"the {self.relation or 'tagged'} models of {self.asked}"
 
     def parameters(self, request: CrawlRequest) -> list[tuple[str, str]]:
         """The query of its first page, sorted by creation because the default order changes between pages."""
         relation = f"{self.relation}:" if self.relation else ""
-        asked = ("search", self.asked) if self.kind == "names" else ("filter", f"base_model:{relation}{self.asked}")
+        if self.kind == "names":
+            asked = [("search", self.asked)]
+        elif self.kind == "weights":
+            asked = [("filter", self.asked), ("filter", "safetensors")]
+        else:
+            asked = [("filter", f"base_model:{relation}{self.asked}")]
         author = [("author", request.author)] if request.author else []
         # Each untagged model costs requests of its own, whose results are stored a page at a time.
-        size = min(request.page_size, _NAMES_A_PAGE) if self.kind == "names" else request.page_size
-        order = [("sort", "createdAt"), ("direction", "-1"), ("limit", str(size))]
-        return [asked, *author, *order, *(("expand", name) for name in EXPANDED)]
+        size = min(request.page_size, _NAMES_A_PAGE) if self.kind in ("names", "weights") else request.page_size
+        return [*asked, *author, ("sort", "createdAt"), ("limit", str(size)), *(("expand", name) for name in EXPANDED)]
 
 
 @dataclass(frozen=True)
@@ -144,19 +153,35 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Unrelated:
+    """An untagged model whose weights, at this commit, are not nearly those of this base."""
+
+    id: str
+    commit: str
+    why: str
+
+
+# What the check of a row that makes a claim, or might make one, ends with.
+CheckedRow = ClaimedRow | BadRow | Rejected | Unrelated
+
+
+@dataclass(frozen=True)
 class Page:
     """One page of answers. ``is_last``: the question is answered; ``next_link``: the next page otherwise.
 
-    ``is_cut``: untagged models were left out by a bound.
+    ``is_cut``: untagged models were left out by a bound. ``oldest``: the earliest ``createdAt`` of the question so far,
+    where it can be taken up if the address of the next page is no longer accepted.
     """
 
     question: Question
     rows: tuple[ClaimedRow, ...] = ()
     bad: tuple[BadRow, ...] = ()
     rejected: tuple[Rejected, ...] = ()
+    unrelated: tuple[Unrelated, ...] = ()
     next_link: str | None = None
     is_last: bool = False
     is_cut: bool = False
+    oldest: str | None = None
 
 
 @dataclass
@@ -164,11 +189,13 @@ class CrawlProgress:
     """How far an earlier crawl of the same request came, and what it found.
 
     ``fine_tunes``: id → (parent, downloads), to ask for their fine-tunes. ``known``: id → (commit, claim or None) of
-    untagged models that were examined before.
+    untagged models that were examined before; ``compared``: the same of those whose weights were.
     """
 
     finished: set[str] = field(default_factory=set)
     current: str | None = None
     link: str | None = None
+    oldest: str | None = None
     fine_tunes: dict[str, tuple[str, int]] = field(default_factory=dict)
     known: Mapping[str, tuple[str, Claim | None]] = field(default_factory=dict)
+    compared: Mapping[str, tuple[str, Claim | None]] = field(default_factory=dict)

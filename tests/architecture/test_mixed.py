@@ -190,7 +190,7 @@ def test_experts_may_be_missing_only_where_they_are_quantised(tmp_path: Path) ->
     tensors, config = saved("gpt_oss", tmp_path)
     attention = {name: one for name, one in tensors.items() if ".experts." not in name}
     assert refused(attention, config).reason == "missing_matrices"
-    layout = located(attention, config | {"quantization_config": {"quant_method": "mxfp4"}})
+    layout = located(attention, config | {"quantised": True})
     assert {matrix.key.family for matrix in layout.matrices} == {"query", "key", "value", "output"}
 
 

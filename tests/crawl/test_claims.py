@@ -72,6 +72,18 @@ def test_the_base_is_not_its_own_fine_tune(store, monkeypatch):
         ({"tags": ["base_model:export:" + BASE]}, None),
         ({"tags": ["base_model:export:" + BASE, "base_model:" + BASE]}, "finetune"),
         ({"tags": {"base_model": BASE}}, None),
+        ({"tags": ["bert"], "baseModels": {"relation": "adapter", "models": [{"_id": "x", "id": BASE}]}}, "adapter"),
+        ({"baseModels": {"relation": "merge", "models": [{"id": "x/y"}, {"id": BASE.upper()}]}}, None),
+        ({"baseModels": {"relation": None, "models": [{"id": BASE}]}, "library_name": "peft"}, "adapter"),
+        # What the tags say of a base counts.
+        ({"tags": tags(BASE, "quantized"), "baseModels": {"relation": "finetune", "models": [{"id": BASE}]}}, None),
+        ({"tags": [f"base_model:{BASE}"], "baseModels": {"relation": "adapter", "models": [{"id": BASE}]}}, "adapter"),
+        ({"baseModels": {"relation": "x" * 9999, "models": [{"id": BASE}]}}, "finetune"),
+        ({"baseModels": {"relation": ["finetune"], "models": [{"id": "../" + BASE}]}}, None),
+        ({"baseModels": {"relation": "finetune", "models": {"id": BASE}}}, None),
+        ({"baseModels": {"relation": "finetune", "models": [BASE, None, 5, {"id": 5}]}}, None),
+        ({"baseModels": {"relation": "finetune", "models": [{"id": "x/y"}] * 100 + [{"id": BASE}]}}, None),
+        ({"baseModels": [BASE]}, None),
         ({"tags": tags("FacebookAI/roberta-base-2")}, None),
         ({}, None),
     ],
@@ -176,7 +188,7 @@ JSON = st.recursive(
 )
 ROWS = st.fixed_dictionaries(
     {},
-    optional=dict.fromkeys(("id", "tags", "cardData", "siblings", "library_name", "sha"), JSON)
+    optional=dict.fromkeys(("id", "tags", "baseModels", "cardData", "siblings", "library_name", "sha"), JSON)
     | {"id": st.just("a/b"), "tags": st.lists(st.sampled_from(tags(BASE)) | JSON, max_size=3)},
 )
 

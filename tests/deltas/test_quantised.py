@@ -109,8 +109,8 @@ def test_what_is_needed_and_quantised_is_refused_by_its_method(models: tuple[Pat
         other = base.parent / settings["quant_method"]
         build("gpt_oss").save_pretrained(other)
         quantise(other, settings, **casts)
-        with pytest.raises(Skipped, match=settings["quant_method"]) as error:
+        with pytest.raises(Skipped, match="it is quantised") as error:
             record(base, other)
         assert error.value.reason == "quantized"
-    with pytest.raises(AtlasError, match="fp8"):
+    with pytest.raises(AtlasError, match="it is quantised"):
         record(base.parent / "fp8", tuned)

@@ -37,6 +37,11 @@ def skipped(folder: Path, **options: Any) -> Skipped:
         (b'{"a":' * 100_000, "malformed"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "malformed"),
         (b'{"a": "' + b"x" * 5_000_000 + b'"}', "malformed"),
+        (b'{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "quantized"),
+        (b'{"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}', "quantized"),
+        (b'{"quantization_config": {"quant_method": "hqq"}}', "quantized"),
+        (b'{"quantization_config": "awq"}', "quantized"),
+        (b'{"compression_config": {"format": "x"}}', "quantized"),
     ],
 )
 def test_configs_that_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -44,42 +49,26 @@ def test_configs_that_are_refused(tmp_path: Path, content: bytes, reason: str) -
     save_file(a_state(), tmp_path / "model.safetensors")
     skip = skipped(tmp_path)
     assert skip.reason == reason
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b'{"quantization_config": {"quant_method": "gptq", "bits": 4}}',
-        b'{"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}',
-        b'{"quantization_config": {"quant_method": "fp8"}}',
-        b'{"quantization_config": "awq"}',
-        b'{"compression_config": {"format": "x"}}',
-    ],
-)
-def test_a_config_says_that_weights_are_quantised(tmp_path: Path, content: bytes) -> None:
-    """What is refused are matrices, when they are located (tests/deltas/test_quantised.py)."""
-    (tmp_path / "config.json").write_bytes(content)
-    save_file(a_state(), tmp_path / "model.safetensors")
-    said = open_checkpoint(folder_reference(tmp_path)).quantised
-    assert said.startswith("the weights are quantised by ")
     if method := re.search(rb'"quant_method": "(\w+)"', content):
-        assert method[1].decode() in said
+        assert method[1].decode() in skip.detail
 
 
 @pytest.mark.parametrize("name", ["layer.0.qweight", "layer.0.weight.SCB", "layer.0.weight.quant_map"])
 def test_quantised_weights_are_known_by_their_parts(tmp_path: Path, name: str) -> None:
     write_config(tmp_path)
     save_file(a_state() | {name: torch.ones(2)}, tmp_path / "model.safetensors")
-    assert name in open_checkpoint(folder_reference(tmp_path)).quantised
+    skip = skipped(tmp_path)
+    assert skip.reason == "quantized"
+    assert name in skip.detail
 
 
 def test_quantisation_that_is_switched_off_is_ignored(tmp_path: Path) -> None:
     off = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False}
     write_config(tmp_path, quantization_config=off)
     save_file(a_state(), tmp_path / "model.safetensors")
-    assert open_checkpoint(folder_reference(tmp_path)).quantised == ""
+    assert open_checkpoint(folder_reference(tmp_path)).kind == "full"
     write_config(tmp_path, quantization_config=None)
-    assert open_checkpoint(folder_reference(tmp_path)).quantised == ""
+    assert open_checkpoint(folder_reference(tmp_path)).kind == "full"
 
 
 def test_a_missing_config_may_be_stood_in_for(tmp_path: Path) -> None:
