@@ -22,7 +22,7 @@ READS = ("sample", "full")
 CONNECTIONS = 8
 RELATIONS = ("finetune", "adapter", "merge", "quantized")
 
-# The order of families wherever they are listed or concatenated; docs/architectures.md says what they are.
+# The order of families wherever they are listed or concatenated; docs/families.md says what they are.
 FAMILIES = (
     "query_a",
     "query",
@@ -99,6 +99,14 @@ _NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog")
 def family_key(stack: str, family: str) -> str:
     """``query`` for a model of one stack (""), ``encoder.query`` for one of several."""
     return f"{stack}.{family}" if stack else family
+
+
+def family_order(stack: str, family: str) -> tuple[int, int]:
+    """Sorts by STACKS, then by FAMILIES; names that this version does not know come last."""
+    return (
+        STACKS.index(stack) if stack in STACKS else len(STACKS),
+        FAMILIES.index(family) if family in FAMILIES else len(FAMILIES),
+    )
 
 
 @dataclass(frozen=True)
