@@ -29,12 +29,24 @@ DEFAULT_RELATIONS = ("finetune", "adapter", "merge")
 MOST_QUESTIONS = 500
 MOST_STEPS = 5
 
-# The order of families wherever they are listed or concatenated.
+# The order of families wherever they are listed or concatenated; docs/families.md says what they are.
 FAMILIES = (
+    "query_a",
     "query",
+    "key_value_a",
     "key",
     "value",
+    "output_gate",
     "output",
+    "ssm_gate",
+    "ssm_input",
+    "ssm_b",
+    "ssm_c",
+    "ssm_output",
+    "conv_b",
+    "conv_c",
+    "conv_input",
+    "conv_output",
     "cross_query",
     "cross_key",
     "cross_value",
@@ -42,6 +54,9 @@ FAMILIES = (
     "gate",
     "feedforward1",
     "feedforward2",
+    "expert_gate",
+    "expert_feedforward1",
+    "expert_feedforward2",
 )
 
 # The order of stacks: of text and speech models; of a U-Net; of transformers with streams for images and for texts; of
@@ -91,6 +106,14 @@ _NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog")
 def family_key(stack: str, family: str) -> str:
     """``query`` for a model of one stack (""), ``encoder.query`` for one of several."""
     return f"{stack}.{family}" if stack else family
+
+
+def family_order(stack: str, family: str) -> tuple[int, int]:
+    """Sorts by STACKS, then by FAMILIES; names that this version does not know come last."""
+    return (
+        STACKS.index(stack) if stack in STACKS else len(STACKS),
+        FAMILIES.index(family) if family in FAMILIES else len(FAMILIES),
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
-from indexer.names import ModelRef
+from indexer.names import ModelRef, family_order
 from query.lineage.stored import stored_lineage
 from query.lookup import base_in_hint, indexed_model, model_of_folder, unknown_model, unrelated_notes
 from query.results import Result
@@ -175,9 +175,10 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         "SELECT stack, family, count(*) AS layers, avg(relative_norm) AS relative_norm, "
         "avg(energy) FILTER (rows_read IS NULL) AS energy, "
         "count(*) FILTER (norm = 0) AS untouched, avg(rank_50) AS rank_50, avg(rank_90) AS rank_90 "
-        "FROM deltas WHERE model_id = ? GROUP BY stack, family ORDER BY stack DESC, min(rowid)",
+        "FROM deltas WHERE model_id = ? GROUP BY stack, family",
         [model_id],
     )
+    shown["families"].sort(key=lambda row: family_order(row["stack"], row["family"]))
     shown["neighbours"] = atlas.rows(
         "SELECT rank, model, similarity, author, datasets FROM neighbours "
         "JOIN models ON models.model_id = neighbour_id "

@@ -83,7 +83,7 @@ class Architecture:
         one file without a way to decide).
         """
         settings = Settings(config, self.counts, self.switches)
-        places = self._by_prefix(name.removesuffix(".weight") for name in shapes if name.endswith(".weight"))
+        places = self._by_prefix({name: name.removesuffix(".weight") for name in shapes}, of_tensors=True)
         prefix = self._choose_prefix(places, settings)
         matrices: list[Matrix] = []
         for stack in self.stacks:
@@ -101,19 +101,20 @@ class Architecture:
         (several prefixes without a way to decide), ``adapter_unsupported`` (a module in which such matrices alternate).
         """
         # The base's matrices by stack and layer number in the tensors' names, then by family.
-        names = {tensor.removesuffix(".weight"): tensor for tensor in base_layout.tensors}
+        names = {tensor: tensor.removesuffix(".weight") for tensor in base_layout.tensors}
         held: dict[tuple[str, Index], dict[str, Matrix]] = defaultdict(dict)
-        for stack, _, index, name in _entries(self._by_prefix(names).get(base_layout.prefix, {})):
-            held[stack, index] |= {matrix.key.family: matrix for matrix in base_layout.by_tensor[names[name]]}
+        for stack, _, index, name in _entries(self._by_prefix(names, of_tensors=True).get(base_layout.prefix, {})):
+            held[stack, index] |= {matrix.key.family: matrix for matrix in base_layout.by_tensor[name]}
         flat = self._flat_names(held) if any(module.startswith(_FLAT) for module in modules) else {}
         spelled: dict[str, str] = {}  # module by its name in the architecture's own spelling
         for module in modules:
             if spelled.setdefault(self._spelled(module, flat), module) != module:
                 raise Skipped("malformed", f"the adapter names the module {shown(module)} in two ways")
-        places = self._by_prefix(spelled, self._by_last_part_of_modules)
+        places = self._by_prefix({name: name for name in spelled}, self._by_last_part_of_modules)
         if not places:
             return {}
         prefix = self._prefer(list(places), "the adapter's modules", base_layout.prefix)
+        unused = {path for one in self.stacks for path in one.unused}
         found: dict[str, tuple[Matrix, ...]] = {}
         for stack, pattern, index, name in _entries(places[prefix]):
             module = spelled[name]
@@ -121,10 +122,13 @@ class Architecture:
                 depth = f"{sum(name == stack for name, _ in held)} {stack} layers".replace("  ", " ")
                 raise Skipped("layer_mismatch", f"the adapter changes {shown(module)}, the base has {depth}")
             layer = held[stack, index]
-            for family in pattern.families:
+            families = tuple(filter(None, pattern.families))
+            if pattern.path in unused and not any(family in layer for family in families):
+                continue
+            for family in families:
                 if family not in layer:
                     raise Skipped("missing_matrices", f"the adapter changes {shown(module)}, the base has no {family}")
-            matrices = tuple(layer[family] for family in pattern.families)
+            matrices = tuple(layer[family] for family in families)
             if len(matrices) == 1:
                 # A separate module in memory may be fused in the base's file; then B has no other rows.
                 matrices = (replace(matrices[0], rows=None),)
@@ -188,14 +192,23 @@ class Architecture:
         return dict(table)
 
     def _by_prefix(
-        self, names: Iterable[str], patterns: Mapping[str, list[tuple[str, Pattern]]] | None = None
+        self,
+        names: Mapping[str, str],
+        patterns: Mapping[str, list[tuple[str, Pattern]]] | None = None,
+        *,
+        of_tensors: bool = False,
     ) -> dict[str, Place]:
-        """Group the names of possible block matrices by the prefix before their layer."""
+        """Group the names of possible block matrices by the prefix before their layer.
+
+        ``names``: each with the path by which patterns find it, that of a tensor without ".weight".
+        """
         patterns = self._by_last_part if patterns is None else patterns
         places: dict[str, Place] = {}
-        for name in names:
-            parts = name.split(".")
+        for name, path in names.items():
+            parts = path.split(".")
             for stack, pattern in patterns.get(parts[-1], ()):
+                if pattern.is_parameter != (of_tensors and name == path):
+                    continue
                 index, before = pattern.match(parts), parts[: -len(pattern.path)]
                 if index is not None and self.foreign.isdisjoint(before):
                     prefix = "".join(f"{part}." for part in before)
@@ -214,8 +227,8 @@ class Architecture:
             return self._prefer(complete, "the checkpoint's layers")
         if places:
             return max(places, key=lambda prefix: sum(1 for _ in _entries(places[prefix])))
-        example = next(self.stacks[0].patterns).name((0, 0))
-        raise Skipped("missing_matrices", f"no tensor is named like those of {self.name} ({example}.weight)")
+        example = next(self.stacks[0].patterns).tensor((0, 0))
+        raise Skipped("missing_matrices", f"no tensor is named like those of {self.name} ({example})")
 
     def _prefer(self, candidates: list[str], what: str, *more_known: str) -> str:
         """The only candidate, or else the first known one. Raises Skipped("malformed") with their names."""
@@ -239,26 +252,31 @@ class Architecture:
         matrices: dict[str, Matrix] = {}
         for pattern, tensor in names.items():
             sizes = tuple(shapes[tensor])
-            if len(sizes) != 2 or not all(type(size) is int and 0 < size < 2**40 for size in sizes):
+            expected = 3 if pattern.is_stacked else 2
+            if len(sizes) != expected or not all(type(size) is int and 0 < size < 2**40 for size in sizes):
                 stated = " × ".join(shown(size) for size in sizes[:8]) or "of one number"
-                raise Skipped(
-                    "malformed", f"{shown(tensor)} has the shape {stated}, a block matrix has two sizes above zero"
-                )
-            out, inner = reversed(sizes) if self.transposed else sizes
+                what = "the matrices of experts have three" if pattern.is_stacked else "a block matrix has two"
+                raise Skipped("malformed", f"{shown(tensor)} has the shape {stated}, {what} sizes above zero")
+            transposed = pattern.is_transposed(sizes, self.transposed, settings)
+            leading = sizes[-2] if pattern.is_stacked else None
+            out, inner = reversed(sizes[-2:]) if transposed else sizes[-2:]
             for family, rows in zip(pattern.families, pattern.divide(tensor, out, settings), strict=True):
-                key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
-                matrices[family] = Matrix(key, tensor, shape, self.transposed, rows, pattern.whole if rows else None)
-        query, output = matrices.get("query"), matrices.get("output")
+                if family:
+                    key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
+                    whole = pattern.whole if rows else None
+                    matrices[family] = Matrix(key, tensor, shape, transposed, rows, whole, leading)
+        # The output takes as many columns as queries, or where these are of another size values, have rows.
+        given, output = [matrices[one] for one in ("query", "value") if one in matrices], matrices.get("output")
         by_config = any(
             isinstance(share, str)
             for pattern in names
-            if "query" in pattern.families
+            if not {"query", "value"}.isdisjoint(pattern.families)
             for share in (*pattern.shares, pattern.groups)
         )
-        if by_config and query is not None and output is not None and query.shape[0] != output.shape[1]:
+        if by_config and output is not None and output.shape[1] not in {one.shape[0] for one in given}:
             raise Skipped(
                 "malformed",
-                f"by config.json {shown(query.tensor)} holds {query.shape[0]} rows of queries, "
+                f"by config.json {shown(given[0].tensor)} holds {given[0].shape[0]} rows of {given[0].key.family}, "
                 f"but {shown(output.tensor)} takes {output.shape[1]} columns",
             )
         return list(matrices.values())

@@ -38,7 +38,7 @@ from indexer.records.tokens import token_rows
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from indexer.weights.stored_tensor import DTYPE_NAMES, TensorIndex, read_safetensors
+from indexer.weights.stored_tensor import DTYPE_NAMES, READABLE, TensorIndex, read_safetensors
 
 if TYPE_CHECKING:
     from indexer.vectors.published import PublishedBase
@@ -174,7 +174,8 @@ def store_base(
     """
     try:
         more = {"component": component, "is_sampled": is_sampled} if component or is_sampled else {}
-        _write_matrices(checkpoint, _layout_of(checkpoint), base, commit, path, more)
+        layout = locate_matrices(checkpoint, checkpoint.config)
+        _write_matrices(checkpoint, layout, base, commit, path, more)
     except Skipped as reason:
         raise AtlasError(f"{base} cannot be a base: {reason.detail}.", "Choose another base.") from reason
     return BaseMatrices(path)
@@ -186,19 +187,32 @@ def shape_of_base(checkpoint: Checkpoint) -> BaseShape:
     Raises AtlasError if the checkpoint cannot be a base.
     """
     try:
-        layout = _layout_of(checkpoint)
-        infos = [checkpoint.tensors[name] for name in layout.tensors]
+        layout = locate_matrices(checkpoint, checkpoint.config)
+        sizes = [checkpoint.tensors[matrix.tensor].dtype.itemsize for matrix in layout.matrices]
     except Skipped as reason:
         raise AtlasError(f"It cannot be a base: {reason.detail}.", "Choose another base.") from reason
-    widest = max(info.nbytes // math.prod(info.shape) for info in infos)
+    block_bytes = sum(size * math.prod(matrix.shape) for size, matrix in zip(sizes, layout.matrices, strict=True))
     embedding = checkpoint.token_embedding
     vocabulary, width = checkpoint.tensors[embedding].shape if embedding is not None else (0, 0)
-    return BaseShape(layout, sum(info.nbytes for info in infos), widest, len(token_rows(vocabulary)) * width)
+    return BaseShape(layout, block_bytes, max(sizes), len(token_rows(vocabulary)) * width)
 
 
-def _layout_of(checkpoint: Checkpoint) -> Layout:
-    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    return load_architecture(str(checkpoint.config.get("model_type"))).locate(shapes, checkpoint.config)
+def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout:
+    """The block matrices of a full checkpoint; of one that is quantised in part, those that can be read.
+
+    Raises Skipped as ``Architecture.locate``, and ``quantized`` if a matrix that is needed cannot be read.
+    """
+    architecture = load_architecture(str(config.get("model_type")))
+    is_quantised = bool(config.get("quantised"))
+    shapes = {
+        name: info.shape for name, info in checkpoint.tensors.items() if not is_quantised or info.dtype in READABLE
+    }
+    try:
+        return architecture.locate(shapes, config)
+    except Skipped as problem:
+        if is_quantised and problem.reason == "missing_matrices":
+            raise Skipped("quantized", f"it is quantised, and as numbers {problem.detail}") from problem
+        raise
 
 
 def _write_matrices(
@@ -242,7 +256,7 @@ def _write_matrices(
                 stripes = {name: stripes_of(rows) for name, rows in rows_of.items()}
                 tensors = checkpoint.stripes(stripes, CONNECTIONS)
             else:
-                tensors = checkpoint.stream(layout.tensors)
+                tensors = checkpoint.stream(layout.tensors, rows=layout.leading_rows)
             for name, tensor in tensors:
                 for matrix in layout.by_tensor[name]:
                     if is_sampled:

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix, compare
-from indexer.deltas.base import BaseMatrices, stripes_of
+from indexer.deltas.base import BaseMatrices, locate_matrices, stripes_of
 from indexer.deltas.nf4 import on_grid
 from indexer.deltas.rounding import Grid, RoundingChoice
 from indexer.errors import Skipped
@@ -76,16 +75,18 @@ def dense_deltas(
     Raises Skipped("not_finite") naming the first tensor that holds NaN or infinities.
     """
     roundings = roundings or RoundingChoice()
-    for name, tensor in checkpoint.stream(layout.tensors, ahead_bytes):
+    for name, tensor in checkpoint.stream(layout.tensors, ahead_bytes, layout.leading_rows):
         for matrix in layout.by_tensor[name]:
             weight = matrix.extract(tensor)
-            positions = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), matrix.transposed)
+            is_transposed = base.layout.by_key[matrix.key].transposed
+            positions = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), is_transposed)
             reference = base.matrix(matrix.key)
             if name in checkpoint.quantised:
                 rows = torch.from_numpy(matrix.stored_lines(np.arange(matrix.lines)))
                 reference = checkpoint.rounded_like(name, reference, rows)
             grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, None)
-            yield _dense_delta(matrix, weight, reference, roundings, positions, with_weights, grid)
+            found = _dense_delta(matrix, weight, reference, roundings, positions, with_weights, grid)
+            yield replace(found, transposed=is_transposed)
 
 
 # The change of a sample, relative to the base's rows, up to which rounding may exceed it, by the narrowest dtype that
@@ -117,7 +118,10 @@ def sampled_deltas(
         counts: dict[DeltaKey, int] = {}
         for matrix in layout.matrices:
             item_bytes = checkpoint.tensors[matrix.tensor].dtype.itemsize
-            count = counts[matrix.key] = lines_to_read(matrix.shape, matrix.transposed, item_bytes, more=more)
+            count = lines_to_read(matrix.shape, matrix.transposed, item_bytes, more=more)
+            if matrix.transposed != base.layout.by_key[matrix.key].transposed:
+                count = matrix.lines  # its rows are not those of other models
+            counts[matrix.key] = count
             lines = lines_of(matrix.lines, count)
             if more:
                 lines = np.setdiff1d(lines, lines_of(matrix.lines, found[matrix.key].lines or matrix.lines))
@@ -135,10 +139,12 @@ def sampled_deltas(
                 continue
             for matrix, lines in wanted[name].items():
                 block = matrix.extract_lines(tensor[np.searchsorted(stored[name], matrix.stored_lines(lines))])
-                reference = base.lines(matrix.key, lines)
+                is_transposed = base.layout.by_key[matrix.key].transposed
+                is_alike = matrix.transposed == is_transposed
+                reference = base.lines(matrix.key, lines) if is_alike else base.matrix(matrix.key)
                 if name in checkpoint.quantised:
                     reference = checkpoint.rounded_like(name, reference, torch.from_numpy(matrix.stored_lines(lines)))
-                rows, columns = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), matrix.transposed)
+                rows, columns = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), is_transposed)
                 if more:
                     rows, columns = rows[:0], columns[:0]
                 elif matrix.transposed:
@@ -161,9 +167,8 @@ def sampled_deltas(
                         norm=math.hypot(first.norm, delta.norm),
                         inner=first.inner + delta.inner,
                     )
-                found[matrix.key] = replace(
-                    delta, lines=None if counts[matrix.key] == matrix.lines else counts[matrix.key]
-                )
+                lines_read = None if counts[matrix.key] == matrix.lines else counts[matrix.key]
+                found[matrix.key] = replace(delta, transposed=is_transposed, lines=lines_read)
         is_drowned = 0 < change < _DROWNED_BELOW.get(roundings.widest, 0.0) ** 2 * weights
         if not is_drowned or all(delta.lines is None for delta in found.values()):
             break
@@ -173,19 +178,26 @@ def sampled_deltas(
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
     """Locate the block matrices of a full checkpoint and check them against the base's, by the header alone.
 
-    Raises Skipped: another architecture, missing matrices, another depth, another shape.
+    Experts that the base lacks, because they are quantised there, are left out. Raises Skipped: another architecture,
+    missing matrices, another depth, another shape, or quantised matrices that the base has as numbers.
     """
     config = checkpoint.config or dict(base.config)
     model_type = str(config.get("model_type") or base.config.get("model_type"))
-    layout = load_architecture(model_type).locate(
-        {name: info.shape for name, info in checkpoint.tensors.items()}, config
-    )
+    layout = locate_matrices(checkpoint, {**config, "model_type": model_type})
+    held = base.layout.by_key
+    kept = (one for one in layout.matrices if one.key in held or not one.key.family.startswith("expert_"))
+    layout = replace(layout, matrices=tuple(kept))
     if layout.architecture != base.layout.architecture:
         raise Skipped(
             "shape_mismatch",
             f"its architecture is {layout.architecture} ({model_type}), the base's is {base.layout.architecture}",
         )
-    compare(base.layout, layout)
+    try:
+        compare(base.layout, layout)
+    except Skipped as problem:
+        if config.get("quantised") and problem.reason == "missing_matrices":
+            raise Skipped("quantized", f"it is quantised, and as numbers {problem.detail}") from problem
+        raise
     if checkpoint.quantised:
         refuse_coarse({name: checkpoint.quantised[name] for name in layout.tensors if name in checkpoint.quantised})
         if any(matrix.transposed for matrix in layout.matrices):

@@ -145,7 +145,8 @@ class Parts:
             if matrix.key in self.extents:
                 theirs, name = of_base[matrix.key], matrix.tensor
                 is_stored_alike = (theirs.transposed, theirs.rows) == (matrix.transposed, matrix.rows)
-                rows = self._leading[theirs.tensor] if is_stored_alike else checkpoint.tensors[name].shape[0]
+                whole = matrix.leading or checkpoint.tensors[name].shape[0]
+                rows = self._leading[theirs.tensor] if is_stored_alike else whole
                 wanted[name] = range(max(len(wanted.get(name, ())), rows))
         for name, tensor in checkpoint.rows(wanted):
             for matrix in layout.by_tensor[name]:

@@ -94,13 +94,15 @@ def vectorise(
         adapter_base: AdapterBase | None = None
         if checkpoint.kind != "adapter":
             layout = layout_against(checkpoint, base)
-            needed = layout.tensors
+            block_bytes = sum(
+                math.prod(matrix.shape) * checkpoint.tensors[matrix.tensor].dtype.itemsize for matrix in layout.matrices
+            )
             if unit.spec.sample:
                 reader.read_sample(layout, connections)
             else:
                 reader.read_full(layout, ahead_bytes)
         else:
-            needed = tuple(tensor_names(checkpoint))
+            block_bytes = sum(checkpoint.tensors[name].nbytes for name in tensor_names(checkpoint))
             planned, unit = unit, _by_its_file(unit, checkpoint)
             adapter_base = _adapter_base(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
@@ -134,7 +136,7 @@ def vectorise(
             adapter_kind=adapter_plan(checkpoint).kind if checkpoint.kind == "adapter" else "",
             passed_over=adapter_plan(checkpoint).passed_over if checkpoint.kind == "adapter" else (),
             bytes_read=checkpoint.bytes_read + (stack.bytes_read if stack else 0),
-            block_bytes=sum(checkpoint.tensors[name].nbytes for name in needed),
+            block_bytes=block_bytes,
             seconds=time.perf_counter() - started,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )

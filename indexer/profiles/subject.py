@@ -40,6 +40,7 @@ _LEFT_OUT = frozenset(
         "auto_map",
         "architectures",
         "quantization_config",
+        "quantised",
         "compression_config",
         "torch_dtype",
         "dtype",

@@ -36,7 +36,7 @@ from indexer.weights.checkpoint_files import (
     read_adapter_config,
     read_config,
 )
-from indexer.weights.quantised import QUANTISATION_KEYS, quantised_matrices, refuse_quantised
+from indexer.weights.quantised import QUANTISATION_KEYS, quantised_matrices, refuse_quantised, stated_method
 from indexer.weights.repository import Repository, open_repository
 from indexer.weights.stored_tensor import (
     READABLE,
@@ -62,10 +62,10 @@ SEAM_BYTES = 32 << 10
 class Checkpoint:
     """The weights of one model at one commit.
 
-    ``kind`` is "full" or "adapter", ``config`` is config.json without settings of quantisation ({} for an adapter
-    without one), ``tensors``
-    the tensors in the order of the files, and ``folder`` the folder of the files ("" or "name/"). ``quantised`` are
-    the matrices that are stored in few bits; in ``tensors`` and wherever they are read they have their values.
+    ``kind`` is "full" or "adapter", ``config`` is config.json ({} for an adapter without one) with ``quantised`` = True
+    for settings of quantisation, ``tensors`` the tensors in the order of the files, and ``folder`` the folder of the
+    files ("" or "name/"). ``quantised`` are the matrices that are stored in few bits; in ``tensors`` and wherever they
+    are read they have their values.
     """
 
     def __init__(
@@ -98,6 +98,8 @@ class Checkpoint:
             refuse_quantised(logical, self.quantised, config)
         # What is read has the usual dtypes, so the settings of quantisation would only mislead.
         self.config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
+        if choice.kind == "full" and stated_method(config) is not None:
+            self.config["quantised"] = True  # experts that cannot be read may be missing
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
@@ -132,8 +134,10 @@ class Checkpoint:
         """Whether its weights come over the network."""
         return any(isinstance(index.source, RemoteFile) for index in self._files.values())
 
-    def stream(self, names: Collection[str], ahead_bytes: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors ``names``, file by file in the order they are stored in.
+    def stream(
+        self, names: Collection[str], ahead_bytes: int = 0, rows: Mapping[str, range] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors ``names``, or those of their rows that ``rows`` says, file by file in the order they are stored.
 
         The memory of a tensor is reused once it is dropped. From the network a thread reads ahead by up to about
         ``ahead_bytes``.
@@ -142,7 +146,7 @@ class Checkpoint:
         ``corrupt_file``; and Failed.
         """
         self._check(names)
-        wanted: dict[str, range | None] = dict.fromkeys(part for name in names for part in self._parts(name))
+        wanted = {part: (rows or {}).get(part) for name in names for part in self._parts(name)}
         if not (ahead_bytes and self.is_remote and wanted):
             yield from self._decoded(self._read(wanted, Buffers()), names)
             return
@@ -154,6 +158,7 @@ class Checkpoint:
     def stripes(self, rows: Mapping[str, Sequence[range]], connections: int = 1) -> Iterator[tuple[str, torch.Tensor]]:
         """Some stripes of rows of each of these matrices, joined in the given order: (rows, columns).
 
+        The rows of a tensor of three sizes are those of its matrices, one below the other.
         Stripes less than SEAM_BYTES apart are fetched by one request. From the network up to ``connections`` requests
         are in flight. A matrix whose rows do not lie together in its file is read whole. Raises like ``stream``.
         """
@@ -191,7 +196,8 @@ class Checkpoint:
             names = [name for name in rows if self._index_of[name] is index]
             scattered = [name for name in names if not index.has_rows_in_one_piece(name)]
             for name, tensor in self._read(dict.fromkeys(scattered), Buffers()):
-                yield name, torch.cat([tensor[stripe.start : stripe.stop] for stripe in rows[name]])
+                flat = tensor.flatten(0, -2)
+                yield name, torch.cat([flat[stripe.start : stripe.stop] for stripe in rows[name]])
             names = [name for name in names if name not in scattered]
             places = in_threads([partial(index.locate_stripes, name, rows[name]) for name in names], threads)
             runs = plan_runs([stripe for found in places for stripe in found], SEAM_BYTES)

@@ -124,7 +124,7 @@ def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
     if not whole:
         return keys
     rows = atlas.rows(
-        "SELECT DISTINCT stack, fused_matrices.family, families FROM fused_matrices "
+        "SELECT DISTINCT stack, layer, fused_matrices.family, families FROM fused_matrices "
         "JOIN fine_tunes USING (model_id) WHERE base = ?",
         [base],
     )
@@ -136,8 +136,8 @@ def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
             f"No model of {base} has spectra in this atlas, and only spectra give ranks of fused matrices.",
             f"Read them: `build({base!r}, spectra=True)`",
         )
-    fused = {(row["stack"], family): row["family"] for row in rows for family in row["families"]}
-    named = (DeltaKey(key.stack, key.layer, fused.get((key.stack, key.family), key.family)) for key in keys)
+    fused = {DeltaKey(row["stack"], row["layer"], part): row["family"] for row in rows for part in row["families"]}
+    named = (DeltaKey(key.stack, key.layer, fused.get(key, key.family)) for key in keys)
     return list(dict.fromkeys(named))
 
 

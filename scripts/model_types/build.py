@@ -40,7 +40,8 @@ _FILLED = {
 _BY_TYPE: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True},
     "esm": {"position_embedding_type": "absolute"},
-    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gemma3n_text": {"num_kv_shared_layers": 0},  # of few layers none is left to share from
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
 }
 # Which mapping names the class that people upload, most specific first.
 _HEADS = (

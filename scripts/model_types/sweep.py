@@ -5,6 +5,7 @@ Each type is built in a forked process of its own, with limits of time and memor
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -18,12 +19,14 @@ from typing import Any
 
 import transformers
 
+from indexer.architectures.architecture import load_architecture
+from indexer.errors import Skipped
 from scripts.model_types.build import NoModelError, model_types, saved_model
 
 SECONDS = 90
 MEMORY = 96 << 30  # addresses, most of which are never written
 _NUMBER = re.compile(r"(?<![^.])(\d+)(?![^.])")
-_EXPERTS = re.compile(r"\.experts\.|\.mlp\.experts")
+_EXPERTS = re.compile(r"\.experts\.|\.mlp\.experts|\.block_sparse_moe\.(in|out)put_linear")
 # Values of config.json that say how fused matrices divide.
 _COUNTS = re.compile(
     r"(num_|n_)?(attention_|key_value_|kv_)?heads?(_kv)?|n_head|n_head_kv|multi_query|new_decoder_architecture"
@@ -51,12 +54,31 @@ def describe(model_type: str) -> dict[str, Any]:
         lines = [line for line in str(error).splitlines() if line.strip()]
         return {"reason": f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"}
     numbered = {each: shape for each, shape in shapes.items() if is_layer_matrix(each, shape)}
-    counts = {key: value for key, value in config.items() if _COUNTS.fullmatch(key) and isinstance(value, int | bool)}
+    counts = _counts(model_type, config)
     live = {each: shape for each, shape in held.items() if is_layer_matrix(each, shape)}
     entry: dict[str, Any] = {"class": name, "matrices": folded(numbered)}
     if live.keys() != numbered.keys():
         entry["modules"] = folded(live)
     return entry | ({"config": counts} if counts else {})
+
+
+def _counts(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values of a config.json that data files use: numbers of heads, and what the type's own file names."""
+    named: set[str] = set()
+    with contextlib.suppress(Skipped):
+        architecture = load_architecture(model_type)
+        named.update(*architecture.counts.values(), architecture.switches)
+        for stack in architecture.stacks:
+            named.update((stack.depth,), stack.types, (variant.last for part in stack.parts for variant in part))
+    found = {
+        key: value
+        for key, value in config.items()
+        if (isinstance(value, int | bool) if _COUNTS.fullmatch(key) else key in named and value is not None)
+    }
+    text = config.get("text_config")
+    if any(not _COUNTS.fullmatch(key) for key in named if key) and isinstance(text, dict):
+        found["text_config"] = _counts(model_type, text)
+    return found
 
 
 def is_layer_matrix(name: str, shape: tuple[int, ...]) -> bool:

@@ -68,7 +68,8 @@ def judge(model_type: str, entry: Mapping[str, Any]) -> Verdict:
     try:
         live = [name.removesuffix(".weight") for name in unfolded(entry.get("modules", entry["matrices"]))]
         named = {matrix.key for held in architecture.locate_modules(live, layout).values() for matrix in held}
-        adapters = named == set(layout.by_key)
+        # Experts are parameters in memory, which adapters name in another way, or not at all.
+        adapters = {key for key in layout.by_key if not key.family.startswith("expert_")} <= named
     except Skipped:
         adapters = False
     return Verdict(
@@ -91,8 +92,8 @@ def page(entries: Mapping[str, Mapping[str, Any]], version: str) -> str:
         f"transformers {version} knows {len(verdicts)} model types. {built} of them were built with few layers and saved by",
         f"`save_pretrained`; of {len(located)} the matrices of all layers of the network, or of its main part, are located. In",
         f"{whole} of these every matrix in a numbered layer is; in the others something is passed over, which the table",
-        f"names: towers for images and sound of language models, heads, small tables. For {adapters} of the {len(located)}",
-        "the names in memory, which adapters use, lead to the same matrices.",
+        "names: towers for images and sound of language models, heads, small tables, all experts but the first. For",
+        f"{adapters} of the {len(located)} the names in memory, which adapters use, lead to the same matrices.",
         "",
         "`python -m scripts.model_types` writes this page from `docs/architectures.json`; with `--build` it builds every",
         "type again first, which takes a quarter of an hour.",

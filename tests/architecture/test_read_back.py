@@ -115,14 +115,14 @@ def test_data_files_name_families_stacks_and_counts_that_exist() -> None:
                     assert {name: settings.switch(name) for name in switches} == switches
                     assert any(variant.when.items() <= switches.items() for variant in part)
                 for variant in part:
-                    families = [family for pattern in variant.patterns for family in pattern.families]
+                    families = [family for pattern in variant.patterns for family in pattern.families if family]
                     assert len(families) == len(set(families))
                     assert set(families) <= set(FAMILIES)
                     assert set(variant.when) <= set(architecture.switches)
             for pattern in stack.patterns:
                 assert any(piece.startswith("{") for piece in pattern.path)
-                names = {name for name in (*pattern.shares, pattern.groups) if isinstance(name, str)}
-                assert names <= set(architecture.counts)
+                names = [name for name in (*pattern.shares, pattern.groups) if isinstance(name, str)]
+                assert {factor for name in names for factor in name.split("*")} <= set(architecture.counts)
                 assert len(pattern.shares) == len(pattern.families)
 
 
