@@ -122,6 +122,7 @@ CREATE TABLE records (
     copy_evidence VARCHAR,
     is_unrelated BOOLEAN NOT NULL DEFAULT false,
     is_partly_frozen BOOLEAN NOT NULL DEFAULT false,
+    base_grid VARCHAR,
     vector_group VARCHAR NOT NULL DEFAULT 'full',
     adapter_kind VARCHAR,
     passed_over VARCHAR[],
@@ -165,6 +166,7 @@ COMMENT ON COLUMN records.is_copy IS 'Whether all deltas are zero in all that wa
 COMMENT ON COLUMN records.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), or sample (equal in all that was read, which does not prove it). Null if it is not a copy.';
 COMMENT ON COLUMN records.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
+COMMENT ON COLUMN records.base_grid IS 'What the base had been rounded to before this model was made from it, as its weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from the base as it is.';
 COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its file holds LoRA factors or parameters of another adapter), or full (all others: a LoRA merged into full weights, a partly frozen model, an adapter of a full fine-tune, one that replaces whole matrices). An initialisation shared by enough models has its own centre, see internal.centres.';
 COMMENT ON COLUMN records.adapter_kind IS 'Method of an adapter: LoRA, rsLoRA, DoRA, PiSSA, OLoRA, AdaLoRA, LoHa, LoKr, OFT, BOFT, HRA, IA3, VeRA, FourierFT, or whole matrices (it replaces them). Null for other models and in records of older versions.';
 COMMENT ON COLUMN records.passed_over IS 'Parts of an adapter that were not read, with their number: factors of convolutions, of fused experts, of bare parameters. Null if there are none.';
@@ -754,7 +756,7 @@ CREATE VIEW models AS
 SELECT
     model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, path, verified, base_cosine,
     coalesce(named.datasets, []) AS datasets,
-    "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, vector_group, adapter_kind, initialisation, has_spectra,
+    "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, base_grid, vector_group, adapter_kind, initialisation, has_spectra,
     duplicate_of, duplicate_group, delta_norm, delta_norm_error, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library, trigger_words,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
@@ -782,6 +784,7 @@ COMMENT ON COLUMN models.is_copy IS 'Whether all deltas are zero in all that was
 COMMENT ON COLUMN models.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), or sample (equal in all that was read, which does not prove it). Null if it is not a copy.';
 COMMENT ON COLUMN models.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN models.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
+COMMENT ON COLUMN models.base_grid IS 'What the base had been rounded to before this model was made from it, as its weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from the base as it is.';
 COMMENT ON COLUMN models.has_spectra IS 'Whether all singular values of its δW and W are stored (index build --spectra).';
 COMMENT ON COLUMN models.duplicate_of IS 'The model_id of the earlier upload that it duplicates; null if there is none.';
 COMMENT ON COLUMN models.duplicate_group IS 'The model_id of the earliest model of its group of duplicates (its own if it is the earliest); null if it has no duplicates.';

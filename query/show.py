@@ -83,6 +83,8 @@ class ShownModel(Result, Mapping[str, Any]):
         flags = [words for name, words in _FLAGS.items() if self.facts.get(name)]
         if self.facts.get("copy_evidence") == SAMPLE:
             flags = [LIKE_THE_BASE if words == COPY else words for words in flags]
+        if grid := self.facts.get("base_grid"):
+            flags.append(f"made from the base in 4 bits ({grid}), whose rounding is not counted as change")
         if self.facts.get("duplicate_of"):
             flags.append(f"duplicate of {self['duplicate_of']}")
         made_from = [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in self["lineage"]]

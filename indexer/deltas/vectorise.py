@@ -126,6 +126,7 @@ def vectorise(
             tokens=reader.tokens,
             row_space=row_space(reader.row_spaces, [delta.key for delta in deltas]) if reader.row_spaces else None,
             precision=reader.roundings.widest,
+            base_grid=reader.roundings.grid,
             files=checkpoint.files,
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),

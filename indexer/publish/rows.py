@@ -164,6 +164,7 @@ def rows_of_record(
         "record_key": record_key,
         "copy_evidence": evidence,
         "is_unrelated": False,
+        "base_grid": record.base_grid or None,
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),
         "adapter_kind": record.adapter_kind or None,
         "passed_over": list(record.passed_over) or None,
