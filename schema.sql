@@ -59,6 +59,7 @@ CREATE TABLE fine_tunes (
     relation VARCHAR NOT NULL,
     claimed_by VARCHAR,
     parent VARCHAR,
+    path STRUCT(relation VARCHAR, model VARCHAR)[],
     created TIMESTAMP,
     modified TIMESTAMP,
     downloads BIGINT,
@@ -92,6 +93,7 @@ COMMENT ON COLUMN fine_tunes.tried IS 'Time of the last attempt.';
 COMMENT ON COLUMN fine_tunes.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
 COMMENT ON COLUMN fine_tunes.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
 COMMENT ON COLUMN fine_tunes.parent IS 'The model it was tuned from directly, if that is not the base.';
+COMMENT ON COLUMN fine_tunes.path IS 'The models from the base (not in the list) to this one (the last), as they claim to descend, each with its relation to the one before: finetune, adapter, merge, quantized, or copy (another name of the base''s weights). Its length is the number of steps.';
 COMMENT ON COLUMN fine_tunes.created IS 'When the repository was created.';
 COMMENT ON COLUMN fine_tunes.modified IS 'When it was last changed.';
 COMMENT ON COLUMN fine_tunes.downloads IS 'Downloads in the last 30 days, as listed.';
@@ -750,7 +752,7 @@ COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or why the
 
 CREATE VIEW models AS
 SELECT
-    model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, verified, base_cosine,
+    model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, path, verified, base_cosine,
     coalesce(named.datasets, []) AS datasets,
     "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, vector_group, adapter_kind, initialisation, has_spectra,
     duplicate_of, duplicate_group, delta_norm, delta_norm_error, relative_norm,
@@ -772,6 +774,7 @@ COMMENT ON COLUMN models."commit" IS 'Commit of the model that this row describe
 COMMENT ON COLUMN models.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
 COMMENT ON COLUMN models.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
 COMMENT ON COLUMN models.parent IS 'The model it was tuned from directly, if that is not the base.';
+COMMENT ON COLUMN models.path IS 'The models from the base (not in the list) to this one (the last), as they claim to descend, each with its relation to the one before; its length is the number of steps.';
 COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed base; null if that cannot be tested (adapters).';
 COMMENT ON COLUMN models.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
 COMMENT ON COLUMN models."read" IS 'What was read of its block matrices: full, or sample (some rows of each matrix). Norms and singular values of a sample are estimates; index deepen reads the rest.';

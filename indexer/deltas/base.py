@@ -56,6 +56,7 @@ class BaseMatrices(StoredBase):
     _held: dict[DeltaKey, torch.Tensor] = field(default_factory=dict, repr=False)
     _spectra: dict[tuple[DeltaKey, ...], NDArray[np.float32]] = field(default_factory=dict, repr=False)
     _lines: dict[tuple[DeltaKey, bytes], torch.Tensor] = field(default_factory=dict, repr=False)
+    scales: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict, repr=False)  # see indexer.deltas.nf4
 
     @cached_property
     def _file(self) -> LocalFile:
@@ -132,6 +133,7 @@ class BaseMatrices(StoredBase):
         """Close the file and release the memory."""
         self._held.clear()
         self._lines.clear()
+        self.scales.clear()
         self._spectra.clear()
         if "_file" in self.__dict__:
             self._file.close()

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix, compare
 from indexer.deltas.base import BaseMatrices, stripes_of
-from indexer.deltas.rounding import RoundingChoice
+from indexer.deltas.nf4 import on_grid
+from indexer.deltas.rounding import Grid, RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.records.row_plan import lines_of, lines_to_read
@@ -83,7 +84,8 @@ def dense_deltas(
             if name in checkpoint.quantised:
                 rows = torch.from_numpy(matrix.stored_lines(np.arange(matrix.lines)))
                 reference = checkpoint.rounded_like(name, reference, rows)
-            yield _dense_delta(matrix, weight, reference, roundings, positions, with_weights)
+            grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, None)
+            yield _dense_delta(matrix, weight, reference, roundings, positions, with_weights, grid)
 
 
 # The change of a sample, relative to the base's rows, up to which rounding may exceed it, by the narrowest dtype that
@@ -143,7 +145,8 @@ def sampled_deltas(
                     columns = np.searchsorted(lines, columns)
                 else:
                     rows = np.searchsorted(lines, rows)
-                delta = _dense_delta(matrix, block, reference, roundings, (rows, columns), with_weights=False)
+                grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, lines)
+                delta = _dense_delta(matrix, block, reference, roundings, (rows, columns), False, grid)
                 change += delta.norm**2
                 weights += float(reference.float().square().sum())
                 if more:
@@ -190,6 +193,13 @@ def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
     return layout
 
 
+def _grid_of(base: BaseMatrices, key: DeltaKey, lines: NDArray[np.int64] | None) -> Grid | None:
+    """A matrix of the base as 4 bits leave it; None if that needs more of it than the atlas keeps."""
+    if base.is_sampled:
+        return None
+    return lambda first, kind: on_grid(base, key, lines, first=first, double=kind == "nf4 double")
+
+
 def _dense_delta(
     matrix: Matrix,
     weight: torch.Tensor,
@@ -197,13 +207,14 @@ def _dense_delta(
     roundings: RoundingChoice,
     sampled: tuple[Positions, Positions],
     with_weights: bool,
+    grid: Grid | None,
 ) -> DenseDelta:
     """The delta overwrites ``weight`` in memory if that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
         raise Skipped(
             "shape_mismatch", f"{shown(matrix.tensor)} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}"
         )
-    reference = roundings.reference(weight, base)
+    reference = roundings.reference(weight, base, grid)
     where = (torch.from_numpy(sampled[0]), torch.from_numpy(sampled[1]))
     sample = weight[where].to(torch.float32)
     delta = weight.to(torch.float32)

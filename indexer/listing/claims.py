@@ -6,6 +6,7 @@ The Hub may answer a filter with rows that lack the tag asked for, so only what 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,10 @@ TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "weights", 
 BY_FOLDER = "folder"
 
 _PREFIX = "base_model:"
+# An owner and a name as folders spell them (unsloth--Llama-3.2-1B), which is never an id of the Hub; and the folder of
+# a model in the cache of huggingface_hub.
+_JOINED = re.compile(r"([\w.\-]+?)--([\w.\-]+)", re.ASCII)
+_CACHED = re.compile(r"(?:.*/)?models--([\w.\-]+?)--([\w.\-]+?)(?:/snapshots(?:/[^/]*)?)?", re.ASCII)
 _MOST_TAGS = 10_000
 _LONGEST_TAG = 300
 _MOST_BASES = 100
@@ -66,9 +71,9 @@ def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
             continue
         first, colon, rest = tag.removeprefix(_PREFIX).partition(":")
         if not colon and first:
-            found.setdefault(first.lower(), set()).add(None)
+            found.setdefault(hub_spelling(first).lower(), set()).add(None)
         elif first in RELATIONS and rest:
-            found.setdefault(rest.lower(), set()).add(first)
+            found.setdefault(hub_spelling(rest).lower(), set()).add(first)
     stated = row.get("baseModels")
     if isinstance(stated, Mapping):
         relation, models = stated.get("relation"), stated.get("models")
@@ -82,10 +87,17 @@ def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
         named = card.get("base_model")
         relation = card.get("base_model_relation")
         for base in named[:_MOST_BASES] if isinstance(named, list) else [named]:
-            if isinstance(base, str) and base.strip() and base.strip().lower() not in found:
+            name = hub_spelling(base.strip()).lower() if isinstance(base, str) and len(base) <= _LONGEST_TAG else ""
+            if name and name not in found:
                 known = relation if isinstance(relation, str) and relation in RELATIONS else None
-                found[base.strip().lower()] = {known}
+                found[name] = {known}
     return found
+
+
+def hub_spelling(name: str) -> str:
+    """``owner/name`` for ``owner--name``; any other text as it is."""
+    joined = _JOINED.fullmatch(name) if "--" in name and "/" not in name else None
+    return f"{joined[1]}/{joined[2]}" if joined else name
 
 
 def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection[str]) -> str | None:
@@ -93,7 +105,7 @@ def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection
 
     A row that names the base without a relation is an adapter if it has an adapter_config.json, else a fine-tune.
     """
-    names = {name.lower() for name in ids}
+    names = {hub_spelling(name).lower() for name in ids}
     stated = stated_bases(row)
     relations = {relation for base, found in stated.items() if base in names for relation in found}
     typed = relations - {None}
@@ -128,6 +140,8 @@ def path_verdict(path: str | None, identifier: str, ids: Collection[str]) -> str
     ``identifier`` is the model's own id, which means nothing.
     """
     text = (path or "").strip().replace("\\", "/").rstrip("/").lower()
+    cached = _CACHED.fullmatch(text) if "models--" in text else None
+    text = f"{cached[1]}/{cached[2]}" if cached else hub_spelling(text)
     names = {name.lower() for name in ids}
     if not text or text in (identifier.lower(), identifier.lower().rpartition("/")[2]):
         return None

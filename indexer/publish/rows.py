@@ -72,6 +72,7 @@ class Entry:
         parts = [
             listed.row,
             [listed.relation, listed.claimed_by, listed.parent, listed.deleted_at_hub, str(listed.first_seen)],
+            listed.path,
             [self.base, self.commit, self.record_key],
             asdict(self.outcome) if self.outcome else None,
         ]
@@ -107,6 +108,7 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
             "relation": listed.relation,
             "claimed_by": listed.claimed_by,
             "parent": listed.parent,
+            "path": [{"relation": relation, "model": model} for relation, model in listed.path] or None,
             "licence": facts.license,
             "languages": list(facts.languages),
             "trigger_words": list(facts.trigger_words) or None,
