@@ -88,7 +88,7 @@ def build(
     - ``rank`` (8): singular triplets kept of each δW; ``spectra`` (False): also keep all its singular values
     - ``keep_factors`` (True): False keeps only vectors and norms, to save disk space
     - ``device`` ("cpu"), ``workers`` (one for each processor, two of a sample): where and in how many processes the SVD
-      runs; ``connections`` (8): to the Hub, of all workers together, while samples are read
+      runs; ``connections`` (8): to the Hub, of all workers together
     - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
     - ``index`` (auto), ``index_memory`` (1 GiB), ``recall`` (0.95): the FAISS index, the largest size of a compressed
       one, and its smallest recall@10

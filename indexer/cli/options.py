@@ -101,7 +101,7 @@ resource_options = together(
     click.option("--workers", type=click.IntRange(1, 256),
                  help="Number of processes. Default: one per processor, two to read samples."),
     click.option("--connections", type=click.IntRange(1, 64), default=CONNECTIONS, show_default=True,
-                 help="Connections to the Hub of all workers together, to read samples."),
+                 help="Connections to the Hub of all workers together."),
     click.option("--memory", metavar="SIZE",
                  help="Memory limit for all workers together, e.g. 2G. Default: half of the free memory. "
                  "Publishing needs more: 1.5 GB for 10,000 new models."),
