@@ -72,8 +72,13 @@ class BaseMatrices(StoredBase):
         """
         held = self._lines.get((key, lines.tobytes()))
         if held is None:
-            matrix = self.matrix(key)
-            held = matrix[:, lines] if self.layout.by_key[key].transposed else matrix[lines]
+            if self.layout.by_key[key].transposed:
+                held = self.matrix(key)[:, lines]
+            elif key in self._held:
+                held = self._held[key][lines]
+            else:
+                parts = np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)
+                held = torch.cat([self._index.read(str(key), range(part[0], part[-1] + 1)) for part in parts])
             self._lines[key, lines.tobytes()] = held
         return held
 
