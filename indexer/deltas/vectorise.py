@@ -269,6 +269,9 @@ class _DeltaReader:
         return tuple(found)
 
     def _add_dense(self, delta: DenseDelta) -> None:
+        if delta.lines is not None:
+            self._add_samples([delta])
+            return
         unit = self._unit
         matrix = delta.matrix.to(unit.device)
         # A seed from the base and the matrix alone, so that equal changes have equal factors in every upload and form,

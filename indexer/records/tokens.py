@@ -64,6 +64,7 @@ _BINS = 1 << _BIN_BITS
 _CLOSE, _STRAY = 2.0, 2
 # Of a float64, which the arithmetic uses.
 _MANTISSA_BITS = 52
+_SIGN_BIT = np.int64(-(1 << 63))
 # A row with a change in fewer than this share of its numbers is unsure.
 _VISIBLE = 1 / 8
 # Ulps by which all rows that moved must stand off: successive last steps of a schedule differ by a factor of 4 at most.
@@ -75,6 +76,8 @@ _MOST_FAINT = 0.002
 # The common directions in which a tied head moves every row.
 _COMMON = 4
 _ROWS_AT_ONCE = 4096
+# Where rows are compared one by one, so many numbers at a time: they stay in the processor's cache.
+_NUMBERS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def row_changes(
     untouched. None where that cannot be computed: values that are not finite, a base of zeros, or other weights than a
     fine-tune's. Works on some thousand rows at a time, because an embedding may be large.
     """
-    count, pieces = len(base), _pieces(len(base))
+    (count, width), pieces = base.shape, _pieces(*base.shape)
     squares, is_same = np.zeros(count), np.zeros(count, dtype=np.bool_)
     for piece in pieces:
         mine, theirs = _numbers(rows[piece]), _numbers(base[piece])
@@ -193,13 +196,13 @@ def row_changes(
     def sizes(chosen: NDArray[np.intp]) -> Floats:
         """How much these rows changed besides the decay, relative to the base's rows."""
         changes = np.zeros(len(chosen))
-        for piece in _pieces(len(chosen)):
+        for piece in _pieces(len(chosen), width):
             some = chosen[piece]
             changes[piece] = np.linalg.norm(_float64(rows[some]) - scale * _float64(base[some]), axis=1) / lengths[some]
         return changes
 
     if decay is None:
-        codes = codes_of_sizes(_shares(rows, base, scale, lengths, pieces) if tied else sizes(np.arange(count)))
+        codes = codes_of_sizes(_shares(rows, base, scale, lengths, _pieces(count)) if tied else sizes(np.arange(count)))
         return RowChanges(codes, scale, STATISTICAL, is_share=tied), None
     is_moved = ~judged.is_untouched
     codes = np.zeros(count, dtype=np.uint8)
@@ -230,7 +233,7 @@ def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | 
     half = np.zeros(count, dtype=np.intp)
     if len(reference):
         half[reference[::2]] = 1  # the first half is judged by the second
-    for piece in _pieces(count):
+    for piece in _pieces(*base.shape):
         mine, theirs = _float64(rows[piece]), _float64(base[piece])
         for number in np.unique(half[piece]).tolist():
             chosen = np.flatnonzero(half[piece] == number)
@@ -256,7 +259,7 @@ def _fit_decay(
     from scipy.ndimage import maximum_filter1d, minimum_filter1d, rank_filter
 
     furthest = np.full(len(base), np.inf)
-    for piece in _pieces(len(base)):
+    for piece in _pieces(*base.shape):
         mine, theirs = _float64(rows[piece]), _float64(base[piece])
         furthest[piece] = (np.abs(mine - scale * theirs) / _ulp(theirs, dtype)).max(axis=1)
     limit = _ROUNDING + _UNEVEN_DECAY * abs(1 - scale) * 2.0 ** _DTYPES[dtype][0]
@@ -298,7 +301,9 @@ def _offsets(rows: Floats, base: Floats, scale: float, dtype: str) -> Floats:
     """(n, d) e' - c·e in ulps of e, positive away from zero."""
     offsets = rows - scale * base
     offsets /= _ulp(base, dtype)
-    np.negative(offsets, out=offsets, where=base < 0)
+    signs = (base + 0.0).view(np.int64)  # -0.0 counts as positive
+    signs &= _SIGN_BIT
+    offsets.view(np.int64)[...] ^= signs
     return offsets
 
 
@@ -322,8 +327,10 @@ def _by_mantissa(
     return _offsets(_float64(rows), theirs, scale, dtype), order, keys[order]
 
 
-def _pieces(count: int) -> list[slice]:
-    return [slice(start, min(start + _ROWS_AT_ONCE, count)) for start in range(0, count, _ROWS_AT_ONCE)]
+def _pieces(count: int, width: int = 0) -> list[slice]:
+    """``count`` rows in pieces; in small ones if the ``width`` of rows that do not depend on each other is given."""
+    step = max(1, _NUMBERS_AT_ONCE // width) if width else _ROWS_AT_ONCE
+    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
 
 def _shares(rows: Rows, base: Rows, scale: float, lengths: Floats, pieces: Sequence[slice]) -> Floats:
