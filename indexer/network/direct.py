@@ -131,7 +131,7 @@ class _Line(io.RawIOBase):
         self.is_head = True
         self._reader = io.BufferedReader(self)
 
-    def makefile(self, _mode: str) -> io.BufferedReader[Any]:
+    def makefile(self, _mode: str) -> io.BufferedIOBase:
         """What ``http.client.HTTPResponse`` reads from: the same for an interim response and the one after it."""
         return self._reader
 
