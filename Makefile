@@ -11,11 +11,12 @@ ENVIRONMENT := .venv
 endif
 PYTHON ?= $(ENVIRONMENT)/bin/python
 BOOTSTRAP ?= python3
-# Four processes more than two cores: many tests wait, for a browser, a time limit or a server that says nothing.
-SHARED_OUT := --numprocesses 6 --dist loadfile --no-loadscope-reorder
+# Two processes more than two cores: some tests wait, for a browser, a time limit or a server that does not answer.
+# Each process takes ten seconds to import the tests.
+SHARED_OUT := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 INSTALLED := $(ENVIRONMENT)/.vectors-in-the-wild-installed
 
-.PHONY: demo notebook reproduce test slow studies bench clean
+.PHONY: demo notebook reproduce test types suite slow studies bench clean
 
 demo: $(INSTALLED)
 	$(PYTHON) -m scripts.demo
@@ -26,12 +27,17 @@ notebook: $(INSTALLED)
 reproduce: $(INSTALLED)
 	$(PYTHON) -m scripts.reproduce
 
+# mypy runs while the tests start.
 test: $(INSTALLED)
-	@$(PYTHON) -m tests.training & # what tests stand on is trained beside the checks; the tests wait for it
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check --quiet .
-	$(PYTHON) -m mypy
 	$(PYTHON) -c 'from importlinter.cli import import_linter; import_linter()' lint --no-logo
+	@$(MAKE) --no-print-directory --jobs 2 types suite
+
+types: $(INSTALLED)
+	$(PYTHON) -m mypy
+
+suite: $(INSTALLED)
 	$(PYTHON) -m pytest $(SHARED_OUT)
 
 slow: $(INSTALLED)

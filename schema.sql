@@ -59,6 +59,7 @@ CREATE TABLE fine_tunes (
     relation VARCHAR NOT NULL,
     claimed_by VARCHAR,
     parent VARCHAR,
+    path STRUCT(relation VARCHAR, model VARCHAR)[],
     created TIMESTAMP,
     modified TIMESTAMP,
     downloads BIGINT,
@@ -69,6 +70,7 @@ CREATE TABLE fine_tunes (
     languages VARCHAR[],
     pipeline_tag VARCHAR,
     library VARCHAR,
+    trigger_words VARCHAR[],
     record_key VARCHAR,
     first_seen TIMESTAMP,
     last_seen TIMESTAMP,
@@ -91,6 +93,7 @@ COMMENT ON COLUMN fine_tunes.tried IS 'Time of the last attempt.';
 COMMENT ON COLUMN fine_tunes.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
 COMMENT ON COLUMN fine_tunes.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
 COMMENT ON COLUMN fine_tunes.parent IS 'The model it was tuned from directly, if that is not the base.';
+COMMENT ON COLUMN fine_tunes.path IS 'The models from the base (not in the list) to this one (the last), as they claim to descend, each with its relation to the one before: finetune, adapter, merge, quantized, or copy (another name of the base''s weights). Its length is the number of steps.';
 COMMENT ON COLUMN fine_tunes.created IS 'When the repository was created.';
 COMMENT ON COLUMN fine_tunes.modified IS 'When it was last changed.';
 COMMENT ON COLUMN fine_tunes.downloads IS 'Downloads in the last 30 days, as listed.';
@@ -101,6 +104,7 @@ COMMENT ON COLUMN fine_tunes.licence IS 'Licence given by the card.';
 COMMENT ON COLUMN fine_tunes.languages IS 'Languages given by the card.';
 COMMENT ON COLUMN fine_tunes.pipeline_tag IS 'Task, as shown by the Hub.';
 COMMENT ON COLUMN fine_tunes.library IS 'Library tag: transformers, peft, sentence-transformers, …';
+COMMENT ON COLUMN fine_tunes.trigger_words IS 'What a prompt of an image or video model must hold, by its card (instance_prompt, trigger_words). Null if it says nothing.';
 COMMENT ON COLUMN fine_tunes.record_key IS 'Name of its record file under records/.';
 COMMENT ON COLUMN fine_tunes.first_seen IS 'When a crawl first saw it.';
 COMMENT ON COLUMN fine_tunes.last_seen IS 'When a crawl last saw it.';
@@ -118,7 +122,10 @@ CREATE TABLE records (
     copy_evidence VARCHAR,
     is_unrelated BOOLEAN NOT NULL DEFAULT false,
     is_partly_frozen BOOLEAN NOT NULL DEFAULT false,
+    base_grid VARCHAR,
     vector_group VARCHAR NOT NULL DEFAULT 'full',
+    adapter_kind VARCHAR,
+    passed_over VARCHAR[],
     signature VARCHAR,
     row_space VARCHAR,
     token_class VARCHAR,
@@ -159,7 +166,10 @@ COMMENT ON COLUMN records.is_copy IS 'Whether all deltas are zero in all that wa
 COMMENT ON COLUMN records.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), or sample (equal in all that was read, which does not prove it). Null if it is not a copy.';
 COMMENT ON COLUMN records.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
-COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its change is stored as LoRA factors), or full (all others: a LoRA merged into full weights, a partly frozen model, an adapter of a full fine-tune). An initialisation shared by enough models has its own centre, see internal.centres.';
+COMMENT ON COLUMN records.base_grid IS 'What the base had been rounded to before this model was made from it, as its weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from the base as it is.';
+COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its file holds LoRA factors or parameters of another adapter), or full (all others: a LoRA merged into full weights, a partly frozen model, an adapter of a full fine-tune, one that replaces whole matrices). An initialisation shared by enough models has its own centre, see internal.centres.';
+COMMENT ON COLUMN records.adapter_kind IS 'Method of an adapter: LoRA, rsLoRA, DoRA, PiSSA, OLoRA, AdaLoRA, LoHa, LoKr, OFT, BOFT, HRA, IA3, VeRA, FourierFT, or whole matrices (it replaces them). Null for other models and in records of older versions.';
+COMMENT ON COLUMN records.passed_over IS 'Parts of an adapter that were not read, with their number: factors of convolutions, of fused experts, of bare parameters. Null if there are none.';
 COMMENT ON COLUMN records.signature IS 'Its uncentred vector hashed to 120 bytes (base64). Only models with similar signatures are compared matrix by matrix to find duplicates.';
 COMMENT ON COLUMN records.row_space IS 'Sketch (base64) of the row space of its LoRA factors A. Models whose A started from the same random numbers have similar sketches. Null if the change is not a LoRA, merged or not.';
 COMMENT ON COLUMN records.token_class IS 'What its input embedding says of its training text: exact (rows that no text touched are told from the others), statistical (only likely), or frozen (no row moved). Null for adapters, for models read by an older version, and where the embedding cannot be compared with the base''s. See query trace.';
@@ -182,7 +192,7 @@ COMMENT ON COLUMN records.head_class IS 'Class of its head, e.g. RobertaForSeque
 COMMENT ON COLUMN records.label_count IS 'Number of labels in its config.json.';
 COMMENT ON COLUMN records.label_names IS 'Names of the labels, unless they are the default LABEL_0, LABEL_1, …';
 COMMENT ON COLUMN records.problem_type IS 'problem_type of its config.json.';
-COMMENT ON COLUMN records.dtype IS 'The dtype that most of its weights are stored in.';
+COMMENT ON COLUMN records.dtype IS 'The dtype that most of its weights are stored in; fp8 or mlx (8 bits) if they are codes and scales, which adds the noise of that rounding to its change.';
 COMMENT ON COLUMN records.weight_files IS 'The files that were read, with their LFS ids if known.';
 COMMENT ON COLUMN records.bytes_read IS 'Bytes read to make the record.';
 COMMENT ON COLUMN records.block_bytes IS 'Bytes of its block matrices, or of the factors of an adapter.';
@@ -257,7 +267,7 @@ CREATE TABLE deltas (
 );
 COMMENT ON TABLE deltas IS 'Weight changes: one row per δW, that is per (stack, layer, family) of a model.';
 COMMENT ON COLUMN deltas.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN deltas.stack IS 'encoder or decoder; empty if the base has only one stack.';
+COMMENT ON COLUMN deltas.stack IS 'encoder, decoder, text, vision and so on; empty if the base has only one stack.';
 COMMENT ON COLUMN deltas.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN deltas.family IS 'query, key, value, output, gate, feedforward1, feedforward2, cross_query …';
 COMMENT ON COLUMN deltas.out_features IS 'Rows of δW.';
@@ -301,7 +311,7 @@ CREATE TABLE fused_matrices (
 );
 COMMENT ON TABLE fused_matrices IS 'Matrices that the base stores fused (such as c_attn of GPT-2), measured as a whole; only for records with spectra.';
 COMMENT ON COLUMN fused_matrices.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN fused_matrices.stack IS 'encoder or decoder; empty if the base has only one stack.';
+COMMENT ON COLUMN fused_matrices.stack IS 'encoder, decoder, text, vision and so on; empty if the base has only one stack.';
 COMMENT ON COLUMN fused_matrices.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN fused_matrices.family IS 'Names of its parts: query_key_value, gate_feedforward1, …';
 COMMENT ON COLUMN fused_matrices.families IS 'The families that it consists of; each also has its own row in deltas.';
@@ -438,7 +448,8 @@ CREATE TABLE null_similarity (
     other_group VARCHAR NOT NULL,
     pairs BIGINT NOT NULL,
     similarity FLOAT NOT NULL,
-    share DOUBLE NOT NULL
+    share DOUBLE NOT NULL,
+    share_high DOUBLE
 );
 COMMENT ON TABLE null_similarity IS 'The null distribution of similarity: that of pairs of unrelated models, by different authors and with no dataset in common (both name some). Each row is one point of the distribution; there are no rows where there are too few pairs. Recomputed whenever the centre changes.';
 COMMENT ON COLUMN null_similarity.base IS 'Canonical id of the base.';
@@ -448,6 +459,7 @@ COMMENT ON COLUMN null_similarity.other_group IS 'Group of the other model.';
 COMMENT ON COLUMN null_similarity.pairs IS 'Number of pairs that were compared.';
 COMMENT ON COLUMN null_similarity.similarity IS 'A similarity.';
 COMMENT ON COLUMN null_similarity.share IS 'Share of pairs that are at least as similar: (1 + their number)/(1 + pairs).';
+COMMENT ON COLUMN null_similarity.share_high IS 'Upper end of the 95 % interval of share, by leaving out authors; null if there are too few authors.';
 
 CREATE TABLE internal.compressed_indexes (
     base VARCHAR NOT NULL,
@@ -742,11 +754,11 @@ COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or why the
 
 CREATE VIEW models AS
 SELECT
-    model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, verified, base_cosine,
+    model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, path, verified, base_cosine,
     coalesce(named.datasets, []) AS datasets,
-    "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, vector_group, initialisation, has_spectra, duplicate_of,
-    duplicate_group, delta_norm, delta_norm_error, relative_norm,
-    created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library,
+    "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, base_grid, vector_group, adapter_kind, initialisation, has_spectra,
+    duplicate_of, duplicate_group, delta_norm, delta_norm_error, relative_norm,
+    created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library, trigger_words,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
     fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, deleted_at_hub
 FROM fine_tunes
@@ -764,6 +776,7 @@ COMMENT ON COLUMN models."commit" IS 'Commit of the model that this row describe
 COMMENT ON COLUMN models.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
 COMMENT ON COLUMN models.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
 COMMENT ON COLUMN models.parent IS 'The model it was tuned from directly, if that is not the base.';
+COMMENT ON COLUMN models.path IS 'The models from the base (not in the list) to this one (the last), as they claim to descend, each with its relation to the one before; its length is the number of steps.';
 COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed base; null if that cannot be tested (adapters).';
 COMMENT ON COLUMN models.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
 COMMENT ON COLUMN models."read" IS 'What was read of its block matrices: full, or sample (some rows of each matrix). Norms and singular values of a sample are estimates; index deepen reads the rest.';
@@ -771,6 +784,7 @@ COMMENT ON COLUMN models.is_copy IS 'Whether all deltas are zero in all that was
 COMMENT ON COLUMN models.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), or sample (equal in all that was read, which does not prove it). Null if it is not a copy.';
 COMMENT ON COLUMN models.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN models.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
+COMMENT ON COLUMN models.base_grid IS 'What the base had been rounded to before this model was made from it, as its weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from the base as it is.';
 COMMENT ON COLUMN models.has_spectra IS 'Whether all singular values of its δW and W are stored (index build --spectra).';
 COMMENT ON COLUMN models.duplicate_of IS 'The model_id of the earlier upload that it duplicates; null if there is none.';
 COMMENT ON COLUMN models.duplicate_group IS 'The model_id of the earliest model of its group of duplicates (its own if it is the earliest); null if it has no duplicates.';
@@ -786,6 +800,7 @@ COMMENT ON COLUMN models.licence IS 'Licence given by the card.';
 COMMENT ON COLUMN models.languages IS 'Languages given by the card.';
 COMMENT ON COLUMN models.pipeline_tag IS 'Task, as shown by the Hub.';
 COMMENT ON COLUMN models.library IS 'Library tag: transformers, peft, sentence-transformers, …';
+COMMENT ON COLUMN models.trigger_words IS 'What a prompt of an image or video model must hold, by its card (instance_prompt, trigger_words).';
 COMMENT ON COLUMN models.model_type IS 'model_type of its config.json.';
 COMMENT ON COLUMN models.head_class IS 'Class of its head, e.g. RobertaForSequenceClassification.';
 COMMENT ON COLUMN models.label_count IS 'Number of labels in its config.json.';
@@ -805,6 +820,7 @@ COMMENT ON COLUMN models.id IS 'Id on the Hub (owner/name), or local:NAME for a 
 COMMENT ON COLUMN models.datasets IS 'Canonical names of its datasets, sorted; empty if it names none.';
 COMMENT ON COLUMN models.license IS 'The same as licence.';
 COMMENT ON COLUMN models.vector_group IS 'adapter or full: the group whose centre is subtracted from its vector, unless its initialisation has its own centre.';
+COMMENT ON COLUMN models.adapter_kind IS 'Method of an adapter: LoRA, DoRA, LoHa, IA3 and others, see records.adapter_kind. Null for other models.';
 COMMENT ON COLUMN models.initialisation IS 'Models with the same number have LoRA factors A that started from the same random numbers: same tool and same seed, which says nothing about their data. Null if no other model shares it.';
 
 CREATE VIEW indexes AS
@@ -1049,7 +1065,7 @@ WHERE NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL
 GROUP BY base, stack, family, layer;
 COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW and of W by depth, without copies, unrelated models, duplicates and zero deltas. Where some ranks are unknown only models with spectra are averaged, because the known ranks would be the small ones.';
 COMMENT ON COLUMN rank_by_depth.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN rank_by_depth.stack IS 'encoder or decoder; empty if the base has only one stack.';
+COMMENT ON COLUMN rank_by_depth.stack IS 'encoder, decoder, text, vision and so on; empty if the base has only one stack.';
 COMMENT ON COLUMN rank_by_depth.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN rank_by_depth.rank_50 IS 'Mean rank of δW that holds 50 % of the energy; null if unknown.';
 COMMENT ON COLUMN rank_by_depth.rank_80 IS 'Mean rank of δW that holds 80 % of the energy; null if unknown.';
@@ -1140,19 +1156,36 @@ ORDER BY rank;
 COMMENT ON MACRO TABLE nearest IS 'SELECT * FROM nearest(''owner/name''): the models most similar to one, nearest first.';
 
 CREATE MACRO background(of_base, of_representation, group_of_one, group_of_other, found) AS TABLE
-    SELECT CASE
-        WHEN count(*) = 0 OR found IS NULL THEN NULL
-        WHEN min(similarity) > found THEN 1.0
-        WHEN max(similarity) < found THEN 1.0 / (1 + min(pairs))
-        WHEN max(share) FILTER (similarity > found) IS NULL THEN min(share) FILTER (similarity <= found)
-        ELSE min(share) FILTER (similarity <= found)
-            + (max(share) FILTER (similarity > found) - min(share) FILTER (similarity <= found))
-            * (found - max(similarity) FILTER (similarity <= found))
-            / (min(similarity) FILTER (similarity > found) - max(similarity) FILTER (similarity <= found))
-    END AS share
-    FROM null_similarity
-    WHERE base = of_base AND representation = of_representation
-      AND one_group = least(group_of_one, group_of_other) AND other_group = greatest(group_of_one, group_of_other);
-COMMENT ON MACRO TABLE background IS 'SELECT share FROM background(base, representation, group, other group, similarity): the share of pairs of unrelated models that are at least as similar; null if too few pairs are known.';
+    WITH points AS (
+        SELECT similarity, share, share_high, pairs,
+            lag(similarity) OVER (ORDER BY similarity) AS lower, lag(share) OVER (ORDER BY similarity) AS lower_share,
+            lag(share_high) OVER (ORDER BY similarity) AS lower_high
+        FROM null_similarity
+        WHERE base = of_base AND representation = of_representation
+          AND one_group = least(group_of_one, group_of_other) AND other_group = greatest(group_of_one, group_of_other)
+    )
+    SELECT
+        CASE
+            WHEN count(*) = 0 OR found IS NULL THEN NULL
+            WHEN min(similarity) > found THEN 1.0
+            WHEN max(similarity) < found THEN 1.0 / (1 + min(pairs))
+            ELSE max(CASE
+                WHEN similarity = found THEN share
+                WHEN lower < found AND similarity > found
+                THEN share + (lower_share - share) * (similarity - found) / (similarity - lower)
+            END)
+        END AS share,
+        CASE
+            WHEN count(share_high) = 0 OR found IS NULL THEN NULL
+            WHEN min(similarity) > found THEN 1.0
+            WHEN max(similarity) < found THEN min(share_high)
+            ELSE max(CASE
+                WHEN similarity = found THEN share_high
+                WHEN lower < found AND similarity > found
+                THEN share_high + (lower_high - share_high) * (similarity - found) / (similarity - lower)
+            END)
+        END AS share_high
+    FROM points;
+COMMENT ON MACRO TABLE background IS 'SELECT share, share_high FROM background(base, representation, group, other group, similarity): the share of pairs of unrelated models that are at least as similar, and the upper end of its 95 % interval; null if too few pairs, or authors, are known.';
 
 COMMIT;

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from indexer.builds.commands import add, build, publish_records, work
     from indexer.builds.deepen import deepen
     from indexer.builds.removal import remove
-    from indexer.library import merge, profile, pull, push, rebuild, represent, status, verify
+    from indexer.library import doctor, merge, profile, pull, push, rebuild, represent, status, verify
 
 __all__ = [
-    "__version__", "add", "build", "deepen", "merge", "profile", "publish_records", "pull", "push", "rebuild", "remove",
-    "represent", "status", "verify", "work",
+    "__version__", "add", "build", "deepen", "doctor", "merge", "profile", "publish_records", "pull", "push", "rebuild",
+    "remove", "represent", "status", "verify", "work",
 ]  # fmt: skip
 
 _HOMES = dict.fromkeys(("add", "build", "publish_records", "work"), "builds.commands") | {

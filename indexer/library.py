@@ -15,6 +15,7 @@ from indexer.builds.report import Progress, Watcher
 from indexer.errors import require
 
 if TYPE_CHECKING:
+    from indexer.builds.doctor import Diagnosis
     from indexer.builds.profiling import ProfileArguments
     from indexer.builds.report import ProfileReport
     from indexer.publish.verification import Disagreement
@@ -52,6 +53,17 @@ def profile(
     canonical, named = base_and_models(folder, base, [models] if isinstance(models, str) else models)
     with folder.locked("index profile"):
         return profile_base(folder, canonical, named, chosen)
+
+
+def doctor(base: str | None = None, model: str | None = None) -> Diagnosis:
+    """Try the Hub in about a dozen requests, and say what of it works: `index doctor`.
+
+    ``base``: a model with fine-tunes; ``model``: one with a small safetensors file; both are well-known public models
+    by default. ``Diagnosis.ok`` says whether a build can work. Raises AtlasError for a name that is not one.
+    """
+    from indexer.builds.doctor import BASE, MODEL, diagnose
+
+    return diagnose(base or BASE, model or MODEL)
 
 
 def status(atlas: str | Path = "atlas") -> dict[str, Any]:

@@ -14,20 +14,39 @@ from urllib.parse import unquote, urlsplit
 from indexer.errors import AtlasError, Skipped, without_user
 
 SORTS = ("downloads", "created", "likes")
-DISCOVERIES = ("tags", "names")
+DISCOVERIES = ("tags", "names", "weights")
 EXECUTORS = ("local", "dask")
 READS = ("sample", "full")
 
 # Connections to one host at a time: the Hub's edge is reported to throttle more.
 CONNECTIONS = 8
 RELATIONS = ("finetune", "adapter", "merge", "quantized")
+# Those that a crawl lists unless others are asked for: the weights of a quantised copy cannot be compared.
+DEFAULT_RELATIONS = ("finetune", "adapter", "merge")
 
-# The order of families wherever they are listed or concatenated.
+# Bounds of a crawl unless others are given: models asked for their children, and steps from the base. Without a token
+# the Hub answers 500 questions in five minutes.
+MOST_QUESTIONS = 500
+MOST_STEPS = 5
+
+# The order of families wherever they are listed or concatenated; docs/families.md says what they are.
 FAMILIES = (
+    "query_a",
     "query",
+    "key_value_a",
     "key",
     "value",
+    "output_gate",
     "output",
+    "ssm_gate",
+    "ssm_input",
+    "ssm_b",
+    "ssm_c",
+    "ssm_output",
+    "conv_b",
+    "conv_c",
+    "conv_input",
+    "conv_output",
     "cross_query",
     "cross_key",
     "cross_value",
@@ -35,7 +54,17 @@ FAMILIES = (
     "gate",
     "feedforward1",
     "feedforward2",
+    "expert_gate",
+    "expert_feedforward1",
+    "expert_feedforward2",
 )
+
+# The order of stacks: of text and speech models; of a U-Net; of transformers with streams for images and for texts; of
+# models with towers side by side; of robot policies; of images in stages.
+STACKS = (
+    "", "encoder", "decoder", "down", "mid", "up", "image", "text", "single", "vision", "multimodal", "expert",
+    "stage1", "stage2", "stage3", "stage4",
+)  # fmt: skip
 
 # What is measured of each layer of a model: the columns of depth profiles, on disk, in the database and in answers.
 # Of each there may be an error; NULL if it was not asked for or says nothing.
@@ -75,13 +104,21 @@ _NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog")
 
 
 def family_key(stack: str, family: str) -> str:
-    """``query`` for a model of one stack (""), ``encoder.query`` for one of two."""
+    """``query`` for a model of one stack (""), ``encoder.query`` for one of several."""
     return f"{stack}.{family}" if stack else family
+
+
+def family_order(stack: str, family: str) -> tuple[int, int]:
+    """Sorts by STACKS, then by FAMILIES; names that this version does not know come last."""
+    return (
+        STACKS.index(stack) if stack in STACKS else len(STACKS),
+        FAMILIES.index(family) if family in FAMILIES else len(FAMILIES),
+    )
 
 
 @dataclass(frozen=True)
 class DeltaKey:
-    """Names one weight change: ``stack`` is "" in a model of one stack, else "encoder" or "decoder"."""
+    """Names one weight change: ``stack`` is "" in a model of one stack, else one of STACKS."""
 
     stack: str
     layer: int
@@ -94,13 +131,13 @@ class DeltaKey:
 
     @property
     def layer_key(self) -> str:
-        """The layer, with its stack where there are two."""
+        """The layer, with its stack where there are several."""
         return f"{self.stack}.{self.layer}" if self.stack else str(self.layer)
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
-        """Encoder before decoder, then by depth, then in the order of FAMILIES."""
-        return (self.stack == "decoder", self.layer, FAMILIES.index(self.family))
+        """In the order of STACKS, then by depth, then in the order of FAMILIES."""
+        return (STACKS.index(self.stack), self.layer, FAMILIES.index(self.family))
 
     def __str__(self) -> str:
         return f"{self.stack}.{self.layer}.{self.family}" if self.stack else f"{self.layer}.{self.family}"
@@ -110,7 +147,7 @@ class DeltaKey:
     def parse(text: str) -> DeltaKey:
         """The inverse of ``str``. Raises ValueError on anything else."""
         *stack, layer, family = text.split(".")
-        if len(stack) > 1 or family not in FAMILIES:
+        if len(stack) > 1 or family not in FAMILIES or (stack and stack[0] not in STACKS):
             raise ValueError(f"{text!r} is not the name of a delta")
         return DeltaKey(stack[0] if stack else "", int(layer), family)
 

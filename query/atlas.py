@@ -198,21 +198,24 @@ class Atlas(AtlasReader):
         seed: int = 0,
         kin: bool = True,
         confusions: bool = False,
+        within: Sequence[str] = (),
     ) -> PurityResult:
         """Whether models tuned on the same dataset are close to each other; see :func:`query.purity.study.purity`.
 
         Purity, chance and intervals are shares from 0 to 1. ``k``: the number of neighbours; by default as many as
         share a dataset with the model. ``draws``: permutations for p. ``kin``: whether models of the same family tree
         count, which are close whatever they were tuned on. ``confusions``: also compute which datasets are mistaken
-        for which. Raises AtlasError if the base or representation is unknown, or the atlas has no lineage for
-        ``kin=False``; ValueError on k < 1 or draws < 1.
+        for which. ``within``: also the chance level if only models of the same head, language, author or length (of
+        the longest input, see ``trace``) exchange labels. Raises AtlasError if the base or representation is unknown,
+        or the atlas has no lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
         """
         from query.population import family_trees, notes_on_sampled, read_population
-        from query.purity.study import purity
+        from query.purity.study import purity, strata_of
 
         population = read_population(self, base, representation, documented=True)
         trees = None if kin else family_trees(self, population)
-        found = purity(population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions)
+        strata = strata_of(self, population, within)
+        found = purity(population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata)
         return replace(found, on_sampled=notes_on_sampled(self, population))
 
     def clusters(

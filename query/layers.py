@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.database.deepening import deepening
-from indexer.names import DeltaKey, family_key
+from indexer.names import DeltaKey, family_key, family_order
 from query.figures import THEMES, label, model_label, styled_grid
 from query.lookup import ResolvedModel, resolve_model, unrelated_notes
 from query.results import Drawn, ThemeName
@@ -103,7 +103,14 @@ class Layers(Drawn):
     @property
     def families(self) -> list[Part]:
         """By family: ``query``, or ``encoder.query``."""
-        return _parts(self.deltas, lambda one: family_key(one.stack, one.family))
+        # Layers may have different families, so the order of the layers is not that of families.
+        ordered = sorted(self.deltas, key=lambda one: family_order(one.stack, one.family))
+        return _parts(ordered, lambda one: family_key(one.stack, one.family))
+
+    def _families_of(self, stack: str) -> list[str]:
+        return sorted(
+            {one.family for one in self.deltas if one.stack == stack}, key=lambda family: family_order(stack, family)
+        )
 
     @property
     def headline(self) -> str:
@@ -142,8 +149,10 @@ class Layers(Drawn):
     def table(self, *, details: bool = False, of: str = "relative_norm") -> list[dict[str, Any]]:
         """A row for each layer, a column for each family: one of MEASURES."""
         rows: dict[tuple[str, int], dict[str, Any]] = {}
+        columns = {stack: self._families_of(stack) for stack in {one.stack for one in self.deltas}}
         for one in self.deltas:
             start: dict[str, Any] = {"stack": one.stack, "layer": one.layer} if one.stack else {"layer": one.layer}
+            start |= dict.fromkeys(columns[one.stack])
             rows.setdefault((one.stack, one.layer), start)[one.family] = getattr(one, of)
         return list(rows.values())
 
@@ -154,7 +163,7 @@ class Layers(Drawn):
 
         colours = THEMES[theme]
         stacks = list(dict.fromkeys(one.stack for one in self.deltas))
-        widest = max(len({one.family for one in self.deltas if one.stack == stack}) for stack in stacks)
+        widest = max(len(self._families_of(stack)) for stack in stacks)
         deepest = max(one.layer for one in self.deltas) + 1
         size = (max(CELL[0] * widest, 3.0) * len(stacks) + 1.2, max(CELL[1] * deepest, 0.8) + 1.3)
         figure, axes = styled_grid(*size, 1, len(stacks), theme, ax)
@@ -165,7 +174,7 @@ class Layers(Drawn):
         panels = list(np.reshape(axes, -1))
         for stack, panel in zip(stacks, panels, strict=True):
             deltas = [(one, value) for one, value in zip(self.deltas, values, strict=True) if one.stack == stack]
-            families = list(dict.fromkeys(one.family for one, _ in deltas))
+            families = self._families_of(stack)
             cells = np.full((max(one.layer for one, _ in deltas) + 1, len(families)), np.nan)
             for one, value in deltas:
                 cells[one.layer, families.index(one.family)] = value

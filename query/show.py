@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
-from indexer.names import ModelRef
+from indexer.names import ModelRef, family_order
 from query.lineage.stored import stored_lineage
 from query.lookup import base_in_hint, indexed_model, model_of_folder, unknown_model, unrelated_notes
 from query.results import Result
@@ -24,8 +24,9 @@ _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six f
 
 # The facts that are shown without ``details``, in this order.
 _FACTS = (
-    "page", "base", "relation", "parent", "author", "datasets", "probably", "made_from", "created", "downloads",
-    "likes", "licence", "pipeline_tag", "label_names", "read", "relative_norm", "trace", "flags", "reason", "detail",
+    "page", "base", "relation", "adapter_kind", "parent", "path", "author", "datasets", "probably", "made_from",
+    "created", "downloads", "likes", "licence", "pipeline_tag", "trigger_words", "label_names", "read", "relative_norm",
+    "trace", "flags", "reason", "detail",
 )  # fmt: skip
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
 _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")
@@ -82,6 +83,8 @@ class ShownModel(Result, Mapping[str, Any]):
         flags = [words for name, words in _FLAGS.items() if self.facts.get(name)]
         if self.facts.get("copy_evidence") == SAMPLE:
             flags = [LIKE_THE_BASE if words == COPY else words for words in flags]
+        if grid := self.facts.get("base_grid"):
+            flags.append(f"made from the base in 4 bits ({grid}), whose rounding is not counted as change")
         if self.facts.get("duplicate_of"):
             flags.append(f"duplicate of {self['duplicate_of']}")
         made_from = [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in self["lineage"]]
@@ -101,6 +104,10 @@ class ShownModel(Result, Mapping[str, Any]):
             "made_from": made_from,
             "flags": flags,
         }
+        steps = self.facts.get("path") or []
+        known["path"] = " → ".join([self["base"], *(f"{one['model']} ({one['relation']})" for one in steps)])
+        if len(steps) < 2:
+            del known["path"]
         known["relative_norm"] = estimate or known.get("relative_norm")
         facts = {name: known[name] for name in _FACTS if known.get(name) not in (None, "", [])}
         if facts.get("parent") == self["base"]:
@@ -170,9 +177,10 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         "SELECT stack, family, count(*) AS layers, avg(relative_norm) AS relative_norm, "
         "avg(energy) FILTER (rows_read IS NULL) AS energy, "
         "count(*) FILTER (norm = 0) AS untouched, avg(rank_50) AS rank_50, avg(rank_90) AS rank_90 "
-        "FROM deltas WHERE model_id = ? GROUP BY stack, family ORDER BY stack DESC, min(rowid)",
+        "FROM deltas WHERE model_id = ? GROUP BY stack, family",
         [model_id],
     )
+    shown["families"].sort(key=lambda row: family_order(row["stack"], row["family"]))
     shown["neighbours"] = atlas.rows(
         "SELECT rank, model, similarity, author, datasets FROM neighbours "
         "JOIN models ON models.model_id = neighbour_id "
@@ -193,6 +201,8 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         shown["rows_read"] = rows_in_words(row["rows_read"] for row in rows)
         if shown["copy_evidence"] != CHECKSUM:
             notes.append(f"Its norms are estimates. {deepening(atlas, shown['base'], [shown['model']])}")
+    if shown.get("passed_over"):
+        notes.append(f"Parts of the adapter were not read: {'; '.join(shown['passed_over'])}.")
     if others:
         count = f"{others:,} others" if others > 1 else "another"
         notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from query.sql import Condition
 
 REASONS_SHOWN = 3  # families, and layers, of each model in a table
-_FIRST = ("rank", "model", "similarity", "background", "background_pairs", "background_floor")
+_FIRST = (
+    "rank", "model", "similarity", "background", "background_high", "background_pairs", "background_floor",
+    "expected_by_chance",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,11 @@ class Neighbour:
     ``similarity``: the mean cosine of the ``matrices`` blocks that both changed; the cosine of the vectors for a
     representation without blocks. ``background``: the share of pairs of unrelated models (other author, no dataset in
     common) that are at least as similar, out of ``background_pairs``; None if too few are known. It is at least
-    ``background_floor``, which means "none of them". ``is_shrunk``: they share so few matrices that the similarity was
-    shrunk towards zero. ``because``, only if asked for: what each of the ``families``, and each of the ``layers``, adds
-    to the similarity; either sums to it.
+    ``background_floor``, which means "none of them". ``background_high``: the upper end of its 95 % interval; None with
+    too few authors. ``expected_by_chance``: the background times the number of models searched, which is how many would
+    be as similar if all of them were unrelated (its E-value). ``is_shrunk``: they share so few matrices that
+    the similarity was shrunk towards zero. ``because``, only if asked for: what each of the ``families``, and each of
+    the ``layers``, adds to the similarity; either sums to it.
     """
 
     rank: int
@@ -44,7 +49,9 @@ class Neighbour:
     relation: str
     datasets: list[str]
     background: float | None = None
+    background_high: float | None = None
     background_pairs: int | None = None
+    expected_by_chance: float | None = None
     matrices: int | None = None
     is_shrunk: bool = False
     because: dict[str, dict[str, float]] | None = field(default=None, compare=False)
@@ -68,7 +75,7 @@ class SimilarModels(Rows[Neighbour]):
     """The models most similar to ``model``, nearest first: a list of :class:`Neighbour` that can also be displayed."""
 
     COLUMNS = (*_FIRST, "author", "relation", "datasets", "matrices")
-    OPTIONAL_COLUMNS = ("author", "relation", "layers", "families", "rank", "datasets")
+    OPTIONAL_COLUMNS = ("expected_by_chance", "author", "relation", "layers", "families", "rank", "datasets")
     SHOW_HEADLINE = True
 
     model: str
@@ -102,7 +109,9 @@ class SimilarModels(Rows[Neighbour]):
         for one in self.items:
             row = one.as_row()
             row["background"] = rarity(row["background"], row.pop("background_pairs"))
-            del row["background_floor"]
+            del row["background_floor"], row["background_high"]
+            if not details:
+                del row["expected_by_chance"]
             if not one.is_shrunk:
                 del row["matrices"]
             because = row.pop("because", None)
@@ -175,7 +184,7 @@ def similar(
 def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, representation: str) -> list[Neighbour]:
     """The ``k`` ≤ 50 nearest, from the database alone: neither FAISS nor the vectors are opened."""
     published = atlas.rows(
-        "SELECT blocks, per_delta FROM representations WHERE base = ? AND representation = ?",
+        "SELECT blocks, per_delta, vectors FROM representations WHERE base = ? AND representation = ?",
         [asked.base, representation],
     )
     if not published:
@@ -201,7 +210,8 @@ def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, represen
     }
     every = "1" * blocks  # the masks list only vectors that left a block unchanged
     mine = masks.get(asked.model_id, every)
-    known = _known(atlas, asked, [(row["neighbour_id"], row["similarity"]) for row in rows], representation)
+    near = [(row["neighbour_id"], row["similarity"]) for row in rows]
+    known = _known(atlas, asked, near, representation, published[0]["vectors"] - 1)
     found = []
     for row in rows:
         model_id = row.pop("neighbour_id")
@@ -244,7 +254,8 @@ def _search(
     shared = index.shared(vector, ids) if atlas.published(asked.base, representation).per_delta else None
     few = fewest_shared(index.masks.blocks)
     reasons = _contributions(atlas, asked.base, vector, ids, representation) if explain else {}
-    known = _known(atlas, asked, found, representation)
+    searched = len(np.intersect1d(index.ids, allowed, assume_unique=True))  # copies have no vector
+    known = _known(atlas, asked, found, representation, searched)
     return [
         Neighbour(
             rank=rank,
@@ -259,13 +270,17 @@ def _search(
 
 
 def _known(
-    atlas: AtlasReader, asked: ResolvedModel, near: list[tuple[int, float]], representation: str
+    atlas: AtlasReader, asked: ResolvedModel, near: list[tuple[int, float]], representation: str, searched: int
 ) -> dict[int, dict[str, Any]]:
-    """What the database says of models and of their similarity to the one asked about, by id."""
+    """What the database says of models and of their similarity to the one asked about, by id.
+
+    ``searched``: how many models were compared with it.
+    """
     # Not from the view ``models``, which would gather the datasets of all models: at 100,000 that takes twice as long.
     rows = atlas.rows(
         "SELECT model_id, model, author, relation, coalesce(datasets, []) AS datasets, "
-        "(SELECT share FROM background(fine_tunes.base, $1, vector_group, $2, found.similarity)) AS background, "
+        "(SELECT {'share': share, 'high': share_high} FROM "
+        "background(fine_tunes.base, $1, vector_group, $2, found.similarity)) AS unrelated, "
         "(SELECT any_value(pairs) FROM null_similarity WHERE base = fine_tunes.base AND representation = $1 "
         "AND one_group = least(vector_group, $2) AND other_group = greatest(vector_group, $2)) AS background_pairs "
         "FROM (SELECT unnest($3::INTEGER[]) AS model_id, unnest($4::FLOAT[]) AS similarity) AS found "
@@ -275,6 +290,10 @@ def _known(
         ") AS named USING (model_id) WHERE status = 'indexed'",
         [representation, asked.group, [one for one, _ in near], [similarity for _, similarity in near]],
     )
+    for row in rows:
+        share, high = row.pop("unrelated").values()
+        row |= {"background": share, "background_high": high}
+        row["expected_by_chance"] = None if share is None else share * searched
     return {row.pop("model_id"): row for row in rows}
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -30,6 +30,7 @@ LONGEST_TEXT = 100_000  # characters; the rest of a longer text is left out
 MOST_COLUMN = 2 << 30  # bytes of a row group of a Parquet column, once decompressed
 SILENCE_SECONDS = 600.0
 USUAL_FIELD = "text"
+GIVEN = "these texts"  # the name of texts that are not in a file
 
 _JSON, _CSV = (".jsonl", ".ndjson", ".json"), {".csv": ",", ".tsv": "\t"}
 _KNOWN = {**dict.fromkeys(_JSON, "json"), **dict.fromkeys(_CSV, "csv"), ".parquet": "parquet",
@@ -47,6 +48,7 @@ _OTHERS = {
     b"ARROW1": "an Arrow file",
 }
 _ADVICE = "Give text in UTF-8: lines, .jsonl, .csv, .tsv or .parquet."
+_CONVERT = {"UTF-16 text": "Convert it: iconv -f UTF-16 -t UTF-8"}
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,16 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     if kept.cut:
         notes.append(f"of {kept.cut:,} long texts of {name} the first {LONGEST_TEXT:,} characters were used")
     return Texts(name, tuple(texts), kept.count, tuple(notes))
+
+
+def given_texts(texts: Sequence[str], *, most: int | None = MOST_TEXTS) -> Texts:
+    """Texts that are not in a file, cut and thinned out like those of a file. Raises AtlasError if all are empty."""
+    kept = _EvenlySpaced(most)
+    for text in texts:
+        kept.add(text)
+    if not kept.count:
+        raise AtlasError("There is no text.", "Give some dozen texts.")
+    return Texts(GIVEN, tuple(kept.texts()), kept.count)
 
 
 def read_stdin(most: int, seconds: float = SILENCE_SECONDS) -> bytes:
@@ -184,7 +196,7 @@ def _start_of(file: IO[bytes], name: str) -> bytes:
     file.seek(0)
     for magic, what in _OTHERS.items():
         if start.startswith(magic):
-            raise AtlasError(f"{name} is {what}.", _ADVICE)
+            raise AtlasError(f"{name} is {what}.", _CONVERT.get(what, _ADVICE))
     if b"\0" in start and not start.startswith(b"PAR1"):
         raise AtlasError(f"{name} is not text.", _ADVICE)
     return start

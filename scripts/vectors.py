@@ -43,8 +43,9 @@ TEXTS = (("docs/numeric-docstrings", "docs/numeric-kinds"), ("errors/exception-t
 TASK_DRAWS = 1000
 TASK_HEAD = (
     "| base, text | models | chance | version 2 | not centred | without the text's mean | … last half of the layers | "
-    "… feedforward | … value | p, models | p, sweeps |\n" + "|---" * 11 + "|"
+    "… feedforward | … value | output side, last half, value and output | p, models | p, sweeps |\n" + "|---" * 12 + "|"
 )
+TRACE_HEAD = "| base, text | models | same text among the nearest by vocabulary | chance |\n" + "|---" * 4 + "|"
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Atlas(options.atlas) as atlas:
             bases = [atlas.base_named(base) for base in options.bases or atlas.bases()]
             if options.tasks:
+                pairs = list(itertools.product(bases, TEXTS))
                 print(TASK_HEAD)
-                for base, tasks in itertools.product(bases, TEXTS):
+                for base, tasks in pairs:
                     text = read_text(atlas, base, tasks)
                     if text is not None:
                         print(table_row(base, tasks, text), flush=True)
+                print(f"\n{TRACE_HEAD}")
+                for base, tasks in pairs:
+                    print(trace_row(atlas, base, tasks), flush=True)
             else:
                 for base in bases:
                     print_table(atlas, base)
@@ -228,11 +233,12 @@ def decimal(number: float | None) -> str:
 class Text:
     """The distinct models of one text: (n, matrices, length) blocks of unit norm or zero, and the task of each.
 
-    ``published``: the same blocks less the centre of their group.
+    ``published``: the same blocks less the centre of their group. ``outputs``: blocks of u uᵀ instead of v vᵀ.
     """
 
     published: Doubles
     blocks: Doubles
+    outputs: Doubles
     tasks: NDArray[np.intp]
     authors: list[str]
     layers: NDArray[np.intp]
@@ -258,12 +264,16 @@ def read_text(atlas: Atlas, base: str, tasks: Sequence[str]) -> Text | None:
     rows = [row for row, names in enumerate(family.population.datasets) if len(names) == 1 and names <= set(tasks)]
     if len({min(family.population.datasets[row]) for row in rows}) < len(tasks):
         return None
-    make = representation_named("input").of
-    raw = np.stack([make(family.records[row]) for row in rows]).astype(np.float64)
+
+    def blocks(name: str) -> Doubles:
+        raw = np.stack([representation_named(name).of(family.records[row]) for row in rows]).astype(np.float64)
+        return _unit(raw.reshape(len(rows), family.matrices, -1))
+
     keys = [delta.key for delta in family.records[0].deltas]
     return Text(
         published=family.population.vectors[rows].astype(np.float64).reshape(len(rows), family.matrices, -1),
-        blocks=_unit(raw.reshape(len(rows), family.matrices, -1)),
+        blocks=blocks("input"),
+        outputs=blocks("output"),
         tasks=np.array([tasks.index(next(iter(family.population.datasets[row]))) for row in rows]),
         authors=[family.population.authors[row] for row in rows],
         layers=np.array([int(re.search(r"\d+", str(key)).group()) for key in keys]),  # type: ignore[union-attr]
@@ -277,11 +287,26 @@ def table_row(base: str, tasks: Sequence[str], text: Text) -> str:
     late = text.layers > text.layers.max() / 2
     forward, value = (np.array([name in key for key in text.families]) for name in ("feedforward", "value"))
     without = [without_mean(text.blocks[:, chosen]) for chosen in (everything, late, forward, value)]
+    # The task is in the late value and output matrices, if anywhere but in the head.
+    last = late & np.array([key.split(".")[-1] in ("value", "output") for key in text.families])
+    without.append(without_mean(text.outputs[:, last]))
     found = [shared(text, blocks) for blocks in (text.published, text.blocks, *without)]
     sizes = " + ".join(map(str, np.bincount(text.tasks, minlength=2).tolist()))
     numbers = " | ".join(f"{one.share:.2f}" for one in found)
     ends = f"{found[2].p_models:.3f} | {found[2].p_sweeps:.3f}"
     return f"| {base.split('/')[-1]}, {tasks[0].split('/')[0]} | {sizes} | {found[0].chance:.2f} | {numbers} | {ends} |"
+
+
+def trace_row(atlas: Atlas, base: str, tasks: Sequence[str]) -> str:
+    """Whether the models nearest by vocabulary have the same text, whatever their task."""
+    population = distinct(read_population(atlas, base, "vocabulary"))
+    is_ours = np.array([bool(names & set(tasks)) for names in population.datasets])
+    labelled = np.flatnonzero([bool(names) for names in population.datasets])
+    labels = [["text"] if is_ours[row] else [f"other {row}"] for row in range(len(is_ours))]
+    rows = [row for row in labelled.tolist() if is_ours[row]]
+    found = matches_of_nearest(population.vectors, population.blocks, labels, rows, labelled.tolist())
+    shares, chances = np.mean(found, axis=0)
+    return f"| {base.split('/')[-1]}, {tasks[0].split('/')[0]} | {len(rows)} | {shares:.2f} | {chances:.2f} |"
 
 
 def without_mean(blocks: Doubles) -> Doubles:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,27 @@ TRAINING: list[subprocess.Popen[bytes]] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """A run of all tests in several processes: what they need trained is made while the first of them run."""
+    """A run of all tests in several processes: what the slow ones need is trained while the first of them run."""
     is_whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_whole and "PYTEST_XDIST_WORKER" not in os.environ and getattr(session.config.option, "numprocesses", None):
-        words = [] if "not slow" in session.config.option.markexpr else ["--forest"]  # slow tests alone ask for it
+        if not _is_compiled():  # else each of the processes compiles every library that it imports
+            words = ["--collect-only", "-qq", "-p", "no:cacheprovider"]
+            subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
         FORKER.begin()
-        command = [sys.executable, "-m", "tests.training", *words]
-        TRAINING.append(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
+        if "not slow" not in session.config.option.markexpr:
+            TRAINING.append(
+                subprocess.Popen([sys.executable, "-m", "tests.training"], cwd=ROOT, start_new_session=True)
+            )
+
+
+def _is_compiled() -> bool:
+    """Whether an earlier run has compiled the tests and, in this environment, the libraries."""
+    test = Path(__file__).with_name("test_package.py")
+    library = find_spec("transformers")
+    assert library is not None
+    assert library.origin is not None
+    rewritten = cache_from_source(str(test)).removesuffix(".pyc") + f"-pytest-{pytest.__version__}.pyc"
+    return Path(rewritten).exists() and Path(cache_from_source(library.origin)).exists()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -164,6 +179,15 @@ class Shell:
 def family() -> Path:
     """A small family of real fine-tunes, trained once and kept in .demo/."""
     return small_family()
+
+
+@pytest.fixture(scope="session")
+def mini_family(tmp_path_factory) -> Path:
+    """A family of few models, hardly trained, made once in a run; tests must not change it."""
+    from scripts.family import make_family
+    from tests.once import made_once
+
+    return made_once(tmp_path_factory, "family-mini", lambda folder: make_family(folder, "mini"))
 
 
 @pytest.fixture(scope="session")

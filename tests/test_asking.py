@@ -114,7 +114,7 @@ def test_a_similarity_above_all_unrelated_pairs_has_no_share(atlas, capsys):
     with duckdb.connect(str(atlas.database)) as connection:
         connection.execute("DELETE FROM null_similarity")
         connection.executemany(
-            "INSERT INTO null_similarity VALUES ('org/tiny-base', 'input', 'full', 'full', 999, ?, ?)",
+            "INSERT INTO null_similarity VALUES ('org/tiny-base', 'input', 'full', 'full', 999, ?, ?, NULL)",
             [[-0.2, 0.002], [-0.5, 0.5], [-1.0, 1.0]],
         )
 

@@ -299,6 +299,7 @@ def test_the_base_is_not_added_to_its_own_models(shell):
     assert f"{BASE} is the base itself" in ran.err
 
 
+@pytest.mark.slow
 def test_local_folders_are_added_and_asked_about(shell):
     build(shell)
     copy = shell.folder / "mine"

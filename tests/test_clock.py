@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.errors import Failed
+from indexer.builds.plan import plan
+from indexer.errors import Failed, Skipped
+from indexer.listing.listing import ListedModel
+from indexer.names import ModelRef
 from indexer.network.rate_limit import RateLimiter, requested_wait
 from indexer.records import store as records
-from indexer.records.identity import Identity, Spec
-from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, FailureRecord, RecordStore
+from indexer.records.identity import SVD_METHOD, Identity, Spec, Unit
+from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, READER, FailureRecord, RecordStore
 from indexer.storage.atomic_files import LEFT_SECONDS, remove_leftovers, temporary_path
 
 IDENTITY = Identity("a/b", "c" * 40, "org/base", "d" * 40, "finetune", Spec())
@@ -97,3 +101,26 @@ def test_processes_do_not_wait_for_a_clock_that_was_set_back(tmp_path, monkeypat
     turn = RateLimiter(path).take_turn("api", 3600)
     assert turn is not None
     assert turn <= 5
+
+
+def test_what_an_earlier_version_skipped_is_tried_once_more(tmp_path, monkeypatch):
+    """A version that reads more kinds of models has a larger READER."""
+    store = RecordStore(AtlasFolder(tmp_path / "atlas"))
+    template = Unit(ModelRef("org/base"), "", "org/base", "b" * 40, "finetune", Spec(svd=SVD_METHOD))
+    now = datetime.now(UTC)
+    row = {"id": "a/b", "sha": "c" * 40, "siblings": [], "config": {}}
+    listed = [ListedModel("a/b", row, "finetune", "tag", "org/base", now, now)]
+
+    def is_planned() -> bool:
+        (one,) = plan(listed, listed, store, template, retry_failed=False)
+        return one.unit is not None
+
+    assert is_planned()
+    identity = replace(template, model=ModelRef("a/b"), commit="c" * 40).identity
+    store.write_failure(identity, Skipped("adapter_unsupported", "it uses DoRA"))
+    assert not is_planned()
+    monkeypatch.setattr("indexer.builds.plan.READER", READER + 1)
+    assert is_planned()
+    monkeypatch.setattr(records, "READER", READER + 1)
+    store.write_failure(identity, Skipped("adapter_unsupported", "still"))
+    assert not is_planned()

@@ -9,6 +9,8 @@ import pytest
 
 from tests.conftest import BASE
 
+pytestmark = pytest.mark.slow  # the family is trained
+
 
 def rows(built, statement, *parameters):
     with duckdb.connect(str(built.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
@@ -91,8 +93,10 @@ def test_similar_prints_every_format(built, form):
                 "model",
                 "similarity",
                 "background",
+                "background_high",
                 "background_pairs",
                 "background_floor",
+                "expected_by_chance",
                 "author",
                 "relation",
                 "datasets",

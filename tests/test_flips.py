@@ -53,8 +53,8 @@ def found(atlas, kind, count):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_twenty_flips_of_every_kind_of_file_are_found(atlas, kind):
-    assert found(atlas, kind, 20) == []
+def test_flips_of_every_kind_of_file_are_found(atlas, kind):
+    assert found(atlas, kind, 8) == []
     assert verify(atlas) == []
 
 

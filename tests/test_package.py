@@ -109,8 +109,8 @@ def test_every_import_is_declared_where_it_is_used():
 
 @pytest.mark.parametrize(
     "command",
-    a_few(["query similar ann/glue-0 --other-authors --explain", "query purity", "index rebuild", "query similar ann/glue-0",
-           "query show ann/glue-0", "query layers ann/glue-0", "query sql 'FROM models'", "index status", "index verify"], 3),
+    a_few(["query similar ann/glue-0 --other-authors --explain", "index rebuild", "query purity",
+           "query show ann/glue-0", "query layers ann/glue-0", "query sql 'FROM models'", "index status", "index verify"], 1),
 )  # fmt: skip
 def test_an_atlas_is_queried_and_kept_without_torch(atlas, command):
     done = without_torch(command, atlas.root)
@@ -217,6 +217,7 @@ def run_installed(program: Path, *words: str, cwd: Path, **more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_wheel_and_what_it_declares_are_enough_to_ask_an_atlas(installed, atlas, tmp_path):
     commands = installed()
     code = "import indexer, query; print(indexer.__file__, query.__file__)"

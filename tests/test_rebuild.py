@@ -224,6 +224,7 @@ def test_without_records_it_is_refused_and_names_the_models_that_would_be_lost(a
     assert rows(atlas, "SELECT status, count(*) FROM fine_tunes GROUP BY 1") == [("listed", 9)]
 
 
+@pytest.mark.slow
 def test_half_of_the_records_gone_is_refused_too(atlas):
     kept = sorted(atlas.records.glob("*/*.safetensors"))
     for path in kept[::2]:

@@ -1,7 +1,6 @@
-"""The models that tests use, really trained, once, and kept in .demo/.
+"""The models that slow tests use, really trained, once, and kept in .demo/.
 
-Run as a module it makes them, with ``--forest`` the forest, too, so that they are there when the first test asks: the
-tests that need none go on meanwhile.
+Run as a module it makes them all, so that they are there when the first test asks: other tests run meanwhile.
 """
 
 from __future__ import annotations
@@ -47,5 +46,4 @@ def small_forest() -> Path:
 
 if __name__ == "__main__":
     small_family()
-    if "--forest" in sys.argv[1:]:
-        small_forest()
+    small_forest()

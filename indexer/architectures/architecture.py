@@ -10,8 +10,9 @@ from __future__ import annotations
 import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ __all__ = [
     "known_model_types",
     "load_architecture",
 ]
+
+# How names begin whose dots are underscores (sd-scripts, networks/lora*.py: LORA_PREFIX_UNET; LyCORIS).
+_FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
 
 _FOLDER = Path(__file__).parent
 
@@ -53,6 +57,7 @@ class Architecture:
     counts: Mapping[str, tuple[str, ...]]
     switches: Mapping[str, bool]
     stacks: tuple[Stack, ...]
+    other_prefixes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Architecture:
@@ -67,6 +72,7 @@ class Architecture:
             counts={name: tuple(keys) for name, keys in data.get("counts", {}).items()},
             switches=data.get("switches", {}),
             stacks=tuple(Stack.read(stack) for stack in data["stack"]),
+            other_prefixes=data.get("other_prefixes", {}),
         )
 
     def locate(self, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Layout:
@@ -77,7 +83,7 @@ class Architecture:
         one file without a way to decide).
         """
         settings = Settings(config, self.counts, self.switches)
-        places = self._by_prefix(name.removesuffix(".weight") for name in shapes if name.endswith(".weight"))
+        places = self._by_prefix({name: name.removesuffix(".weight") for name in shapes}, of_tensors=True)
         prefix = self._choose_prefix(places, settings)
         matrices: list[Matrix] = []
         for stack in self.stacks:
@@ -89,37 +95,92 @@ class Architecture:
         """The base's matrices that module paths (of a LoRA adapter, without ``.lora_A.weight``) stand for.
 
         Other modules are left out. The paths are those in memory, so their prefix, and for some models the names of
-        layers, differ from the base checkpoint's. Raises Skipped: ``layer_mismatch`` (a layer the base lacks),
-        ``missing_matrices`` (a family the base lacks), ``malformed`` (several prefixes without a way to decide),
-        ``adapter_unsupported`` (a module that fuses matrices which the base stores separately).
+        layers, differ from the base checkpoint's. Kohya's scripts write them with "_" for "." after ``lora_unet_``.
+        A module may fuse matrices that the base stores separately, one after the other. Raises Skipped:
+        ``layer_mismatch`` (a layer the base lacks), ``missing_matrices`` (a family the base lacks), ``malformed``
+        (several prefixes without a way to decide), ``adapter_unsupported`` (a module in which such matrices alternate).
         """
-        places = self._by_prefix(modules)
+        # The base's matrices by stack and layer number in the tensors' names, then by family.
+        names = {tensor: tensor.removesuffix(".weight") for tensor in base_layout.tensors}
+        held: dict[tuple[str, Index], dict[str, Matrix]] = defaultdict(dict)
+        for stack, _, index, name in _entries(self._by_prefix(names, of_tensors=True).get(base_layout.prefix, {})):
+            held[stack, index] |= {matrix.key.family: matrix for matrix in base_layout.by_tensor[name]}
+        flat = self._flat_names(held) if any(module.startswith(_FLAT) for module in modules) else {}
+        spelled: dict[str, str] = {}  # module by its name in the architecture's own spelling
+        for module in modules:
+            if spelled.setdefault(self._spelled(module, flat), module) != module:
+                raise Skipped("malformed", f"the adapter names the module {shown(module)} in two ways")
+        places = self._by_prefix({name: name for name in spelled}, self._by_last_part_of_modules)
         if not places:
             return {}
-        # The base's matrices by stack and layer number in the tensors' names, then by family.
-        names = {tensor.removesuffix(".weight"): tensor for tensor in base_layout.tensors}
-        held: dict[tuple[str, Index], dict[str, Matrix]] = defaultdict(dict)
-        for stack, _, index, name in _entries(self._by_prefix(names).get(base_layout.prefix, {})):
-            held[stack, index] |= {matrix.key.family: matrix for matrix in base_layout.by_tensor[names[name]]}
         prefix = self._prefer(list(places), "the adapter's modules", base_layout.prefix)
+        unused = {path for one in self.stacks for path in one.unused}
         found: dict[str, tuple[Matrix, ...]] = {}
-        for stack, pattern, index, module in _entries(places[prefix]):
+        for stack, pattern, index, name in _entries(places[prefix]):
+            module = spelled[name]
             if (stack, index) not in held:
                 depth = f"{sum(name == stack for name, _ in held)} {stack} layers".replace("  ", " ")
                 raise Skipped("layer_mismatch", f"the adapter changes {shown(module)}, the base has {depth}")
             layer = held[stack, index]
-            for family in pattern.families:
+            families = tuple(filter(None, pattern.families))
+            if pattern.path in unused and not any(family in layer for family in families):
+                continue
+            for family in families:
                 if family not in layer:
                     raise Skipped("missing_matrices", f"the adapter changes {shown(module)}, the base has no {family}")
-            matrices = tuple(layer[family] for family in pattern.families)
+            matrices = tuple(layer[family] for family in families)
             if len(matrices) == 1:
                 # A separate module in memory may be fused in the base's file; then B has no other rows.
                 matrices = (replace(matrices[0], rows=None),)
             elif any(matrix.fused != pattern.whole for matrix in matrices):
-                whole = f"{shown(module)} is {pattern.whole} in one module"
-                raise Skipped("adapter_unsupported", f"the adapter's {whole}, which the base stores separately")
+                if pattern.groups != 1 or any(matrix.rows for matrix in matrices):
+                    whole = f"{shown(module)} is {pattern.whole} in one module"
+                    raise Skipped("adapter_unsupported", f"the adapter's {whole}, which the base stores otherwise")
+                stops = list(accumulate((matrix.shape[0] for matrix in matrices), initial=0))
+                matrices = tuple(
+                    replace(matrix, rows=Rows(1, stops[-1], start, stop))
+                    for matrix, start, stop in zip(matrices, stops[:-1], stops[1:], strict=True)
+                )
             found[module] = matrices
         return found
+
+    def _flat_names(self, held: Iterable[tuple[str, Index]]) -> dict[str, str]:
+        """The names of the base's modules with "_" for ".", in all spellings; each with the one in dots."""
+        stacks = {stack.name: stack for stack in self.stacks}
+        found: dict[str, str] = {}
+        for name, index in held:
+            for pattern in dict.fromkeys((*stacks[name].patterns, *stacks[name].other_names)):
+                if len(index) == sum(part.startswith("{") for part in pattern.path):
+                    dotted = pattern.name(index)
+                    others = [
+                        dotted.replace(f"{new}.", f"{old}.", 1)
+                        for old, new in self.other_prefixes.items()
+                        if dotted.startswith(f"{new}.")
+                    ]
+                    found |= {one.replace(".", "_"): dotted for one in (dotted, *others)}
+        return found
+
+    def _spelled(self, module: str, flat: Mapping[str, str]) -> str:
+        """A module's name as this architecture spells it."""
+        start = next((one for one in _FLAT if module.startswith(one)), None)
+        if start is not None:
+            return flat.get(module.removeprefix(start), module)
+        for old, new in self.other_prefixes.items():
+            before, found, after = f".{module}".partition(f".{old}.")
+            if found:
+                return f"{before}.{new}.{after}".removeprefix(".")
+        return module
+
+    @cached_property
+    def _by_last_part_of_modules(self) -> dict[str, list[tuple[str, Pattern]]]:
+        """``_by_last_part`` with the names that only adapters have."""
+        table: dict[str, list[tuple[str, Pattern]]] = defaultdict(list)
+        for last, patterns in self._by_last_part.items():
+            table[last] += patterns
+        for stack in self.stacks:
+            for pattern in stack.other_names:
+                table[pattern.path[-1]].append((stack.name, pattern))
+        return dict(table)
 
     @cached_property
     def _by_last_part(self) -> dict[str, list[tuple[str, Pattern]]]:
@@ -130,12 +191,24 @@ class Architecture:
                 table[pattern.path[-1]].append((stack.name, pattern))
         return dict(table)
 
-    def _by_prefix(self, names: Iterable[str]) -> dict[str, Place]:
-        """Group the names of possible block matrices by the prefix before their layer."""
+    def _by_prefix(
+        self,
+        names: Mapping[str, str],
+        patterns: Mapping[str, list[tuple[str, Pattern]]] | None = None,
+        *,
+        of_tensors: bool = False,
+    ) -> dict[str, Place]:
+        """Group the names of possible block matrices by the prefix before their layer.
+
+        ``names``: each with the path by which patterns find it, that of a tensor without ".weight".
+        """
+        patterns = self._by_last_part if patterns is None else patterns
         places: dict[str, Place] = {}
-        for name in names:
-            parts = name.split(".")
-            for stack, pattern in self._by_last_part.get(parts[-1], ()):
+        for name, path in names.items():
+            parts = path.split(".")
+            for stack, pattern in patterns.get(parts[-1], ()):
+                if pattern.is_parameter != (of_tensors and name == path):
+                    continue
                 index, before = pattern.match(parts), parts[: -len(pattern.path)]
                 if index is not None and self.foreign.isdisjoint(before):
                     prefix = "".join(f"{part}." for part in before)
@@ -154,8 +227,8 @@ class Architecture:
             return self._prefer(complete, "the checkpoint's layers")
         if places:
             return max(places, key=lambda prefix: sum(1 for _ in _entries(places[prefix])))
-        example = next(self.stacks[0].patterns).name((0, 0))
-        raise Skipped("missing_matrices", f"no tensor is named like those of {self.name} ({example}.weight)")
+        example = next(self.stacks[0].patterns).tensor((0, 0))
+        raise Skipped("missing_matrices", f"no tensor is named like those of {self.name} ({example})")
 
     def _prefer(self, candidates: list[str], what: str, *more_known: str) -> str:
         """The only candidate, or else the first known one. Raises Skipped("malformed") with their names."""
@@ -179,20 +252,31 @@ class Architecture:
         matrices: dict[str, Matrix] = {}
         for pattern, tensor in names.items():
             sizes = tuple(shapes[tensor])
-            if len(sizes) != 2 or not all(type(size) is int and 0 < size < 2**40 for size in sizes):
+            expected = 3 if pattern.is_stacked else 2
+            if len(sizes) != expected or not all(type(size) is int and 0 < size < 2**40 for size in sizes):
                 stated = " × ".join(shown(size) for size in sizes[:8]) or "of one number"
-                raise Skipped(
-                    "malformed", f"{shown(tensor)} has the shape {stated}, a block matrix has two sizes above zero"
-                )
-            out, inner = reversed(sizes) if self.transposed else sizes
+                what = "the matrices of experts have three" if pattern.is_stacked else "a block matrix has two"
+                raise Skipped("malformed", f"{shown(tensor)} has the shape {stated}, {what} sizes above zero")
+            transposed = pattern.is_transposed(sizes, self.transposed, settings)
+            leading = sizes[-2] if pattern.is_stacked else None
+            out, inner = reversed(sizes[-2:]) if transposed else sizes[-2:]
             for family, rows in zip(pattern.families, pattern.divide(tensor, out, settings), strict=True):
-                key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
-                matrices[family] = Matrix(key, tensor, shape, self.transposed, rows, pattern.whole if rows else None)
-        query, output = matrices["query"], matrices["output"]
-        if query.rows and query.shape[0] != output.shape[1]:
+                if family:
+                    key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
+                    whole = pattern.whole if rows else None
+                    matrices[family] = Matrix(key, tensor, shape, transposed, rows, whole, leading)
+        # The output takes as many columns as queries, or where these are of another size values, have rows.
+        given, output = [matrices[one] for one in ("query", "value") if one in matrices], matrices.get("output")
+        by_config = any(
+            isinstance(share, str)
+            for pattern in names
+            if not {"query", "value"}.isdisjoint(pattern.families)
+            for share in (*pattern.shares, pattern.groups)
+        )
+        if by_config and output is not None and output.shape[1] not in {one.shape[0] for one in given}:
             raise Skipped(
                 "malformed",
-                f"by config.json {shown(query.tensor)} holds {query.shape[0]} rows of queries, "
+                f"by config.json {shown(given[0].tensor)} holds {given[0].shape[0]} rows of {given[0].key.family}, "
                 f"but {shown(output.tensor)} takes {output.shape[1]} columns",
             )
         return list(matrices.values())

@@ -44,7 +44,9 @@ class Matrix:
 
     ``tensor`` is the full name of the tensor that holds it, ``shape`` its own (out features, in features).
     ``transposed``: the checkpoint stores it (in × out). If the tensor holds other matrices too, ``fused`` names the
-    whole ("query_key_value") and ``rows`` are those of this one.
+    whole ("query_key_value") and ``rows`` are those of this one. If it stacks the matrices of several experts,
+    ``leading`` is the number of its first rows that hold those of the first one, as if it had two sizes: all rows, and
+    columns.
     """
 
     key: DeltaKey
@@ -53,6 +55,7 @@ class Matrix:
     transposed: bool = False
     rows: Rows | None = None
     fused: str | None = None
+    leading: int | None = None
 
     def stored_lines(self, lines: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows of the stored tensor that hold these rows of the matrix (input coordinates, if ``transposed``)."""
@@ -130,6 +133,11 @@ class Layout:
         for matrix in self.matrices:
             table[matrix.tensor].append(matrix)
         return {name: tuple(matrices) for name, matrices in table.items()}
+
+    @cached_property
+    def leading_rows(self) -> dict[str, range]:
+        """The rows to read of tensors that stack the matrices of several experts."""
+        return {matrix.tensor: range(matrix.leading) for matrix in self.matrices if matrix.leading is not None}
 
     @cached_property
     def by_key(self) -> dict[DeltaKey, Matrix]:

@@ -20,11 +20,13 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.options import BuildOptions
 from indexer.builds.plan import Estimate, Planned, existing_record, item_bytes, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
+from indexer.builds.requests import requests_of
 from indexer.builds.resources import share_out, workers_for
 from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing, select
+from indexer.listing.mirrors import known_mirrors
 from indexer.listing.parents import Parents, ask_hub
 from indexer.machine import processors
 from indexer.names import ModelRef, is_hub_id
@@ -56,6 +58,9 @@ _LACKING = {
     "rows": ("records of samples", "records that are still samples, until the next `index build --read full`"),
 }
 
+# At most this many models that were found to be copies of the base are asked for their children as its mirrors.
+MOST_COPIES = 20
+
 # At most this many requests for the new names of models, even where thousands have left the listing at once.
 MOST_ASKED = 200
 
@@ -84,6 +89,8 @@ class Build:
         self.superseded: list[str] = []  # digests of records under old names of models
         self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, where there is a crawl
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
+        self._opened_hashes: tuple[str | None, ...] = ()
+        self.crawl_calls = 0  # questions that a crawl asked of the Hub's API
         self.database_bytes: int | None = None  # known once the workers have their share
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC)
@@ -97,7 +104,14 @@ class Build:
 
         limit_bandwidth(str(self.folder.root), self.options.bandwidth)  # before the first byte: headers count too
         with closing(open_base(self.facts)) as checkpoint:
+            self._opened_hashes = tuple(facts.sha256 for facts in checkpoint.files)
             return shape_of_base(checkpoint)
+
+    @property
+    def _base_hashes(self) -> tuple[str | None, ...]:
+        """The checksums of the base's weight files; () where they are not known without asking."""
+        stored = [one for one in stored_bases(self.folder, self.facts.id) if one.commit == self.facts.commit]
+        return stored[0].file_hashes if stored else self._opened_hashes
 
     def check_base(self) -> None:
         """Raises AtlasError where the base cannot be used, before the Hub is asked about its fine-tunes."""
@@ -110,7 +124,7 @@ class Build:
         A new commit that does not change the weight files (an edited card) is not a new base: the atlas keeps the
         commit it knows, and with it every record.
         """
-        if stored := self._undamaged_base(self.facts.commit):
+        if (stored := self._undamaged_base(self.facts.commit)) and not self._is_too_little(stored):
             return stored
         from indexer.deltas.base import open_base, store_base
 
@@ -121,12 +135,28 @@ class Build:
                 if None not in hashes and known.file_hashes == hashes:
                     self.facts = replace(self.facts, commit=known.commit)
                     self.report.base_commit = known.commit
-                    if stored := self._undamaged_base(known.commit):
+                    if (stored := self._undamaged_base(known.commit)) and not self._is_too_little(stored):
                         return stored
                     break
             self.watcher.say(f"fetching the block matrices of {self.facts.id}")
             path = self.folder.base(self.facts.id, self.facts.commit)
-            return store_base(checkpoint, self.facts.id, self.facts.commit, path)
+            # Of models of images and video nearly all that is trained are LoRAs, whose changes need no base.
+            is_sampled = bool(self.facts.component) and not self.options.spectra and self.options.read == "sample"
+            return store_base(
+                checkpoint, self.facts.id, self.facts.commit, path,
+                component=self.facts.component, is_sampled=is_sampled,
+            )  # fmt: skip
+
+    def _is_too_little(self, stored: StoredBase) -> bool:
+        """Whether a sample of the base is stored, and the build needs all of it. Raises AtlasError offline."""
+        if not stored.is_sampled or not (self.options.spectra or self.options.read == "full"):
+            return False
+        if constants.HF_HUB_OFFLINE:
+            raise AtlasError(
+                f"This atlas keeps a sample of the rows of {self.facts.id}, and HF_HUB_OFFLINE is set.",
+                "Unset it, or read a sample of the models too: --read sample.",
+            )
+        return True
 
     def _undamaged_base(self, commit: str) -> StoredBase | None:
         """The base's file, if it is there as it was written. Raises AtlasError for a damaged one offline."""
@@ -142,6 +172,24 @@ class Build:
             self.watcher.say(error.message)
             return None
         return stored
+
+    def mirrors(self) -> tuple[str, ...]:
+        """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
+        self.listing.note_base(self.facts.ids)
+        self.listing.note_mirrors(self.options.same_as, self.facts.id)
+        found = [*self.listing.mirrors(), *known_mirrors(self.facts.ids), *self._copies_read]
+        return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
+
+    @cached_property
+    def _copies_read(self) -> tuple[str, ...]:
+        """Models whose weights turned out to be the base's, the most downloaded first."""
+        statement = (
+            "SELECT model, base, downloads FROM fine_tunes JOIN records USING (model_id) WHERE is_copy "
+            "AND relation = 'finetune'"
+        )
+        (rows,) = earlier_rows(self.folder.database, ["fine_tunes", "records"], [statement]) or ([],)
+        found = [row for row in rows if row["base"] == self.facts.id and is_hub_id(row["model"])]
+        return tuple(row["model"] for row in sorted(found, key=lambda row: -(row["downloads"] or 0))[:MOST_COPIES])
 
     def selected(self) -> list[ListedModel]:
         """The listed models that the options select."""
@@ -175,7 +223,13 @@ class Build:
             keep_factors=options.keep_factors,
             vector_length=asked_length or (published.budget if published is not None else None),
         )
-        parents = Parents(self.facts.ids, models, ask_hub if self.asks_hub else None)
+        parents = Parents(
+            self.facts.ids,
+            models,
+            ask_hub if self.asks_hub else None,
+            self.listing.copies() | {name.lower(): self.facts.id for name in self._copies_read},
+            self._base_hashes if self.asks_hub else (),
+        )
         planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)
         for one in planned:
             if one.entry.listed.id in chosen and one.unit is None:
@@ -209,11 +263,12 @@ class Build:
         rate = sum(row["bytes_read"] for row in rows) / seconds if seconds else None
         base = self.base_shape
         units = [one for one in planned if one.unit is not None]
+        requests = requests_of([one.unit for one in planned if one.unit is not None])
         full = [one.entry.listed.row for one in units if one.entry.listed.relation != "adapter"]
         sizes = [item_bytes(row, base.item_bytes) for row in full]
         whole = sum(base.block_bytes * size // base.item_bytes for size in sizes)
         sample = sum(map(base.sample_bytes, sizes))
-        return Estimate(len(units), len(units) - len(full), self.options.read, sample, whole, rate)
+        return Estimate(len(units), len(units) - len(full), self.options.read, sample, whole, rate, requests)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
@@ -320,7 +375,13 @@ class Build:
         # Reading a sample is mostly waiting. Every worker has a connection, and all together no more than are allowed.
         is_sampled = bool(self.spec.sample)
         most = options.workers or processors() * (1 + is_sampled)
-        wanted = workers_for(min(most, options.connections) if is_sampled else most, len(units))
+        is_remote = not constants.HF_HUB_OFFLINE and any(unit.model.folder is None for unit in units)
+        if is_remote and most > options.connections:
+            if options.workers:
+                allowed = f"{options.connections} connection{'s' if options.connections > 1 else ''}"
+                self.watcher.say(f"{options.connections} of {most} workers: `connections` allows {allowed} to the Hub")
+            most = options.connections
+        wanted = workers_for(most, len(units))
         largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
         resident = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
         resources = share_out(wanted, resident, largest, options.memory, options.bandwidth)

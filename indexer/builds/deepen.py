@@ -74,7 +74,7 @@ def deepen(
         listing = Listing(folder.listing(canonical))
         chosen = BuildOptions.parse(read="full", rank=published["rank"], retry_failed=True, **options)
         prepare(chosen, watcher)
-        facts = BaseFacts(canonical, stored.commit, listing.aliases(), dict(stored.config))
+        facts = BaseFacts(canonical, stored.commit, listing.aliases(), dict(stored.config), component=stored.component)
         build = Build(folder, facts, chosen, watcher, listing)
         wanted = {str(row["model"]) for row in found}
         selected = [model for model in listing.models() if model.id in wanted]
@@ -92,7 +92,7 @@ def deepen(
             return build.report
         if not watcher.confirm(estimate):
             raise AtlasError("Nothing was read.", "Take fewer with `limit`.")
-        return build.run(planned, stored)
+        return build.run(planned, build.stored_base() if stored.is_sampled else stored)
 
 
 def _chosen(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from indexer.builds.requests import Requests
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import Parents, named_base, names_another
@@ -16,10 +17,12 @@ from indexer.publish.rows import Entry
 from indexer.quantities import duration_in_words, size_in_words
 from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity, Spec, Unit
 from indexer.records.row_plan import ROW_PLAN
-from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
+from indexer.records.store import READER, FailureRecord, RecordHeader, RecordStore, current_record
 
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
 RECHECKED = frozenset({"gated", "disabled"})
+# The reason of an adapter whose change depends on whole matrices of a base of which rows are kept.
+NEEDS_BASE = "base_sampled"
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,10 @@ def _planned(
     # The last failure, whatever was to be read: a model that cannot be read cannot be read for either.
     failures = [failure for one in _that_serve(unit.identity) if (failure := store.failure(one.digest)) is not None]
     outcome = max(failures, key=lambda one: one.when, default=None)
-    is_due = outcome is None or outcome.reason in RECHECKED
-    if outcome is not None and outcome.status == "failed":
+    is_due = outcome is None or outcome.reason in RECHECKED or (outcome.status == "skipped" and outcome.reader < READER)
+    if outcome is not None and outcome.reason == NEEDS_BASE:
+        is_due = is_due or not template.spec.sample  # the base is fetched whole for this build
+    elif outcome is not None and outcome.status == "failed":
         is_due = is_due or retry_failed or outcome.is_due
     is_here = listed.claimed_by != BY_FOLDER or listed.id in folders
     is_wanted = is_selected and is_here and not listed.deleted_at_hub and is_due
@@ -194,7 +199,8 @@ class Estimate:
     """What a build would read, ``read``: sample or full.
 
     ``sample_bytes`` and ``full_bytes``: of the full models, read either way; those of an adapter are known once it is
-    opened. ``bytes_per_second``: the rate of this atlas's builds so far, None where there are none.
+    opened. ``bytes_per_second``: the rate of this atlas's builds so far, None where there are none. ``requests``: to
+    the Hub.
     """
 
     models: int
@@ -203,6 +209,7 @@ class Estimate:
     sample_bytes: int
     full_bytes: int
     bytes_per_second: float | None = None
+    requests: Requests = field(default_factory=Requests)
 
     @property
     def bytes(self) -> int:
@@ -232,6 +239,7 @@ class Estimate:
         """JSON-ready: also what it takes the other way."""
         rate = self.bytes_per_second
         return asdict(self) | {
+            "requests": asdict(self.requests) | {"seconds": self.requests.seconds},
             "bytes": self.bytes,
             "seconds": self.seconds,
             "sample_seconds": self.sample_bytes / rate if rate else None,

@@ -33,6 +33,8 @@ _SEPARATORS = str.maketrans("", "", " \t\r\n\xa0-_.()[]{}'\"`:")
 _BETWEEN = re.compile(r"[,;&]|\s+and\s+|\n", re.IGNORECASE)
 _DATASET_WORD = re.compile(r"datasets?$")
 _ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)
+# What the arguments of load_dataset look like once they are written as a tag: ['tasksource/mmlu', 'virology'].
+_ID_AND_CONFIG = re.compile(r"\[\s*['\"]([^'\"]*)['\"](?:\s*,\s*['\"]([^'\"]*)['\"])?\s*\]")
 _LOOKS_LIKE_AN_ID = re.compile(r"[0-9_\-/]")
 
 
@@ -153,6 +155,8 @@ def is_known(raw: str) -> bool:
 @lru_cache(maxsize=16384)
 def _canonical(raw: str, config: str | None) -> CanonicalDataset | None:
     text = raw.strip()
+    if listed := _ID_AND_CONFIG.fullmatch(text):
+        text, config = listed[1].strip(), config or listed[2]
     if "huggingface.co/" in text.lower() or "hf.co/" in text.lower():
         address = hub_address(text, "datasets")
         # An address in a sentence need not be what the model was tuned on.

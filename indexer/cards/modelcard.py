@@ -21,6 +21,7 @@ MAX_TAGS = 1_000
 MAX_DATASETS = 200
 MAX_BASES = 50
 MAX_LANGUAGES = 200
+MAX_TRIGGERS = 20
 MAX_ENTRIES = 20
 MAX_RESULTS = 1_000
 MAX_METRICS = 100
@@ -30,6 +31,8 @@ MAX_LABEL = 100  # characters
 MAX_LABEL_COUNT = 10_000_000  # far more than any model has
 
 _DATASET_KEYS = ("datasets", "dataset", "Datasets")
+# The card's keys for what a prompt must hold: DreamBooth's of diffusers, and those of trainers on the Hub.
+_TRIGGER_KEYS = ("instance_prompt", "trigger_words", "trigger_word", "trigger")
 _NAME_KEYS = ("id", "name", "path", "type", "dataset")
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+", re.IGNORECASE | re.ASCII)
 
@@ -73,7 +76,10 @@ class ReportedResult:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """All facts in a row. ``bases``: ids of the models that it claims to come from."""
+    """All facts in a row. ``bases``: ids of the models that it claims to come from.
+
+    ``trigger_words``: what a prompt of an image or video model must hold, by the card.
+    """
 
     id: str
     created: datetime | None
@@ -91,6 +97,7 @@ class ModelFacts:
     datasets: tuple[DatasetClaim, ...]
     evaluations: tuple[ReportedResult, ...]
     oddities: tuple[str, ...]
+    trigger_words: tuple[str, ...] = ()
 
     @property
     def dataset_names(self) -> tuple[str, ...]:
@@ -138,6 +145,7 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         text = "no" if item is False else reader.text(item, "language")
         languages |= {part.strip().lower(): None for part in (text or "").split(",")}
     languages.pop("", None)
+    stated_words = [text for key in _TRIGGER_KEYS for text in reader.texts(card.get(key), key, MAX_TRIGGERS)]
     return ModelFacts(
         id=model_id,
         created=reader.moment(first_value(row, "createdAt", "created_at"), "createdAt"),
@@ -155,6 +163,7 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         datasets=_dataset_claims(tags, card, evaluated, reader),
         evaluations=evaluations,
         oddities=reader.oddities,
+        trigger_words=tuple(dict.fromkeys(text for text in stated_words if text))[:MAX_TRIGGERS],
     )
 
 

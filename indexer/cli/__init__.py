@@ -20,6 +20,7 @@ EXAMPLES = {
     "remove": "index remove textattack/roberta-base-MNLI",
     "profile": "index profile --base roberta-base --limit 10 --with-untrained",
     "status": "index status --json",
+    "doctor": "index doctor --json",
     "verify": "index verify --strict",
     "rebuild": "index rebuild",
     "represent": "index represent output",

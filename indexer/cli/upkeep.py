@@ -23,12 +23,17 @@ def _representations(_context: click.Context, _parameter: click.Parameter, typed
 
 @click.command()
 @click.option("--details", is_flag=True, help="Show everything in the table.")
+@click.option("--hub", is_flag=True, help="Try the Hub instead, as `index doctor` does.")
 @atlas_option
 @output_options
-def status(details: bool, atlas: str, output: str) -> None:
+@click.pass_context
+def status(context: click.Context, details: bool, hub: bool, atlas: str, output: str) -> None:
     """What is in the atlas."""
     from indexer import library
 
+    if hub:
+        context.invoke(doctor, base=None, model=None, output=output)
+        return
     found = library.status(atlas)
     if output == "table" and not details:
         found = _in_short(found)
@@ -53,6 +58,33 @@ def _in_short(found: dict[str, Any]) -> dict[str, Any]:
         "failures": [{name: row[name] for name in ("reason", "status", "models")} for row in found["failures"]],
     }
     return {name: value for name, value in short.items() if value}
+
+
+@click.command()
+@click.option("--base", metavar="ID", help="A base with fine-tunes. Default: google-bert/bert-base-uncased.")
+@click.option(
+    "--model",
+    metavar="ID",
+    help="A model with a small model.safetensors. Default: sentence-transformers/all-MiniLM-L6-v2.",
+)
+@output_options
+@click.pass_context
+def doctor(context: click.Context, base: str | None, model: str | None, output: str) -> None:
+    """Try the Hub in a dozen requests, and say what works and what to do; exit 1 if a build cannot work."""
+    from indexer import library
+
+    found = library.doctor(base, model)
+    if output in ("json", *ROWS):
+        emit(found.to_dict() if output == "json" else found.steps, output)
+    else:
+        rows = [{"step": one.step, "state": "ok" if one.ok else "not ok", "found": one.found} for one in found.steps]
+        emit(rows, output)
+        for one in found.steps:
+            if not one.ok and one.advice:
+                say(f"{one.step}: {one.advice}")
+        say(f"{found.requests} requests in {found.seconds:.0f} s")
+    if not found.ok:
+        context.exit(1)
 
 
 @click.command()
@@ -188,4 +220,4 @@ def merge(sources: tuple[str, ...], atlas: str, output: str) -> None:
     emit(asdict(library.merge(sources, atlas, progress=print_note)), output)
 
 
-UPKEEP = (status, verify, rebuild, represent, push, pull, merge)
+UPKEEP = (status, doctor, verify, rebuild, represent, push, pull, merge)

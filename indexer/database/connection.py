@@ -56,12 +56,12 @@ class Connection:
         with translated_errors(self.path):
             return rows_as_dicts(self._connection)
 
-    def batches(self, statement: str, rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, statement: str, rows: int, parameters: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
         """The result of a statement as Arrow batches of ``rows`` rows; at least one batch, which may be empty."""
         import pyarrow as pa
 
         with translated_errors(self.path):
-            found = self._connection.sql(statement)
+            found = self._connection.sql(statement, params=list(parameters) or None)
             # DuckDB 1.4 has only the older of the two names.
             open_reader = getattr(found, "to_arrow_reader", None) or found.fetch_arrow_reader
             reader = open_reader(rows)

@@ -18,18 +18,27 @@ from numpy.typing import NDArray
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout
 from indexer.deltas.embeddings import base_stripes, embedding_names
-from indexer.deltas.stored_base import EMBEDDINGS, TOKEN_PLAN, TOKENS, UNKNOWN, BaseShape, StoredBase, with_checksum
+from indexer.deltas.stored_base import (
+    EMBEDDINGS,
+    TOKEN_PLAN,
+    TOKENS,
+    UNKNOWN,
+    BaseShape,
+    StoredBase,
+    sampled_lines,
+    with_checksum,
+)
 from indexer.deltas.svd import spectrum
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import CONNECTIONS, DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
-from indexer.records.row_plan import ROW_PLAN
+from indexer.records.row_plan import ROW_PLAN, leading, lines_of
 from indexer.records.tokens import token_rows
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from indexer.weights.stored_tensor import DTYPE_NAMES, TensorIndex, read_safetensors
+from indexer.weights.stored_tensor import DTYPE_NAMES, READABLE, TensorIndex, read_safetensors
 
 if TYPE_CHECKING:
     from indexer.vectors.published import PublishedBase
@@ -47,6 +56,7 @@ class BaseMatrices(StoredBase):
     _held: dict[DeltaKey, torch.Tensor] = field(default_factory=dict, repr=False)
     _spectra: dict[tuple[DeltaKey, ...], NDArray[np.float32]] = field(default_factory=dict, repr=False)
     _lines: dict[tuple[DeltaKey, bytes], torch.Tensor] = field(default_factory=dict, repr=False)
+    scales: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict, repr=False)  # see indexer.deltas.nf4
 
     @cached_property
     def _file(self) -> LocalFile:
@@ -57,7 +67,18 @@ class BaseMatrices(StoredBase):
         return read_safetensors(self._file)
 
     def matrix(self, key: DeltaKey) -> torch.Tensor:
-        """One matrix, (out, in), in the base's own dtype. Do not write to it."""
+        """One matrix, (out, in), in the base's own dtype. Do not write to it.
+
+        Raises Skipped("base_sampled") if the atlas keeps only some of its rows.
+        """
+        if self.is_sampled:
+            raise Skipped(
+                "base_sampled",
+                f"it needs whole matrices of {self.base}, of which this atlas keeps some rows: build with --read full",
+            )
+        return self._stored(key)
+
+    def _stored(self, key: DeltaKey) -> torch.Tensor:
         held = self._held.get(key)
         if held is None:
             held = self._index.read(str(key))
@@ -72,7 +93,12 @@ class BaseMatrices(StoredBase):
         """
         held = self._lines.get((key, lines.tobytes()))
         if held is None:
-            if self.layout.by_key[key].transposed:
+            place = self.layout.by_key[key]
+            if self.is_sampled:
+                matrix = self._stored(key)
+                found = np.searchsorted(lines_of(place.lines, sampled_lines(place)), lines)
+                held = matrix[:, found] if place.transposed else matrix[found]
+            elif place.transposed:
                 held = self.matrix(key)[:, lines]
             elif key in self._held:
                 held = self._held[key][lines]
@@ -81,6 +107,16 @@ class BaseMatrices(StoredBase):
                 held = torch.cat([self._index.read(str(key), range(part[0], part[-1] + 1)) for part in parts])
             self._lines[key, lines.tobytes()] = held
         return held
+
+    def leading_rows(self, key: DeltaKey) -> int:
+        """How many of the first rows of one matrix are kept: all, but of a sampled base."""
+        place = self.layout.by_key[key]
+        count = sampled_lines(place)
+        return place.shape[0] if not self.is_sampled or count == place.lines else leading(count)
+
+    def leading(self, key: DeltaKey, rows: int, columns: int) -> torch.Tensor:
+        """The first rows, up to ``leading_rows``, and columns of one matrix (out, in)."""
+        return self._stored(key)[:rows, :columns]
 
     @cached_property
     def embeddings(self) -> Mapping[str, torch.Tensor]:
@@ -103,6 +139,7 @@ class BaseMatrices(StoredBase):
         """Close the file and release the memory."""
         self._held.clear()
         self._lines.clear()
+        self.scales.clear()
         self._spectra.clear()
         if "_file" in self.__dict__:
             self._file.close()
@@ -121,7 +158,8 @@ def published_matrices(base: PublishedBase) -> BaseMatrices:
 def open_base(facts: BaseFacts) -> Checkpoint:
     """The base's checkpoint on the Hub. Raises AtlasError if it cannot be read."""
     try:
-        return open_checkpoint(ModelRef(facts.id), commit=facts.commit, filenames=facts.filenames or None)
+        reference = ModelRef(facts.id, subfolder=facts.component)
+        return open_checkpoint(reference, commit=facts.commit, filenames=facts.filenames or None)
     except ModelError as error:
         raise AtlasError(
             f"The weights of the base {facts.id} cannot be read: {error.detail}.",
@@ -129,14 +167,21 @@ def open_base(facts: BaseFacts) -> Checkpoint:
         ) from error
 
 
-def store_base(checkpoint: Checkpoint, base: str, commit: str, path: Path) -> BaseMatrices:
+def store_base(
+    checkpoint: Checkpoint, base: str, commit: str, path: Path, *, component: str = "", is_sampled: bool = False
+) -> BaseMatrices:
     """Stream the block matrices of ``checkpoint`` into ``path`` (by temporary file and rename).
+
+    ``is_sampled``: only the rows that a sample of a fine-tune may hold; norms are estimated from them.
+    ``component``: see ``BaseFacts``.
 
     Raises AtlasError if the checkpoint cannot be a base: an architecture without a data file, missing tensors, or
     weights that are not finite.
     """
     try:
-        _write_matrices(checkpoint, _layout_of(checkpoint), base, commit, path)
+        more = {"component": component, "is_sampled": is_sampled} if component or is_sampled else {}
+        layout = locate_matrices(checkpoint, checkpoint.config)
+        _write_matrices(checkpoint, layout, base, commit, path, more)
     except Skipped as reason:
         raise AtlasError(f"{base} cannot be a base: {reason.detail}.", "Choose another base.") from reason
     return BaseMatrices(path)
@@ -148,31 +193,55 @@ def shape_of_base(checkpoint: Checkpoint) -> BaseShape:
     Raises AtlasError if the checkpoint cannot be a base.
     """
     try:
-        layout = _layout_of(checkpoint)
-        infos = [checkpoint.tensors[name] for name in layout.tensors]
+        layout = locate_matrices(checkpoint, checkpoint.config)
+        sizes = [checkpoint.tensors[matrix.tensor].dtype.itemsize for matrix in layout.matrices]
     except Skipped as reason:
         raise AtlasError(f"It cannot be a base: {reason.detail}.", "Choose another base.") from reason
-    widest = max(info.nbytes // math.prod(info.shape) for info in infos)
+    block_bytes = sum(size * math.prod(matrix.shape) for size, matrix in zip(sizes, layout.matrices, strict=True))
     embedding = checkpoint.token_embedding
     vocabulary, width = checkpoint.tensors[embedding].shape if embedding is not None else (0, 0)
-    return BaseShape(layout, sum(info.nbytes for info in infos), widest, len(token_rows(vocabulary)) * width)
+    return BaseShape(layout, block_bytes, max(sizes), len(token_rows(vocabulary)) * width)
 
 
-def _layout_of(checkpoint: Checkpoint) -> Layout:
-    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    return load_architecture(str(checkpoint.config.get("model_type"))).locate(shapes, checkpoint.config)
+def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout:
+    """The block matrices of a full checkpoint; of one that is quantised in part, those that can be read.
+
+    Raises Skipped as ``Architecture.locate``, and ``quantized`` if a matrix that is needed cannot be read.
+    """
+    architecture = load_architecture(str(config.get("model_type")))
+    is_quantised = bool(config.get("quantised"))
+    shapes = {
+        name: info.shape for name, info in checkpoint.tensors.items() if not is_quantised or info.dtype in READABLE
+    }
+    try:
+        return architecture.locate(shapes, config)
+    except Skipped as problem:
+        if is_quantised and problem.reason == "missing_matrices":
+            raise Skipped("quantized", f"it is quantised, and as numbers {problem.detail}") from problem
+        raise
 
 
-def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path) -> None:
+def _write_matrices(
+    checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path, more: Mapping[str, Any]
+) -> None:
     """Write the data, then the file with its header: norms are known only after the data."""
     header: dict[str, Any] = {}
     offset = 0
+    is_sampled = more.get("is_sampled", False)
+    # The rows of each matrix that are kept, and those of its tensor that hold them.
+    kept = {matrix.key: lines_of(matrix.lines, sampled_lines(matrix)) for matrix in layout.matrices if is_sampled}
+    rows_of = {
+        name: np.unique(np.concatenate([matrix.stored_lines(kept[matrix.key]) for matrix in matrices]))
+        for name, matrices in layout.by_tensor.items()
+        if is_sampled
+    }
     for matrix in layout.matrices:
         dtype = checkpoint.tensors[matrix.tensor].dtype
-        size = math.prod(matrix.shape) * dtype.itemsize
+        shape = [len(kept[matrix.key]), matrix.shape[1]] if is_sampled else list(matrix.shape)
+        size = math.prod(shape) * dtype.itemsize
         header[str(matrix.key)] = {
             "dtype": DTYPE_NAMES[dtype],
-            "shape": list(matrix.shape),
+            "shape": shape,
             "data_offsets": [offset, offset + size],
         }
         offset += size
@@ -189,17 +258,27 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
     data = temporary_path(path, "data")
     try:
         with data.open("wb") as file:
-            for name, tensor in checkpoint.stream(layout.tensors):
+            if is_sampled:
+                stripes = {name: stripes_of(rows) for name, rows in rows_of.items()}
+                tensors = checkpoint.stripes(stripes, CONNECTIONS)
+            else:
+                tensors = checkpoint.stream(layout.tensors, rows=layout.leading_rows)
+            for name, tensor in tensors:
                 for matrix in layout.by_tensor[name]:
-                    piece = matrix.extract(tensor).contiguous()
-                    norms[str(matrix.key)] = float(torch.linalg.vector_norm(piece.float()))
+                    if is_sampled:
+                        places = np.searchsorted(rows_of[name], matrix.stored_lines(kept[matrix.key]))
+                        piece = matrix.extract_lines(tensor[places]).contiguous()
+                        scale = math.sqrt(matrix.lines / len(places))
+                    else:
+                        piece, scale = matrix.extract(tensor).contiguous(), 1.0
+                    norms[str(matrix.key)] = float(torch.linalg.vector_norm(piece.float())) * scale
                     if not math.isfinite(norms[str(matrix.key)]):
                         raise Skipped("not_finite", f"its tensor {shown(name)} holds NaN or infinite values")
                     file.seek(header[str(matrix.key)]["data_offsets"][0])
                     file.write(piece.view(torch.uint8).numpy().data)
             kinds = {name: kind for kind, name in embeddings.items()}
-            stripes = {name: base_stripes(kind, checkpoint.tensors[name].shape[0]) for name, kind in kinds.items()}
-            for name, piece in checkpoint.stripes(stripes):
+            of_kinds = {name: base_stripes(kind, checkpoint.tensors[name].shape[0]) for name, kind in kinds.items()}
+            for name, piece in checkpoint.stripes(of_kinds):
                 file.seek(header[kinds[name]]["data_offsets"][0])
                 file.write(piece.contiguous().view(torch.uint8).numpy().data)
         description = {
@@ -212,7 +291,7 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
             "row_plan": ROW_PLAN,
             "token_plan": TOKEN_PLAN,
             "vocabulary": checkpoint.tensors[embeddings[TOKENS]].shape[0] if embeddings else 0,
-        }
+        } | dict(more)
         header["__metadata__"] = {"base": json.dumps(description), "sha256": UNKNOWN}
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
@@ -222,3 +301,9 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
             shutil.copyfileobj(source, target, 1 << 22)
     finally:
         data.unlink(missing_ok=True)
+
+
+def stripes_of(rows: NDArray[np.int64]) -> list[range]:
+    """Ascending numbers as stripes of consecutive ones."""
+    parts = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts]

@@ -1,7 +1,7 @@
 """Deltas: what fine-tuning added to each block matrix, W_fine-tuned − W_base.
 
-A full checkpoint gives dense deltas, an adapter gives factors. Both are streamed in the order of the file, with one
-matrix in memory at a time.
+A full checkpoint gives dense deltas, an adapter mostly gives factors (``indexer.deltas.adapter_deltas``). They are
+streamed in the order of the file, with one matrix in memory at a time.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix, compare
-from indexer.deltas.base import BaseMatrices
-from indexer.deltas.rounding import RoundingChoice
+from indexer.deltas.base import BaseMatrices, locate_matrices
+from indexer.deltas.nf4 import on_grid
+from indexer.deltas.rounding import Grid, RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.records.row_plan import lines_of, lines_to_read
 from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.untrusted import shown
-from indexer.weights.adapter import lora_paths, read_lora, whole_weights
 from indexer.weights.checkpoint import Checkpoint
+from indexer.weights.quantised import refuse_coarse
 
 # The inner loop over a matrix works on pieces of this size.
 PIECE_BYTES = 512 << 10
@@ -76,11 +76,18 @@ def dense_deltas(
     Raises Skipped("not_finite") naming the first tensor that holds NaN or infinities.
     """
     roundings = roundings or RoundingChoice()
-    for name, tensor in checkpoint.stream(layout.tensors, ahead_bytes):
+    for name, tensor in checkpoint.stream(layout.tensors, ahead_bytes, layout.leading_rows):
         for matrix in layout.by_tensor[name]:
             weight = matrix.extract(tensor)
-            positions = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), matrix.transposed)
-            yield _dense_delta(matrix, weight, base.matrix(matrix.key), roundings, positions, with_weights)
+            is_transposed = base.layout.by_key[matrix.key].transposed
+            positions = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), is_transposed)
+            reference = base.matrix(matrix.key)
+            if name in checkpoint.quantised:
+                rows = torch.from_numpy(matrix.stored_lines(np.arange(matrix.lines)))
+                reference = checkpoint.rounded_like(name, reference, rows)
+            grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, None)
+            found = _dense_delta(matrix, weight, reference, roundings, positions, with_weights, grid)
+            yield replace(found, transposed=is_transposed)
 
 
 # The change of a sample, relative to the base's rows, up to which rounding may exceed it, by the narrowest dtype that
@@ -112,7 +119,12 @@ def sampled_deltas(
         wanted: dict[str, _Wanted] = {}
         for name, matrices in layout.by_tensor.items():
             item_bytes = checkpoint.tensors[name].dtype.itemsize
-            of_tensor = tuple(lines_to_read(one.shape, one.transposed, item_bytes, more=more) for one in matrices)
+            of_tensor = tuple(
+                lines_to_read(one.shape, one.transposed, item_bytes, more=more)
+                if one.transposed == base.layout.by_key[one.key].transposed
+                else one.lines  # its rows are not those of other models
+                for one in matrices
+            )
             known = tuple(found[one.key].lines or one.lines if more else 0 for one in matrices)
             counts.update(zip((one.key for one in matrices), of_tensor, strict=True))
             if (rows_of_tensor := _wanted_rows(matrices, of_tensor, known)).stripes:
@@ -125,15 +137,20 @@ def sampled_deltas(
                 continue
             for matrix, lines, places in wanted[name].lines:
                 block = matrix.extract_lines(tensor if places is None else tensor[places])
-                reference = base.lines(matrix.key, lines)
-                rows, columns = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), matrix.transposed)
+                is_transposed = base.layout.by_key[matrix.key].transposed
+                is_alike = matrix.transposed == is_transposed
+                reference = base.lines(matrix.key, lines) if is_alike else base.matrix(matrix.key)
+                if name in checkpoint.quantised:
+                    reference = checkpoint.rounded_like(name, reference, torch.from_numpy(matrix.stored_lines(lines)))
+                rows, columns = sampled_positions(matrix.key, matrix.shape, len(layout.matrices), is_transposed)
                 if more:
                     rows, columns = rows[:0], columns[:0]
                 elif matrix.transposed:
                     columns = np.searchsorted(lines, columns)
                 else:
                     rows = np.searchsorted(lines, rows)
-                delta = _dense_delta(matrix, block, reference, roundings, (rows, columns), with_weights=False)
+                grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, lines)
+                delta = _dense_delta(matrix, block, reference, roundings, (rows, columns), False, grid)
                 change += delta.norm**2
                 if roundings.widest in _DROWNED_BELOW:  # else it is not asked for: a checkpoint becomes no narrower
                     weights += float(reference.float().square().sum())
@@ -149,9 +166,8 @@ def sampled_deltas(
                         norm=math.hypot(first.norm, delta.norm),
                         inner=first.inner + delta.inner,
                     )
-                found[matrix.key] = replace(
-                    delta, lines=None if counts[matrix.key] == matrix.lines else counts[matrix.key]
-                )
+                lines_read = None if counts[matrix.key] == matrix.lines else counts[matrix.key]
+                found[matrix.key] = replace(delta, transposed=is_transposed, lines=lines_read)
         is_drowned = 0 < change < _DROWNED_BELOW.get(roundings.widest, 0.0) ** 2 * weights
         if not is_drowned or all(delta.lines is None for delta in found.values()):
             break
@@ -195,46 +211,38 @@ def _wanted_rows(matrices: tuple[Matrix, ...], counts: tuple[int, ...], known: t
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
     """Locate the block matrices of a full checkpoint and check them against the base's, by the header alone.
 
-    Raises Skipped: another architecture, missing matrices, another depth, another shape.
+    Experts that the base lacks, because they are quantised there, are left out. Raises Skipped: another architecture,
+    missing matrices, another depth, another shape, or quantised matrices that the base has as numbers.
     """
     config = checkpoint.config or dict(base.config)
     model_type = str(config.get("model_type") or base.config.get("model_type"))
-    layout = load_architecture(model_type).locate(
-        {name: info.shape for name, info in checkpoint.tensors.items()}, config
-    )
+    layout = locate_matrices(checkpoint, {**config, "model_type": model_type})
+    held = base.layout.by_key
+    kept = (one for one in layout.matrices if one.key in held or not one.key.family.startswith("expert_"))
+    layout = replace(layout, matrices=tuple(kept))
     if layout.architecture != base.layout.architecture:
         raise Skipped(
             "shape_mismatch",
             f"its architecture is {layout.architecture} ({model_type}), the base's is {base.layout.architecture}",
         )
-    compare(base.layout, layout)
+    try:
+        compare(base.layout, layout)
+    except Skipped as problem:
+        if config.get("quantised") and problem.reason == "missing_matrices":
+            raise Skipped("quantized", f"it is quantised, and as numbers {problem.detail}") from problem
+        raise
+    if checkpoint.quantised:
+        refuse_coarse({name: checkpoint.quantised[name] for name in layout.tensors if name in checkpoint.quantised})
+        if any(matrix.transposed for matrix in layout.matrices):
+            raise Skipped("quantized", "its matrices are stored in few bits and transposed, which is not read")
     return layout
 
 
-def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelta]:
-    """Stream the deltas of a LoRA adapter; matrices it does not change do not appear.
-
-    Raises Skipped for factors whose shapes do not match the base and for values that are not finite.
-    """
-    architecture = load_architecture(str(base.config["model_type"]))
-    whole = [name.removesuffix(".weight") for name in whole_weights(checkpoint) if name.endswith(".weight")]
-    replaced = architecture.locate_modules(whole, base.layout)
-    if replaced:
-        raise Skipped("adapter_unsupported", f"it also saves whole block matrices ({shown(min(replaced))})")
-    located = architecture.locate_modules(lora_paths(checkpoint), base.layout)
-    for module in read_lora(checkpoint):
-        for matrix in located.get(module.path, ()):
-            a, b = matrix.extract_lora(module.a, module.b)
-            made, expected = (b.shape[0], a.shape[1]), tuple(matrix.shape)
-            if made != expected:
-                raise Skipped(
-                    "shape_mismatch",
-                    f"the adapter's {shown(module.path)} makes {made}, the base's matrix is {expected}",
-                )
-            a, b = a.to(torch.float32), b.to(torch.float32)
-            if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-                raise Skipped("not_finite", f"the adapter's {shown(module.path)} holds NaN or infinite values")
-            yield LoraDelta(matrix.key, a, b, module.scale, matrix.transposed)
+def _grid_of(base: BaseMatrices, key: DeltaKey, lines: NDArray[np.int64] | None) -> Grid | None:
+    """A matrix of the base as 4 bits leave it; None if that needs more of it than the atlas keeps."""
+    if base.is_sampled:
+        return None
+    return lambda first, kind: on_grid(base, key, lines, first=first, double=kind == "nf4 double")
 
 
 def _dense_delta(
@@ -244,13 +252,14 @@ def _dense_delta(
     roundings: RoundingChoice,
     sampled: tuple[Positions, Positions],
     with_weights: bool,
+    grid: Grid | None,
 ) -> DenseDelta:
     """The delta overwrites ``weight`` in memory if that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
         raise Skipped(
             "shape_mismatch", f"{shown(matrix.tensor)} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}"
         )
-    reference = roundings.reference(weight, base)
+    reference = roundings.reference(weight, base, grid)
     where = (torch.from_numpy(sampled[0]), torch.from_numpy(sampled[1]))
     sample = weight[where].to(torch.float32)
     delta = weight.to(torch.float32)

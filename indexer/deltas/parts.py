@@ -10,25 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
-from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Matrix
+from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import published_matrices
-from indexer.deltas.delta import layout_against
+from indexer.deltas.delta import LoraDelta, layout_against
 from indexer.deltas.rounding import narrowest_dtype
 from indexer.deltas.single import Described, model_errors
 from indexer.errors import ModelError, Skipped
 from indexer.listing.claims import untyped_relation
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import STACKS, DeltaKey, ModelRef
 from indexer.network.hub import conversion_revision
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.parts import Extent, Floats, ModelParts
 from indexer.vectors.published import PublishedBase
-from indexer.weights.adapter import lora_paths, read_lora
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 MATRICES = 8
@@ -55,7 +55,8 @@ class Parts:
         layout = self._base.layout
         for tensor in _spread(list(layout.by_tensor.items()), changed):
             matrices = layout.by_tensor[tensor]
-            rows = self._leading[tensor] = _leading_rows(matrices[0], self._base.item_bytes)
+            rows = _leading_rows(matrices[0], self._base.item_bytes)
+            rows = self._leading[tensor] = min(rows, self._base.leading_rows(matrices[0].key))
             for matrix in matrices:
                 width = matrix.stored_rows if matrix.transposed else matrix.shape[1]
                 shape = _cut(matrix, torch.empty((rows, width), device="meta")).shape
@@ -67,7 +68,7 @@ class Parts:
     def base_weights(self) -> dict[DeltaKey, torch.Tensor]:
         """The base's parts in its own dtype, from the atlas."""
         with closing(self._base) as base:
-            return {key: base.matrix(key)[: one.rows, : one.columns].clone() for key, one in self.extents.items()}
+            return {key: base.leading(key, one.rows, one.columns).clone() for key, one in self.extents.items()}
 
     @property
     def names(self) -> list[str]:
@@ -76,7 +77,7 @@ class Parts:
 
     def read_base(self) -> ModelParts:
         """Only the base's embeddings, from the Hub: its matrices are in the atlas. Raises ModelError."""
-        reference = ModelRef.of_atlas(self._published.base)
+        reference = replace(ModelRef.of_atlas(self._published.base), subfolder=self._base.component)
         with _opened(reference, self._published.commit, "finetune", None, None) as checkpoint:
             tokens = _tokens(checkpoint)
             narrow = torch.float32 if tokens is None else narrowest_dtype(torch.from_numpy(tokens))
@@ -100,6 +101,10 @@ class Parts:
         Known ``filenames`` save a request. ``most_small``: the most bytes that a configuration or header may have.
         Raises ModelError if the model cannot be read or does not have the base's shape.
         """
+        component = self._base.component
+        if component and relation != "adapter":
+            if filenames is None or any(name.startswith(f"{component}/") for name in filenames):
+                reference = replace(reference, subfolder=component)
         try:
             with _opened(reference, commit, relation, filenames, most_small) as checkpoint:
                 return self._parts_of(checkpoint)
@@ -115,7 +120,7 @@ class Parts:
         weights: dict[str, Floats] = {}
         deltas: dict[str, Floats] = {}
         widest = None
-        for key, found in self._lora_deltas(checkpoint) if is_adapter else self._stored_weights(checkpoint):
+        for key, found in self._adapter_deltas(checkpoint) if is_adapter else self._stored_weights(checkpoint):
             base = self.base_weights[key]
             if is_adapter:
                 weight, delta = base.float() + found, found
@@ -140,23 +145,25 @@ class Parts:
             if matrix.key in self.extents:
                 theirs, name = of_base[matrix.key], matrix.tensor
                 is_stored_alike = (theirs.transposed, theirs.rows) == (matrix.transposed, matrix.rows)
-                rows = self._leading[theirs.tensor] if is_stored_alike else checkpoint.tensors[name].shape[0]
+                whole = matrix.leading or checkpoint.tensors[name].shape[0]
+                rows = self._leading[theirs.tensor] if is_stored_alike else whole
                 wanted[name] = range(max(len(wanted.get(name, ())), rows))
         for name, tensor in checkpoint.rows(wanted):
             for matrix in layout.by_tensor[name]:
                 if (extent := self.extents.get(matrix.key)) is not None:
                     yield matrix.key, _cut(matrix, tensor)[: extent.rows, : extent.columns]
 
-    def _lora_deltas(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
+    def _adapter_deltas(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
         """The parts of an adapter's deltas; zeros for matrices that it does not change."""
-        architecture = load_architecture(str(self._base.config["model_type"]))
-        located = architecture.locate_modules(lora_paths(checkpoint), self._base.layout)
         found = {key: torch.zeros(extent.rows, extent.columns) for key, extent in self.extents.items()}
-        for module in read_lora(checkpoint):
-            for matrix in located.get(module.path, ()):
-                if (extent := self.extents.get(matrix.key)) is not None:
-                    a, b = matrix.extract_lora(module.a, module.b)
-                    found[matrix.key] = module.scale * (b[: extent.rows].float() @ a[:, : extent.columns].float())
+        for delta in deltas_on(checkpoint, self._base):
+            if (extent := self.extents.get(delta.key)) is None:
+                continue
+            if isinstance(delta, LoraDelta):
+                found[delta.key] = delta.scale * (delta.b[: extent.rows] @ delta.a[:, : extent.columns])
+            else:
+                formed = dense(delta, self._base.matrix(delta.key)).matrix
+                found[delta.key] = formed[: extent.rows, : extent.columns].clone()
         yield from found.items()
 
 
@@ -199,12 +206,12 @@ def _spread(tensors: Sequence[tuple[str, tuple[Matrix, ...]]], changed: Collecti
         for name, matrices in tensors
         if changed is None or any(str(matrix.key) in changed for matrix in matrices)
     ]
-    places = sorted({(matrices[0].key.stack == "decoder", matrices[0].key.layer) for _, matrices in usable})
+    places = sorted({(STACKS.index(matrices[0].key.stack), matrices[0].key.layer) for _, matrices in usable})
     families = list(dict.fromkeys((matrices[0].key.stack, matrices[0].key.family) for _, matrices in usable))
-    by_place: dict[tuple[bool, int], list[tuple[str, int]]] = {}
+    by_place: dict[tuple[int, int], list[tuple[str, int]]] = {}
     for name, matrices in usable:
         key = matrices[0].key
-        by_place.setdefault((key.stack == "decoder", key.layer), []).append(
+        by_place.setdefault((STACKS.index(key.stack), key.layer), []).append(
             (name, families.index((key.stack, key.family)))
         )
     chosen: list[str] = []

@@ -1,22 +1,24 @@
-"""Deltas of an adapter that was trained on another model than the base: δW = δW(parent) + s · B @ A.
+"""Deltas of an adapter that was trained on another model than the base: δW = δW(parent) + δW(adapter).
 
-They are computed exactly from the checkpoints. If the parent is a fine-tune, the product is added to its dense
-difference from the base. If it is another adapter, the factors are joined, so that the sum stays a product of
-factors. If its checkpoint can no longer be read, the factors of its record are used: exact in the leading triplets,
-and the rest of its change only counts in the norm.
+They are computed exactly from the checkpoints. If the parent is a fine-tune, the adapter's change is added to its
+dense difference from the base. If it is another adapter, the factors are joined, so that the sum stays a product of
+factors. A change that depends on the weights is computed from those of the parent. If the parent's checkpoint can no
+longer be read, the factors of its record are used: exact in the leading triplets, and the rest of its change only
+counts in the norm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
+from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.base import BaseMatrices
-from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas, sampled_deltas
+from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, sampled_deltas
 from indexer.errors import Failed, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.records.identity import Parent
@@ -61,12 +63,14 @@ class StackedAdapter:
         Raises ForeignParent and UnreadableParent, also after some deltas; Skipped for problems of the adapter itself;
         Failed if a retry may work.
         """
-        factors = [by_key(lora_deltas(self.checkpoint, self.base))]
+        # The changes of every adapter, the lowest last.
+        changes = [by_key(deltas_on(self.checkpoint, self.base, on_base=False))]
         below: Parent | None = self.parent
         while below is not None and below.relation == "adapter":
-            opened = _opened(below)
+            opened = _opened(below, self.base.component)
             try:
-                factors.append(by_key(lora_deltas(opened, self.base)))
+                is_lowest = below.parent is None
+                changes.append(by_key(deltas_on(opened, self.base, on_base=is_lowest)))
             except Skipped as reason:
                 raise _parent_error(reason, below) from reason
             finally:
@@ -74,20 +78,27 @@ class StackedAdapter:
                 opened.close()
             below = below.parent
         if below is None:
-            for key in dict.fromkeys(key for part in factors for key in part):
-                yield _joined([part[key] for part in factors if key in part])
+            for key in dict.fromkeys(key for part in changes for key in part):
+                parts = [part[key] for part in changes if key in part]
+                factors = [part for part in parts if isinstance(part, LoraDelta)]
+                if len(factors) == len(parts):
+                    yield _joined(factors)
+                else:
+                    yield _summed(parts, self.base, with_weights=with_weights)
         else:
-            yield from self._on(below, factors, ahead_bytes, with_weights, sample_connections)
+            if any(isinstance(one, WeightDelta) for part in changes for one in part.values()):
+                sample_connections = 0  # they need all rows of the model below
+            yield from self._on(below, changes, ahead_bytes, with_weights, sample_connections)
 
     def _on(
         self,
         parent: Parent,
-        factors: list[dict[DeltaKey, LoraDelta]],
+        changes: list[dict[DeltaKey, LoraDelta | WeightDelta]],
         ahead_bytes: int,
         with_weights: bool,
         sample_connections: int,
     ) -> Iterator[DenseDelta]:
-        checkpoint = _opened(parent)
+        checkpoint = _opened(parent, self.base.component)
         try:
             layout = layout_against(checkpoint, self.base)
             stream: Iterable[DenseDelta]
@@ -97,7 +108,7 @@ class StackedAdapter:
                 stream = dense_deltas(checkpoint, layout, self.base, ahead_bytes, with_weights=with_weights)
             for delta in stream:
                 self._check_relation(delta, parent, is_last=len(self._norms) + 1 == len(layout.matrices))
-                parts = [part[delta.key] for part in factors if delta.key in part]
+                parts = [part[delta.key] for part in changes if delta.key in part]
                 yield _added(delta, parts, self.base) if parts else delta
         except Skipped as reason:
             if isinstance(reason, _AdapterOverflows):
@@ -125,7 +136,11 @@ def on_record(checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> Iter
 
     Raises UnreadableParent if the record holds no factors; Skipped for problems of the adapter itself.
     """
-    own = by_key(lora_deltas(checkpoint, base))
+    own: dict[DeltaKey, LoraDelta] = {}
+    for key, found in by_key(deltas_on(checkpoint, base, on_base=False)).items():
+        if isinstance(found, WeightDelta):
+            raise UnreadableParent(f"the change of {key} depends on the weights of {below.identity.model}")
+        own[key] = found
     for kept in below.deltas:
         if kept.u is None or kept.v is None:
             raise UnreadableParent(f"the record of {below.identity.model} holds no factors")
@@ -140,10 +155,12 @@ class _AdapterOverflows(Skipped):
     """The adapter's own factors are the problem, not its parent."""
 
 
-def _opened(parent: Parent) -> Checkpoint:
+def _opened(parent: Parent, component: str) -> Checkpoint:
+    is_of_diffusers = component and any(name.startswith(f"{component}/") for name in parent.filenames or ())
+    reference = ModelRef(parent.model, subfolder=component if is_of_diffusers else "")
     try:
         checkpoint = open_checkpoint(
-            ModelRef(parent.model), commit=parent.commit, filenames=parent.filenames, relation=parent.relation
+            reference, commit=parent.commit, filenames=parent.filenames, relation=parent.relation
         )
     except Skipped as reason:
         raise _parent_error(reason, parent) from reason
@@ -162,14 +179,19 @@ def _parent_error(reason: Skipped, parent: Parent) -> ForeignParent | Unreadable
     return kind(f"{parent.model}: {reason.detail}")
 
 
-def by_key(deltas: Iterator[LoraDelta]) -> dict[DeltaKey, LoraDelta]:
+def by_key(deltas: Iterator[LoraDelta | WeightDelta]) -> dict[DeltaKey, LoraDelta | WeightDelta]:
     """The changes of one adapter by matrix. Raises Skipped("malformed") if one is changed twice."""
-    found: dict[DeltaKey, LoraDelta] = {}
+    return {delta.key: delta for delta in once(deltas)}
+
+
+def once(deltas: Iterator[LoraDelta | WeightDelta]) -> Iterator[LoraDelta | WeightDelta]:
+    """The same stream. Raises Skipped("malformed") if a matrix is changed twice."""
+    seen: set[DeltaKey] = set()
     for delta in deltas:
-        if delta.key in found:
+        if delta.key in seen:
             raise Skipped("malformed", f"the adapter changes the matrix {delta.key} twice")
-        found[delta.key] = delta
-    return found
+        seen.add(delta.key)
+        yield delta
 
 
 def _joined(parts: list[LoraDelta]) -> LoraDelta:
@@ -181,11 +203,32 @@ def _joined(parts: list[LoraDelta]) -> LoraDelta:
     return replace(parts[0], a=a, b=b, scale=1.0)
 
 
-def _added(delta: DenseDelta, parts: list[LoraDelta], base: BaseMatrices) -> DenseDelta:
-    """Add the adapters' changes to the fine-tune's, in place."""
+def _summed(parts: Sequence[LoraDelta | WeightDelta], base: BaseMatrices, *, with_weights: bool) -> DenseDelta:
+    """The changes of adapters on adapters, the lowest last, some of which depend on the weights."""
+    weight, below = base.matrix(parts[0].key), None
+    for part in reversed(parts):
+        if isinstance(part, LoraDelta):
+            part = WeightDelta(part.key, _product(part), part.transposed)
+        found = dense(part, weight, below, with_weights=with_weights)
+        below = found.matrix
+    return found
+
+
+def _product(delta: LoraDelta) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda weight: delta.scale * (delta.b @ delta.a)
+
+
+def _added(delta: DenseDelta, parts: Sequence[LoraDelta | WeightDelta], base: BaseMatrices) -> DenseDelta:
+    """Add the adapters' changes to the fine-tune's, in place; the lowest adapter is the last."""
     place = base.layout.by_key[delta.key]
     held = None if delta.lines is None else lines_of(place.lines, delta.lines)
-    for part in parts:
+    for part in reversed(parts):
+        if isinstance(part, WeightDelta):
+            change = part.change(delta.matrix + base.matrix(delta.key).to(torch.float32))
+            delta.matrix.add_(change)
+            if delta.weight is not None:
+                delta.weight.add_(change)
+            continue
         a = part.a[:, held] if held is not None and place.transposed else part.a
         b = part.b[held] if held is not None and not place.transposed else part.b
         delta.matrix.addmm_(b, a, alpha=part.scale)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from indexer.architectures.architecture import load_architecture
-from indexer.architectures.layout import Layout
+from indexer.architectures.layout import Layout, Matrix
 from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError
 from indexer.names import DeltaKey, is_hub_id
@@ -68,6 +68,11 @@ class BaseShape:
             lines = lines_to_read(matrix.shape, matrix.transposed, item_bytes)
             found += lines * matrix.shape[not matrix.transposed] * item_bytes
         return found
+
+
+def sampled_lines(matrix: Matrix) -> int:
+    """How many rows of a matrix are stored of a base of which a sample is kept: all that any sample may hold."""
+    return lines_to_read(matrix.shape, matrix.transposed, 2, more=True)
 
 
 @dataclass
@@ -157,7 +162,10 @@ class StoredBase:
             found = load_architecture(str(self.config["model_type"])).locate(shapes, self.config)
         except (ModelError, *WRONG_KINDS) as error:
             raise self._damaged("its architecture is invalid") from error
-        expected = {str(matrix.key): tuple(matrix.shape) for matrix in found.matrices}
+        expected = {
+            str(matrix.key): (sampled_lines(matrix), matrix.shape[1]) if self.is_sampled else tuple(matrix.shape)
+            for matrix in found.matrices
+        }
         shapes_here = {name: entry.shape for name, entry in self._header.entries.items()}
         rows = shapes_here.pop(TOKENS, (0, 0))
         others = [shapes_here.pop(kind, rows) for kind in EMBEDDINGS]
@@ -173,6 +181,16 @@ class StoredBase:
     def norms(self) -> dict[DeltaKey, float]:
         """‖W_base‖ (Frobenius) of every matrix."""
         return {DeltaKey.parse(name): float(norm) for name, norm in self.description["norms"].items()}
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether only some rows of each matrix are stored (``sampled_lines``), and the norms are estimates."""
+        return self.description.get("is_sampled") is True
+
+    @property
+    def component(self) -> str:
+        """The folder of its weights in a repository of diffusers; "" in any other."""
+        return str(self.description.get("component", ""))
 
     @property
     def vocabulary(self) -> int:
@@ -193,8 +211,11 @@ class StoredBase:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of all block matrices as stored."""
-        return sum(entry.nbytes for name, entry in self._header.entries.items() if name not in EMBEDDINGS)
+        """Bytes of all block matrices in its checkpoint."""
+        entries = self._header.entries
+        return sum(
+            math.prod(matrix.shape) * ITEM_BYTES[entries[str(matrix.key)].dtype] for matrix in self.layout.matrices
+        )
 
     @property
     def item_bytes(self) -> int:
@@ -242,6 +263,8 @@ def _check_description(found: Any) -> None:
         DeltaKey.parse(name)
         if type(norm) is not float or not math.isfinite(norm):
             raise ValueError("invalid norm")
+    if not isinstance(found.get("component", ""), str) or "/" in found.get("component", ""):
+        raise ValueError("invalid component")
     if type(vocabulary := found.get("vocabulary", 0)) is not int or not 0 <= vocabulary <= MAX_INTEGER:
         raise ValueError("invalid vocabulary")
     if not all(one is None or isinstance(one, str) for one in found["file_hashes"]):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -22,12 +21,13 @@ from numpy.typing import NDArray
 from indexer.architectures.layout import Layout
 from indexer.cards.local import without_paths
 from indexer.cards.modelcard import head_facts
+from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.base import BaseMatrices
-from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas, sampled_deltas
+from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, sampled_deltas
 from indexer.deltas.embeddings import EmbeddingReader
 from indexer.deltas.rounding import RoundingChoice
 from indexer.deltas.spectra import Spectra
-from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadableParent, by_key, on_record
+from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadableParent, on_record, once
 from indexer.deltas.svd import Factors, lora_svd, sample_svd, truncated_svd
 from indexer.errors import Failed, Skipped
 from indexer.listing.claims import YES, path_verdict
@@ -39,8 +39,8 @@ from indexer.records.record import DeltaRecord, Record, TokenChanges
 from indexer.records.representation import representation_named
 from indexer.records.row_plan import ROW_PLAN, lines_of
 from indexer.records.row_space import row_space, row_space_of
-from indexer.untrusted import printable
-from indexer.weights.adapter import factor_names
+from indexer.untrusted import printable, shown
+from indexer.weights.adapter import adapter_plan, stated_base, tensor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
@@ -81,8 +81,11 @@ def vectorise(
     started = time.perf_counter()
     identity = unit.identity
     stack: StackedAdapter | None = None
+    model = unit.model
+    if base.component and any(name.startswith(f"{base.component}/") for name in unit.filenames or ()):
+        model = replace(model, subfolder=base.component)
     checkpoint = open_checkpoint(
-        unit.model,
+        model,
         commit=unit.commit,
         filenames=unit.filenames,
         relation=unit.relation,
@@ -93,13 +96,15 @@ def vectorise(
         adapter_base: AdapterBase | None = None
         if checkpoint.kind != "adapter":
             layout = layout_against(checkpoint, base)
-            needed = layout.tensors
+            block_bytes = sum(
+                math.prod(matrix.shape) * checkpoint.tensors[matrix.tensor].dtype.itemsize for matrix in layout.matrices
+            )
             if unit.spec.sample:
                 reader.read_sample(layout, connections)
             else:
                 reader.read_full(layout, ahead_bytes)
         else:
-            needed = tuple(factor_names(checkpoint))
+            block_bytes = sum(checkpoint.tensors[name].nbytes for name in tensor_names(checkpoint))
             planned, unit = unit, _by_its_file(unit, checkpoint)
             adapter_base = _adapter_base(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
@@ -113,9 +118,6 @@ def vectorise(
                 else:
                     reader.read_adapter(None)
         deltas = reader.deltas()
-        bytes_of_dtype: Counter[str] = Counter()
-        for info in checkpoint.tensors.values():
-            bytes_of_dtype[str(info.dtype).removeprefix("torch.")] += info.nbytes
         record = Record(
             identity=identity,
             deltas=deltas,
@@ -126,15 +128,18 @@ def vectorise(
             tokens=reader.tokens,
             row_space=row_space(reader.row_spaces, [delta.key for delta in deltas]) if reader.row_spaces else None,
             precision=reader.roundings.widest,
+            base_grid=reader.roundings.grid,
             files=checkpoint.files,
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
-            dtype=max(bytes_of_dtype, key=lambda name: (bytes_of_dtype[name], name), default=""),
+            dtype=checkpoint.dtype,
             device=unit.device,
             threads=torch.get_num_threads(),
             adapter_base=adapter_base,
+            adapter_kind=adapter_plan(checkpoint).kind if checkpoint.kind == "adapter" else "",
+            passed_over=adapter_plan(checkpoint).passed_over if checkpoint.kind == "adapter" else (),
             bytes_read=checkpoint.bytes_read + (stack.bytes_read if stack else 0),
-            block_bytes=sum(checkpoint.tensors[name].nbytes for name in needed),
+            block_bytes=block_bytes,
             seconds=time.perf_counter() - started,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -230,21 +235,26 @@ class _DeltaReader:
 
     def read_adapter(self, stack: StackedAdapter | None, ahead_bytes: int = 0, connections: int = 1) -> None:
         """Read an adapter, with its parent if that is not the base."""
-        deltas: Iterable[DenseDelta | LoraDelta]
+        deltas: Iterable[DenseDelta | LoraDelta | WeightDelta]
+        with_weights = self.spectra is not None
         if stack is None:
-            deltas = by_key(lora_deltas(self._checkpoint, self._base)).values()
+            deltas = once(deltas_on(self._checkpoint, self._base))
         else:
             sample_connections = connections if self._unit.spec.sample else 0
-            deltas = stack.deltas(
-                ahead_bytes, with_weights=self.spectra is not None, sample_connections=sample_connections
-            )
+            deltas = stack.deltas(ahead_bytes, with_weights=with_weights, sample_connections=sample_connections)
         for delta in deltas:
             if isinstance(delta, LoraDelta):
                 self._add_lora(delta)
+            elif isinstance(delta, WeightDelta):
+                if delta.rows is not None:
+                    self.row_spaces[delta.key] = torch.linalg.qr(delta.rows.double().t()).Q.numpy()
+                self._add_dense(dense(delta, self._base.matrix(delta.key), with_weights=with_weights))
             else:
                 self._add_dense(delta)
         if not self._records:
-            raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
+            named = next(iter(adapter_plan(self._checkpoint).modules), None)
+            like = f"; its modules are named like {shown(named)}" if named else ""
+            raise Skipped("missing_matrices", f"the adapter changes no block matrix of the base{like}")
 
     def read_on_record(self, below: Record) -> None:
         """Read an adapter on a model that is known only from its record."""
@@ -360,7 +370,7 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint) -> Unit:
 
     Raises Failed if the Hub cannot be asked what that is.
     """
-    said = (checkpoint.adapter_config or {}).get("base_model_name_or_path")
+    said = stated_base(checkpoint.adapter_config)
     if unit.row_base is None or unit.model.folder is not None or said == unit.row_base or not isinstance(said, str):
         return unit
 
@@ -384,7 +394,7 @@ def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterB
 
     ``planned``: the unit before its file was read.
     """
-    named = (checkpoint.adapter_config or {}).get("base_model_name_or_path")
+    named = stated_base(checkpoint.adapter_config)
     if not isinstance(named, str) or not named.strip():
         return None
     if unit.model.folder is not None:

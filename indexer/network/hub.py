@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,17 +18,20 @@ from huggingface_hub.errors import (
 )
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision
-from indexer.names import is_hub_id, nearest, without_address
+from indexer.names import RELATIONS, is_hub_id, nearest, without_address
 from indexer.network.hub_errors import as_model_error, as_user_error
 from indexer.network.hub_requests import ask, fetch_small, parse_json
 from indexer.network.rows import filenames_in
-from indexer.untrusted import is_too_deep, printable
+from indexer.untrusted import is_count, is_too_deep, printable
 
 LARGEST_JSON = 8 << 20
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 # Patterns of ids that a base may have had before it was renamed; each is checked with the Hub.
 _FORMER_IDS = (("", "{name}"), ("meta-llama", "meta-llama/Meta-{name}"))
+
+# The folders that hold the denoising model in a repository of diffusers.
+COMPONENTS = ("transformer", "unet")
 
 _CONVERTER = "SFconvertbot"
 _CONVERSION = "Adding `safetensors` variant of this model"
@@ -36,13 +40,17 @@ _MOST_DISCUSSION_PAGES = 4
 
 @dataclass(frozen=True)
 class BaseFacts:
-    """A base model on the Hub: canonical id, other ids, commit, parsed config.json."""
+    """A base model on the Hub: canonical id, other ids, commit, parsed config.json.
+
+    ``component``: the folder of the weights in a repository of diffusers ("transformer"), and of its config.json.
+    """
 
     id: str
     commit: str
     aliases: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
     row: dict[str, Any] = field(default_factory=dict)
+    component: str = ""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -80,24 +88,49 @@ def resolve_base(name: str) -> BaseFacts:
                     found = ask(f"/api/models/{former}").value
                     if isinstance(found, dict) and found.get("id") == identifier:
                         aliases.append(former)
+        component = component_of(filenames_in(row))
         try:
-            config = fetch_json(identifier, "config.json", commit)
+            config = fetch_json(identifier, f"{component}/config.json" if component else "config.json", commit)
         except ModelError as error:
             if error.reason not in ("not_found", "malformed", "malformed_row"):
                 raise
             config = None
         if not isinstance(config, dict):
-            raise AtlasError(
-                f"{identifier} has no readable config.json, so the architecture of its weights is unknown.",
-                "Choose a base that transformers can load.",
-            )
+            raise _without_config(identifier, filenames_in(row))
+        if component and isinstance(config.get("_class_name"), str):
+            config["model_type"] = config["_class_name"]
     except (GatedRepoError, EntryNotFoundError, RevisionNotFoundError) as error:
         raise as_user_error(error, what) from error
     except RepositoryNotFoundError as error:
         raise unknown_model(name) from error
     except Exception as error:
         raise as_user_error(error, what) from error
-    return BaseFacts(identifier, commit, tuple(dict.fromkeys(aliases)), config, row)
+    return BaseFacts(identifier, commit, tuple(dict.fromkeys(aliases)), config, row, component)
+
+
+def component_of(filenames: Collection[str]) -> str:
+    """The folder of the denoising model in a repository of diffusers; "" for any other repository."""
+    if "model_index.json" not in filenames or "config.json" in filenames:
+        return ""
+    return next((name for name in COMPONENTS if f"{name}/config.json" in filenames), "")
+
+
+# Files that say what a repository without config.json is, and what to do.
+_INSTEAD_OF_CONFIG = (
+    ("adapter_config.json", "it is an adapter", "Name the base that it was trained on."),
+    ("model_index.json", "it is a pipeline without a denoising model in a folder of its own", "Choose another base."),
+    ("params.json", "its weights are in Mistral's own form", "Choose its twin for transformers, often named …-hf."),
+)
+
+
+def _without_config(identifier: str, filenames: tuple[str, ...]) -> AtlasError:
+    for name, what, hint in _INSTEAD_OF_CONFIG:
+        if name in filenames and "config.json" not in filenames:
+            return AtlasError(f"{identifier} has no config.json: {what} ({name}).", hint)
+    return AtlasError(
+        f"{identifier} has no readable config.json, so the architecture of its weights is unknown.",
+        "Choose a base that transformers or diffusers can load.",
+    )
 
 
 def _identity(row: Any, what: str) -> tuple[str, str]:
@@ -117,7 +150,7 @@ def unknown_model(name: str) -> AtlasError:
     found: dict[str, None] = {}
     try:
         for narrowed in [("author", owner), *filters] if owner else filters:
-            rows = ask("/api/models", [narrowed, ("sort", "downloads"), ("direction", "-1"), ("limit", "100")]).value
+            rows = ask("/api/models", [narrowed, ("sort", "downloads"), ("limit", "100")]).value
             ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
             found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
     except Exception as error:
@@ -129,6 +162,18 @@ def unknown_model(name: str) -> AtlasError:
         f"There is no model {name} on the Hub, or it is private.",
         f"{hint} For a private model log in with `hf auth login` or set HF_TOKEN.",
     )
+
+
+def count_children(identifier: str) -> dict[str, int]:
+    """How many models the Hub counts as made from this one, by relation; {} if it does not say."""
+    try:
+        row = ask(f"/api/models/{identifier}", [("expand", "childrenModelCount")]).value
+    except Exception as error:
+        as_model_error(error)  # raises a bug again; nothing depends on the answer
+        return {}
+    counted = row.get("childrenModelCount") if isinstance(row, dict) else None
+    found = counted if isinstance(counted, dict) else {}
+    return {name: found[name] for name in RELATIONS if is_count(found.get(name)) and 0 < found[name] < 10**9}
 
 
 def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from huggingface_hub.errors import (
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, access_hint, without_user
 from indexer.names import is_hub_id
+from indexer.network.session import INVALID_TOKEN
 from indexer.untrusted import tidy
 
 _LONGEST = 200
-_INVALID_TOKEN = "Invalid credentials"
 
 # The first class that matches decides, so derived classes come first.
 _BY_CLASS: tuple[tuple[type[Exception], type[ModelError], str, str], ...] = (
@@ -120,7 +120,7 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
 
 def _token_is_invalid(exception: HfHubHTTPError) -> bool:
     message = f"{exception.response.headers.get('X-Error-Message', '')} {exception.server_message or ''}"
-    return exception.response.status_code == 401 and _INVALID_TOKEN in message
+    return exception.response.status_code == 401 and INVALID_TOKEN in message
 
 
 def _with_detail(sentence: str, exception: Exception) -> str:

@@ -6,9 +6,10 @@ retries refused requests; ``RetryPolicy`` is for what goes wrong once a response
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -22,12 +23,13 @@ from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import is_hub_id
 from indexer.network.hub_errors import as_model_error
 from indexer.network.session import HubClient, ensure_session
-from indexer.untrusted import load_json, printable, shown
+from indexer.untrusted import load_json, printable, shown, tidy
 
 Parameters = Sequence[tuple[str, str]]
 Result = TypeVar("Result")
 
 _MOST_REDIRECTS = 5
+_LONGEST_REASON = 200
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -238,6 +240,30 @@ def raise_for_status(response: httpx2.Response, filename: str) -> None:
         hf_raise_for_status(response)
     except Exception as error:
         raise about(filename, error) from error
+
+
+_MESSAGE = re.compile(r"<Message>([^<]{1,500})", re.IGNORECASE)
+
+
+def reason_in(response: httpx2.Response) -> str:
+    """The reason that the body of a refusal gives, for a message: ": Access denied"; "" if it gives none.
+
+    It is what S3 and CloudFront send (XML), the Hub (JSON), or plain text, whose first line counts.
+    """
+    try:
+        text = response.read()[:4000].decode("utf-8", errors="replace").strip()
+    except httpx2.HTTPError:
+        return ""
+    if found := _MESSAGE.search(text):
+        text = found[1]
+    elif text.startswith("{"):
+        with suppress(ValueError):
+            value = load_json(text)
+            text = str(value.get("error", "")) if isinstance(value, dict) else ""
+    elif text.startswith("<"):
+        return ""
+    line = tidy(text.splitlines()[0], _LONGEST_REASON) if text else ""
+    return f": {line.rstrip('.')}" if line else ""
 
 
 def about(filename: str, error: Exception) -> ModelError:

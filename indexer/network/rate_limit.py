@@ -18,6 +18,7 @@ import re
 import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
@@ -29,11 +30,19 @@ from pathlib import Path
 # Bandwidth is accounted for in steps of this length: often enough to be smooth, seldom enough to cost nothing.
 STEP_SECONDS = 0.05
 
+# Requests in five minutes without and with an access token, by kind: of the API, and of files (``/resolve``). From
+# hub-docs, rate-limits.md; what the Hub's responses say counts instead (``RateLimit-Policy``).
+WINDOW_SECONDS = 300
+QUOTAS = {False: {"api": 500, "resolve": 3000}, True: {"api": 1000, "resolve": 5000}}
+
+_POLICY = re.compile(r"\bq\s*=\s*(\d{1,9})(?!\d)\s*;\s*w\s*=\s*(\d{1,9})(?!\d)", re.ASCII)
 _RATE_LIMIT = re.compile(r"\br\s*=\s*(\d{1,9})(?!\d)\s*;\s*t\s*=\s*(\d{1,9})(?!\d)", re.ASCII)
 _MOST_BYTES = 1 << 20
 
 Say = Callable[[str], None]
 _listener: Say | None = None
+_policies: dict[str, tuple[int, int]] = {}  # by kind of request, as ``note_response`` read them
+_sent: Counter[str] = Counter()
 
 
 @dataclass
@@ -266,6 +275,32 @@ def quota_in(headers: Mapping[str, str]) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
+def policy_in(headers: Mapping[str, str]) -> tuple[int, int] | None:
+    """(requests, seconds of a window) from the ``RateLimit-Policy`` header."""
+    found = _POLICY.search(headers.get("ratelimit-policy", "")[:1000])
+    return (int(found[1]), int(found[2])) if found and int(found[1]) and int(found[2]) else None
+
+
+def note_response(kind: str, headers: Mapping[str, str]) -> None:
+    """Count a request of this process, and remember the quota that its response names.
+
+    ``kind``: "api", "resolve" (files), "git", or "other" (ranges from signed addresses).
+    """
+    _sent[kind] += 1
+    if (policy := policy_in(headers)) is not None:
+        _policies[kind] = policy
+
+
+def sent_requests() -> int:
+    """How many requests of this process were answered."""
+    return _sent.total()
+
+
+def quota_of(kind: str, has_token: bool) -> tuple[int, int]:
+    """(requests, seconds of a window): as the Hub's responses said, else what is documented."""
+    return _policies.get(kind) or (QUOTAS[has_token][kind], WINDOW_SECONDS)
+
+
 def requested_wait(status: int, headers: Mapping[str, str]) -> float | None:
     """Seconds the server asks to wait, at least one; None if its headers say nothing readable."""
     quota = quota_in(headers)
@@ -275,15 +310,20 @@ def requested_wait(status: int, headers: Mapping[str, str]) -> float | None:
     text = headers.get("retry-after", "").strip()[:100]
     if re.fullmatch(r"[0-9]{1,9}", text):
         return max(1.0, float(text))
-    until = _date(text)
+    until = _parsed_date(text)
     if until is None:
         return None
     # By the server's own clock if it sends one: the local clock may be wrong.
-    now = _date(headers.get("date", "")[:100]) or datetime.now(UTC)
+    now = date_in(headers) or datetime.now(UTC)
     return max(1.0, (until - now).total_seconds())
 
 
-def _date(text: str) -> datetime | None:
+def date_in(headers: Mapping[str, str]) -> datetime | None:
+    """The server's own time."""
+    return _parsed_date(headers.get("date", "")[:100])
+
+
+def _parsed_date(text: str) -> datetime | None:
     try:
         found = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):

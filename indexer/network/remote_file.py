@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx2
 from huggingface_hub import HfFileMetadata, constants, get_hf_file_metadata, hf_hub_url
@@ -23,13 +25,15 @@ from indexer.network.hub_requests import (
     get,
     is_own,
     raise_for_status,
+    reason_in,
 )
-from indexer.network.rate_limit import count_received
+from indexer.network.rate_limit import count_received, date_in
 from indexer.network.session import ensure_session
 from indexer.untrusted import COMMIT, SHA256, shown
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _REFUSALS = frozenset({401, 403, 404, 410})
+_AMZ_DATE = "%Y%m%dT%H%M%SZ"
 
 
 class RemoteFile:
@@ -37,8 +41,9 @@ class RemoteFile:
 
     Raises ModelError for the Hub's errors (``indexer.network.hub_errors``), and Failed with one of these reasons:
     "range_ignored" if the server keeps sending the whole file or another part of it, "short_body" or "network" if
-    bodies keep breaking off, "timeout", and "file_changed" if the size, ETag or commit keeps differing from the first
-    one. Every unexpected response is retried, because it may have come from one bad cache among many.
+    bodies keep breaking off, "timeout", "refused" if a signed address that has not expired is refused twice, and
+    "file_changed" if the size, ETag or commit keeps differing from the first one. Every unexpected response is retried,
+    because it may have come from one bad cache among many.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class RemoteFile:
         self._url = hf_hub_url(repository, filename, revision=commit, endpoint=self._endpoint)
         self._location = self._retries.call(self._resolve)
         self._served_etag: str | None = None
+        self._was_refused = False  # by an address that should still open
         self._kept: list[tuple[int, bytes]] = []
         assert self._location.size is not None
         self.size = self._location.size
@@ -100,6 +106,11 @@ class RemoteFile:
             if attempts > self._retries.retries:
                 raise problem.failure
             self._retries.wait(attempts)
+
+    @property
+    def location(self) -> str:
+        """The address that ranges are read from."""
+        return self._location.location
 
     def run(self, start: int, stop: int) -> Run:
         """The bytes [start, stop) by one request; skipped bytes are received all the same."""
@@ -147,12 +158,18 @@ class RemoteFile:
         """Raise TransientError unless the response is exactly the requested range of the resolved file."""
         status = response.status_code
         if status in _REFUSALS and not is_own(self._location.location, self._endpoint):
-            # Get a new signed address for the same bytes.
+            # Get a new signed address for the same bytes; if the address should still open, only once.
+            refusal = f"its signed address (HTTP {status}{reason_in(response)})"
+            if has_expired(self._location.location, response.headers) is False:
+                if self._was_refused:
+                    sentence = f"{shown(self.name)} is refused by {refusal}, which has not expired"
+                    raise Failed("refused", sentence)
+                self._was_refused = True
             found = self._retries.call(self._resolve)
             if (found.size, found.etag) != (self._location.size, self._location.etag):
                 raise Failed("file_changed", f"{shown(self.name)} was replaced while being read")
             self._location, self._served_etag = found, None
-            raise self._transient("server_error", f"cannot be read from its signed address (HTTP {status})")
+            raise self._transient("server_error", f"cannot be read from {refusal}")
         content_range = response.headers.get("Content-Range", "")
         if status == 416:
             if content_range.endswith(f"/{self.size}"):
@@ -175,6 +192,7 @@ class RemoteFile:
         if (first, last) != (start, stop - 1):
             raise self._transient("range_ignored", f"was sent from {first} to {last}, not {start} to {stop - 1}")
         etag = response.headers.get("ETag")
+        self._was_refused = False
         with self._lock:
             is_other = self._served_etag is not None and etag != self._served_etag
             self._served_etag = self._served_etag if is_other else etag
@@ -183,6 +201,27 @@ class RemoteFile:
 
     def _transient(self, reason: str, sentence: str) -> TransientError:
         return TransientError(Failed(reason, f"{shown(self.name)} {sentence}"))
+
+
+def expiry_of(address: str) -> datetime | None:
+    """When a signed address expires, by its own parameters (CloudFront's or S3's); None if it does not say."""
+    try:
+        parameters = dict(parse_qsl(urlsplit(address).query))
+        if "X-Amz-Date" in parameters:
+            signed = datetime.strptime(parameters["X-Amz-Date"], _AMZ_DATE).replace(tzinfo=UTC)
+            return signed + timedelta(seconds=float(parameters["X-Amz-Expires"]))
+        return datetime.fromtimestamp(float(parameters["Expires"]), UTC)
+    except (KeyError, ValueError, OverflowError, OSError):
+        return None
+
+
+def has_expired(address: str, headers: Mapping[str, str]) -> bool | None:
+    """Whether a signed address has expired; None if it does not say when it does.
+
+    ``headers`` of the response: the time is the server's ``Date``, because the local clock may be wrong.
+    """
+    expires = expiry_of(address)
+    return None if expires is None else expires <= (date_in(headers) or datetime.now(UTC))
 
 
 class StreamRun(Run):

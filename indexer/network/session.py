@@ -8,6 +8,8 @@ including those of ``model_info`` and similar functions, which neither retry nor
 - A 429 waits as its ``RateLimit`` header says (``"api";r=0;t=55``: nothing left, 55 seconds to go), otherwise as
   ``Retry-After`` says. When little of the quota is left, requests are spread over the remaining time.
 - A 408, a 5xx or a lost connection is retried with growing waits if repeating the request does no harm.
+- A 401 or 403 to a request with a token is asked for once more without it: a fine-grained token can be refused what
+  anybody may read.
 - When the budget of a request is spent, its last response or error is returned as it is, so a 429 or a 5xx never looks
   like an empty response.
 
@@ -34,8 +36,19 @@ from huggingface_hub.utils._http import hf_request_event_hook
 from indexer.console.messages import Progress
 from indexer.errors import Failed
 from indexer.network.min_throughput import MinThroughput, WatchedTransport
-from indexer.network.rate_limit import RateLimiter, announce, common_limiter, listen, requested_wait
+from indexer.network.rate_limit import (
+    RateLimiter,
+    announce,
+    common_limiter,
+    listen,
+    note_response,
+    requested_wait,
+)
 from indexer.untrusted import MOST_VALUES, printable, values_in
+
+# In the refusal of a token that is wrong or has expired. Without it public models would be served, and nobody would
+# notice that private ones are missing.
+INVALID_TOKEN = "Invalid credentials"
 
 _MIB = 1 << 20
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
@@ -89,6 +102,7 @@ class RetryingTransport(httpx2.BaseTransport):
         self._limiter = limiter
         self._say = say or (lambda sentence: None)
         self._exhausted: dict[tuple[str, str], float] = {}
+        self._told_of_token = False
 
     def close(self) -> None:
         """Close the connections."""
@@ -106,7 +120,10 @@ class RetryingTransport(httpx2.BaseTransport):
         given = request.extensions.get("timeout") or {}
         timeouts |= {name: value for name, value in given.items() if value is not None}
         request.extensions = {**request.extensions, "timeout": timeouts}
-        kind = "resolve" if _is_file(request.url) else "git" if ".git/" in request.url.path else "api"
+        path = request.url.path
+        kind = (
+            "resolve" if _is_file(request.url) else "git" if ".git/" in path else "api" if "/api/" in path else "other"
+        )
         quota = f"{request.url.netloc.decode('ascii', 'replace')} {kind}"
         wait = min(self._limiter.take_turn(quota, math.inf) or 0.0, limits.longest_rate_limit_wait)
         if wait >= 5:
@@ -122,6 +139,7 @@ class RetryingTransport(httpx2.BaseTransport):
             error: httpx2.RequestError | None = None
             try:
                 response = self._send(request)
+                note_response(kind, response.headers)
                 if response.status_code != 429:  # a 429 pauses everybody, below
                     self._limiter.note_quota(quota, response.headers, limits.longest_rate_limit_wait)
             except httpx2.RequestError as raised:
@@ -141,7 +159,36 @@ class RetryingTransport(httpx2.BaseTransport):
         if error is not None:
             raise error
         assert response is not None
+        if response.status_code in (401, 403) and self._may_be_public(request, response):
+            return self._sent_without_token(request, response, quota)
         return response
+
+    def _may_be_public(self, request: httpx2.Request, response: httpx2.Response) -> bool:
+        """Whether the refusal may be for the token: one of few permissions is refused what anybody may read."""
+        message = response.headers.get("X-Error-Message", "")
+        is_explained = response.headers.get("X-Error-Code") == "GatedRepo" or INVALID_TOKEN in message
+        return request.method in ("GET", "HEAD") and "Authorization" in request.headers and not is_explained
+
+    def _sent_without_token(self, request: httpx2.Request, response: httpx2.Response, quota: str) -> httpx2.Response:
+        """The response to the same request without a token if that is served, else the one there was."""
+        headers = [pair for pair in request.headers.multi_items() if pair[0].lower() != "authorization"]
+        again = httpx2.Request(request.method, request.url, headers=headers, extensions=request.extensions)
+        try:
+            other = self._send(again)
+        except httpx2.RequestError:
+            return response
+        note_response(quota.rpartition(" ")[2], other.headers)
+        if other.status_code >= 400:
+            other.close()
+            return response
+        response.close()
+        if not self._told_of_token:
+            self._told_of_token = True
+            self._say(
+                "the Hub refuses the access token where none is needed, so public models are asked for without it; "
+                "let the token read public repositories (huggingface.co/settings/tokens), or unset HF_TOKEN"
+            )
+        return other
 
     def _send(self, request: httpx2.Request) -> httpx2.Response:
         is_api = "/api/" in request.url.path and not _is_file(request.url)

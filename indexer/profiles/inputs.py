@@ -107,6 +107,11 @@ class BaseModel:
             found.append([*self._start, *ids, *self._end])
         return found
 
+    def has_tokens(self, encoded: Sequence[Sequence[int]]) -> bool:
+        """Whether some text has a token other than special ones, such as that for an unknown word."""
+        special = set(self._tokenizer.special_ids)
+        return any(one not in special for ids in encoded for one in ids)
+
     def rates(self, encoded: Sequence[Sequence[int]]) -> Floats:
         """(n,) how often each token occurs, as a share, of those whose rows are read (``indexer.records.tokens``)."""
         every = np.array([one for ids in encoded for one in ids], dtype=np.int64)

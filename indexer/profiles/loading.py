@@ -41,6 +41,7 @@ _NO_SIZE = re.compile("token_id|position|n_ctx|max_seq|theta|rope|rotary|seed|sl
 _PADDING = re.compile("attention_window|block_size|block_length|radius|num_blocks|segment_means|landmarks")
 # Parts that no layer's output depends on.
 _NEEDLESS = ("pooler", "head", "classifier", "lm_head", "cls", "score", "qa_outputs", "pre_classifier", "final_logits")
+_PROFILED = ("", "encoder", "decoder")  # stacks
 _REFUSED = {"input_values": "it takes sound", "input_features": "it takes sound"}
 
 
@@ -105,8 +106,9 @@ def _configuration(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any
     from transformers import CONFIG_MAPPING, AutoConfig
 
     model_type = str(config.get("model_type"))
-    if load_architecture(model_type).name == "clip":
-        raise Skipped("unsupported_input", f"it is a {model_type}: two towers, of text and of images, are not profiled")
+    architecture = load_architecture(model_type)
+    if architecture.name == "clip" or any(stack.name not in _PROFILED for stack in architecture.stacks):
+        raise Skipped("unsupported_input", f"it is a {model_type}: towers and stages side by side are not profiled")
     values = {name: value for name, value in config.items() if name != "model_type"}
     names: set[str] = set()
     if model_type in CONFIG_MAPPING:  # else transformers refuses it

@@ -16,15 +16,17 @@ import torch
 from huggingface_hub import hf_hub_download
 
 from indexer.architectures.architecture import load_architecture
+from indexer.deltas.adapter_deltas import adapter_deltas
+from indexer.deltas.delta import LoraDelta
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.names import ModelRef
+from indexer.names import DeltaKey, ModelRef
 from indexer.network.hub_errors import as_model_error
 from indexer.network.session import ensure_session
 from indexer.profiles.layers import HookedLayers
 from indexer.profiles.loading import layers_of, load, load_untrained
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
 from indexer.untrusted import shown
-from indexer.weights.adapter import lora_paths, read_lora, whole_weights
+from indexer.weights.adapter import adapter_plan, module_paths, whole_weights
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import READABLE
 
@@ -38,6 +40,7 @@ _LEFT_OUT = frozenset(
         "auto_map",
         "architectures",
         "quantization_config",
+        "quantised",
         "compression_config",
         "torch_dtype",
         "dtype",
@@ -263,34 +266,37 @@ def full_weights(checkpoint: Checkpoint) -> FullWeights:
 
 
 def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
-    """The base with a LoRA adapter merged: W + s·B·A in float32. The base's own tensors are not changed.
+    """The base with an adapter merged: W + δW in float32. The base's own tensors are not changed.
 
     Raises Skipped if the adapter changes something that cannot be merged.
     """
     architecture = load_architecture(str(base.config.get("model_type")))
     layout = architecture.locate({name: tuple(one.shape) for name, one in base.tensors.items()}, base.config)
-    located = architecture.locate_modules(lora_paths(adapter), layout)
+    located = architecture.locate_modules(module_paths(adapter), layout)
     stored = {matrix.key: matrix for matrix in layout.matrices}
     changed: dict[str, torch.Tensor] = {}
-    left: list[str] = []
-    for module in read_lora(adapter):
-        if module.path not in located:
-            left.append(module.path)
-            continue
-        for matrix in located[module.path]:
-            a, b = matrix.extract_lora(module.a, module.b)
-            target = stored[matrix.key]
-            delta = module.scale * (b.float() @ a.float())
-            if not torch.isfinite(delta).all():
-                raise Skipped("not_finite", f"the adapter's delta of {matrix.key} overflows")
-            if target.tensor not in changed:
-                changed[target.tensor] = base.tensors[target.tensor].float().clone()
-            whole = changed[target.tensor]
-            oriented = whole.mT if target.transposed else whole
-            if target.rows is None:
-                oriented += delta
-            else:
-                oriented[target.rows.take(torch.arange(target.stored_rows))] += delta
+
+    def weight_of(key: DeltaKey) -> torch.Tensor:
+        return stored[key].extract(base.tensors[stored[key].tensor])
+
+    for found in adapter_deltas(adapter, architecture, layout, weight_of):
+        target = stored[found.key]
+        if isinstance(found, LoraDelta):
+            delta = found.scale * (found.b @ found.a)
+        else:
+            delta = found.change(weight_of(found.key).float())
+        if not torch.isfinite(delta).all():
+            raise Skipped("not_finite", f"the adapter's delta of {found.key} overflows")
+        if target.tensor not in changed:
+            changed[target.tensor] = base.tensors[target.tensor].float().clone()
+        whole = changed[target.tensor]
+        oriented = whole.mT if target.transposed else whole
+        if target.rows is None:
+            oriented += delta
+        else:
+            oriented[target.rows.take(torch.arange(target.stored_rows))] += delta
+    left = [path for path in module_paths(adapter) if path not in located]
+    left += [what.partition(":")[0] for what in adapter_plan(adapter).passed_over]
     if left:
         some = ", ".join(shown(path, 60) for path in left[:3])
         raise Skipped(
@@ -309,10 +315,9 @@ def _replace_whole_tensors(adapter: Checkpoint, base: FullWeights, changed: dict
         parts = name.split(".")
         for start in range(len(parts) - 1):
             by_ending.setdefault(".".join(parts[start:]), name)
-    stored = {name.split("base_model.model.")[-1]: name for name in adapter.tensors}
-    for name, tensor in adapter.stream([one for one in stored.values() if ".lora_" not in one]):
-        plain = name.removeprefix("base_model.model.").replace(".modules_to_save", "").replace(".default", "")
-        parts = plain.split(".")
+    plain = {stored: name for name, stored in whole_weights(adapter).items()}
+    for name, tensor in adapter.stream(plain):
+        parts = plain[name].split(".")
         endings = (".".join(parts[start:]) for start in range(len(parts) - 1))
         target = next((by_ending[ending] for ending in endings if ending in by_ending), None)
         if target is not None and base.tensors[target].shape == tensor.shape:

@@ -10,16 +10,20 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, Skipped
 from indexer.names import ModelRef
 from indexer.network.session import install_session
 from indexer.profiles import tokenizer_process
-from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+from indexer.weights.checkpoint_files import choose, read_config
+from indexer.weights.repository import open_repository
+
+if TYPE_CHECKING:
+    from indexer.weights.checkpoint import Checkpoint  # which needs torch: it takes longer to load than to answer
 
 MOST_TOKENIZER = 64 << 20
 # For one answer, and for the first, which includes starting the process and reading the files.
@@ -119,33 +123,46 @@ def tokenizer_of(checkpoint: Checkpoint) -> IsolatedTokenizer | None:
 
     Raises Skipped("malformed") if it cannot be read.
     """
+    return _tokenizer(checkpoint.read_small, lambda: checkpoint.config)
+
+
+def tokenizer_at(reference: ModelRef, commit: str | None, relation: str = "finetune") -> IsolatedTokenizer | None:
+    """The tokenizer of a model on the Hub, in the cache or in a folder; None if there is none. No weights are opened.
+
+    Raises ModelError if its files cannot be read.
+    """
+    install_session()
+    repository = open_repository(reference, commit=commit)
+    try:
+        choice = choose(repository.filenames, relation)
+    except Skipped:  # no weights, or only those of other tools
+        return _tokenizer(lambda name, limit: repository.read_beside("", name, limit), dict)
+    return _tokenizer(
+        lambda name, limit: repository.read_beside(choice.folder, name, limit),
+        lambda: read_config(repository, choice, None),
+    )
+
+
+def _tokenizer(
+    read_small: Callable[[str, int], bytes | None], config: Callable[[], dict[str, Any]]
+) -> IsolatedTokenizer | None:
     names: tuple[str, ...]
     for names in (("tokenizer.json",), *_OLDER):
-        files = {name: checkpoint.read_small(name, MOST_TOKENIZER) for name in names}
+        files = {name: read_small(name, MOST_TOKENIZER) for name in names}
         if any(content is None for content in files.values()):
             continue
         content = {name: one for name, one in files.items() if one is not None}
         try:
             if names == ("tokenizer.json",):
                 return IsolatedTokenizer(content)
-            said = json.loads(checkpoint.read_small("tokenizer_config.json", MOST_TOKENIZER) or b"{}")
+            said = json.loads(read_small("tokenizer_config.json", MOST_TOKENIZER) or b"{}")
             kept = {name: said[name] for name in _SETTINGS if isinstance(said.get(name), bool)}
-            model_type = {"model_type": checkpoint.config.get("model_type")}
+            model_type = {"model_type": config().get("model_type")}
             return IsolatedTokenizer(content | {"config.json": json.dumps(model_type).encode()}, kept)
         except (AtlasError, ValueError, RecursionError, AttributeError) as error:
             why = f" ({error.message})" if isinstance(error, AtlasError) else ""
             raise Skipped("malformed", f"its {' and '.join(names)} make no tokenizer{why}") from error
     return None
-
-
-def tokenizer_at(reference: ModelRef, commit: str | None, relation: str = "finetune") -> IsolatedTokenizer | None:
-    """The tokenizer of a model on the Hub, in the cache or in a folder; None if there is none.
-
-    Raises ModelError if its files cannot be read.
-    """
-    install_session()
-    with closing(open_checkpoint(reference, commit=commit, relation=relation)) as checkpoint:
-        return tokenizer_of(checkpoint)
 
 
 def require_tokenizer(tokenizer: IsolatedTokenizer | None, model: str, hint: str) -> IsolatedTokenizer:

@@ -24,7 +24,7 @@ from indexer.publish.validation import InvalidValue
 from indexer.publish.vectors import PublishedVectors, UncentredVectors
 from indexer.records.representation import DEFAULT, VOCABULARY, Vector, representation_named
 from indexer.records.store import RecordStore
-from indexer.vectors.background import Background
+from indexer.vectors.background import Background, author_groups
 from indexer.vectors.centre import GROUPS
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.ties import NEAR
@@ -179,7 +179,12 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
             largest = similarities[counts].max(initial=-np.inf)
             mine, theirs = np.nonzero(counts & (similarities >= largest - NEAR))
             similarities[mine, theirs] = index.exact(first.matrix, mine, second.ids[theirs])
-            found = Background.of(np.clip(similarities[counts], -1.0, 1.0))
+            names = [facts[i][0] for i in (*first.ids.tolist(), *second.ids.tolist())]
+            groups, (left, right) = author_groups(names), np.nonzero(counts)
+            found = Background.of(
+                np.clip(similarities[left, right], -1.0, 1.0),
+                (groups[left], groups[len(first) + right]),
+            )
             if found is None:
                 continue
             count = len(found.shares)
@@ -193,6 +198,7 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
                     "pairs": [found.pairs] * count,
                     "similarity": found.similarities,
                     "share": found.shares,
+                    "share_high": [None] * count if found.highest is None else found.highest,
                 },
             )
 

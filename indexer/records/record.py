@@ -21,6 +21,9 @@ from indexer.storage.arrays import checksum, read_arrays, read_texts, write_arra
 from indexer.untrusted import load_json
 from indexer.vectors.centre import ADAPTER, FULL
 
+# ``Record.adapter_kind`` of an adapter that replaces whole matrices.
+WHOLE_MATRICES = "whole matrices"
+
 # The factors of a model of 70 billion numbers take half of it.
 LARGEST = 2 << 30
 
@@ -167,7 +170,9 @@ class Record:
     transposed matrices, follow; "" in older records. ``adapter_base`` is present for adapters that name their base.
     ``row_space`` (K, 1 + m) is a sketch of the row space of the LoRA factors A (``indexer.records.row_space``); None
     for other models and in older records. ``tokens``: None for adapters, in older records, and where the input
-    embedding cannot be compared with the base's.
+    embedding cannot be compared with the base's. ``adapter_kind``: the method of an adapter
+    (``indexer.weights.adapter.AdapterPlan``), "" for other models and in older records; ``passed_over``: what of it was
+    not read. ``base_grid``: what the base had been rounded to before training ("nf4", "nf4 double"), "" for nothing.
     """
 
     identity: Identity
@@ -191,6 +196,9 @@ class Record:
     adapter_base: AdapterBase | None = None
     row_space: NDArray[np.float16] | None = None
     tokens: TokenChanges | None = None
+    adapter_kind: str = ""
+    passed_over: tuple[str, ...] = ()
+    base_grid: str = ""
 
     @property
     def norm(self) -> float:
@@ -215,18 +223,19 @@ class Record:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether the weights came as LoRA factors."""
+        """Whether the weights came as an adapter's."""
         return any(stored.format.startswith("adapter") for stored in self.files)
 
     @property
     def vector_group(self) -> str:
-        """The group whose centre is subtracted from its vector: adapters, if the change consists of LoRA factors alone.
+        """The group whose centre is subtracted from its vector: adapters, if the change is that of an adapter alone.
 
-        A LoRA merged into full weights and a partly frozen model are full fine-tunes, and so is an adapter of a full
-        fine-tune.
+        A LoRA merged into full weights and a partly frozen model are full fine-tunes, and so are an adapter of a full
+        fine-tune and one that replaces whole matrices.
         """
         is_of_fine_tune = self.adapter_base is not None and self.adapter_base.verdict == "finetune"
-        return ADAPTER if self.is_adapter and not is_of_fine_tune else FULL
+        is_full = is_of_fine_tune or self.adapter_kind == WHOLE_MATRICES
+        return ADAPTER if self.is_adapter and not is_full else FULL
 
     @property
     def base_cosine(self) -> float | None:
@@ -285,6 +294,8 @@ def write_record(record: Record, path: Path) -> None:
         "row_plan": record.row_plan,
         "stands_on": asdict(record.adapter_base) if record.adapter_base else None,
         "precision": record.precision,
+        "base_grid": record.base_grid,
+        "adapter": {"kind": record.adapter_kind, "passed_over": list(record.passed_over)},
         "tokens": record.tokens and {name: getattr(record.tokens, name) for name in _TOKEN_FIELDS},
     } | {name: getattr(record, name) for name in _FIELDS}
     text = canonical_json(header)
@@ -343,7 +354,10 @@ def read_record(path: Path) -> Record:
             moved=int(header.get("moved", 0)),
             row_plan=str(header.get("row_plan", "")),
             precision=str(header.get("precision", "")),
+            base_grid=str(header.get("base_grid", "")),
             tokens=TokenChanges(arrays["tokens"], **header["tokens"]) if header.get("tokens") else None,
+            adapter_kind=str(header.get("adapter", {}).get("kind", "")),
+            passed_over=tuple(map(str, header.get("adapter", {}).get("passed_over", ()))),
             vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
             **optional,
             **{name: header[name] for name in _FIELDS},

@@ -20,13 +20,17 @@ from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
 PATIENCE = 3
 BACK_OFF_SECONDS = 3600.0
 
+# What this version can read. A version that reads kinds of models that earlier ones skipped has a larger number: then
+# every model that was skipped is tried once more.
+READER = 1
+
 _MOST_ATTEMPTS = 10**6
 _MOST_BYTES = 1 << 20  # of a failure, which takes some hundred
 
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """Why there is no record: ``status`` is skipped or failed."""
+    """Why there is no record: ``status`` is skipped or failed. ``reader``: the READER that tried."""
 
     identity: Identity
     status: str
@@ -34,6 +38,7 @@ class FailureRecord:
     detail: str
     attempts: int
     when: str
+    reader: int = 0
 
     @property
     def is_due(self) -> bool:
@@ -99,6 +104,7 @@ class RecordStore:
             detail=error.detail,
             attempts=min((before.attempts if before else 0) + 1, _MOST_ATTEMPTS),
             when=datetime.now(UTC).isoformat(timespec="seconds"),
+            reader=READER,
         )
         write_atomically(self.folder.failure(identity.digest), add_checksum(canonical_json(asdict(failure))))
         return failure
@@ -172,6 +178,8 @@ def _failure(row: dict[str, Any]) -> FailureRecord:
     texts = (found.reason, found.detail, found.when, found.identity.model, found.identity.commit, found.identity.base)
     if not all(isinstance(text, str) for text in texts) or found.status not in ("skipped", "failed"):
         raise ValueError("not a failure record")
+    if type(found.reader) is not int:
+        raise ValueError("not the number of a reader")
     if type(found.attempts) is not int or not 0 < found.attempts <= _MOST_ATTEMPTS:
         raise ValueError("not a number of attempts")
     if datetime.fromisoformat(found.when).tzinfo is None:

@@ -195,7 +195,7 @@ def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
     """All atlases on the Hub (datasets with our tag), newest first, optionally of one base. Raises AtlasError."""
     install_session(LIMITS)
     parameters = [("filter", TAG), *([("filter", f"{_BASE}{base}")] if base else [])]
-    parameters += [("sort", "lastModified"), ("direction", "-1"), ("limit", "100")]
+    parameters += [("sort", "lastModified"), ("limit", "100")]
     expand = ("cardData", "tags", "lastModified", "private", "downloads", "likes", "sha")
     parameters += [("expand", one) for one in expand]
     listed: list[dict[str, Any]] = []

@@ -7,7 +7,8 @@ with as few requests as make sense and holds one at a time. ``indexer.weights.ch
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -34,8 +35,8 @@ from indexer.weights.checkpoint_files import (
     is_plain_name,
     read_adapter_config,
     read_config,
-    refuse_quantised_tensors,
 )
+from indexer.weights.quantised import QUANTISATION_KEYS, quantised_matrices, refuse_quantised, stated_method
 from indexer.weights.repository import Repository, open_repository
 from indexer.weights.stored_tensor import (
     READABLE,
@@ -61,8 +62,10 @@ SEAM_BYTES = 32 << 10
 class Checkpoint:
     """The weights of one model at one commit.
 
-    ``kind`` is "full" or "adapter", ``config`` the unchanged config.json ({} for an adapter without one), ``tensors``
-    the tensors in the order of the files, and ``folder`` the folder of the files ("" or "name/").
+    ``kind`` is "full" or "adapter", ``config`` is config.json ({} for an adapter without one) with ``quantised`` = True
+    for settings of quantisation, ``tensors`` the tensors in the order of the files, and ``folder`` the folder of the
+    files ("" or "name/"). ``quantised`` are the matrices that are stored in few bits; in ``tensors`` and wherever they
+    are read they have their values.
     """
 
     def __init__(
@@ -77,7 +80,6 @@ class Checkpoint:
         self.kind: Kind = choice.kind
         self.folder = choice.folder
         self.commit = repository.commit
-        self.config = config
         self.adapter_config = adapter_config
         self._repository = repository
         self._files = files
@@ -88,7 +90,16 @@ class Checkpoint:
                 if name in index.tensors:
                     tensors[name] = index.tensors[name]
                     self._index_of[name] = index
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self.quantised, logical = quantised_matrices(tensors, config) if choice.kind == "full" else ({}, tensors)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(logical)
+        # By matrix the tensors of its scales, once they have been read: a base is rounded by them.
+        self._scales: dict[str, dict[str, torch.Tensor]] = {}
+        if choice.kind == "full":
+            refuse_quantised(logical, self.quantised, config)
+        # What is read has the usual dtypes, so the settings of quantisation would only mislead.
+        self.config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
+        if choice.kind == "full" and stated_method(config) is not None:
+            self.config["quantised"] = True  # experts that cannot be read may be missing
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
@@ -100,17 +111,33 @@ class Checkpoint:
         )
 
     @property
+    def metadata(self) -> Mapping[str, str]:
+        """The metadata of a single safetensors file; {} for other checkpoints."""
+        return next(iter(self._files.values())).metadata if len(self._files) == 1 else {}
+
+    @property
     def bytes_read(self) -> int:
         """Bytes read so far, from disk or in response bodies, including configs and indexes."""
         return self._repository.small_bytes + sum(index.source.bytes_read for index in self._files.values())
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that most bytes are stored in, as PyTorch calls it, or the form of matrices stored in few bits."""
+        sizes: Counter[str] = Counter()
+        for name, info in self.tensors.items():
+            stored = self.quantised[name].label if name in self.quantised else str(info.dtype).removeprefix("torch.")
+            sizes[stored] += info.nbytes
+        return max(sizes, key=lambda name: (sizes[name], name), default="")
 
     @property
     def is_remote(self) -> bool:
         """Whether its weights come over the network."""
         return any(isinstance(index.source, RemoteFile) for index in self._files.values())
 
-    def stream(self, names: Collection[str], ahead_bytes: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors ``names``, file by file in the order they are stored in.
+    def stream(
+        self, names: Collection[str], ahead_bytes: int = 0, rows: Mapping[str, range] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors ``names``, or those of their rows that ``rows`` says, file by file in the order they are stored.
 
         The memory of a tensor is reused once it is dropped. From the network a thread reads ahead by up to about
         ``ahead_bytes``.
@@ -118,28 +145,59 @@ class Checkpoint:
         Raises Skipped: ``missing_matrices`` and ``unreadable_dtype`` before anything is read,
         ``corrupt_file``; and Failed.
         """
-        wanted: dict[str, range | None] = dict.fromkeys(names)
-        self._check(wanted)
+        self._check(names)
+        wanted = {part: (rows or {}).get(part) for name in names for part in self._parts(name)}
         if not (ahead_bytes and self.is_remote and wanted):
-            yield from self._read(wanted, Buffers())
+            yield from self._decoded(self._read(wanted, Buffers()), names)
             return
-        largest = max(self.tensors[name].nbytes for name in wanted)
+        largest = max(self.tensors[name].nbytes for name in names)
         buffers = Buffers(held=2 + ahead_bytes // max(largest, 1))
-        yield from read_ahead(self._read(wanted, buffers), lambda item: item[1].nbytes, ahead_bytes)
+        ahead = read_ahead(self._read(wanted, buffers), lambda item: item[1].nbytes, ahead_bytes)
+        yield from self._decoded(ahead, names)
 
     def stripes(self, rows: Mapping[str, Sequence[range]], connections: int = 1) -> Iterator[tuple[str, torch.Tensor]]:
         """Some stripes of rows of each of these matrices, joined in the given order: (rows, columns).
 
+        The rows of a tensor of three sizes are those of its matrices, one below the other.
         Stripes less than SEAM_BYTES apart are fetched by one request. From the network up to ``connections`` requests
         are in flight. A matrix whose rows do not lie together in its file is read whole. Raises like ``stream``.
         """
         self._check(rows)
+        packed = [name for name in rows if name in self.quantised]
+        if packed:
+            yield from self._quantised_stripes({name: rows[name] for name in packed}, connections)
+            rows = {name: stripes for name, stripes in rows.items() if name not in self.quantised}
+        yield from self._stored_stripes(rows, connections)
+
+    def _quantised_stripes(
+        self, rows: Mapping[str, Sequence[range]], connections: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Some rows of matrices stored in few bits. Their scales, which are small, are read whole."""
+        scales: dict[str, range | None] = dict.fromkeys(
+            part for name in rows if name not in self._scales for part in self.quantised[name].parts[1:]
+        )
+        read = dict(self._read(scales, Buffers(held=0)))
+        for name in rows:
+            if name not in self._scales:
+                self._scales[name] = {part: read[part] for part in self.quantised[name].parts[1:]}
+        by_codes = {self.quantised[name].parts[0]: name for name in rows}
+        stripes = {part: rows[name] for part, name in by_codes.items()}
+        for part, codes in self._stored_stripes(stripes, connections):
+            name = by_codes[part]
+            numbers = torch.cat([torch.arange(stripe.start, stripe.stop) for stripe in rows[name]])
+            yield name, self.quantised[name].decode({part: codes} | self._scales[name], numbers)
+
+    def _stored_stripes(
+        self, rows: Mapping[str, Sequence[range]], connections: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """``stripes`` of tensors as they are stored."""
         threads = connections if self.is_remote else 1
         for index in self._files.values():
             names = [name for name in rows if self._index_of[name] is index]
             scattered = [name for name in names if not index.has_rows_in_one_piece(name)]
             for name, tensor in self._read(dict.fromkeys(scattered), Buffers()):
-                yield name, torch.cat([tensor[stripe.start : stripe.stop] for stripe in rows[name]])
+                flat = tensor.flatten(0, -2)
+                yield name, torch.cat([flat[stripe.start : stripe.stop] for stripe in rows[name]])
             names = [name for name in names if name not in scattered]
             places = in_threads([partial(index.locate_stripes, name, rows[name]) for name in names], threads)
             runs = plan_runs([stripe for found in places for stripe in found], SEAM_BYTES)
@@ -168,7 +226,37 @@ class Checkpoint:
     def rows(self, rows: Mapping[str, range]) -> Iterator[tuple[str, torch.Tensor]]:
         """Some rows of each of these matrices, reading little more of the files. Raises like ``stream``."""
         self._check(rows)
-        yield from self._read(rows, Buffers())
+        packed = {name: [span] for name, span in rows.items() if name in self.quantised}
+        yield from self._read({name: span for name, span in rows.items() if name not in packed}, Buffers())
+        yield from self._quantised_stripes(packed, 1)
+
+    def rounded_like(self, name: str, values: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Other ``values`` for these rows of a matrix that was read, rounded as it is if it is stored in few bits."""
+        if name not in self.quantised:
+            return values
+        return self.quantised[name].rounded(values, self._scales[name], rows)
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        """The stored tensors that a tensor consists of."""
+        return self.quantised[name].parts if name in self.quantised else (name,)
+
+    def _decoded(
+        self, items: Iterable[tuple[str, torch.Tensor]], names: Collection[str]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Stored tensors in any order → the tensors ``names``, each once all of its parts are there."""
+        owners = {part: name for name in names if name in self.quantised for part in self._parts(name)}
+        waiting: dict[str, dict[str, torch.Tensor]] = {}
+        for part, tensor in items:
+            name = owners.get(part)
+            if name is None:
+                yield part, tensor
+                continue
+            matrix, held = self.quantised[name], waiting.setdefault(name, {})
+            held[part] = tensor
+            if len(held) == len(matrix.parts):
+                del waiting[name]
+                self._scales[name] = {each: held[each].clone() for each in matrix.parts[1:]}
+                yield name, matrix.decode(held)
 
     def _check(self, names: Collection[str]) -> None:
         for name in names:
@@ -198,7 +286,12 @@ class Checkpoint:
         names = [name for name in self.tensors if _TOKEN_EMBEDDING.search(name)]
         shared = [name for name in names if name.endswith("shared.weight")]  # others are the same matrix once more
         (found,) = shared if len(shared) == 1 else names if len(names) == 1 else (None,)
-        if found is None or len(self.tensors[found].shape) != 2 or self.tensors[found].dtype not in READABLE:
+        if (
+            found is None
+            or found in self.quantised
+            or len(self.tensors[found].shape) != 2
+            or self.tensors[found].dtype not in READABLE
+        ):
             return None
         return found
 
@@ -207,10 +300,7 @@ class Checkpoint:
 
         Raises Skipped("malformed") if it is longer than ``limit``, Failed if a retry may work.
         """
-        for path in dict.fromkeys((self.folder + name, name)):
-            if path in self._repository.filenames:
-                return self._repository.read_small(path, limit)
-        return None
+        return self._repository.read_beside(self.folder, name, limit)
 
     def close(self) -> None:
         """Close files and connections."""
@@ -305,8 +395,6 @@ def _open(
             if shards:
                 source.close()
         checkpoint = Checkpoint(repository, choice, files, config, adapter_config, shards)
-        if checkpoint.kind == "full":
-            refuse_quantised_tensors(checkpoint.tensors)
     except ModelError:
         for source in sources:
             source.close()

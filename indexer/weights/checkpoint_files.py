@@ -5,7 +5,7 @@ The first matching row wins, relative to the repository or the requested subfold
 | row | files | for |
 |---|---|---|
 | 1 | adapter_model.safetensors | relation adapter |
-| 2 | adapter_model.bin | relation adapter |
+| 2 | adapter_model.bin, else adapters.safetensors (mlx-lm) | relation adapter |
 | 3 | model.safetensors | a full model |
 | 4 | the shards of model.safetensors.index.json | a full model |
 | 5 | a safetensors conversion of row 6 or 7, if the caller knows of one | a full model |
@@ -13,9 +13,12 @@ The first matching row wins, relative to the repository or the requested subfold
 | 7 | the shards of pytorch_model.bin.index.json | a full model |
 | 8 | the only other *.safetensors, or else the only model.<variant>.safetensors | a full model |
 | 9 | rows 1 and 2 for any other relation, rows 3 to 8 for an adapter | either kind |
-| 10 | rows 1 to 9 in ``0_Transformer/`` (sentence-transformers) | |
-| 11 | rows 1 to 9 in the ``checkpoint-N/`` with the highest N that has weights | |
-| 12 | rows 1 to 9 in the only other subfolder that has weights | |
+| 10 | a LoRA without adapter_config.json (``_loose_adapter``), where row 9 finds nothing | either kind |
+| 11 | rows 1 to 10 in ``0_Transformer/`` (sentence-transformers) | |
+| 12 | rows 1 to 10 in the only ``final/``, ``final_model/`` or ``last/`` | |
+| 13 | rows 1 to 10 in the ``checkpoint-N/`` of the highest N, else in global_step_N, step-N, iter_N or epoch_N | |
+| 14 | rows 1 to 10 in the only other subfolder that has weights | |
+| 15 | row 13 two folders down (``run/checkpoint-N/``, ``step-N/hf/``), if all belong to one run; then row 14 there | |
 
 ``consolidated*.safetensors`` repeats the weights under other names and is never used. Neither are the states of
 optimizers, schedulers and random generators.
@@ -34,23 +37,24 @@ from indexer.weights.repository import Repository
 
 Kind = Literal["full", "adapter"]
 
-_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
 _CONVERTED = ("model.safetensors", "model.safetensors.index.json")
-_FULL = (*_CONVERTED, "pytorch_model.bin", "pytorch_model.bin.index.json")
-_VARIANT = re.compile(r"model\.[\w\-]+\.safetensors", re.ASCII)
-_SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)", re.ASCII)
-_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
+# What diffusers calls the weights of a component, and those of a LoRA (loaders/lora_base.py).
+_DIFFUSERS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
+LORA_FILE = "pytorch_lora_weights.safetensors"
+_FULL = (*_CONVERTED, *_DIFFUSERS, "pytorch_model.bin", "pytorch_model.bin.index.json")
+_VARIANT = re.compile(r"(diffusion_pytorch_)?model\.[\w\-]+\.safetensors", re.ASCII)
+_STEP = re.compile(r"(?P<stem>.+?)[-_](?:step-?|epoch-?|e|s)?(?P<step>\d{2,15})", re.ASCII)
+_SHARD = re.compile(r"(model|pytorch_model|diffusion_pytorch_model)-\d+-of-\d+\.(safetensors|bin)", re.ASCII)
+# What mlx-lm saves while it trains.
+_UNFINISHED = re.compile(r"\d+_adapters\.safetensors", re.ASCII)
+_NUMBERED = re.compile(r"(checkpoint|ckpt|global_?step|step|iter|epoch)s?[-_]?(\d{1,15})", re.ASCII | re.IGNORECASE)
+_SERIES = ("checkpoint", "ckpt", "globalstep", "step", "iter", "epoch")  # in this order, if there are several
+_LAST = frozenset(("final", "final_model", "final-model", "final_checkpoint", "final-checkpoint", "last"))
+_DEPTH = 2  # of folders
 _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
 MOST_CONFIG = 4 << 20
-
-# Name endings of quantised tensors, for models whose config.json does not mention quantisation.
-_QUANTISED_PARTS = {
-    ".qweight": "GPTQ or AWQ",
-    ".SCB": "bitsandbytes (8 bits)",
-    ".quant_map": "bitsandbytes (4 bits)",
-    ".weight_packed": "compressed-tensors",
-}
 
 # Other formats of weights, named in the error if nothing can be read.
 _OTHER_FORMATS = (
@@ -62,6 +66,10 @@ _OTHER_FORMATS = (
     (re.compile(r"\.mlmodel$|\.mlpackage/"), "Core ML"),
     (re.compile(r"(^|/)openvino_model[\w.\-]*\.(xml|bin)$"), "OpenVINO"),
     (re.compile(r"\.ot$"), "rust-bert"),
+    (re.compile(r"(^|/)model\.bin$"), "CTranslate2"),
+    (re.compile(r"\.nemo$"), "NeMo"),
+    (re.compile(r"\.(rknn|bmodel|axmodel|dlc|om|mnn|task|litertlm|engine|plan|pte)$"), "programs of one device"),
+    (re.compile(r"(^|/)(weights|adapters|model)\.npz$"), "NumPy archives"),
     (re.compile(r"(^|/)consolidated[\w.\-]*\.(safetensors|pth)$"), "consolidated weights"),
     (re.compile(r"\.(pt|pth|ckpt)$"), "PyTorch files with names of their own"),
     (re.compile(r"\.(pkl|pickle|joblib)$"), "pickles"),
@@ -93,20 +101,18 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
 
     Raises Skipped: ``unreadable_format`` with the formats found, or ``no_weights``.
     """
-    # Plain file names of the root ("") and of its subfolders ("name/").
+    # Plain file names of the root ("") and of its subfolders ("name/", "name/name/").
     by_folder: dict[str, set[str]] = {"": set()}
     for path in filenames:
         folder, slash, name = path.rpartition("/")
-        if is_plain_name(name) and (not slash or is_plain_name(folder)) and len(by_folder) <= _MOST_FOLDERS:
+        parts = folder.split("/") if slash else []
+        if len(parts) <= _DEPTH and all(map(is_plain_name, (*parts, name))) and len(by_folder) <= _MOST_FOLDERS:
             by_folder.setdefault(folder + slash, set()).add(name)
     chosen = {folder: _choose_in(folder, names, relation) for folder, names in by_folder.items()}
     holding = {folder: choice for folder, choice in chosen.items() if choice is not None}
-    numbered = [(int(match[1]), folder) for folder in holding if (match := _CHECKPOINT.fullmatch(folder[:-1]))]
-    for folder in ("", "0_Transformer/", *(folder for _, folder in sorted(numbered, reverse=True))):
-        if folder in holding:
-            return holding[folder]
-    if len(holding) == 1:
-        return next(iter(holding.values()))
+    for place in ("", "0_Transformer/", _likeliest(holding)):
+        if place in holding:
+            return holding[place]
     if holding:
         some = ", ".join(shown(folder) for folder in sorted(holding)[:5])
         raise Skipped("no_weights", f"there are weights in several subfolders ({some}), and none in the root")
@@ -126,6 +132,33 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
     raise Skipped("no_weights", "none of its files holds weights")
 
 
+def _likeliest(folders: Collection[str]) -> str | None:
+    """The folder of the finished model or of the last checkpoint, or the only one; None if it is not clear."""
+    finals = [folder for folder in folders if folder[:-1].lower() in _LAST]
+    if len(finals) == 1:
+        return finals[0]
+    for depth in range(1, _DEPTH + 1):
+        # By the path without its numbers: the numbers and the folder.
+        series: dict[tuple[str, ...], list[tuple[tuple[int, ...], str]]] = {}
+        for folder in folders:
+            parts = folder[:-1].split("/")
+            matches = [_NUMBERED.fullmatch(part) for part in parts]
+            if len(parts) == depth and any(matches):
+                path = tuple(
+                    match[1].lower().replace("_", "") if match else part
+                    for match, part in zip(matches, parts, strict=True)
+                )
+                series.setdefault(path, []).append((tuple(int(match[2]) for match in matches if match), folder))
+        if depth == 1:
+            series = dict(sorted(series.items(), key=lambda item: _SERIES.index(item[0][0]))[:1])
+        if len(series) == 1:
+            return max(next(iter(series.values())))[1]
+        alone = [folder for folder in folders if folder.count("/") == depth]
+        if len(alone) == 1:
+            return alone[0]
+    return None
+
+
 def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | None:
     adapter = next((Choice("adapter", folder, name) for name in _ADAPTERS if name in names), None)
     full = next((Choice("full", folder, name) for name in _FULL if name in names), None)
@@ -137,11 +170,35 @@ def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | N
             and name not in _ADAPTERS
             and not name.startswith("consolidated")
             and not _SHARD.fullmatch(name)
+            and not _UNFINISHED.fullmatch(name)
             and not _NOT_WEIGHTS.search(name)
         ]
         candidates = [name for name in others if not _VARIANT.fullmatch(name)] or others
         full = Choice("full", folder, candidates[0]) if len(candidates) == 1 else None
+    if adapter is None and (LORA_FILE in names or (relation == "adapter" and "config.json" not in names)):
+        adapter = _loose_adapter(folder, names)
+        full = None if adapter is not None and full is not None and full.name == adapter.name else full
     return (adapter or full) if relation == "adapter" else (full or adapter)
+
+
+def _loose_adapter(folder: str, names: Collection[str]) -> Choice | None:
+    """A LoRA of an image model: the file that diffusers writes, else the only name but for numbers of steps.
+
+    Of several numbers the file without one is the last, else the highest (sd-scripts: "name-000004", ai-toolkit:
+    "name_000001250").
+    """
+    if LORA_FILE in names:
+        return Choice("adapter", folder, LORA_FILE)
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        is_other = name not in _FULL and not any(one.fullmatch(name) for one in (_VARIANT, _SHARD, _UNFINISHED))
+        if name.endswith(".safetensors") and is_other and not name.startswith("consolidated"):
+            stem = name.removesuffix(".safetensors")
+            match = _STEP.fullmatch(stem)
+            numbered = (int(match["step"]), name) if match else (1 << 62, name)
+            found.setdefault(match["stem"] if match else stem, []).append(numbered)
+    (numbers,) = found.values() if len(found) == 1 else ([],)
+    return Choice("adapter", folder, max(numbers)[1]) if numbers else None
 
 
 def choose_conversion(filenames: Collection[str], folder: str) -> Choice | None:
@@ -160,7 +217,7 @@ def is_plain_name(name: object) -> bool:
 def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, Any] | None) -> dict[str, Any]:
     """config.json of the weights' folder, else of the root, else ``stand_in``. Adapters do not need one.
 
-    Raises Skipped: ``malformed`` if a full model has no readable one, ``quantized`` if it says so.
+    Raises Skipped("malformed") if a full model has no readable one.
     """
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:
@@ -170,34 +227,26 @@ def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, A
                 if choice.kind == "full":
                     raise
                 return {}
-            for key in ("quantization_config", "compression_config"):
-                settings = found.get(key)
-                if not settings or choice.kind == "adapter":
-                    continue
-                settings = settings if isinstance(settings, dict) else {}
-                method = settings.get("quant_method") or settings.get("method") or "an unnamed method"
-                if method == "bitsandbytes" and not settings.get("load_in_4bit") and not settings.get("load_in_8bit"):
-                    continue  # written for a model that was loaded with quantisation turned off
-                raise Skipped("quantized", f"the weights are quantised by {shown(method, 40)}")
+            if "model_type" not in found and isinstance(found.get("_class_name"), str):
+                found["model_type"] = found["_class_name"]  # a component of diffusers
+            if "model_type" not in found and isinstance(found.get("type"), str) and "input_features" in found:
+                found["model_type"] = found["type"]  # a policy of LeRobot
             return found
     if stand_in is None and choice.kind == "full":
         raise Skipped("malformed", "there is no config.json, so the architecture is unknown")
     return dict(stand_in or {})
 
 
-def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any]:
-    """adapter_config.json in the factors' folder. Raises Skipped("malformed") if there is none."""
+def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any] | None:
+    """adapter_config.json in the factors' folder; None for a LoRA of an image model, which needs none.
+
+    Raises Skipped("malformed") if there is none of another adapter.
+    """
     path = f"{choice.folder}adapter_config.json"
     if path not in repository.filenames:
+        if choice.name not in _ADAPTERS:
+            return None
         raise Skipped(
             "malformed", f"there is {choice.name}, but no adapter_config.json, so it is unknown how to apply it"
         )
     return repository.read_json(path, MOST_CONFIG)
-
-
-def refuse_quantised_tensors(names: Collection[str]) -> None:
-    """Raise Skipped("quantized") if tensors have the names of quantised weights."""
-    for name in names:
-        for ending, method in _QUANTISED_PARTS.items():
-            if name.endswith(ending):
-                raise Skipped("quantized", f"the weights are quantised by {method}: there is {shown(name)}")

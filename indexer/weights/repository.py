@@ -19,6 +19,7 @@ from indexer.network.session import ensure_session
 from indexer.untrusted import load_json, shown
 
 _MOST_FILES = 100_000
+_MOST_DEPTH = 2  # of folders in a local folder
 _MOST_SMALL = 64 << 20  # every reader gives a smaller limit of its own
 # If anything useful is in the cache, one of these files is.
 _LIKELY = (
@@ -85,6 +86,13 @@ class Repository:
                 file.close()
         self.small_bytes += len(content)
         return content
+
+    def read_beside(self, folder: str, name: str, limit: int) -> bytes | None:
+        """A small file of ``folder`` ("" or "name/"), else of the repository; None if there is none."""
+        for path in dict.fromkeys((folder + name, name)):
+            if path in self.filenames:
+                return self.read_small(path, limit)
+        return None
 
     def read_json(self, path: str, limit: int) -> dict[str, Any]:
         """A JSON file that must hold an object. Raises Skipped("malformed") if it does not."""
@@ -170,21 +178,19 @@ def _in_cache(identifier: str, path: str, revision: str | None) -> Path | None:
 
 
 def _files_below(folder: Path) -> list[str]:
-    """The files of a folder and those one level down. Raises Failed("not_found") if it cannot be listed."""
+    """The files of a folder and those up to two levels down. Raises Failed("not_found") if it cannot be listed."""
     found: list[str] = []
     count = 0
+    waiting = [("", 0)]
     try:
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            if entry.is_file():
-                found.append(entry.name)
-            elif entry.is_dir() and not entry.name.startswith("."):
-                for inner in sorted(os.scandir(entry.path), key=lambda inner: inner.name):
-                    if inner.is_file():
-                        found.append(f"{entry.name}/{inner.name}")
-                    count += 1
-            count += 1
-            if count > _MOST_FILES:
-                break
+        while waiting and count <= _MOST_FILES:
+            below, depth = waiting.pop(0)
+            for entry in sorted(os.scandir(folder / below), key=lambda entry: entry.name):
+                count += 1
+                if entry.is_file():
+                    found.append(below + entry.name)
+                elif depth < _MOST_DEPTH and entry.is_dir() and not entry.name.startswith("."):
+                    waiting.append((f"{below}{entry.name}/", depth + 1))
     except OSError as error:
         raise Failed("not_found", f"the folder {shown(folder)} cannot be listed: {error.strerror}") from error
     return found

@@ -89,7 +89,8 @@ def read_header(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsHeade
         raise _corrupt(source, "has a header that is not JSON, or holds too much") from None
     if not isinstance(header, dict):
         raise _corrupt(source, "has a header that is not a JSON object")
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata  # mlx writes null where there is none
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _corrupt(source, "has metadata that is not a mapping of text to text")
     data_start = 8 + length

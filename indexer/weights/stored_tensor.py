@@ -87,19 +87,26 @@ class Span:
     stride: tuple[int, ...] | None = None
 
     def of_rows(self, rows: range) -> Span:
-        """The span of some contiguous rows of a matrix.
+        """The span of some contiguous rows of a matrix, or of several of one shape, one below the other.
 
         Raises Skipped: ``shape_mismatch`` if it has no such rows, ``unreadable_format`` if they do not lie together.
         """
         shape = self.info.shape
+        if len(shape) == 3:
+            shape = (shape[0] * shape[1], shape[2])
         if len(shape) != 2 or not 0 <= rows.start <= rows.stop <= shape[0]:
             raise Skipped("shape_mismatch", f"{shown(self.info.name)} has no rows {rows.start} to {rows.stop}")
-        if self.stride not in (None, (shape[1], 1)):
+        if not self.has_rows_in_one_piece:
             raise Skipped("unreadable_format", f"the rows of {shown(self.info.name)} do not lie together in the file")
         row_bytes = shape[1] * self.info.dtype.itemsize
         info = replace(self.info, shape=(len(rows), shape[1]), nbytes=len(rows) * row_bytes)
         first = self.first + rows.start * row_bytes
-        return replace(self, info=info, first=first, last=first + info.nbytes)
+        return replace(self, info=info, first=first, last=first + info.nbytes, stride=None)
+
+    @property
+    def has_rows_in_one_piece(self) -> bool:
+        """Whether its rows lie one after the other in the file."""
+        return self.stride is None or (len(self.info.shape) == 2 and self.stride == (self.info.shape[1], 1))
 
 
 @dataclass(frozen=True)
@@ -170,9 +177,8 @@ class TensorIndex:
         return StoredTensor(span, storage.data + span.first, storage.data + span.last)
 
     def has_rows_in_one_piece(self, name: str) -> bool:
-        """Whether each row of a matrix lies in one piece in the file; also true of what is not a matrix."""
-        span = self._spans[name]
-        return len(span.info.shape) != 2 or span.stride in (None, (span.info.shape[1], 1))
+        """Whether the rows of a matrix, or of several of one shape, lie one after the other in the file."""
+        return self._spans[name].has_rows_in_one_piece
 
     def locate_stripes(self, name: str, stripes: Sequence[range]) -> list[StoredTensor]:
         """The places of some stripes of rows of a matrix, in ascending order. Raises like ``locate``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, BadArgument
-from query.ask.evidence import Reader, by_vectors, by_vocabulary, vocabulary_changes
+from indexer.records.tokens import FROZEN, UNSURE
+from query.ask.evidence import Features, Reader
+from query.ask.models import Candidates, read_candidates
 from query.ask.result import LikelyModel, LikelyModels, LikelyTexts, TextsOfModel
 from query.ask.scoring import VOCABULARY_WEIGHT, Scored, score, standing_out
-from query.lookup import resolve_model, sampled_notes, unrelated_notes, vector_of
-from query.population import Population, distinct, read_population
-from query.texts import Texts, read_texts
+from query.ask.shares import Shares, other_rates, shares_of, token_counts
+from query.lookup import ResolvedModel, resolve_model, sampled_notes, unrelated_notes, vector_of
+from query.texts import Texts, given_texts, read_texts
+from query.trace.evidence import token_evidence
+from query.trace.texts import kept_tokens
+from query.trace.trace import longest_input, met_probabilities, tokenizer_for
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -29,11 +35,15 @@ MOST_FILES = 200
 FALSE_DISCOVERIES = 0.2
 # A file is the answer if its p-value, times the number of files, is at most this.
 ANSWER_BELOW = 0.05
+# Of all texts of a file this many, and of all files together, say which tokens it has; that needs no base.
+MOST_TEXTS_OF_SHARES, MOST_TEXTS_OF_ALL = 1_000, 20_000
+USUAL_LONGEST = 128  # tokens of a text that count where the longest input is not known
+_MOST_TIES = 256  # models with equal scores that names may sort
 
 
 def ask(
     atlas: AtlasReader,
-    file: str | Path | None = None,
+    file: str | Path | Sequence[str] | None = None,
     k: int = 10,
     *,
     base: str | None = None,
@@ -44,14 +54,16 @@ def ask(
     among: Sequence[str | Path] = (),
     device: str = "cpu",
 ) -> LikelyModels | TextsOfModel:
-    """The ``k`` models of a base that were most probably tuned on texts like those of ``file``.
+    """The ``k`` models of a base that were most probably tuned on texts like those of ``file``, or in a list.
 
     With ``model`` and ``among`` instead of ``file``: which of these files, or of the files in these folders, the model
-    was tuned on texts like, or none of them. Files hold lines, JSON lines, CSV, TSV or Parquet, with the text in
-    ``field`` (see :func:`query.texts.read_texts`); 200 texts of a file are used. The texts run through the base once,
-    which is downloaded if need be; no fine-tune is run. ``reference``: a file of texts that no model was trained on,
-    instead of those of this package; the closer they are to what the base was trained on, the better. ``where``: an SQL
-    condition on the view ``models``. ``device``: cpu, cuda, cuda:1 …
+    was tuned on texts like, or none of them; of several files also in what shares (see :mod:`query.ask.shares`).
+
+    Files hold lines, JSON lines, CSV, TSV or Parquet, with the text in ``field`` (see :func:`query.texts.read_texts`);
+    200 texts of a file are used. The texts run through the base once, which is downloaded if need be; no fine-tune is
+    run. ``reference``: a file of texts that no model was trained on, instead of those of this package; the closer they
+    are to what the base was trained on, the better. ``where``: an SQL condition on the view ``models``. ``device``:
+    cpu, cuda, cuda:1 …
 
     Raises AtlasError if a file or the base cannot be read, or the base takes no text.
     """
@@ -67,11 +79,16 @@ def ask(
     own = None if reference is None else read_texts(reference, field=None, most=1000)
     if file is not None:
         assert canonical is not None
-        return _models_for(atlas, canonical, read_texts(file, field, most=MOST_TEXTS), k, own, where, device)
+        if isinstance(file, (str, Path)):
+            texts = read_texts(file, field, most=MOST_TEXTS)
+        else:
+            texts = given_texts(file, most=MOST_TEXTS)
+        return _models_for(atlas, canonical, texts, k, own, where, device)
     assert model is not None
     paths = _files(among)
-    texts = [read_texts(path, field, most=MOST_TEXTS) for path in paths]
-    return _texts_for(atlas, str(model), canonical, texts, own, device)
+    most = max(MOST_TEXTS, min(MOST_TEXTS_OF_SHARES, MOST_TEXTS_OF_ALL // len(paths)))
+    files = [read_texts(path, field, most=most) for path in paths]
+    return _texts_for(atlas, str(model), canonical, files, own, device)
 
 
 def _models_for(
@@ -83,33 +100,33 @@ def _models_for(
 
         condition = asked_condition(atlas.database, where, stand_ins=atlas.stand_ins)
     try:
-        population = distinct(read_population(atlas, base))
-        allowed = np.ones(len(population.ids), bool)
-        if condition is not None:  # before the texts run, so that a wrong condition is known at once
-            allowed = np.isin(population.ids, condition.model_ids())
-        found, cosines, notes = _scored(atlas, population, [texts], own, device)
+        allowed_ids = None if condition is None else condition.model_ids()  # before the texts run: it may be wrong
     finally:
         if condition is not None:
             condition.abandon()
+    reader = Reader(atlas, base, own, device)
+    models = read_candidates(atlas, base, reader.reference().rates.shape[1])
+    found, cosines, notes = _scored(reader, models, [texts])
     p, z = found.p[0], found.z[0]
-    places = np.flatnonzero(allowed & ~np.isnan(p))
-    order = sorted(places.tolist(), key=lambda place: (-z[place], population.models[place]))
+    is_allowed = np.ones(len(models), bool) if allowed_ids is None else np.isin(models.ids, allowed_ids)
+    places = np.flatnonzero(is_allowed & ~np.isnan(p))
+    # The names of models decide ties, and are read of the first models only.
+    first = places[np.lexsort((models.ids[places], -z[places]))][: k + _MOST_TIES]
+    facts = _facts(atlas, models.ids[first].tolist())
+    order = sorted(first.tolist(), key=lambda place: (-z[place], facts[int(models.ids[place])]["model"]))
     rows = [
         LikelyModel(
             rank,
-            population.models[place],
             score=float(z[place]),
             p_value=float(p[place]),
             expected_by_chance=float(p[place] * len(places)),
             by_vocabulary=_or_none(cosines[0][0, place]),
             by_vectors=_or_none(cosines[1][0, place]),
-            datasets=sorted(population.datasets[place]),
-            author=population.authors[place],
-            relation=population.relations[place],
+            **facts[int(models.ids[place])],
         )
         for rank, place in enumerate(order[:k], start=1)
     ]
-    left_out = population.left_out.words()
+    left_out = models.left_out.words()
     if left_out:
         notes.append(f"left out: {', '.join(left_out)}")
     return LikelyModels(
@@ -118,20 +135,43 @@ def _models_for(
     )  # fmt: skip
 
 
+def _facts(atlas: AtlasReader, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Model, author, relation and datasets by id; the datasets are those of all duplicates of a model."""
+    rows = atlas.rows(
+        "SELECT model_id, model, author, relation, coalesce(duplicate_group, -1 - model_id) AS duplicate_group "
+        "FROM fine_tunes JOIN records USING (model_id) WHERE model_id IN (SELECT unnest($1::INTEGER[]))",
+        [list(ids)],
+    )
+    named = atlas.rows(
+        "SELECT coalesce(duplicate_group, -1 - model_id) AS duplicate_group, "
+        "list_sort(list(DISTINCT dataset)) AS names FROM model_datasets JOIN records USING (model_id) "
+        "WHERE dataset IS NOT NULL AND NOT is_copy AND NOT is_unrelated "
+        "AND coalesce(duplicate_group, -1 - model_id) IN (SELECT unnest($1::INTEGER[])) GROUP BY 1",
+        [[row["duplicate_group"] for row in rows]],
+    )
+    datasets = {row["duplicate_group"]: row["names"] for row in named}
+    return {row.pop("model_id"): row | {"datasets": datasets.get(row.pop("duplicate_group"), [])} for row in rows}
+
+
 def _texts_for(
     atlas: AtlasReader, model: str, base: str | None, texts: Sequence[Texts], own: Texts | None, device: str
 ) -> TextsOfModel:
     asked = resolve_model(atlas, model, base, "input")
     if asked.is_copy:
         raise AtlasError(f"{asked.name} is {asked.as_copy}: it was tuned on nothing.", "")
-    population = distinct(read_population(atlas, asked.base))
-    tokens = asked.record.tokens if asked.record is not None else None
-    if asked.vector is None and asked.model_id in population.ids.tolist():
-        place = population.ids.tolist().index(asked.model_id)
-    else:  # it was read for this question, or is a duplicate
-        place = len(population.ids)
-        population = _with(population, vector_of(atlas, asked, "input"), asked.model_id or -1)
-    found, cosines, notes = _scored(atlas, population, texts, own, device, tokens, place)
+    reader = Reader(atlas, asked.base, own, device)
+    models = read_candidates(atlas, asked.base, reader.reference().rates.shape[1])
+    place = int(np.searchsorted(models.ids, asked.model_id or -1))
+    if (
+        asked.vector is not None or place == len(models) or models.ids[place] != asked.model_id
+    ):  # it was read for this question, or is a duplicate
+        place = len(models)
+        vector, (_, evidence) = vector_of(atlas, asked, "input"), token_evidence(atlas, asked)
+        models = models.with_newcomer(vector, asked.model_id or -1, evidence)
+    some = [replace(one, texts=given_texts(one.texts, most=MOST_TEXTS).texts) for one in texts]
+    found, cosines, notes = _scored(reader, models, some)
+    shares, why = _shares(atlas, asked, model, models, texts)
+    notes += why
     order = sorted(range(len(texts)), key=lambda one: (-found.z[one, place], texts[one].name))
     likely = [bool(found.p[one, place] * len(texts) <= ANSWER_BELOW) for one in range(len(texts))]
     rows = tuple(
@@ -142,8 +182,15 @@ def _texts_for(
             p_value=float(found.p[one, place]),
             by_vocabulary=_or_none(cosines[0][one, place]),
             by_vectors=_or_none(cosines[1][one, place]),
-            texts=len(texts[one]),
+            texts=len(some[one]),
             is_answer=likely[one] and rank == 1,
+            **{}
+            if shares is None
+            else {
+                "share": float(shares.shares[one]),
+                "share_low": float(shares.low[one]),
+                "share_high": float(shares.high[one]),
+            },
         )
         for rank, one in enumerate(order, start=1)
     )
@@ -153,52 +200,58 @@ def _texts_for(
     return TextsOfModel(asked.name, asked.base, answer, rows, tuple(notes))
 
 
-def _scored(
-    atlas: AtlasReader,
-    population: Population,
-    texts: Sequence[Texts],
-    own: Texts | None,
-    device: str,
-    tokens: Any = None,
-    place: int = -1,
-) -> tuple[Scored, tuple[NDArray[np.float64], NDArray[np.float64]], list[str]]:
-    """z-scores and p-values (files, models), the cosines by vocabulary and by vectors, and notes.
+def _shares(
+    atlas: AtlasReader, asked: ResolvedModel, name: str, models: Candidates, texts: Sequence[Texts]
+) -> tuple[Shares | None, list[str]]:
+    """The shares of several files, and notes."""
+    if len(texts) < 2:
+        return None, []
+    row, evidence = token_evidence(atlas, asked)
+    if evidence is None or evidence.kind == FROZEN:
+        return None, ["the shares of the files are not known: its embedding does not say which tokens it met"]
+    tokenizer, why = tokenizer_for(atlas, asked, name, row, evidence)
+    if tokenizer is None:
+        return None, [f"the shares of the files are not known: {why}"]
+    length = kept_tokens(longest_input(atlas, asked.base, evidence), evidence.pairs) or USUAL_LONGEST
+    counted = [token_counts(one.texts, tokenizer, evidence, length) for one in texts]
+    is_open = (evidence.codes >= UNSURE) | np.isin(evidence.rows, tokenizer.special_ids)
+    met = np.where(is_open, np.nan, met_probabilities(evidence))
+    others = models.codes[(models.is_share == evidence.is_share) & (models.ids != (asked.model_id or -1))]
+    found = shares_of([one for one, _ in counted], [share for _, share in counted], met, other_rates(others))
+    if found is None:
+        return None, ["the shares of the files are not known: none of the tokens of one of them was read"]
+    if (known := float(np.nanmean(met))) > 0.9:
+        return found, [f"the model met {known:.0%} of the tokens that were read, so the shares are rough"]
+    return found, []
 
-    ``tokens``: the changes of the rows of a model that is not indexed, which is the one at ``place``.
-    """
-    reader = Reader(atlas, population.base, own, device)
-    null = reader.reference()
-    asked = [reader.of(one) for one in texts]
-    features = replace(
-        asked[0],
-        blocks=np.concatenate([one.blocks for one in asked]),
-        rates=np.concatenate([one.rates for one in asked]),
+
+def _scored(
+    reader: Reader, models: Candidates, texts: Sequence[Texts]
+) -> tuple[Scored, tuple[NDArray[np.float64], NDArray[np.float64]], list[str]]:
+    """z-scores and p-values (files, models), the cosines by vocabulary and by vectors, and notes."""
+    null, asked = reader.reference(), [reader.of(one) for one in texts]
+    count = len(null.blocks)
+    every = Features(  # vectors are read once
+        np.concatenate([null.blocks, *(one.blocks for one in asked)]),
+        np.concatenate([null.rates, *(one.rates for one in asked)]),
     )
-    vectors = [by_vectors(one, population.vectors, population.blocks) for one in (null, features)]
-    changes = vocabulary_changes(atlas, population.ids, null.rates.shape[1], {place: tokens})
-    pooled = reader.pooled_rates()
-    words = [by_vocabulary(one, pooled, changes) for one in (null, features)]
-    found = score([(words[0], words[1], VOCABULARY_WEIGHT), (vectors[0], vectors[1], 1 - VOCABULARY_WEIGHT)])
+    with ThreadPoolExecutor(1) as pool:
+        by_words = pool.submit(models.by_vocabulary, every.rates, reader.pooled_rates())
+        vectors, words = models.by_vectors(every), by_words.result()
+    found = score(
+        [(words[:count], words[count:], VOCABULARY_WEIGHT), (vectors[:count], vectors[count:], 1 - VOCABULARY_WEIGHT)]
+    )
     notes = []
-    without = int(np.isnan(changes).any(axis=1).sum())
+    without = int(np.isnan(words).any(axis=0).sum())
     if without:
-        what = "all" if without == len(population.ids) else f"{without:,} of {len(population.ids):,}"
+        what = "all" if without == len(models) else f"{without:,} of {len(models):,}"
         notes.append(
             f"{what} models are compared by vectors alone: no rows of their embeddings are known to have moved"
         )
     for one in texts:
         if len(one) < FEWEST_TEXTS:
             notes.append(f"{one.name} holds {len(one)} texts, which say little; some dozen are better")
-    return found, (words[1], vectors[1]), notes
-
-
-def _with(population: Population, vector: NDArray[np.float32], model_id: int) -> Population:
-    """The population with one more model, of which only the vector and the id are used."""
-    return replace(
-        population,
-        vectors=np.concatenate([population.vectors, vector[None, :]]),
-        ids=np.append(population.ids, model_id),
-    )
+    return found, (words[count:], vectors[count:]), notes
 
 
 def _files(among: Sequence[str | Path]) -> list[Path | str]:

@@ -1,16 +1,15 @@
-"""What texts and models have in common: features of texts from one pass through the base, and of models.
+"""Features of texts, from one pass through the base.
 
-Features of texts are kept in the user's cache, so that the same file asked about again needs no base.
+They are kept in the user's cache, so that the same file asked about again needs no base.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,18 +17,13 @@ from numpy.typing import NDArray
 
 from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.records.identity import canonical_json
-from indexer.records.tokens import FROZEN, sizes_of
 from indexer.storage.arrays import checksum, read_arrays, write_arrays
-from query.ask.scoring import cosines
 from query.lookup import READERS
-from query.statistics.likeness import similarities
 from query.texts import Texts
-from query.trace.evidence import COLUMNS, evidence_of_changes, evidence_of_row
 
 if TYPE_CHECKING:
     from indexer.console.messages import Progress
     from indexer.profiles.inputs import BaseModel, Whitening
-    from indexer.records.record import TokenChanges
     from query.reader import AtlasReader
 
 METHOD = "inputs-2"  # change it when the features of a text change
@@ -37,9 +31,6 @@ MOST_BYTES = 4 << 30
 # Sets of reference texts of a user's own: so many texts each, in the order of the file.
 TEXTS_OF_A_SET = 12
 INPUTS_OF_A_SET = 256  # of a set of reference texts
-_FEWEST_MODELS = 3  # whose rows have a mean worth subtracting
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -113,6 +104,8 @@ class Reader:
 
         base = self._model()
         encoded = [base.encode(texts) for texts in sets]
+        if not any(base.has_tokens(one) for one in encoded):
+            raise AtlasError(f"{self._base} knows none of the tokens of {what}.", "Check the language and the file.")
         whitening = self._of_reference()
         blocks, rates, total = [], [], sum(map(len, sets))
         with Progress(total, f"{what} through {self._base}") as bar:
@@ -188,55 +181,6 @@ class Reader:
             write_arrays(self._path(name), arrays, {"checksum": checksum(name, arrays)})
         except (OSError, AtlasError):
             return  # without a cache everything is computed again
-
-
-def by_vectors(features: Features, vectors: NDArray[np.float32], blocks: int) -> Floats:
-    """(n, models) the mean cosine of the blocks that both have; NaN for a model without vector."""
-    found: Floats = np.array(similarities(features.blocks, vectors, blocks), dtype=np.float64)
-    found[:, ~vectors.any(axis=1)] = np.nan
-    return found
-
-
-def by_vocabulary(features: Features, reference: NDArray[np.float32], changes: Floats) -> Floats:
-    """(n, models) the cosine of √rates minus the reference's with the models' ``changes``; NaN for one without."""
-    return cosines(np.sqrt(features.rates.astype(np.float64)) - np.sqrt(reference), changes)
-
-
-def vocabulary_changes(
-    atlas: AtlasReader,
-    ids: NDArray[np.int64],
-    rows: int,
-    read_now: Mapping[int, TokenChanges | None] = MappingProxyType({}),
-) -> Floats:
-    """(models, rows) the sizes of the changes of token rows, of unit norm, minus the mean of all models.
-
-    NaN for a model without: an adapter, a frozen embedding, an older record. ``read_now``: those of models that were
-    read for this question, by their places.
-    """
-    sizes = np.full((len(ids), rows), np.nan)
-    is_share = np.zeros(len(ids), bool)
-    found = atlas.rows(
-        f"SELECT model_id, {', '.join(COLUMNS)} FROM records WHERE token_class IN ('exact', 'statistical') "
-        "AND model_id IN (SELECT unnest($1::INTEGER[]))", [ids.tolist()],
-    )  # fmt: skip
-    places = {one: place for place, one in enumerate(ids.tolist())}
-    known = {places[row["model_id"]]: evidence_of_row(row) for row in found}
-    known |= {place: evidence_of_changes(one) for place, one in read_now.items()}
-    for place, evidence in known.items():
-        if evidence is not None and evidence.kind != FROZEN and len(evidence.codes) == rows:
-            is_share[place] = evidence.is_share
-            sizes[place] = np.nan_to_num(sizes_of(evidence.codes))
-    return centred_changes(sizes, is_share)
-
-
-def centred_changes(sizes: Floats, is_share: NDArray[np.bool_]) -> Floats:
-    """The sizes (models, rows), each model's of unit norm, minus the mean of the models of its kind."""
-    norms = np.linalg.norm(np.nan_to_num(sizes), axis=1, keepdims=True)
-    found = np.where(norms > 0, np.nan_to_num(sizes) / np.maximum(norms, 1e-30), np.nan)
-    for kind in (True, False):  # numbers of tied and of untied embeddings mean different things
-        own = np.flatnonzero((is_share == kind) & ~np.isnan(found).any(axis=1))
-        found[own] = found[own] - found[own].mean(axis=0) if len(own) >= _FEWEST_MODELS else np.nan
-    return found
 
 
 def _progress(bar: Progress) -> Callable[[int], None]:

@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from query.results import Rows
+from query.texts import GIVEN
 from query.wording import counted, decimal
+
+_WORTH = 0.05  # a smaller share is not named in the headline
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,16 @@ class LikelyModels(Rows[LikelyModel]):
     def headline(self) -> str:
         """How many models stand out, and the first; or that none does."""
         among = f"the {counted(self.searched, 'model')} of {self.base}"
+        like = "texts like these" if self.file == GIVEN else f"texts like those of {self.file}"
         if not self.items:
             return f"There is no model of {self.base} to compare {self.file} with."
         if not self.standing_out:
-            return f"No model stands out: none of {among} was clearly tuned on texts like those of {self.file}."
+            return f"No model stands out: none of {among} was clearly tuned on {like}."
         first, count = self.items[0], self.standing_out
         stand = "stands out" if count == 1 else "stand out"
         which = f"first {first.model}" if count > 1 else first.model
         named = f" (on its card: {', '.join(first.datasets)})" if first.datasets else ""
-        return f"{count:,} of {among} {stand} as tuned on texts like those of {self.file}: {which}{named}."
+        return f"{count:,} of {among} {stand} as tuned on {like}: {which}{named}."
 
     def to_dict(self) -> dict[str, Any]:
         """What was asked, the rows and the notes."""
@@ -84,7 +88,8 @@ class LikelyModels(Rows[LikelyModel]):
 class LikelyTexts:
     """One file, by how likely the model was tuned on texts like its. The numbers are those of :class:`LikelyModel`.
 
-    ``is_answer``: whether it is likely enough to be the answer.
+    ``is_answer``: whether it is likely enough to be the answer. ``share``: of the tokens of the training text that the
+    files explain, how many are of this one, with a 95 % interval; None for one file, or a model without vocabulary.
     """
 
     rank: int
@@ -95,6 +100,9 @@ class LikelyTexts:
     by_vectors: float | None
     texts: int
     is_answer: bool
+    share: float | None = None
+    share_low: float | None = None
+    share_high: float | None = None
 
     def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
@@ -109,8 +117,11 @@ class TextsOfModel(Rows[LikelyTexts]):
     """
 
     IS_LIST = False
-    COLUMNS = ("rank", "file", "score", "p_value", "by_vocabulary", "by_vectors", "texts", "is_answer")
-    OPTIONAL_COLUMNS = ("texts", "by_vocabulary", "by_vectors")
+    COLUMNS = (
+        "rank", "file", "score", "p_value", "by_vocabulary", "by_vectors", "texts", "is_answer", "share", "share_low",
+        "share_high",
+    )  # fmt: skip
+    OPTIONAL_COLUMNS = ("texts", "by_vocabulary", "by_vectors", "p_value")
     SHOW_HEADLINE = True
 
     model: str
@@ -124,7 +135,11 @@ class TextsOfModel(Rows[LikelyTexts]):
         """The answer."""
         if self.answer is None:
             return f"None of them: {self.model} was not clearly tuned on texts like those of any of these files."
-        return f"{self.model} was probably tuned on texts like those of {self.answer}."
+        parts = sorted((row for row in self.items if (row.share or 0) >= _WORTH), key=lambda row: -(row.share or 0))
+        named = (
+            f" In shares: {', '.join(f'{row.file} {row.share:.0%}' for row in parts[:5])}." if len(parts) > 1 else ""
+        )
+        return f"{self.model} was probably tuned on texts like those of {self.answer}.{named}"
 
     def to_dict(self) -> dict[str, Any]:
         """The answer, a row for each file, and the notes."""
@@ -141,6 +156,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"p_value": f"{row['p_value']:.2g}", "score": decimal(row["score"])}
     if "expected_by_chance" in row:
         found["expected_by_chance"] = f"{row['expected_by_chance']:.2g}"
-    for name in ("by_vocabulary", "by_vectors"):
-        found[name] = decimal(row[name])
+    for name in ("by_vocabulary", "by_vectors", "share", "share_low", "share_high"):
+        if name in row:
+            found[name] = decimal(row[name])
     return found

@@ -1,9 +1,10 @@
-"""The layout of a base's map, computed in a process that can be killed, and cached; and predictions, computed likewise.
+"""The layout of a base's map, computed in a process that can be killed, and cached; and answers, computed likewise.
 
 They take seconds to minutes, in libraries that block all other threads, and the page is served meanwhile. A layout is
 kept in the user's cache under a hash of everything that it depends on.
 
-As a script, ``ROOT layout BASE [METHOD]`` prints a layout and ``ROOT predict ID`` a prediction, as one JSON object.
+As a script, ``ROOT layout BASE [METHOD]`` prints a layout, ``ROOT predict ID`` and ``ROOT trace ID`` the answers of
+these commands, and ``ROOT ask BASE`` that of `query ask` for the text on stdin, as one JSON object.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from indexer.console.advice import for_command_line
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError, install
 from indexer.storage.atomic_files import write_atomically
 from indexer.storage.checksums import user_cache
@@ -30,6 +33,7 @@ from query.map.projection import usual_method
 from query.reader import AtlasReader
 
 KEPT = 20  # files in the cache
+LIKELY_MODELS = 20  # that are shown for a text
 
 
 @dataclass(frozen=True)
@@ -149,14 +153,41 @@ def _cache_file(key: str) -> Path:
 # ---- the process
 
 
-def start_process(root: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Start this module as a script on the atlas in ``root``; it writes its answer to stdout."""
+def start_process(root: Path, *words: str, takes_text: bool = False) -> subprocess.Popen[bytes]:
+    """Start this module as a script on the atlas in ``root``; it writes its answer to stdout.
+
+    ``takes_text``: it reads text from stdin, and what it says of its progress is not shown.
+    """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "query.browse.layout", str(root), *words],
         start_new_session=True,  # Ctrl-C in a terminal is for the parent process, which ends this one
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if takes_text else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if takes_text else None,
     )
+
+
+def _answered(atlas: AtlasReader, question: str, asked: str) -> dict[str, Any]:
+    """The answer to a question about a model, by its id, or about text on stdin, for a base."""
+    if question == "predict":
+        from query.predict.predict import predict_indexed
+
+        found = predict_indexed(atlas, int(asked))
+        return {"headline": found.headline, "predictions": found.to_rows(), "notes": list(found.notes)}
+    if question == "trace":
+        from query.lookup import indexed_model
+        from query.trace.trace import trace
+
+        model = indexed_model(atlas, int(asked))
+        traced = trace(atlas, model.name, model.base)
+        return traced.to_dict() | {
+            "headline": traced.headline,
+            "notes": [for_command_line(one) for one in traced.notes],
+        }
+    from query.ask.ask import ask
+
+    likely = ask(atlas, sys.stdin.buffer.read().decode(errors="replace").splitlines(), LIKELY_MODELS, base=asked)
+    return likely.to_dict() | {"headline": likely.headline}
 
 
 def main() -> int:
@@ -167,11 +198,7 @@ def main() -> int:
             if question == "layout":
                 answer = compute_layout(atlas, *words).to_json()
             else:
-                from query.predict.predict import predict_indexed
-
-                found = predict_indexed(atlas, int(words[0]))
-                fields = {"headline": found.headline, "predictions": found.to_rows(), "notes": list(found.notes)}
-                answer = json.dumps(harmless(fields), allow_nan=False).encode()
+                answer = json.dumps(harmless(_answered(atlas, question, *words)), allow_nan=False).encode()
     except (AtlasError, ModelError, OSError) as error:
         answer = json.dumps({"error": error_in_words(error)}).encode()
     sys.stdout.buffer.write(answer)

@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -49,11 +50,12 @@ REQUEST_SECONDS = 5.0  # limit for receiving a whole request
 MOST_CONNECTIONS = 200
 _GRACE = 1  # seconds for running answers at the end
 LONGEST_QUERY = 20_000  # characters of an SQL statement or condition
+LONGEST_TEXT = 200_000  # bytes of a text that is asked about
 MOST_STATEMENTS = 2  # running at a time
 MOST_WAITING = 12  # statements and predictions that run or wait
 
 # The page's own scripts, in addition to those of the map's page. The loader fetches the data, then the others.
-OWN_SCRIPTS = ("browse_model.js", "browse_depth.js", "browse_asked.js", "browse_watch.js")
+OWN_SCRIPTS = ("browse_model.js", "browse_depth.js", "browse_trace.js", "browse_asked.js", "browse_watch.js")
 
 
 def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str = "", fragment: str = "") -> ASGIApp:
@@ -64,6 +66,7 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     """
     answers = _Answers(ending)
     statements, predictions = asyncio.Semaphore(MOST_STATEMENTS), asyncio.Semaphore(1)
+    texts_asked = asyncio.Semaphore(1)  # each runs a base model
     html = page_file("browse", "browse.html")
     scripts = [*(("map", name) for name in SCRIPTS[:-1]), *(("browse", name) for name in OWN_SCRIPTS),
                ("map", SCRIPTS[-1])]  # fmt: skip
@@ -93,8 +96,11 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     def sql(request: Request, started: Started) -> Any:
         return harmless(session.sql(_query(request), started).to_dict(), longest=None)
 
-    def predict(request: Request, started: Started) -> dict[str, Any]:
-        return session.predicted(request.path_params["model_id"], started)
+    def about_model(question: str, request: Request, started: Started) -> dict[str, Any]:
+        return session.answered(question, str(request.path_params["model_id"]), started)
+
+    def about_text(request: Request, started: Started) -> dict[str, Any]:
+        return session.answered("ask", str(base_of(request)), started, request.state.text)
 
     texts = {
         "/browse.css": ("text/css", page_file("map", "map.css") + page_file("browse", "browse.css")),
@@ -109,7 +115,11 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
         Route("/state", answers.quick(state)),
         Route("/tables", answers.quick(lambda _: {"tables": session.tables()})),
         Route("/model/{model_id:int}", answers.quick(lambda request: session.model(request.path_params["model_id"]))),
-        Route("/predict/{model_id:int}", answers.slow(predictions, predict)),
+        *(
+            Route(f"/{question}/{{model_id:int}}", answers.slow(predictions, partial(about_model, question)))
+            for question in ("predict", "trace")
+        ),
+        Route("/ask", _with_text(answers.slow(texts_asked, about_text)), methods=["POST"]),
         Route("/where", answers.slow(statements, where)),
         Route("/sql", answers.slow(statements, sql)),
     ]
@@ -124,8 +134,27 @@ def _query(request: Request) -> str:
     return text
 
 
+def _with_text(handler: Handler) -> Handler:
+    """A handler of requests with a text, which is bounded."""
+
+    async def read(request: Request) -> Response:
+        text = bytearray()
+        async for piece in request.stream():
+            text += piece
+            if len(text) > LONGEST_TEXT:
+                return JSONResponse(
+                    {"error": f"The text has more than {LONGEST_TEXT:,} bytes: give a part of it."}, 413
+                )
+        request.state.text = bytes(text)
+        return await handler(request)
+
+    return read
+
+
 class _Guard:
-    """Refuses everything except GET and HEAD requests to this machine with the token, and the first with the ticket.
+    """Refuses everything except requests to this machine with the token, and the first with the ticket.
+
+    Requests are GET and HEAD, and POST where a text is asked about. Nothing is written.
 
     Every answer, including refusals, has the same additional headers.
     """
@@ -155,7 +184,7 @@ class _Guard:
             await RedirectResponse(f"/{self._token}/{self._fragment}", 303)(scope, receive, send)
         elif not secrets.compare_digest(given.encode(), self._token.encode()):
             await PlainTextResponse("Open the address that the command printed.", 403)(scope, receive, send)
-        elif scope["method"] not in ("GET", "HEAD"):
+        elif scope["method"] not in ("GET", "HEAD") and (scope["method"], scope["path"]) != ("POST", f"/{given}/ask"):
             await PlainTextResponse("Read-only: use GET or HEAD.", 405, {"Allow": "GET, HEAD"})(scope, receive, send)
         else:
             await self._inner(scope, receive, send)

@@ -129,18 +129,18 @@ class BrowseSession:
         with self._open() as atlas:
             return model_page(atlas, model_id)
 
-    def predicted(self, model_id: int, started: Started) -> dict[str, Any]:
-        """The answer of ``query predict`` for an indexed model, from a process of its own. Raises AtlasError.
+    def answered(self, question: str, asked: str, started: Started, text: bytes | None = None) -> dict[str, Any]:
+        """The answer of `query predict`, `trace` or `ask`, from a process of its own. Raises AtlasError.
 
-        ``started``: see ``run_sql``.
+        ``asked``: the id of an indexed model; for `ask` a base, and the ``text``. ``started``: see ``run_sql``.
         """
-        process = start_process(self._atlas.folder.root, "predict", str(model_id))
+        process = start_process(self._atlas.folder.root, question, asked, takes_text=text is not None)
         started(process)
-        written, _ = process.communicate()
+        written, _ = process.communicate(text)
         try:
             answer: dict[str, Any] = json.loads(written)
         except ValueError as error:
-            raise AtlasError("The prediction ended without an answer.", "Try again.") from error
+            raise AtlasError("The process ended without an answer.", "Try again.") from error
         if "error" in answer:
             raise AtlasError(answer["error"])
         return answer

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
         "--no-kin", is_flag=True, help="Leave out models of the same family tree (after query lineage --all)."
     ),
     click.option(
+        "--within", multiple=True, type=click.Choice(["head", "language", "author", "length"]),
+        help="Also print chance if only models of the same head (language, …) exchange labels. Repeatable.",
+    ),
+    click.option(
         "--confusions", is_flag=True, help="Print which datasets are mistaken for which, compared with chance."
     ),
     out_option("Also draw it, by dataset: .png, .svg or .pdf."),
@@ -50,6 +54,7 @@ def purity(
     by: str,
     k: int | None,
     no_kin: bool,
+    within: tuple[str, ...],
     confusions: bool,
     out: str | None,
     theme: ThemeName,
@@ -63,7 +68,9 @@ def purity(
     """
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        result = opened.purity(base, representation=representation, k=k, kin=not no_kin, confusions=confusions)
+        result = opened.purity(
+            base, representation=representation, k=k, kin=not no_kin, confusions=confusions, within=within
+        )
         whole = result.to_dict(by_model=by == "model", confusions=confusions)
         by = "confusion" if confusions else by
         rows, table = result.lines(by), result.table(details=details, by=by)

@@ -204,7 +204,7 @@ class Tracer:
             author=reference.id.partition("/")[0],
             commit=None,
             relation="finetune",
-            created=described.created,
+            created=described.created and described.created.replace(tzinfo=None),  # UTC, as in the database
             record_key="",
             files=None,
             datasets=frozenset(described.datasets),

@@ -25,10 +25,17 @@ class LabelledOrder:
     """Scores label sets of the models: the observed ones, and any permutation of them.
 
     Label sets are reduced to the datasets that can match at all (found in more than one group of ``excluded``) and
-    numbered: the ``kind`` of a model.
+    numbered: the ``kind`` of a model. ``strata`` (n,): labels are permuted only among models of one stratum.
     """
 
-    def __init__(self, order: Order, excluded: Integers, labels: list[frozenset[str]], k: int | None) -> None:
+    def __init__(
+        self,
+        order: Order,
+        excluded: Integers,
+        labels: list[frozenset[str]],
+        k: int | None,
+        strata: Integers | None = None,
+    ) -> None:
         self.order, self.excluded, self.labels, self.k = order, excluded, labels, k
         held = {(name, group) for group, names in zip(excluded.tolist(), labels, strict=True) for name in names}
         holders = Counter(name for name, _ in held)
@@ -45,7 +52,7 @@ class LabelledOrder:
         self.share_left, self.share_right = (pairs.astype(np.int32) for pairs in np.nonzero(self.share))
         self.is_one_each = bool((self.share_left == self.share_right).all())
 
-        self.sweeps = AuthorRuns(excluded, labels)
+        self.sweeps = AuthorRuns(excluded, labels, strata)
         self.sweep_kinds = self.kinds[self.sweeps.first]
         # All pairs of sweeps of one author.
         self.own_left = np.concatenate([np.repeat(sweeps, len(sweeps)) for sweeps in self.sweeps.lists])

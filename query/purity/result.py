@@ -26,7 +26,7 @@ _TITLES = {
     "model": "by model",
     "confusion": "taken for each other more often than by chance, in both directions",
 }
-_BREAKDOWNS = ("by_dataset", "by_model", "confusions")
+_BREAKDOWNS = ("by_dataset", "by_model", "confusions", "within")
 _WIDE = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
 
 
@@ -73,6 +73,21 @@ class ModelPurity:
 
 
 @dataclass(frozen=True)
+class WithinScore:
+    """What purity would be by chance if models exchanged labels only with models of equal ``within`` (head, author …).
+
+    ``strata``: the number of different values. ``movable``: the models whose label can become another. If habits
+    explain purity, as where each dataset has its own head, this chance is as high. None if no label can move.
+    """
+
+    within: str
+    strata: int
+    movable: int
+    chance: float | None = None
+    p_value: float | None = None
+
+
+@dataclass(frozen=True)
 class PurityScore:
     """Purity in one of its two forms. Undefined numbers are None, and ``note`` says why.
 
@@ -97,6 +112,7 @@ class PurityScore:
     authors: int = 0
     by_model: tuple[ModelPurity, ...] = field(default=(), repr=False)
     confusions: tuple[Confusion, ...] = field(default=(), repr=False)
+    within: tuple[WithinScore, ...] = ()
 
     @property
     def interval_note(self) -> str:
@@ -156,6 +172,9 @@ class PurityResult(Drawn, PurityScore):
         result |= numbers(self)
         result["cross_author"] = numbers(other) | {"by_dataset": rows(other, "by_dataset")}
         result |= {"by_dataset": rows(self, "by_dataset"), "notes": list(self.notes)}
+        if self.within:
+            result["within"] = rows(self, "within")
+            result["cross_author"]["within"] = rows(other, "within")
         if confusions:
             result["confusions"] = rows(self, "confusions")
             result["cross_author"]["confusions"] = rows(other, "confusions")
@@ -240,6 +259,19 @@ class PurityResult(Drawn, PurityScore):
             }
             for among, score in (("all", self), ("by other authors", self.cross_author))
         ]
+        neighbours += [
+            {
+                "among": f"{among}, labels exchanged within {one.within}",
+                "purity": decimal(score.purity),
+                "95 %": "",
+                "chance": decimal(one.chance),
+                "p": one.p_value,
+                "models": one.movable,
+                "datasets": score.datasets,
+            }
+            for among, score in (("all", self), ("by other authors", self.cross_author))
+            for one in score.within
+        ]
         whole = {"base": self.base, "representation": self.representation, "neighbours": neighbours}
         return whole | ({title: rows} if rows else {})
 
@@ -312,4 +344,14 @@ def verdict(result: PurityResult) -> list[str]:
     else:
         judgement = "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
     sentences[-1] += " " + judgement
+    for among, score in (("", result), (" among other authors' models", other)):
+        for one in score.within:
+            if one.chance is None:
+                sentences.append(f"Within {one.within}{among} no label can be exchanged: the two always go together.")
+                continue
+            can = f"the label of {counted(one.movable, 'model')} can change"
+            sentences.append(
+                f"If only models of the same {one.within} exchange labels, chance{among} is {percent(one.chance)} "
+                f"(p {one.p_value:.2g}; {can})."
+            )
     return sentences

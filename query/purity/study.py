@@ -8,20 +8,34 @@ with m_f = 0 is not scored, but remains a candidate for the others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from indexer.errors import BadArgument
 from query.population import Population, components, representatives
 from query.purity.labels import Floats, LabelledOrder, confused_pairs
-from query.purity.result import ModelPurity, PurityResult, PurityScore
+from query.purity.result import ModelPurity, PurityResult, PurityScore, WithinScore
 from query.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
 from query.statistics.neighbours import Integers, by_width, codes_of, each, leave_out, neighbour_order
+
+if TYPE_CHECKING:
+    from query.reader import AtlasReader
 
 _MANY = 2_000  # models from which a draw takes longer than handing it to a thread
 MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups
 _BLOCK = 1 << 19  # entries of the table of neighbours in memory at a time
+# What ``within`` may name, as an expression of SQL. Models of which it is unknown are one stratum.
+STRATA = {
+    "head": "concat(head_class, ' ', label_count)",
+    "language": "array_to_string(list_sort(languages), ' ')",
+    "author": "author",
+    "length": "position_rows",
+}
+_CHANCE_DRAWS = 200  # for the chance level within strata
 _TIE = 1e-12  # smaller differences of means come from summing in another order
 
 
@@ -33,11 +47,14 @@ def purity(
     seed: int = 0,
     trees: Integers | None = None,
     confusions: bool = False,
+    within: Mapping[str, Sequence[Hashable]] = MappingProxyType({}),
 ) -> PurityResult:
     """Purity of ``population``, plain and cross-author, with intervals over authors and permutation p-values.
 
     ``trees``: the family tree of every model of the population; models of one tree are then not candidates for each
     other, and their label sets are permuted as an author's are. ``confusions``: also list confused datasets.
+    ``within``: by name, a value for every model of the population; for each also the chance level and p if labels are
+    permuted only among models of equal value (Good, 2005, "Permutation, Parametric, and Bootstrap Tests", 3.4).
     ``k``: use the k nearest instead of the m_f nearest (all candidates if there are fewer).
     Similarities are computed in float64 and compared in steps of 2^-32 (2.3e-10). That is far finer than float32, and
     far coarser than the effect of the order of summation, so equal similarities stay equal whatever the block size;
@@ -71,12 +88,18 @@ def purity(
             families = components(range(len(rows)), pairs)
         reach = _reach(labels, authors, families, k)
         order = neighbour_order(population.vectors, rows, population.blocks, reach)
+        strata = {name: codes_of([values[row] for row in rows]) for name, values in within.items()}
         for form, excluded in enumerate((kin, families)):
             leave_out(order, excluded)
             trial = LabelledOrder(order, excluded, labels, k)
             score = _score(trial, authors, names, draws, np.random.default_rng([seed, form]))
             found = confused_pairs(trial) if confusions and score.models else ()
-            scores.append(replace(score, confusions=found))
+            held = tuple(
+                _within(name, LabelledOrder(order, excluded, labels, k, codes), score, draws, seed)
+                for name, codes in strata.items()
+                if score.models
+            )
+            scores.append(replace(score, confusions=found, within=held))
     else:
         scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
     return PurityResult(
@@ -86,6 +109,21 @@ def purity(
         k=k,
         cross_author=scores[1],
     )
+
+
+def strata_of(atlas: AtlasReader, population: Population, names: Sequence[str]) -> dict[str, list[Hashable]]:
+    """For each of ``names``, keys of STRATA, the value of every model. Raises BadArgument for another name."""
+    found: dict[str, list[Hashable]] = {}
+    for name in dict.fromkeys(names):
+        if name not in STRATA:
+            raise BadArgument(f"Labels cannot be exchanged within {name!r}.", f"Choose {', '.join(STRATA)}.")
+        rows = atlas.rows(
+            f"SELECT model_id, {STRATA[name]} AS value FROM fine_tunes JOIN records USING (model_id) WHERE base = ?",
+            [population.base],
+        )
+        values = {row["model_id"]: row["value"] for row in rows}
+        found[name] = [values.get(int(model_id)) for model_id in population.ids]
+    return found
 
 
 def _reach(labels: Sequence[frozenset[str]], authors: Integers, families: Integers, k: int | None) -> Integers:
@@ -144,6 +182,26 @@ def _score(
             for f, looked, p, c in zip(scored, neighbours, purity, chance, strict=True)
         ),
     )
+
+
+def _within(name: str, trial: LabelledOrder, score: PurityScore, draws: int, seed: int) -> WithinScore:
+    """Chance and p if labels are permuted only within the strata of ``trial``."""
+    codes, movable = trial.sweeps.stratum, len(trial.sweeps.movable(trial.sweep_kinds))
+    assert score.purity is not None
+    assert score.chance is not None
+    found = WithinScore(name, len(np.unique(codes)), movable)
+    if not movable:
+        return found
+    rng = np.random.default_rng([seed, len(name)])
+    moves = [trial.sweeps.permuted(trial.sweep_kinds, rng) for _ in range(draws)]
+    observed = score.purity - score.chance - _TIE
+    at_least = sum(each(lambda kinds: trial.reaches(kinds, observed), moves, is_long=len(trial.order) >= _MANY))
+
+    def mean_purity(kinds: Integers) -> float:
+        return float(trial.evaluate(kinds)[2].mean())
+
+    chance = each(mean_purity, moves[:_CHANCE_DRAWS], is_long=len(trial.order) >= _MANY)
+    return replace(found, chance=float(np.mean(list(chance))), p_value=(1 + at_least) / (1 + draws))
 
 
 # ---- intervals: purity without one author at a time

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError, BadArgument
-from indexer.names import FAMILIES, RELATIONS, DeltaKey, ModelRef
+from indexer.names import FAMILIES, RELATIONS, STACKS, DeltaKey, ModelRef
 from indexer.records.record import RANK_THRESHOLDS
 from query.lookup import base_in_hint, unknown_model
 from query.population import LeftOut
@@ -115,16 +115,16 @@ def read_ranks(
 
 
 def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
-    """Encoder before decoder, in the order of FAMILIES, by layer; a fused matrix comes where its first part would."""
+    """In the order of STACKS, then of FAMILIES, by layer; a fused matrix comes where its first part would."""
     (base_row,) = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [base])
     if base_row["deltas"] is None:
         raise AtlasError(f"The atlas does not say which matrices {base} has.", "Run `index rebuild`.")
     keys = [DeltaKey.parse(name) for name in base_row["deltas"]]
-    keys.sort(key=lambda key: (key.stack == "decoder", FAMILIES.index(key.family), key.layer))
+    keys.sort(key=lambda key: (STACKS.index(key.stack), FAMILIES.index(key.family), key.layer))
     if not whole:
         return keys
     rows = atlas.rows(
-        "SELECT DISTINCT stack, fused_matrices.family, families FROM fused_matrices "
+        "SELECT DISTINCT stack, layer, fused_matrices.family, families FROM fused_matrices "
         "JOIN fine_tunes USING (model_id) WHERE base = ?",
         [base],
     )
@@ -136,8 +136,8 @@ def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
             f"No model of {base} has spectra in this atlas, and only spectra give ranks of fused matrices.",
             f"Read them: `build({base!r}, spectra=True)`",
         )
-    fused = {(row["stack"], family): row["family"] for row in rows for family in row["families"]}
-    named = (DeltaKey(key.stack, key.layer, fused.get((key.stack, key.family), key.family)) for key in keys)
+    fused = {DeltaKey(row["stack"], row["layer"], part): row["family"] for row in rows for part in row["families"]}
+    named = (DeltaKey(key.stack, key.layer, fused.get(key, key.family)) for key in keys)
     return list(dict.fromkeys(named))
 
 

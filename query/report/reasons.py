@@ -10,7 +10,8 @@ STATUSES = {
 }
 
 REASONS = {
-    "adapter_unsupported": "An adapter of a kind whose change cannot be written as a low-rank delta, such as DoRA.",
+    "adapter_unsupported": "An adapter that changes no weights, or whose change does not follow from its files.",
+    "base_sampled": "Its change depends on whole matrices of the base, of which this atlas keeps some rows.",
     "base_unreadable": "The base that the adapter is added to cannot be read, so its layers cannot be asked.",
     "corrupt_file": "The file with the weights is damaged, or claims sizes that it does not have.",
     "disabled": "The Hub has disabled the repository, so it can no longer be read.",
@@ -56,6 +57,7 @@ CLAIMS = {
     "adapter_config": "its adapter_config.json",
     "config": "its config.json",
     "card": "its model card",
+    "weights": "its weights, which are nearly the base's",
     "name": "its own name",
     "descendant": "being made from one of its fine-tunes",
     "user": "the person who added it",

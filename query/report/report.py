@@ -12,7 +12,7 @@ from indexer.console.messages import say
 from indexer.errors import AtlasError
 from indexer.quantities import size_in_words
 from query.figures import checked_output, write_output
-from query.report import studies, views
+from query.report import studies, training, views
 from query.report.page import Section, Source, page
 from query.results import Result
 from query.wording import counted
@@ -29,7 +29,8 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], dict[str, Any]]], .
     ("purity", "Do models tuned on the same data lie together?", studies.purity_section),
     ("map", "The map", studies.map_section),
     ("clusters", "Clusters", studies.clusters_section),
-    ("prediction", "What undocumented models were probably tuned on", studies.prediction_section),
+    ("prediction", "What undocumented models were probably tuned on", training.prediction_section),
+    ("trace", "Models in their own words", training.trace_section),
     ("rank", "How simple is the change, layer by layer?", studies.rank_section),
     ("depth", "What do layers keep, and is it where the weights changed?", studies.depth_section),
     ("duplicates", "Copies and duplicates", views.duplicates),

@@ -1,4 +1,4 @@
-"""What the sections say that come from studies: purity, map, clusters, predictions, ranks, and what layers keep."""
+"""What the sections say that come from studies: purity, map, clusters, ranks, and what layers keep."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from markupsafe import Markup
-
-from indexer.console.messages import Progress, clean, say
+from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
 from query.clusters.result import AGREE, Cluster
@@ -19,9 +17,6 @@ from query.map.coloring import ColorGroups
 from query.map.model_map import model_map
 from query.map.projection import METHODS
 from query.population import read_population
-from query.predict.classifier import NONE_OF_THESE
-from query.predict.evaluation import evaluate
-from query.predict.predict import predict
 from query.purity.result import PurityScore, purity_figure, verdict
 from query.purity.study import purity
 from query.rank.study import SYMBOLS, RankStudy, rank_by_depth
@@ -52,18 +47,6 @@ _AMONG = {
     "clustered": "those in a cluster",
     "cross_author": "pairs by different authors",
     "cross_dataset": "pairs on different datasets",
-}
-_PREDICTED = 20  # undocumented models, the most downloaded first
-_UNDOCUMENTED = "len(datasets) = 0 AND NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL"
-_FROM = ("vectors", "vocabulary", "head")
-_EVIDENCE = {
-    "together": "vectors and head together, with the vocabulary of models that have one",
-    "vectors": "the vectors alone: votes of similar models",
-    "vocabulary": "the vocabulary alone: votes of models with similar words in their training text",
-    "without_vocabulary": "vectors and head together, without the vocabulary",
-    "head": "the head alone: number and names of labels in config.json",
-    "majority": "baseline: always the most common dataset",
-    "chance": "baseline: random guessing",
 }
 _FORGETFUL = 15  # rows
 
@@ -265,85 +248,6 @@ def _agreement(source: Source, section: Section, rows: list[Agreement]) -> dict[
         ),
         "sentences": sentences,
         "measures": [(_ABBREVIATED.get(one, one), definition(one, "clusters")) for one in used],
-    }  # fmt: skip
-
-
-def prediction_section(source: Source, section: Section) -> dict[str, Any]:
-    """How well prediction does on documented models, then its answers for the others."""
-    facts: dict[str, Any] = {"evaluation": None, "answers": None, "refusal": None}
-    try:
-        evaluation = evaluate(source.atlas, source.base)
-    except AtlasError as error:
-        facts["not_evaluated"] = section.unavailable(error)
-    else:
-        together, majority = (
-            {one.evidence: one for one in evaluation.scores}[name] for name in ("together", "majority")
-        )
-        section.key_number(
-            percent(together.accuracy),
-            "of hidden datasets predicted correctly; "
-            f"{percent(majority.accuracy)} by always naming the most common one",
-        )
-        ends = {row.evidence: row.accuracy for row in evaluation.intervals}
-        facts |= {
-            "evaluation": evaluation,
-            "together": together,
-            "majority": majority,
-            "scores": source.table(
-                "Predictions of documented models from other authors' models",
-                {
-                    "from": "prose", "right": "percent", "95 % interval": "number",
-                    "right in the first three": "percent", "Brier score (0 is best, 2 worst)": "two digits",
-                    "calibration error": "two digits",
-                },
-                [
-                    (
-                        _EVIDENCE[score.evidence], score.accuracy,
-                        " – ".join(map(percent, ends[score.evidence] or ())), score.top3, score.brier,
-                        score.calibration_error,
-                    )
-                    for score in evaluation.scores
-                ],
-            ),
-            "picture": section.picture(evaluation.figure),
-        }  # fmt: skip
-    statement = f"SELECT model FROM models WHERE base = ? AND {_UNDOCUMENTED} ORDER BY downloads DESC"
-    rows = source.rows(f"{statement} NULLS LAST, model")
-    found, refusals = [], []
-    with Progress(min(len(rows), _PREDICTED), "  predicting") as progress:
-        for row in rows[:_PREDICTED]:
-            try:
-                found.append(predict(source.atlas, row["model"], base=source.base))
-            except AtlasError as error:
-                refusals.append(f"{row['model']}: {error.message}")
-            progress.update()
-    if refusals:
-        others = f" The same is true of {counted(len(refusals) - 1, 'other')}." if len(refusals) > 1 else ""
-        facts["refusal"] = section.unavailable(f"No prediction for {refusals[0]}{others}")
-    answers = []
-    for one in found:
-        best: list[Any] = []
-        for answer in one.answers[:2]:
-            is_none = answer.dataset == NONE_OF_THESE
-            dataset = Markup("<em>{}</em>").format(clean(answer.dataset)) if is_none else shorten(answer.dataset, 80)
-            best += [dataset, percent(answer.probability)]
-        used = [name for name in _FROM if getattr(one.answers[0], name) is not None]
-        evidence = " and ".join([", ".join(used[:-1]), used[-1]] if len(used) > 1 else used)
-        answers.append([one.model, *best, *([None, None] if len(one.answers) == 1 else []), evidence])
-    return facts | {
-        "undocumented": len(rows),
-        "predicted": len(found),
-        "none_of_these": NONE_OF_THESE,
-        "answers": source.table(
-            "Probable datasets of undocumented models",
-            {
-                "model": "model", "most probable dataset": "name", "probability": "number", "next": "name",
-                "its probability": "number", "from": "fixed",
-            },
-            answers,
-        ),
-        "all_names": source.query(statement),
-        "is_calibrated": all(one.calibrated for one in found),
     }  # fmt: skip
 
 

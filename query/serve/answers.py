@@ -54,6 +54,8 @@ class SimilarModel(TypedDict):
     background: float | None
     background_pairs: NotRequired[int | None]
     background_floor: NotRequired[float | None]
+    background_high: NotRequired[float | None]
+    expected_by_chance: NotRequired[float | None]
     author: str
     relation: str
     datasets: list[str]
@@ -101,6 +103,31 @@ class Traced(Answer):
     base: str
     facts: dict[str, Any]
     words: list[str]
+
+
+class LikelyModel(TypedDict):
+    """A model that was probably tuned on texts like those that were given."""
+
+    rank: int
+    model: str
+    score: float
+    p_value: float
+    expected_by_chance: float
+    by_vocabulary: float | None
+    by_vectors: float | None
+    datasets: list[str]
+    author: str
+    relation: str
+
+
+class Asked(Answer):
+    """The models that were probably tuned on texts like those that were given; maybe none stands out."""
+
+    base: str
+    texts: int
+    searched: int
+    standing_out: int
+    models: list[LikelyModel]
 
 
 class Compared(Answer):

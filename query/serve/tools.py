@@ -15,11 +15,13 @@ from indexer.console.advice import IN_BACKTICKS, for_command_line, parse_call
 from indexer.console.terminal import as_plain
 from indexer.errors import AtlasError, ModelError
 from indexer.names import is_hub_id
+from query.ask.ask import MOST_TEXTS
 from query.atlas import Atlas, contents
 from query.results import Result
 from query.serve.answers import (
     Ancestry,
     Answer,
+    Asked,
     Bases,
     Changed,
     Clustered,
@@ -65,7 +67,7 @@ class Tools:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._opened: Atlas | None = None
-        tools = (self.bases, self.similar, self.predict, self.show, self.trace, self.compare, self.layers,
+        tools = (self.bases, self.similar, self.predict, self.show, self.trace, self.ask, self.compare, self.layers,
                  self.lineage, self.purity, self.clusters, self.datasets, self.sql)  # fmt: skip
         self.all: dict[str, Callable[..., Any]] = {tool.__name__: tool for tool in tools}
 
@@ -175,6 +177,28 @@ class Tools:
             if name not in ("model", "base", "words", "notes") and value not in (None, [])
         }
         return self._answer(Traced, found, facts=facts, words=[one.word for one in found.words])
+
+    def ask(
+        self,
+        texts: Annotated[
+            list[str],
+            Field(
+                min_length=1,
+                max_length=MOST_TEXTS,
+                description="Texts to find models for, some dozen of one kind; the first 64 tokens of each are used.",
+            ),
+        ],
+        k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS, description="Number of models to list.")] = 10,
+        where: Annotated[
+            str | None, Field(description='SQL condition on the view `models`, e.g. "downloads > 100".')
+        ] = None,
+        base: Base = None,
+    ) -> Asked:
+        """Find the models that were probably tuned on texts like these. The first question about a base takes minutes.
+
+        The texts run through the base model on this machine, which downloads it if need be.
+        """
+        return self._answer(Asked, self._atlas.ask(texts, k, where=where, base=base))
 
     def compare(self, a: Model, b: Model, base: Base = None) -> Compared:
         """Compare two models: how similar their weight changes are, in which layers, and what their cards say."""

@@ -17,6 +17,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,11 @@ class AuthorRuns:
     """The sweeps among n models, numbered in order of first appearance.
 
     ``authors`` (n,): a code for each model's author, from 0. ``of_model`` (n,): the model's sweep, -1 where its label
-    is None. For each sweep ``author``, ``labels``, ``first`` (the index of its first model) and ``sizes``.
+    is None. For each sweep ``author``, ``labels``, ``first`` (the index of its first model), ``sizes`` and ``stratum``:
+    the most frequent of its models' ``strata`` (n,), the lowest of several; 0 without ``strata``.
     """
 
-    def __init__(self, authors: Integers, labels: Sequence[Hashable | None]) -> None:
+    def __init__(self, authors: Integers, labels: Sequence[Hashable | None], strata: Integers | None = None) -> None:
         self.authors = authors
         keys = list(zip(authors.tolist(), labels, strict=True))
         labelled = np.array([row for row, (_, label) in enumerate(keys) if label is not None], dtype=np.intp)
@@ -54,6 +56,11 @@ class AuthorRuns:
         self.sizes = np.bincount(codes)
         self.author: Integers = authors[self.first]
         self.labels: list[Any] = [labels[row] for row in self.first]
+        self.stratum: Integers = np.zeros(len(self.sizes), dtype=np.intp)
+        if strata is not None:
+            counts = np.zeros((len(self.sizes), int(strata.max(initial=0)) + 1), dtype=np.intp)
+            np.add.at(counts, (codes, strata[labelled]), 1)
+            self.stratum = counts.argmax(axis=1)
 
     @cached_property
     def lists(self) -> list[Integers]:
@@ -61,28 +68,56 @@ class AuthorRuns:
         return members_of(codes_of(self.author.tolist()))
 
     @cached_property
-    def strata(self) -> list[Integers]:
-        """The lists of equal length, each as an array (authors, sweeps per author)."""
-        lengths = sorted({len(sweeps) for sweeps in self.lists})
-        return [np.array([sweeps for sweeps in self.lists if len(sweeps) == length]) for length in lengths]
+    def exchangeable(self) -> list[tuple[Integers, list[slice]]]:
+        """The authors whose sweeps may exchange labels, group by group.
+
+        For each group an array (authors, sweeps per author), with the sweeps of an author by stratum, and the columns
+        of each stratum. Authors of one group have as many sweeps in every stratum.
+        """
+        groups: dict[tuple[int, ...], list[Integers]] = {}
+        for sweeps in self.lists:
+            ordered = sweeps[np.argsort(self.stratum[sweeps], kind="stable")]
+            groups.setdefault((len(sweeps), *self.stratum[ordered].tolist()), []).append(ordered)
+        found = []
+        for profile in sorted(groups):
+            stops = np.cumsum([len(list(run)) for _, run in groupby(profile[1:])]).tolist()
+            columns = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+            found.append((np.array(groups[profile]), columns))
+        return found
 
     def permuted(self, carried: Integers, rng: np.random.Generator) -> Integers:
-        """The labels ``carried`` (sweeps,) after one random permutation.
+        """The labels ``carried`` (sweeps,) after one random permutation, within strata.
 
-        An author's list of labels moves as a whole to another author with as many sweeps, and is shuffled among that
-        author's sweeps. Such moves form a group in the sense of algebra, so a permutation test with them is exact
-        whatever the sizes of the sweeps and however similar the models of one author are.
+        An author's list of labels moves as a whole to another author with as many sweeps in every stratum, and is
+        shuffled among that author's sweeps of one stratum. Such moves form a group in the sense of algebra, so a
+        permutation test with them is exact whatever the sizes of the sweeps and however similar the models of one
+        author are.
         """
         moved = carried.copy()
-        for sweeps in self.strata:
+        for sweeps, columns in self.exchangeable:
             lists = carried[sweeps][rng.permutation(len(sweeps))]
-            moved[sweeps] = rng.permuted(lists, axis=1)
+            for part in columns:
+                lists[:, part] = rng.permuted(lists[:, part], axis=1)
+            moved[sweeps] = lists
         return moved
 
     @property
     def ways(self) -> int:
         """How many different permutations there are."""
-        return math.prod(math.factorial(len(s)) * math.factorial(s.shape[1]) ** len(s) for s in self.strata)
+        return math.prod(
+            math.factorial(len(sweeps))
+            * math.prod(math.factorial(one.stop - one.start) for one in columns) ** len(sweeps)
+            for sweeps, columns in self.exchangeable
+        )
+
+    def movable(self, carried: Integers) -> Integers:
+        """The models whose label can become another in a permutation of ``carried`` (sweeps,)."""
+        is_movable = np.zeros(len(carried), dtype=bool)
+        for sweeps, columns in self.exchangeable:
+            for part in columns:
+                is_movable[sweeps[:, part]] = len(np.unique(carried[sweeps[:, part]])) > 1
+        found: Integers = np.flatnonzero((self.of_model >= 0) & is_movable[self.of_model])
+        return found
 
 
 # ---- intervals

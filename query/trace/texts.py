@@ -14,7 +14,7 @@ from indexer.untrusted import tidy
 from query.trace.evidence import TokenEvidence
 
 if TYPE_CHECKING:
-    from indexer.profiles.tokenizer import IsolatedTokenizer
+    from query.trace.vocabulary import Tokenizer
 
 CERTAIN, POSSIBLE = "certainly_not_used", "possible"
 CONFIDENCE = 0.95
@@ -60,7 +60,7 @@ class JudgedTexts:
 
 def judge_texts(
     texts: Sequence[str],
-    tokenizer: IsolatedTokenizer,
+    tokenizer: Tokenizer,
     evidence: TokenEvidence,
     probabilities: NDArray[np.float64],
     length: int | None,

@@ -28,11 +28,11 @@ from query.trace.evidence import (
     tokenizer_of_model,
 )
 from query.trace.texts import USUAL_LENGTH, JudgedTexts, judge_texts, kept_tokens
+from query.trace.vocabulary import BaseTokenizer, Tokenizer
 from query.trace.words import Script, Word, distinctive_scores, pieces_of, scripts_of, words_of
 from query.wording import counted
 
 if TYPE_CHECKING:
-    from indexer.profiles.tokenizer import IsolatedTokenizer
     from query.reader import AtlasReader
 
 NONE = "none"
@@ -190,10 +190,10 @@ def trace(
 
     is_there = evidence.codes != MISSING
     # Of a tied head a number of tokens is only expected.
-    met = round(float(_probabilities(evidence)[is_there].sum())) if evidence.is_share else int(evidence.is_met.sum())
+    met = round(float(met_probabilities(evidence)[is_there].sum())) if evidence.is_share else int(evidence.is_met.sum())
     rows_read = int(is_there.sum())
     others = None if all_rows else _others(atlas, found, evidence)
-    tokenizer, why = _tokenizer(atlas, found, str(model), row, evidence)
+    tokenizer, why = tokenizer_for(atlas, found, str(model), row, evidence)
     if tokenizer is None and texts is not None:
         raise AtlasError(f"The texts cannot be split into tokens: {why}", "")
     words: list[Word] = []
@@ -213,7 +213,7 @@ def trace(
             notes.append("Words are compared with tokens of the model's own that are about as common.")
     else:
         notes.append(f"Its words are not named: {why}")
-    length = _longest_input(atlas, found.base, evidence)
+    length = longest_input(atlas, found.base, evidence)
     if evidence.kind == STATISTICAL:
         notes.append(_why_statistical(evidence))
     if not all_rows:
@@ -225,7 +225,7 @@ def trace(
         assert tokenizer is not None
         notes += texts.notes
         kept = max_length or kept_tokens(length, evidence.pairs)
-        judged = judge_texts(texts.texts, tokenizer, evidence, _probabilities(evidence), kept, each=each)
+        judged = judge_texts(texts.texts, tokenizer, evidence, met_probabilities(evidence), kept, each=each)
         if evidence.kind == EXACT:
             notes.append(
                 f"A text counts with its first {kept or USUAL_LENGTH} tokens"
@@ -255,10 +255,11 @@ def trace(
 
 def _others(atlas: AtlasReader, found: ResolvedModel, evidence: TokenEvidence) -> NDArray[np.float64] | None:
     """(m, n) the ranks of other models of the base of the same kind, without its duplicates."""
-    rows = atlas.rows(
-        f"SELECT model_id, {', '.join(COLUMNS)} FROM fine_tunes JOIN records USING (model_id) WHERE base = $1 AND "
-        "token_class IN ('exact', 'statistical') AND token_is_share = $2 AND duplicate_of IS NULL "
-        "AND model_id IS DISTINCT FROM $3 ORDER BY hash(model_id) LIMIT $4",
+    rows = atlas.rows(  # ids first, so that the codes of these models alone are read
+        f"SELECT model_id, {', '.join(COLUMNS)} FROM records WHERE model_id IN (SELECT model_id FROM fine_tunes "
+        "JOIN records USING (model_id) WHERE base = $1 AND token_class IN ('exact', 'statistical') "
+        "AND token_is_share = $2 AND duplicate_of IS NULL AND model_id IS DISTINCT FROM $3 "
+        "ORDER BY hash(model_id) LIMIT $4) ORDER BY model_id",
         [found.base, evidence.is_share, found.model_id, MOST_OTHERS],
     )
     made = (evidence_of_row(row) for row in rows)
@@ -274,27 +275,27 @@ def _place_of(found: ResolvedModel, name: str, row: dict[str, Any] | None) -> tu
     return reference, reference.revision, "finetune"
 
 
-def _tokenizer(
+def tokenizer_for(
     atlas: AtlasReader, found: ResolvedModel, name: str, row: dict[str, Any] | None, evidence: TokenEvidence
-) -> tuple[IsolatedTokenizer | None, str]:
+) -> tuple[Tokenizer | None, str]:
     """The base's tokenizer, or the model's own where its vocabulary has another size; or why there is none."""
     try:
         require("Naming tokens", *READERS)
         if evidence.vocabulary == evidence.base_vocabulary:
             (facts,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [found.base])
-            return _base_tokenizer(found.base, str(facts["commit"])), ""
+            return _base_tokenizer(found.base, str(facts["commit"]), evidence.base_vocabulary), ""
         return tokenizer_of_model(*_place_of(found, name, row)), ""
     except AtlasError as error:
         return None, str(error)
 
 
 @lru_cache(maxsize=4)
-def _base_tokenizer(base: str, commit: str) -> IsolatedTokenizer:
+def _base_tokenizer(base: str, commit: str, vocabulary: int) -> BaseTokenizer:
     """Kept for the next question: it runs in a process of its own, which takes a second to start."""
-    return tokenizer_of_model(ModelRef(base), commit)
+    return BaseTokenizer(base, commit, vocabulary)
 
 
-def _masked(tokenizer: IsolatedTokenizer, evidence: TokenEvidence) -> bool | None:
+def _masked(tokenizer: Tokenizer, evidence: TokenEvidence) -> bool | None:
     """Whether the row of the mask token moved; None if there is none, or it was not read."""
     if evidence.is_share:
         return None
@@ -306,7 +307,7 @@ def _masked(tokenizer: IsolatedTokenizer, evidence: TokenEvidence) -> bool | Non
     return bool(evidence.codes[found[0]] > 0)
 
 
-def _longest_input(atlas: AtlasReader, base: str, evidence: TokenEvidence) -> int | None:
+def longest_input(atlas: AtlasReader, base: str, evidence: TokenEvidence) -> int | None:
     """The tokens of the longest input: position rows count from an offset that depends on the architecture."""
     if evidence.positions is None:
         return None
@@ -315,7 +316,7 @@ def _longest_input(atlas: AtlasReader, base: str, evidence: TokenEvidence) -> in
     return length if length > 0 else None
 
 
-def _probabilities(evidence: TokenEvidence) -> NDArray[np.float64]:
+def met_probabilities(evidence: TokenEvidence) -> NDArray[np.float64]:
     """(n,) the probability that each token was met.
 
     Of a tied head the shares of the changes are a mixture of two normal distributions on a logarithmic scale: of tokens

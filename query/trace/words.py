@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from indexer.untrusted import printable
 
 if TYPE_CHECKING:
-    from indexer.profiles.tokenizer import IsolatedTokenizer
+    from query.trace.vocabulary import Tokenizer
 
 # Fewer models give no standard deviation worth dividing by; a model is then compared with tokens of its own.
 FEWEST_MODELS = 4
@@ -63,7 +63,7 @@ def distinctive_scores(ranks: NDArray[np.float64], others: NDArray[np.float64] |
     return found
 
 
-def pieces_of(tokenizer: IsolatedTokenizer, ids: Sequence[int]) -> list[str]:
+def pieces_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """The text of each token."""
     return [piece for start in range(0, len(ids), _AT_ONCE) for piece in tokenizer.words(ids[start : start + _AT_ONCE])]
 

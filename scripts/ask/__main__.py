@@ -20,9 +20,9 @@ import numpy as np
 
 from query import Atlas
 from query.ask.ask import FALSE_DISCOVERIES
-from query.ask.evidence import Features, Reader, by_vectors, by_vocabulary, vocabulary_changes
+from query.ask.evidence import Features, Reader, reference_sets
+from query.ask.models import read_candidates
 from query.ask.scoring import VOCABULARY_WEIGHT, Scored, score, standing_out
-from query.population import distinct, read_population
 from query.texts import Texts, read_texts
 from scripts.child import PROJECT
 from scripts.family import tasks
@@ -46,12 +46,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=200, help="held-out texts of each data set")
     parser.add_argument("--pretraining", action="store_true", help="200 texts of the base's own corpus as reference")
+    parser.add_argument(
+        "--rivals", action="store_true", help="also run every model over the texts, and search the cards"
+    )
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     plan = load_plan(options.size, options.architecture)
     if options.measure:
         reference = options.out / "pretraining.txt" if options.pretraining else None
-        measure(options.out, plan, options.texts, reference)
+        measure(options.out, plan, options.texts, reference, options.family if options.rivals else None)
         return
     write_texts(plan, options.out)
     with LoopbackHub(options.family) as hub:
@@ -82,35 +85,49 @@ def write_texts(plan: Plan, out: Path) -> None:
         (out / "texts" / f"{name.replace('/', '--')}.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def measure(out: Path, plan: Plan, count: int, reference: Path | None) -> None:
-    """Print the tables."""
+def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: Path | None = None) -> None:
+    """Print the tables. ``rivals``: the folder of the family, whose models and cards the rivals read."""
     names = sorted(plan.datasets)
     truth = {run.model: run.dataset for run in plan.runs if not run.scratch}
     with Atlas(out / "atlas") as atlas:
-        population = distinct(read_population(atlas, plan.base))
-        kept = [place for place, model in enumerate(population.models) if model in truth]
-        labels = np.array([truth[population.models[place]] for place in kept])
-        is_adapter = np.array([population.relations[place] == "adapter" for place in kept])
+        names_of = {
+            row["model_id"]: (row["model"], row["relation"])
+            for row in atlas.rows("SELECT model_id, model, relation FROM models WHERE base = ?", [plan.base])
+        }
         reader = Reader(atlas, plan.base, None if reference is None else read_texts(reference))
         null, pooled = reader.reference(), reader.pooled_rates()
         files = [out / "texts" / f"{name.replace('/', '--')}.jsonl" for name in names]
-        asked = joined([reader.of(read_texts(file, most=count)) for file in files])
+        texts = [read_texts(file, most=count) for file in files]
+        asked = joined([reader.of(one) for one in texts])
         outside = joined([reader.of(one) for one in documentation()])
-        changes = vocabulary_changes(atlas, population.ids, null.rates.shape[1])[kept]
-        vectors, blocks = population.vectors[kept], population.blocks
+        models = read_candidates(atlas, plan.base, null.rates.shape[1])
+        kept = [place for place, one in enumerate(models.ids.tolist()) if names_of[one][0] in truth]
+        models = models.only(np.array(kept, dtype=np.intp))
+        named = [names_of[one] for one in models.ids.tolist()]
+        labels = np.array([truth[name] for name, _ in named])
+        is_adapter = np.array([relation == "adapter" for _, relation in named])
+    others: dict[str, np.ndarray] = {}  # by rival: the raw scores (sets, models), those of the reference first
+    if rivals is not None:
+        from scripts.ask.rivals import by_cards, loss_gaps
+
+        own_reference = None if reference is None else read_texts(reference)
+        sets = [*reference_sets(own_reference).values(), *(one.texts for one in texts)]
+        ids = [name for name, _ in named]
+        others["loss gap"] = loss_gaps(rivals, plan, out / "work", ids, sets)
+        # A classifier may have lost most where it was trained.
+        others["loss gap, minus"] = -others["loss gap"]
+        others["cards"] = by_cards(rivals, ids, sets)
 
     def kinds(features: Features, some: np.ndarray) -> dict[str, list[tuple[Any, Any, float]]]:
-        one = (
-            by_vectors(null, vectors[some], blocks),
-            by_vectors(features, vectors[some], blocks),
-            1 - VOCABULARY_WEIGHT,
-        )
-        own = changes[some] - np.nanmean(changes[some], axis=0)
-        other = (by_vocabulary(null, pooled, own), by_vocabulary(features, pooled, own), VOCABULARY_WEIGHT)
+        chosen = models.only(some)
+        one = (chosen.by_vectors(null), chosen.by_vectors(features), 1 - VOCABULARY_WEIGHT)
+        words = (chosen.by_vocabulary(null.rates, pooled), chosen.by_vocabulary(features.rates, pooled))
+        other = (*words, VOCABULARY_WEIGHT)
         return {"vectors": [one], "vocabulary": [other], "fused": [other, one]}
 
     every = np.arange(len(kept))
     found = {name: score(evidence) for name, evidence in kinds(asked, every).items()}
+    rival_scores = {name: score([(raw[: -len(names)], raw[-len(names) :], 1.0)]) for name, raw in others.items()}
     elsewhere = {name: score(evidence) for name, evidence in kinds(outside, every).items()}
     chance: dict[str, list[np.ndarray]] = {name: [] for name in found}
     for place, name in enumerate(names):
@@ -123,7 +140,7 @@ def measure(out: Path, plan: Plan, count: int, reference: Path | None) -> None:
           f"{len(null.blocks)} sets of reference texts")  # fmt: skip
     head = ("evidence", "models", "n", "AP", "chance", "to data set", "p<.05", "p<.01")
     print(("{:<12}{:<10}" + "{:>12}" * 6).format(*head))
-    for kind, scored in found.items():
+    for kind, scored in (found | rival_scores).items():
         for which, some in (("full", ~is_adapter), ("adapters", is_adapter), ("all", np.ones(len(kept), bool))):
             some = some & ~np.isnan(scored.z).any(axis=0)
             if some.any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from urllib.parse import unquote
 
-from scripts.loopback_hub.answers import Answer, Request, error, redirect, repository_not_found
+from scripts.loopback_hub.answers import Answer, Request, error, json_answer, redirect, repository_not_found
 from scripts.loopback_hub.joined import JoinedStore
 from scripts.loopback_hub.store import Repository
 
@@ -13,22 +13,33 @@ from scripts.loopback_hub.store import Repository
 class Access:
     """``tokens`` maps a bearer token to the ids of the gated and private repositories that it opens.
 
-    A token that is not among them is an account like any other that has been granted nothing.
+    A token that is not among them is an account like any other that has been granted nothing. Those in ``narrow`` are
+    fine-grained tokens without the right to read public repositories: they are refused where nobody's are not.
     """
 
-    def __init__(self, store: JoinedStore, tokens: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, store: JoinedStore, tokens: Mapping[str, Collection[str]], narrow: Collection[str] = ()) -> None:
         self._store = store
         self._tokens = tokens
+        self._narrow = frozenset(narrow)
 
     def is_granted(self, request: Request, repository: Repository) -> bool:
         """Whether the request's token opens this repository."""
         return request.token is not None and repository.id in self._tokens.get(request.token, ())
+
+    def who(self, request: Request) -> Answer:
+        """``/api/whoami-v2``: whose token came with the request."""
+        if request.token in self._narrow or request.token in self._tokens:
+            role = "fineGrained" if request.token in self._narrow else "read"
+            return json_answer({"type": "user", "name": "somebody", "auth": {"accessToken": {"role": role}}})
+        return error(401, "Invalid username or password.")
 
     def find(self, request: Request, id_span: tuple[int, int], *, files: bool) -> Repository | Answer:
         """The repository whose id is at ``id_span`` of the request's path, or the error answer.
 
         ``files`` asks for its files, which a gated repository keeps back, rather than for what is said of it.
         """
+        if request.token in self._narrow:
+            return error(403, "Forbidden: pass a token with the right permissions to read this repository")
         start, end = id_span
         repo_id = unquote(request.path[start:end])
         repository = self._store.repository(repo_id)

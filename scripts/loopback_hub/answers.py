@@ -140,10 +140,10 @@ def redirect(request: Request, status: int, location: str) -> Answer:
     return answer
 
 
-def canned(status: int, role: str, retry_after: int | None) -> Answer:
+def canned(status: int, role: str, retry_after: int | None, message: str = "Access denied") -> Answer:
     """The answer that an injected status gets: as short and as unhelpful as the real ones."""
     if role == "cdn" and status < 500:
-        body = "<Error><Code>AccessDenied</Code><Message>Access denied</Message></Error>"
+        body = f"<Error><Code>AccessDenied</Code><Message>{message}</Message></Error>"
         answer = Answer(status, {"Content-Type": "application/xml"}, Content.of(body.encode()))
     elif status >= 500:
         body = f"<html><body><h1>{status}</h1></body></html>"

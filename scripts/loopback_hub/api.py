@@ -62,6 +62,8 @@ class Api:
         """The answer to any request below ``/api``."""
         if request.path.rstrip("/") == "/api/models":
             return self._listing(request)
+        if request.path == "/api/whoami-v2":
+            return self.access.who(request)
         match = _MODEL.fullmatch(request.path)
         if match is None:
             return repository_not_found(request)
@@ -111,17 +113,16 @@ class Api:
         size = _size(request.one("limit"), self.page_size)
         if size is None:
             return error(400, "limit must be a positive number")
-        descending = request.one("direction") in (None, "-1")
-        ordered = self.ordered(request, sort, descending=descending)
+        if request.one("direction") is not None:  # clients sent it once; the order is always descending
+            return error(400, "Unrecognized parameter: direction")
+        ordered = self.ordered(request, sort)
         first = 0
         cursor = request.one("cursor")
         if cursor is not None:
             after = _decode_cursor(cursor)
             if after is None:
                 return error(400, "Invalid cursor")
-            first = bisect_left(
-                ordered, True, key=lambda pair: _is_past(pair[0], pair[1].id, after, descending=descending)
-            )
+            first = bisect_left(ordered, True, key=lambda pair: _is_past(pair[0], pair[1].id, after))
         page = ordered[first : first + size]
         names = expand or _listed_fields(request)
         answer = json_answer([rows.row(repository, names) for _, repository in page])
@@ -130,13 +131,11 @@ class Api:
             answer.headers["Link"] = self._link(request, _encode_cursor(rank, last.id))
         return answer
 
-    def ordered(
-        self, request: Request, sort: Callable[[Repository], Any], *, descending: bool
-    ) -> list[tuple[Rank, Repository]]:
+    def ordered(self, request: Request, sort: Callable[[Repository], Any]) -> list[tuple[Rank, Repository]]:
         """The repositories that a listing is about, in its order, with what each is sorted by."""
         listed = [each for each in self.store.repositories() if self._is_listed(request, each)]
         result = sorted(((_rank(sort(each)), each) for each in listed), key=lambda pair: pair[1].id)
-        result.sort(key=lambda pair: pair[0], reverse=descending)  # stable: ties stay in the order of ids
+        result.sort(key=lambda pair: pair[0], reverse=True)  # stable: ties stay in the order of ids
         return result
 
     def _is_listed(self, request: Request, repository: Repository) -> bool:
@@ -251,10 +250,10 @@ def _rank(value: Any) -> Rank:
     return (1, 0, value) if isinstance(value, str) else (0, 0, "")
 
 
-def _is_past(rank: Rank, repo_id: str, after: tuple[Rank, str], *, descending: bool) -> bool:
+def _is_past(rank: Rank, repo_id: str, after: tuple[Rank, str]) -> bool:
     """Whether a row comes after the one that a cursor names, wherever that one is by now."""
     if rank != after[0]:
-        return (rank < after[0]) == descending
+        return rank < after[0]
     return repo_id > after[1]
 
 

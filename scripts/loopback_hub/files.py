@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
 import secrets
 import time
 from dataclasses import dataclass, field
-from urllib.parse import quote, unquote
+from datetime import UTC, datetime
+from urllib.parse import quote, unquote, urlencode
 
 from scripts.loopback_hub.access import Access
 from scripts.loopback_hub.answers import (
@@ -30,21 +32,28 @@ from scripts.loopback_hub.joined import JoinedStore
 from scripts.loopback_hub.store import Repository, Revision, StoredFile
 
 _RESOLVE = re.compile(r"/(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)", re.DOTALL)
+_CACHED = re.compile(r"/api/resolve-cache/models/(?P<id>[^/]+/[^/]+)/(?P<sha>[0-9a-f]{40})/(?P<path>.+)", re.DOTALL)
 _SIGNED = re.compile(r"/repos/(?P<id>[^/]+/[^/]+)/(?P<sha256>[0-9a-f]{64})/(?P<file>.+)", re.DOTALL)
+_AMZ_DATE = "%Y%m%dT%H%M%SZ"
 
 
 @dataclass
 class Files:
-    """Answers with files. ``url_lifetime``: seconds for which a signed URL opens."""
+    """Answers with files. ``url_lifetime``: seconds for which a signed URL opens; ``signs_like``: cloudfront or s3.
+
+    A GET with a Range on ``/resolve`` is answered with an address that opens for this range alone, as on the Hub since
+    August 2026 (xet-core issues 897 and 956); one of a HEAD opens for any.
+    """
 
     store: JoinedStore
     access: Access
     cdn_endpoint: str
     url_lifetime: float
+    signs_like: str = "cloudfront"
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def resolve(self, request: Request) -> Answer:
-        """``/<id>/resolve/<revision>/<path>``: a small file itself, for one in LFS a redirect to the CDN."""
+        """``/<id>/resolve/<revision>/<path>``: a redirect, to the CDN for a file in LFS, else to ``deliver_small``."""
         match = _RESOLVE.fullmatch(request.path)
         if match is None:
             return error(404, "Sorry, we can't find the page you are looking for.")
@@ -66,14 +75,36 @@ class Files:
             return entry_not_found(revision.sha)
         content = _content(file, request.effects)
         if file.is_lfs:
-            answer = redirect(request, 302, self._signed_url(repository.id, file, request.effects))
+            span = request.headers.get("range", "") if request.method == "GET" else ""
+            answer = redirect(request, 302, self._signed_url(repository.id, file, request.effects, span))
             answer.headers["X-Linked-Size"] = str(content.size)
             answer.headers["X-Linked-Etag"] = replaced_etag(request.effects, f'"{file.sha256}"')
             answer.headers["Accept-Ranges"] = "bytes"
         else:
-            answer = content_answer(request, content, replaced_etag(request.effects, f'"{file.oid}"'), path)
-            answer.headers["Content-Type"] = "text/plain; charset=utf-8"
+            place = f"/api/resolve-cache/models/{repository.id}/{revision.sha}/{quote(path)}"
+            etag = replaced_etag(request.effects, f'"{file.oid}"')
+            answer = redirect(request, 307, f"{place}?{urlencode({'etag': etag})}")
+            answer.headers["X-Linked-Size"] = str(content.size)
+            answer.headers["X-Linked-Etag"] = etag
         answer.headers["X-Repo-Commit"] = revision.sha
+        return answer
+
+    def deliver_small(self, request: Request) -> Answer:
+        """``/api/resolve-cache/models/<id>/<commit>/<path>``: a small file itself."""
+        match = _CACHED.fullmatch(request.path)
+        if match is None:
+            return error(404, "Sorry, we can't find the page you are looking for.")
+        found = self.access.find(request, match.span("id"), files=True)
+        if isinstance(found, Answer):
+            return found
+        revision, path = found.revision(match["sha"]), unquote(match["path"])
+        file = revision.files.get(path) if revision else None
+        if revision is None or file is None or file.is_lfs:
+            return entry_not_found(match["sha"])
+        content = _content(file, request.effects)
+        answer = content_answer(request, content, replaced_etag(request.effects, f'"{file.oid}"'), path)
+        answer.headers |= {"Content-Type": "text/plain; charset=utf-8", "X-Repo-Commit": revision.sha}
+        answer.repo_id, answer.filename = found.id, path
         return answer
 
     def deliver(self, request: Request) -> Answer:
@@ -89,11 +120,17 @@ class Files:
     def _deliver(self, request: Request, repo_id: str, sha256: str, path: str) -> Answer:
         if "authorization" in request.headers:
             return text_answer("A signed URL and an Authorization header are one credential too many.", 400)
-        expires, signature = request.one("Expires") or "", request.one("Signature") or ""
-        if not hmac.compare_digest(signature.encode(), self._sign(request.path, expires).encode()):
+        span, signature = request.one("range") or "", request.one("Signature") or request.one("X-Amz-Signature") or ""
+        expires = request.one("Expires") or ""
+        if signed := request.one("X-Amz-Date"):
+            at = datetime.strptime(signed, _AMZ_DATE).replace(tzinfo=UTC).timestamp()
+            expires = f"{at + float(request.one('X-Amz-Expires') or 0):.3f}"
+        if not hmac.compare_digest(signature.encode(), self._sign(request.path, expires, span).encode()):
             return canned(403, "cdn", None)
         if float(expires) <= time.time():
-            return canned(403, "cdn", None)
+            return canned(403, "cdn", None, "Request has expired")
+        if span and span != request.headers.get("range"):
+            return text_answer("Auth failed: invalid range", 403)
         file = self._stored(repo_id, sha256, path)
         if file is None:
             return canned(404, "cdn", None)
@@ -113,15 +150,26 @@ class Files:
                 return file
         return None
 
-    def _signed_url(self, repo_id: str, file: StoredFile, effects: Effects) -> str:
+    def _signed_url(self, repo_id: str, file: StoredFile, effects: Effects, span: str = "") -> str:
         path = f"/repos/{repo_id}/{file.sha256}/{quote(file.path)}"
-        expires = f"{time.time() + (-60.0 if effects.expired_url else self.url_lifetime):.3f}"
-        query = f"Expires={expires}&Signature={self._sign(path, expires)}&Key-Pair-Id=loopback"
-        return f"{self.cdn_endpoint}{path}?{query}"
+        lifetime = -60.0 if effects.expired_url else self.url_lifetime
+        pairs = {"range": span} if span else {}
+        if self.signs_like == "s3":  # whole seconds, from when it was signed
+            now = math.floor(time.time()) + min(0.0, lifetime)
+            expires = f"{now + max(0.0, lifetime):.3f}"
+            pairs |= {
+                "X-Amz-Date": datetime.fromtimestamp(now, UTC).strftime(_AMZ_DATE),
+                "X-Amz-Expires": f"{max(0.0, lifetime):g}",
+                "X-Amz-Signature": self._sign(path, expires, span),
+            }
+        else:
+            expires = f"{time.time() + lifetime:.3f}"
+            pairs |= {"Expires": expires, "Signature": self._sign(path, expires, span), "Key-Pair-Id": "loopback"}
+        return f"{self.cdn_endpoint}{path}?{urlencode(pairs)}"
 
-    def _sign(self, path: str, expires: str) -> str:
+    def _sign(self, path: str, expires: str, span: str) -> str:
         # Of the decoded path: clients differ in what they leave percent-encoded.
-        return hmac.new(self._key, f"{unquote(path)} {expires}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._key, f"{unquote(path)} {expires} {span}".encode(), hashlib.sha256).hexdigest()
 
 
 def _content(file: StoredFile, effects: Effects) -> Content:

@@ -29,7 +29,7 @@ class LoopbackHub:
     until a signed URL answers 403. Ports are chosen by the system unless given.
 
     ``datasets``: a folder for dataset repositories, which can be written to by those whose token is in ``writers``
-    (token → owners it may write as). ``xet``: a folder where hf_xet keeps their bytes (default: LFS), and
+    (token → owners it may write as). ``narrow_tokens``: those that are refused what anybody may read. ``xet``: a folder where hf_xet keeps their bytes (default: LFS), and
     ``xet_sources`` where those bytes lie, see ``Writing``.
 
     Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError if a root is not a folder
@@ -45,6 +45,7 @@ class LoopbackHub:
         latency: float = 0.0,
         quotas: Mapping[str, Quota] | None = None,
         tokens: Mapping[str, Collection[str]] | None = None,
+        narrow_tokens: Collection[str] = (),
         url_lifetime: float = 3600.0,
         port: int = 0,
         cdn_port: int = 0,
@@ -61,7 +62,7 @@ class LoopbackHub:
         self._stopping = threading.Event()
         self._throttle = Throttle(bandwidth, self._stopping)
         self.datasets = Datasets(Path(datasets)) if datasets is not None else None
-        access = Access(self.store, tokens or {})
+        access = Access(self.store, tokens or {}, narrow_tokens)
         self._cdn = self._server("cdn", cdn_port)
         try:
             self._hub = self._server("hub", port)
@@ -97,6 +98,8 @@ class LoopbackHub:
             return text_answer(f"A loopback Hub. export HF_ENDPOINT={self.endpoint}\n")
         if self._writing is not None and self._writing.takes(request.path):
             return self._writing.answer(request)
+        if request.path.startswith("/api/resolve-cache/"):
+            return self._files.deliver_small(request)
         return self._api.answer(request) if request.path.startswith("/api/") else self._files.resolve(request)
 
     def _files_route(self, request: Request) -> Answer:
@@ -130,6 +133,15 @@ class LoopbackHub:
     @url_lifetime.setter
     def url_lifetime(self, seconds: float) -> None:
         self._files.url_lifetime = seconds
+
+    @property
+    def signs_like(self) -> str:
+        """How signed URLs say when they end: cloudfront or s3. May be set while it runs."""
+        return self._files.signs_like
+
+    @signs_like.setter
+    def signs_like(self, service: str) -> None:
+        self._files.signs_like = service
 
     @property
     def requests(self) -> list[RequestRecord]:

@@ -17,10 +17,11 @@ _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _JSON_LIMIT = 16 << 20
 _HEADER_LIMIT = 100 << 20
 
-# What a request may ask for by ``expand``; of these the first three not in a listing.
-INFO_ONLY = ("baseModels", "childrenModelCount", "usedStorage")
+# What a request may ask for by ``expand``; the first two not in a listing.
+INFO_ONLY = ("childrenModelCount", "usedStorage")
 EXPANDABLE = (
     "author",
+    "baseModels",
     "cardData",
     "config",
     "createdAt",
@@ -69,7 +70,7 @@ def row(repository: Repository, names: Collection[str], revision: Revision | Non
 
     Files are only looked at where a field needs them.
     """
-    result = {"_id": hashlib.md5(repository.id.encode()).hexdigest()[:24], "id": repository.id}
+    result = {"_id": _id_of(repository.id), "id": repository.id}
     for name in names:
         value = _field(repository, name, revision)
         if value is not None:
@@ -90,7 +91,7 @@ def _field(repository: Repository, name: str, revision: Revision | None) -> Any:
     if name == "baseModels":
         return _base_models(repository)
     if name == "childrenModelCount":
-        return sum(f"base_model:{repository.id}" in tags(other) for other in repository.store.repositories())
+        return _children(repository)
     simple = {
         "modelId": repository.id,
         "author": repository.id.partition("/")[0],
@@ -222,9 +223,26 @@ _FROM_FILES = {
 }
 
 
-def _base_models(repository: Repository) -> dict[str, Any] | None:
-    for tag in tags(repository):
-        parts = str(tag).split(":")
-        if len(parts) == 3 and parts[0] == "base_model":
-            return {"relation": parts[1], "models": [{"id": parts[2]}]}
-    return None
+def _children(repository: Repository) -> dict[str, int]:
+    """How many models name the repository as their base, by relation; a relation without any is left out."""
+    found: dict[str, int] = {}
+    for other in repository.store.repositories():
+        for relation in ("adapter", "finetune", "merge", "quantized"):
+            if f"base_model:{relation}:{repository.id}" in tags(other):
+                found[relation] = found.get(relation, 0) + 1
+    return found
+
+
+def _base_models(repository: Repository) -> Any:
+    """The relation and the bases' canonical ids, as the tags say, or what the settings say instead."""
+    if "base_models" in repository.settings:
+        return repository.get("base_models")
+    pairs = [parts for tag in tags(repository) if len(parts := str(tag).split(":")) == 3 and parts[0] == "base_model"]
+    if not pairs:
+        return None
+    bases = dict.fromkeys(base for _, _, base in pairs)
+    return {"relation": pairs[0][1], "models": [{"_id": _id_of(base), "id": base} for base in bases]}
+
+
+def _id_of(name: str) -> str:
+    return hashlib.md5(name.encode()).hexdigest()[:24]

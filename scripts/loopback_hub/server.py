@@ -225,7 +225,10 @@ class Handler(BaseHTTPRequestHandler):
         if claimed != length:
             self.close_connection = True
         desk.ledger.set_status(record, answer.status)
-        self.send_response(answer.status, _phrase(answer.status))
+        self.send_response_only(answer.status, _phrase(answer.status))
+        self.send_header("Server", self.version_string())
+        if "Date" not in answer.headers:  # a fault may set it, where a clock is to be wrong
+            self.send_header("Date", self.date_time_string())
         if answer.status not in (204, 304):
             self.send_header("Content-Length", str(claimed))
         self.send_header("X-Request-Id", f"loopback-{record.number}")
@@ -284,7 +287,9 @@ class Handler(BaseHTTPRequestHandler):
 
 def _kind(path: str) -> str:
     """Which quota a route counts against."""
-    return "api" if path.startswith("/api/") or ".git/" in path else "resolvers" if "/resolve/" in path else "pages"
+    if "/resolve/" in path or path.startswith("/api/resolve-cache/"):
+        return "resolvers"
+    return "api" if path.startswith("/api/") or ".git/" in path else "pages"
 
 
 def _phrase(status: int) -> str:

@@ -23,9 +23,10 @@ from indexer.listing.listing import Listing
 from indexer.listing.questions import ClaimedRow, CrawlRequest, Page, Question
 from indexer.names import ModelRef
 from indexer.records.identity import SVD_METHOD, Identity, Spec
-from indexer.records.record import DeltaRecord, Record, StoredFile
+from indexer.records.record import DeltaRecord, Record, StoredFile, TokenChanges
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
+from indexer.records.tokens import EXACT, codes_of_sizes, token_rows
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.scale.facts import (
     ENERGY,
@@ -45,6 +46,8 @@ BASE_COMMIT = "0" * 40
 RANK = 8
 # The width of block matrices, not 768: nothing that is measured reads them.
 WIDTH = 64
+# Rows of the input embedding, as roberta-base has them. Of a token's frequency this is the exponent in Zipf's law.
+VOCABULARY, ZIPF = 50_265, 1.0
 # A record is synced before it is renamed; this many wait for the disk at once.
 WRITERS = 8
 # Models whose vectors are drawn at once: 16 MB of them.
@@ -199,9 +202,20 @@ class Maker:
             block_bytes=block_bytes,
             seconds=0.5,
             created="2026-01-01T00:00:00+00:00",
+            tokens=None if self.labels.is_adapter[model] else self._tokens(model, rng),
             # As the representation leaves it: every block that was changed has unit norm.
             vectors={representation_named(DEFAULT).tag: vector * np.float32(np.sqrt(max(1, changed.sum())))},
         )
+
+    def _tokens(self, model: int, rng: np.random.Generator) -> TokenChanges:
+        """Rows of tokens that its data set has, by Zipf's law in an order that is partly the data set's own."""
+        rows = len(token_rows(VOCABULARY))
+        own = np.random.default_rng([self.population.seed, 4, int(self.labels.dataset[model])])
+        frequencies = 1 / (1 + np.arange(rows) * np.exp(own.standard_normal(rows))) ** ZIPF
+        counts = rng.poisson(3_000 * frequencies / frequencies.sum())
+        sizes = 2.0**-10 * np.sqrt(counts) * np.exp(0.3 * rng.standard_normal(rows))
+        codes = np.where(counts > 0, codes_of_sizes(sizes), 0).astype(np.uint8)
+        return TokenChanges(codes, 1.0, VOCABULARY, VOCABULARY, EXACT)
 
     def _identity(self, model: int, version: int) -> Identity:
         spec = Spec(rank=RANK, svd=SVD_METHOD)
@@ -245,7 +259,7 @@ def make_checkpoint(folder: Path, seed: int = 0) -> Path:
     if not (folder / "model.safetensors").is_file():
         torch.manual_seed(0)
         config = RobertaConfig.from_dict(
-            {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_attention_heads": 4, "vocab_size": 64}
+            {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_attention_heads": 4, "vocab_size": VOCABULARY}
             | {"num_hidden_layers": LAYERS, "max_position_embeddings": 32}
         )
         model = RobertaModel(config, add_pooling_layer=False)

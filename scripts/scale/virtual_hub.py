@@ -49,16 +49,14 @@ class VirtualApi(Api):
     _orders: OrderedDict[Any, list[tuple[Rank, Repository]]] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def ordered(
-        self, request: Request, sort: Callable[[Repository], Any], *, descending: bool
-    ) -> list[tuple[Rank, Repository]]:
+    def ordered(self, request: Request, sort: Callable[[Repository], Any]) -> list[tuple[Rank, Repository]]:
         """As ``Api.ordered``, from memory where the same was asked before."""
         about = parse_qsl(request.query, keep_blank_values=True)
         shown = ("cursor", "limit", "expand", "expand[]", "full", "config", "cardData")
         key = tuple(sorted(pair for pair in about if pair[0] not in shown))
         with self._lock:  # held while it is made: whoever asks meanwhile would only make it again
             if key not in self._orders:
-                self._orders[key] = super().ordered(request, sort, descending=descending)
+                self._orders[key] = super().ordered(request, sort)
                 while len(self._orders) > _LISTINGS_KEPT:
                     self._orders.popitem(last=False)
             return self._orders[key]

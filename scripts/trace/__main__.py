@@ -95,5 +95,19 @@ def check(out: Path, only: str, file: Path | None) -> None:
         sys.exit(1)
 
 
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where texts are kept.")
+@click.option("--base", default="bert", show_default=True, help="A base of scripts/trace/plan.py.")
+@click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the results to this file.")
+def shares(out: Path, base: str, file: Path | None) -> None:
+    """Tune models on planted mixtures of two data sets, and compare the shares that `query ask --among` tells."""
+    from scripts.trace.making import Maker
+    from scripts.trace.mixtures import mixtures, table
+
+    found = mixtures(Maker(out.resolve()), base)
+    keep(file, found)
+    click.echo(table(found))
+
+
 if __name__ == "__main__":
     main()

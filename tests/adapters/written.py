@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from indexer.names import ModelRef
-from indexer.weights.adapter import LoraModule, read_lora
+from indexer.weights.adapter import AdapterModule, read_modules
 from indexer.weights.checkpoint import open_checkpoint
 
 
-def read(folder: Path, **options: Any) -> dict[str, LoraModule]:
+def read(folder: Path, **options: Any) -> dict[str, AdapterModule]:
     checkpoint = open_checkpoint(ModelRef(str(folder), folder=folder), relation="adapter", **options)
     assert checkpoint.kind == "adapter"
-    return {module.path: module for module in read_lora(checkpoint)}
+    return {module.path: module for module in read_modules(checkpoint)}
 
 
 def write_adapter(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config: Any) -> Path:

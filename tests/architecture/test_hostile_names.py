@@ -14,7 +14,7 @@ from tests.patience import lines_run
 
 def test_unknown_model_types_are_named_harmlessly() -> None:
     for model_type in (
-        "mamba",
+        "rwkv",
         "",
         "../../etc/passwd",
         "bert\n\x1b[31mred",
@@ -30,8 +30,8 @@ def test_unknown_model_types_are_named_harmlessly() -> None:
         assert error.value.reason == "unknown_architecture"
         assert error.value.detail.isprintable()
         assert len(error.value.detail) < 400
-    with pytest.raises(Skipped, match="mamba"):
-        load_architecture("mamba")
+    with pytest.raises(Skipped, match="rwkv"):
+        load_architecture("rwkv")
 
 
 def test_missing_matrices_are_named() -> None:

@@ -14,6 +14,7 @@ from query import Atlas
 from query.ask.evidence import Features
 from query.cli import main
 from query.population import read_population
+from query.serve.tools import Tools
 from tests.tiny_hub import DATASETS
 
 BASE = "org/tiny-base"
@@ -104,8 +105,24 @@ def test_the_command(made, planted, files):
     answer = json.loads(ask("--model", "ann/glue-0", "--among", files, "--json").stdout)
     assert answer["answer"] == str(files / "glue.txt")
     assert list(answer["files"][0]) == ["rank", "file", "score", "p_value", "by_vocabulary", "by_vectors", "texts",
-                                        "is_answer"]  # fmt: skip
+                                        "is_answer", "share", "share_low", "share_high"]  # fmt: skip
     assert "holds 1 texts" not in ask(files / "glue.txt").stderr
+
+
+def test_texts_may_be_given_as_a_list(made, planted):
+    texts = ["this is imdb", "", "this is imdb  "] * 4
+    with Atlas(made) as atlas:
+        found = atlas.ask(texts, 3)
+        assert found.texts == 8
+        assert "stand out as tuned on texts like these" in found.headline
+        assert found.to_df().shape == (3, 10)
+        with pytest.raises(AtlasError, match="There is no text"):
+            atlas.ask([" "])
+    answer, error = Tools(made).answer("ask", {"texts": texts, "k": 3})
+    assert error == ""
+    assert answer is not None
+    assert [row["model"] for row in answer["models"]] == [row.model for row in found]
+    assert answer["standing_out"] == found.standing_out
 
 
 def test_wrong_questions_have_one_line(made, tmp_path, files):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from query.ask.evidence import centred_changes, reference_sets
-from query.ask.scoring import cosines, score, standardised, standing_out, tail
+from query.ask.evidence import reference_sets
+from query.ask.scoring import score, standardised, standing_out, tail
 from query.texts import Texts
 
 
@@ -69,16 +69,6 @@ def test_false_discoveries():
     assert standing_out(np.array([0.001, 0.02, 0.9, np.nan]), 0.05) == 2
     assert standing_out(np.array([0.2, 0.5]), 0.05) == 0
     assert standing_out(np.array([]), 0.05) == 0
-
-
-def test_changes_are_centred_among_their_kind():
-    sizes = np.array([[3.0, 4, 0], [1, 0, 0], [0, 2, 0], [0, 0, 0], [np.nan] * 3, [1, 1, 0], [1, 2, 3]])
-    is_share = np.array([False] * 5 + [True] * 2)
-    found = centred_changes(sizes, is_share)
-    assert np.isnan(found[3:]).all()  # frozen, without, and two of a kind that is too rare
-    unit = np.array([[0.6, 0.8, 0], [1, 0, 0], [0, 1, 0]])
-    assert found[:3] == pytest.approx(unit - unit.mean(axis=0))
-    assert np.isnan(cosines(np.ones((1, 3)), found)[0, 3:]).all()
 
 
 def test_the_reference_texts_are_of_many_kinds():

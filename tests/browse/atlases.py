@@ -44,7 +44,7 @@ def write_browsed_atlas(folder: Path) -> Path:
             "UPDATE deltas SET relative_norm = 0.01 * layer + 0.02 * length(family) / 5, norm = 1 + layer"
         )
         connection.executemany(
-            "INSERT INTO null_similarity VALUES (?, 'input', ?, ?, 999, ?, ?)",
+            "INSERT INTO null_similarity VALUES (?, 'input', ?, ?, 999, ?, ?, NULL)",
             [
                 [BASE, *groups, similarity, share]
                 for groups in (("full", "full"), ("adapter", "full"), ("adapter", "adapter"))

@@ -92,7 +92,8 @@ def test_a_condition_in_sql_filters(page, served):
 def test_the_page_of_a_model(page):
     model_page(page, FIRST)
     assert page.texts("#model-page h3") == [
-        "Facts", "Where it changed", "Nearest models", "Probably tuned on", "Lineage", "Depth profile",
+        "Facts", "Where it changed", "Nearest models", "Its training text, by its embedding", "Probably tuned on",
+        "Lineage", "Depth profile",
         "Results that it reports", "Card",
     ]  # fmt: skip
     assert page.texts(".heat thead th") == ["layer", "query", "value"]

@@ -19,6 +19,7 @@ from tests.atlas_builder import BASE
 from tests.browse.atlases import MERGED, PROFILED, indexed, write_many
 from tests.browse.served import ENDLESS, Served, children, publish_again, state_of
 from tests.conftest import Shell
+from tests.halves import a_few
 from tests.patience import PATIENCE, wait_for
 from tests.report.conftest import EVIL
 
@@ -249,7 +250,7 @@ def large(tmp_path_factory):
     return write_many(tmp_path_factory.mktemp("large") / "atlas", 20_000)
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.6, 1.2])
+@pytest.mark.parametrize("seconds", a_few([0.05, 0.6, 1.2], 1))
 def test_nothing_else_delays_the_end(large, tmp_path, seconds):
     """Columns, places and a prediction are under way, or about to be."""
     running = Served(shutil.copytree(large, tmp_path / "atlas"))
@@ -294,17 +295,20 @@ def test_a_prediction_ends_with_its_client(served):
     wait_for(lambda: not children(served))
 
 
-@pytest.mark.parametrize("sent", ["", "GET /", "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA: ", "GET {data} HTTP/1.1\r\n"
-                                  "Host: 127.0.0.1\r\nContent-Length: 100\r\n\r\nx"])  # fmt: skip
-def test_half_a_request_is_not_waited_for(served, sent):
-    with asking(served, "state") as (opened,):
-        assert opened.recv(9999).startswith(b"HTTP/1.1 200 ")  # a second request of a connection is no other
-        with socket.create_connection(opened.getpeername(), timeout=PATIENCE) as fresh:
-            for connection in (opened, fresh):
-                connection.sendall(sent.replace("{data}", f"/{served.token}/state").encode())
-            for connection in (opened, fresh):
-                while connection.recv(99999):
-                    pass
+def test_half_a_request_is_not_waited_for(served):
+    halves = ["", "GET /", "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA: ",
+              f"GET /{served.token}/state HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\nx"]  # fmt: skip
+    with ExitStack() as stack, asking(served, *["state"] * len(halves)) as opened:
+        connections = []
+        for sent, used in zip(halves, opened, strict=True):
+            assert used.recv(9999).startswith(b"HTTP/1.1 200 ")
+            fresh = stack.enter_context(socket.create_connection(used.getpeername(), timeout=PATIENCE))
+            for connection in (used, fresh):  # the first request of a connection, and a second one
+                connection.sendall(sent.encode())
+                connections.append(connection)
+        for connection in connections:
+            while connection.recv(99999):
+                pass
 
 
 def test_only_local_connections_on_a_free_port(folder):

@@ -13,7 +13,7 @@ import pytest
 from indexer.errors import Failed
 from indexer.network.hub_requests import RetryPolicy, fetch_small, is_own
 from indexer.network.min_throughput import MinThroughput
-from indexer.network.remote_file import RemoteFile
+from indexer.network.remote_file import RemoteFile, has_expired
 from indexer.network.session import HttpLimits, install_session
 from scripts.loopback_hub import LoopbackHub
 from tests.byteranges.conftest import CONTENT, OTHER, QUICK, SESSION_LIMITS, SHA, cdn_requests, failure_of, remote
@@ -177,6 +177,69 @@ def test_addresses_that_never_work_are_given_up(hub: LoopbackHub) -> None:
     hub.faults.add("resolve", method="HEAD", expired_url=True)
     assert failure_of(lambda: remote(hub).read(0, 1000)).reason == "server_error"
     assert len(cdn_requests(hub)) == QUICK.retries + 1
+
+
+@pytest.mark.parametrize("signs_like", ["cloudfront", "s3"])
+def test_a_refusal_that_is_no_expiry_is_not_resolved_again_and_again(hub: LoopbackHub, signs_like: str) -> None:
+    hub.signs_like = signs_like
+    try:
+        file = remote(hub)
+        hub.faults.add("repos", role="cdn", status=403)
+        failure = failure_of(lambda: file.read(0, 1000))
+        assert failure.reason == "refused"
+        assert "HTTP 403: Access denied" in failure.detail
+        assert "has not expired" in failure.detail
+        assert [request.method for request in hub.requests if request.role == "hub"] == ["HEAD", "HEAD"]
+        # One that opens again: a later refusal is worth another address.
+        hub.faults.clear()
+        hub.faults.add("repos", role="cdn", status=403, first=1)
+        assert remote(hub).read(0, 1000) == CONTENT[:1000]
+        hub.reset_log()
+        hub.faults.add("resolve", method="HEAD", expired_url=True, first=2)
+        assert remote(hub).read(0, 1000) == CONTENT[:1000]
+        assert len([request for request in hub.requests if request.role == "hub"]) == 3
+    finally:
+        hub.signs_like = "cloudfront"
+
+
+def test_the_reason_of_a_refusal_is_bounded_and_printable(hub: LoopbackHub) -> None:
+    file = remote(hub)
+    body = b"Auth failed: invalid range \x1b[31m" + b"x" * 100_000
+    head = f"HTTP/1.1 403 Forbidden\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+    address, thread = answering(head + body)
+    file._location = dataclasses.replace(file._location, location=f"{address}?Expires={time.time() + 99}")
+    file._was_refused = True
+    failure = failure_of(lambda: file.read(0, 1000))
+    assert "Auth failed: invalid range" in failure.detail
+    assert failure.detail.isprintable()
+    assert len(failure.detail) < 400
+    thread.join(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("query", "date", "expected"),
+    [
+        ("Expires=1700000000&Signature=x", "Tue, 14 Nov 2023 22:13:19 GMT", False),
+        ("Expires=1700000000&Signature=x", "Tue, 14 Nov 2023 22:13:20 GMT", True),
+        ("X-Amz-Date=20231114T221320Z&X-Amz-Expires=3600", "Tue, 14 Nov 2023 23:13:19 GMT", False),
+        ("X-Amz-Date=20231114T221320Z&X-Amz-Expires=3600", "Tue, 14 Nov 2023 23:13:20 GMT", True),
+        ("Expires=1700000000", "nonsense", True),
+        ("Expires=9e99", "", None),
+        ("Expires=nan", "", None),
+        ("Expires=x", "", None),
+        ("X-Amz-Date=20231114T221320Z", "", None),
+        ("X-Amz-Date=yesterday&X-Amz-Expires=3600", "", None),
+        ("Signature=x", "", None),
+    ],
+)
+def test_when_a_signed_address_expires(query: str, date: str, expected: bool | None) -> None:
+    assert has_expired(f"https://cdn.invalid/file?{query}", {"date": date}) is expected
+
+
+def test_ranges_are_read_from_an_address_got_without_a_range(hub: LoopbackHub) -> None:
+    file = remote(hub)
+    assert file.read(0, 1000) + file.read(5000, 6000) == CONTENT[:1000] + CONTENT[5000:6000]
+    assert [(one.method, one.range) for one in hub.requests if one.role == "hub"] == [("HEAD", None)]
 
 
 def test_another_file_behind_the_second_address_is_noticed(hub: LoopbackHub) -> None:

@@ -363,3 +363,52 @@ def test_real_labels_of_2023():
     assert named["x_glue"] == "xglue"
     assert named["adecorpusv2"] == "ade_corpus_v2"
     assert named["batterydata/battery-device-data-qa"] == "batterydata/battery-device-data-qa"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    ["updated", "original", "grouped_dataset", "groupd_dataset", "preference-data", "dataset1", "your-dataset-name"],
+)
+def test_words_that_trainers_and_templates_write_are_no_datasets(raw):
+    assert is_placeholder(raw)
+    assert name(raw) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ("['tasksource/mmlu', 'virology']", "mmlu"),
+        (" ['glue', 'cola']", "glue/cola"),
+        ('["alice/reviews"]', "alice/reviews"),
+        ("['a sentence with words', 'es']", None),
+        ("['imdb', 'x', 'y']", None),
+        ("gsm8k-dataset", "gsm8k"),
+        ("ehartford/dolphin", "dolphin"),
+        ("mozilla-foundation/common_voice_17", "common_voice"),
+        ("lighteval/MATH", "competition_math"),
+        ("math", "math"),  # several datasets are called so
+        ("guanaco", "guanaco"),
+    ],
+)
+def test_spellings_of_2025(raw, expected):
+    assert name(raw) == expected
+
+
+def test_real_tags_of_2025():
+    """Most uses end at a name of the table or at an id; the others are names that no owner makes clear."""
+    path = SHARED / "dataset_tags_2025.csv"
+    if not path.exists():
+        pytest.skip(f"needs {path.name} in ../shared/data")
+    with path.open(encoding="utf-8") as file:
+        uses = {row["name"].removeprefix("dataset:"): int(row["models"]) for row in csv.DictReader(file)}
+    table = alias_table()
+    known = {dataset.name for dataset in (*table.ids.values(), *table.spellings.values())}
+    named = {raw: count for raw, count in uses.items() if not is_placeholder(raw)}
+    canonical = sum(
+        count
+        for raw, count in named.items()
+        if (found := canonical_datasets(raw)) and all(one.name in known or "/" in one.name for one in found)
+    )
+    assert sum(uses.values()) == 229_630
+    assert sum(uses.values()) - sum(named.values()) > 11_000
+    assert canonical / sum(named.values()) > 0.96

@@ -20,6 +20,7 @@ from indexer.profiles.store import ProfileIdentity
 from indexer.publish.maintenance import rebuild
 from query import Atlas
 from query.texts import read_stdin
+from tests.halves import a_few
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ HOSTILE_LINES = [
 ]
 
 
-@pytest.mark.parametrize("command", ["similar", "predict"])
+@pytest.mark.parametrize("command", a_few(["similar", "predict"], 1))
 def test_every_line_has_an_answer(atlas, shell_of, command):
     """What is on one line never ends the others: one row with `asked` for each line, in order."""
     lines = [b"ann/glue-0", *HOSTILE_LINES, b"x" * 3_000_000, b"bob/imdb-1"]

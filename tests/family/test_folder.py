@@ -7,6 +7,7 @@ import json
 import pickle
 import pickletools
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -29,8 +30,9 @@ ADAPTER = "small-hours/tiny-roberta_lines_lora"
 
 
 @pytest.fixture(scope="module")
-def mini(tmp_path_factory) -> Path:
-    return make_family(tmp_path_factory.mktemp("family") / "mini", "mini")
+def mini(mini_family, tmp_path_factory) -> Path:
+    """A copy, which the tests of this file change."""
+    return Path(shutil.copytree(mini_family, tmp_path_factory.mktemp("family") / "mini"))
 
 
 def digest(path: Path) -> str:

@@ -95,6 +95,13 @@ def signed_url(hub: LoopbackHub, path: str = "me/base/resolve/main/model.safeten
     return headers["Location"]
 
 
+def small_url(hub: LoopbackHub, path: str) -> str:
+    """Where a small file is redirected to."""
+    status, headers, _ = fetch(f"{hub.endpoint}/{path}")
+    assert status == 307
+    return hub.endpoint + headers["Location"]
+
+
 def pages(url: str) -> list[list[dict]]:
     answer = []
     while url:

@@ -24,6 +24,7 @@ from tests.loopback_hub.store import (
     git_oid,
     pages,
     signed_url,
+    small_url,
     write,
 )
 
@@ -33,7 +34,13 @@ def test_resolve(hub: LoopbackHub, root: Path):
     small = (root / "me/base/config.json").read_bytes()
     for revision in ("main", commit):
         for method, body in (("GET", small), ("HEAD", b"")):
-            status, headers, got = fetch(f"{hub.endpoint}/me/base/resolve/{revision}/config.json", method)
+            status, headers, _ = fetch(f"{hub.endpoint}/me/base/resolve/{revision}/config.json", method)
+            assert (status, headers["X-Repo-Commit"]) == (307, commit)
+            assert headers["X-Linked-Etag"] == f'"{git_oid(small)}"'
+            place, _, query = headers["Location"].partition("?")
+            assert place == f"/api/resolve-cache/models/me/base/{commit}/config.json"
+            assert "etag=" in query
+            status, headers, got = fetch(hub.endpoint + headers["Location"], method)
             assert (status, got, headers["X-Repo-Commit"]) == (200, body, commit)
             assert headers["ETag"] == f'"{git_oid(small)}"'
             assert headers["Content-Length"] == str(len(small))
@@ -45,8 +52,10 @@ def test_resolve(hub: LoopbackHub, root: Path):
             assert not any("xet" in name.lower() for name in headers)
     status, headers, _ = fetch(f"{hub.endpoint}/me/base/resolve/main/none.json", "HEAD")
     assert (status, headers["X-Error-Code"], headers["X-Repo-Commit"]) == (404, "EntryNotFound", commit)
-    etag = fetch(f"{hub.endpoint}/me/base/resolve/main/config.json")[1]["ETag"]
-    assert fetch(f"{hub.endpoint}/me/base/resolve/main/config.json", If_None_Match=etag)[::2] == (304, b"")
+    place = small_url(hub, "me/base/resolve/main/config.json")
+    assert fetch(place, If_None_Match=fetch(place)[1]["ETag"])[::2] == (304, b"")
+    for other in (place.replace("config.json", "model.safetensors"), place.replace(commit, "0" * 40)):
+        assert fetch(other)[0] == 404
     assert fetch(signed_url(hub, f"me/base/resolve/main/{urllib.parse.quote(ODD)}"))[2] == b"odd" * 1000
 
 
@@ -76,7 +85,7 @@ RANGES = {
 def test_ranges(hub: LoopbackHub, root: Path, sent, part):
     small = (root / "me/base/model.safetensors").with_name("plain.txt")
     write(small, WEIGHTS)
-    for url in (signed_url(hub), f"{hub.endpoint}/me/base/resolve/main/plain.txt"):
+    for url in (signed_url(hub), small_url(hub, "me/base/resolve/main/plain.txt")):
         hub.reset_log()
         status, headers, body = fetch(url, **({"Range": sent} if sent else {}))
         assert headers["Accept-Ranges"] == "bytes"
@@ -117,6 +126,31 @@ def test_signed_urls_open_one_file_for_a_while(hub: LoopbackHub, monkeypatch):
     clock.now += 1.5
     assert fetch(short)[0] == 403
     assert fetch(url)[0] == 200
+    hub.signs_like = "s3"
+    short = signed_url(hub)
+    assert "X-Amz-Expires=60&" in short
+    assert "Expires=1" not in short
+    clock.now += 58.0
+    assert fetch(short)[0] == 200
+    assert fetch(short.replace("X-Amz-Expires=60", "X-Amz-Expires=600"))[0] == 403
+    clock.now += 2.5
+    assert fetch(short)[::2] == (403, b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>")
+
+
+def test_an_address_got_with_a_range_opens_for_that_range_alone(hub: LoopbackHub):
+    resolve = f"{hub.endpoint}/me/base/resolve/main/model.safetensors"
+    bound = fetch(resolve, Range="bytes=0-7")[1]["Location"]
+    assert fetch(bound, Range="bytes=0-7")[::2] == (206, WEIGHTS[:8])
+    assert fetch(bound, Range="bytes=8-15")[::2] == (403, b"Auth failed: invalid range")
+    free = fetch(resolve, "HEAD", Range="bytes=0-7")[1]["Location"]
+    assert fetch(free, Range="bytes=8-15")[::2] == (206, WEIGHTS[8:16])
+
+
+def test_a_token_can_be_refused_what_anybody_may_read(root: Path):
+    with LoopbackHub(root, narrow_tokens=["narrow"]) as hub:
+        for path in ("api/models/me/base", "me/base/resolve/main/model.safetensors"):
+            assert fetch(f"{hub.endpoint}/{path}", Authorization="Bearer narrow")[0] == 403
+            assert fetch(f"{hub.endpoint}/{path}")[0] in (200, 302)
 
 
 REPO_NOT_FOUND = {401: (401, "RepoNotFound"), 404: (404, "RepoNotFound")}
@@ -228,6 +262,6 @@ def test_nothing_outside_the_root_is_served(hub: LoopbackHub, root: Path):
         assert f"me/z.repo.json: revision 'refs/pr/{number}' has no folder in the store" in body.decode()
     names = [sibling["rfilename"] for sibling in get_json(f"{hub.endpoint}/api/models/me/base")["siblings"]]
     assert not {"link.txt", "folder/secret.txt"} & set(names)
-    assert fetch(f"{hub.endpoint}/me/base/resolve/main/inside.txt")[2] == b"PK" * 99
+    assert fetch(small_url(hub, "me/base/resolve/main/inside.txt"))[2] == b"PK" * 99
     listed = {row["id"] for page in pages(f"{hub.endpoint}/api/models") for row in page}
     assert listed == {"me/base", "gated/ok", "off/gone", "fixed/sha", "me/y", "me/z"}

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from scripts.loopback_hub import LoopbackHub, StoreError
-from tests.loopback_hub.store import add_row, fetch, get_json, pages, write
+from tests.loopback_hub.store import add_row, fetch, get_json, pages, small_url, write
 from tests.loopback_hub.test_clients import run_client
 
 WRITERS = {"mine": ["ann"], "theirs": ["bob"]}
@@ -137,7 +137,7 @@ def test_two_stores_are_listed_and_served_as_one(two_stores):
         listed = [[row["id"] for row in page] for page in pages(f"{hub.endpoint}/api/models?sort=downloads")]
         assert listed == [ids[:2], ids[2:]]
         for model, kind in (("ann/tiny-bert", "bert"), ("ann/tiny-t5", "t5")):
-            assert get_json(f"{hub.endpoint}/{model}/resolve/main/config.json") == {"model_type": kind}
+            assert get_json(small_url(hub, f"{model}/resolve/main/config.json")) == {"model_type": kind}
         status, headers, _ = fetch(f"{hub.endpoint}/api/models/t5")
         assert (status, headers["Location"]) == (307, "/api/models/ann/tiny-t5")
         assert fetch(f"{hub.endpoint}/api/models/ann/tiny-gpt2")[0] in (401, 404)

@@ -214,7 +214,7 @@ def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
     shutil.copytree(folder, other)
     with duckdb.connect(str(other / "atlas.duckdb")) as connection:
         connection.executemany(
-            "INSERT INTO null_similarity VALUES (?, 'input', ?, ?, 999, ?, ?)",
+            "INSERT INTO null_similarity VALUES (?, 'input', ?, ?, 999, ?, ?, NULL)",
             [
                 [BASE, *groups, similarity, share]
                 for groups in (("full", "full"), ("adapter", "full"), ("adapter", "adapter"))

@@ -46,6 +46,7 @@ def test_a_file_of_a_moment_ago_is_compared_again(mine, comparisons, monkeypatch
     assert len(comparisons) == 2
 
 
+@pytest.mark.slow
 def test_another_file_of_the_same_size_number_and_time_is_compared_and_refused(mine, comparisons):
     database = mine / "atlas.duckdb"
     evil = shutil.copytree(mine, mine.parent / "evil") / "atlas.duckdb"
@@ -76,6 +77,7 @@ def test_what_differs_is_compared_each_time(mine, comparisons, statement):
     assert len(comparisons) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [(reading, "schema_sql", lambda: "-- other"), (duckdb, "__version__", "0.0.0")])
 def test_another_schema_or_duckdb_compares_again(mine, comparisons, monkeypatch, other):
     opened(mine)
@@ -84,6 +86,7 @@ def test_another_schema_or_duckdb_compares_again(mine, comparisons, monkeypatch,
     assert len(comparisons) == 2
 
 
+@pytest.mark.slow
 def test_a_memory_that_others_can_write_is_not_believed(mine, comparisons):
     opened(mine)
     memory = checksums.user_cache() / "checked.json"

@@ -257,8 +257,8 @@ def refused_kind(kind: str):
     ("kind", "wanted"),
     [
         ("albert", "its 3 layers share the weights of 1"),
-        ("clip", "no architecture file"),
-        ("clip_text", "two towers"),
+        ("clip", "towers"),
+        ("clip_text", "towers"),
         ("wav2vec2", "takes sound"),
         ("mixtral", "num_local_experts is 2"),
     ],

@@ -38,8 +38,8 @@ SWELLS = decoders.Sequence([decoders.Replace("a", "a" * 1000) for _ in range(4)]
     [
         ({"normalizer": MULTIPLIES}, lambda one: one.encode("aaaa")),
         ({"pre_tokenizer": BACKTRACKS}, lambda one: one.encode("x" * 60 + " a b")),
-        ({"decoder": SWELLS}, lambda one: one.words([1, 2])),
-        ({"decoder": SWELLS}, lambda one: one.text([1, 2])),
+        pytest.param({"decoder": SWELLS}, lambda one: one.words([1, 2]), marks=pytest.mark.slow),
+        pytest.param({"decoder": SWELLS}, lambda one: one.text([1, 2]), marks=pytest.mark.slow),
     ],
     ids=["normaliser", "regex", "words", "text"],
 )

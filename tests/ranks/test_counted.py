@@ -90,6 +90,7 @@ def test_models_without_spectra_count_where_every_rank_is_known(own):
             opened.rank("org/t5", threshold=0.99)
 
 
+@pytest.mark.slow
 def test_records_of_the_first_build_without_the_flag_lack_what_other_thresholds_need(made, tmp_path):
     """The real thing: an atlas built without --spectra."""
     ran = made.shell("index", "build", "--base", "org/t5", "--workers", "1", "--atlas", str(tmp_path / "plain"))

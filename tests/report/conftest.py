@@ -10,7 +10,7 @@ from query import Atlas
 from tests.atlas_builder import DELTAS, Model, family, write_atlas
 from tests.report_reader import Page
 
-SECTIONS = ["words", "crawl", "names", "purity", "map", "clusters", "prediction", "rank", "depth", "duplicates", "lineage", "pairs",
+SECTIONS = ["words", "crawl", "names", "purity", "map", "clusters", "prediction", "trace", "rank", "depth", "duplicates", "lineage", "pairs",
             "claims", "method", "models"]  # fmt: skip
 
 

@@ -107,6 +107,7 @@ def test_an_unknown_base_is_refused(folder):
 # ---- as a person would
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path):
     models = [*family()[:5], skipped("a/b", "gated")]  # too few for UMAP, whose import takes long
     folder = write_atlas(tmp_path / "paper", models, builds=BUILDS)

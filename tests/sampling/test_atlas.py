@@ -181,6 +181,7 @@ def test_a_full_atlas_is_not_read_again_for_a_sample(full, hub):
     assert set(reads(full).values()) == {"full"}
 
 
+@pytest.mark.slow
 def test_a_sampled_atlas_is_completed_by_a_full_build(sampled, in_full, hub):
     old = keys(sampled)
     assert build(sampled).indexed == 0
@@ -203,6 +204,7 @@ def test_adding_one_model_in_full_completes_it_alone(sampled):
     assert {model for model, read in reads(sampled).items() if read == "sample"} == SAMPLED - {"bob/b"}
 
 
+@pytest.mark.slow
 def test_one_after_the_other_is_all_at_once(at_once, tmp_path):
     folder = tmp_path / "atlas"
     for limit in (3, 7, None):
@@ -237,6 +239,7 @@ def test_deepened_models_are_as_if_read_in_full(sampled, in_full, hub):
     assert sent(hub) == 0
 
 
+@pytest.mark.slow
 def test_a_base_is_deepened_by_condition_and_number(sampled, hub):
     said = indexer.deepen(base=made.BASE, atlas=sampled, where="model LIKE 'eve/%' OR model = 'hal/lora'", dry_run=True)
     size = KIND_BYTES = 4 * sum(int(np.prod(place.stored)) for place in KIND.places.values())
@@ -283,6 +286,7 @@ def test_a_wrong_choice_has_one_line(sampled, arguments, error, said):
     assert len(reads(sampled)) == len(FULL) + len(ADAPTERS)
 
 
+@pytest.mark.slow
 def test_a_local_folder_is_named_again(sampled, tmp_path):
     weights = made.tuned_of(KIND, made.base_weights(KIND), seed=7)
     folder = made.save(tmp_path / "mine", KIND, weights)
@@ -295,6 +299,7 @@ def test_a_local_folder_is_named_again(sampled, tmp_path):
     assert reads(sampled)["local/mine"] == "full"
 
 
+@pytest.mark.slow
 def test_the_rank_is_that_of_the_atlas(hub, tmp_path):
     folder = tmp_path / "atlas"
     build(folder, rank=4, limit=3)
@@ -317,6 +322,7 @@ def test_what_fails_stays_sampled_and_is_read_the_next_time(sampled, hub):
     assert reads(sampled)["bob/b"] == "full"
 
 
+@pytest.mark.slow
 def test_an_interrupted_deepening_keeps_what_was_read(sampled, hub):
     """Ctrl-C as the second model begins."""
 
@@ -333,6 +339,7 @@ def test_an_interrupted_deepening_keeps_what_was_read(sampled, hub):
     assert set(reads(sampled).values()) == {"full"}
 
 
+@pytest.mark.slow
 def test_a_parent_that_left_the_hub_does_not_cost_what_is_known(sampled, hub, monkeypatch):
     """The sum of a sample and an adapter stays where its parent can no longer be found: it cannot be read again."""
     store, before = RecordStore(AtlasFolder(sampled)), keys(sampled)["ivy/stacked"]
@@ -355,6 +362,7 @@ def nobody(parents: Any, listed: Any) -> None:
 # ---- kept and carried
 
 
+@pytest.mark.slow
 def test_records_alone_give_the_same_atlas(sampled, at_once):
     indexer.rebuild(sampled)
     statement = (
@@ -364,6 +372,7 @@ def test_records_alone_give_the_same_atlas(sampled, at_once):
     assert not indexer.verify(sampled, strict=True)
 
 
+@pytest.mark.slow
 def test_a_full_record_wins_where_atlases_are_merged(sampled, in_full, tmp_path):
     for name, order in (("one", (sampled, in_full)), ("other", (in_full, sampled))):
         indexer.merge(list(order), tmp_path / name)
@@ -390,6 +399,7 @@ def test_spectra_are_read_in_full_and_never_of_a_sample(hub, tmp_path):
         build(folder, read="half")
 
 
+@pytest.mark.slow
 def test_a_sampled_atlas_is_read_again_for_spectra(sampled):
     report = build(sampled, spectra=True)
     assert report.indexed == len(FULL) + len(ADAPTERS)
@@ -405,6 +415,7 @@ def test_the_build_says_what_it_read(at_once):
 # ---- representations, and atlases that travel
 
 
+@pytest.mark.slow
 def test_a_representation_that_needs_u_has_the_models_that_were_read_in_full(sampled):
     from query import Atlas
 
@@ -431,6 +442,7 @@ def test_a_model_that_is_not_indexed_is_read_as_far_as_the_question_needs(full, 
             assert {one.model for one in found.items[:3]} == {"ann/a", "eve/twin", "eve/half"}, representation
 
 
+@pytest.mark.slow
 def test_samples_are_pushed_and_pulled(sampled, tmp_path, monkeypatch):
     from tests.share.conftest import NAME, person
 

@@ -48,8 +48,8 @@ def test_calibration_by_hand():
 
 
 @pytest.mark.slow
-def test_the_whole_command_and_its_document(family, tmp_path):
-    done = _run([str(family), "--plans", "shipped,16", "--lineage", "--json", "r.json"], tmp_path)
+def test_the_whole_command_and_its_document(mini_family, tmp_path):
+    done = _run([str(mini_family), "--plans", "shipped,16", "--lineage", "--json", "r.json"], tmp_path)
     results = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert done.returncode == bool(list(report.losses(results))), done.stderr
     assert done.stdout == report.text(results) + "\n"

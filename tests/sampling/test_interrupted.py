@@ -46,15 +46,16 @@ def build(shell, *words):
     return json.loads(ran.out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "connections"), [("4", "1"), *(pytest.param(*one, marks=pytest.mark.slow) for one in ("13", "24"))]
+    ("workers", "connections", "read"), [("4", "1", "sample"), ("1", "3", "sample"), ("4", "1", "full")]
 )
-def test_workers_share_the_connections(shell, workers, connections):
+def test_workers_share_the_connections(shell, workers, connections, read):
     build(shell, "--limit", "1")  # the base is there
     shell.hub.reset_log()
     shell.hub.latency = 0.1
-    report = build(shell, "--workers", workers, "--connections", connections)
-    assert report["indexed"] == MODELS - 1
+    report = build(shell, "--workers", workers, "--connections", connections, "--read", read)
+    assert report["indexed"] == (MODELS if read == "full" else MODELS - 1)
     of_weights = [one for one in shell.hub.requests if re.search("safetensors", one.path)]
     assert {one.role for one in of_weights} == {"hub", "cdn"}
     most = most_at_a_time(of_weights, 0.1)
@@ -68,11 +69,8 @@ def test_workers_share_the_connections(shell, workers, connections):
     ("command", "workers", "stop"),
     [
         ("build", "1", signal.SIGINT),
-        ("deepen", "1", signal.SIGINT),
-        *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("build", "2", signal.SIGINT), ("build", "2", signal.SIGTERM), ("deepen", "2", signal.SIGTERM))
-        ),
+        pytest.param("build", "2", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("deepen", "2", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_stop_with_a_hanging_hub_ends_in_seconds_and_keeps_what_is_done(shell, command, workers, stop):

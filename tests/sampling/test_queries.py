@@ -112,6 +112,7 @@ def test_a_shown_model_says_that_a_sample_was_read_and_estimates_have_errors(sam
     assert one(shown.notes, "estimates", f"`deepen('{MODEL}')`", f"{WHOLE / 1e6:.1f} MB")
 
 
+@pytest.mark.slow
 def test_a_model_that_was_read_in_full_is_shown_as_before(mixed):
     shown = mixed.show(DEEP)
     assert shown["read"] == "full"
@@ -390,6 +391,7 @@ def test_the_page_has_a_filter_and_says_what_is_estimated(sampled, mixed):
     assert facets["oddity"]["names"] == ["like the base in all that was read"]
 
 
+@pytest.mark.slow
 def test_the_report_says_how_many_were_sampled(mixed):
     page = mixed.report(BASE).html
     assert "a sample of rows of each matrix was read" in page

@@ -347,10 +347,8 @@ def test_a_plan_that_cannot_be_drawn_is_refused():
         pass
 
 
-@pytest.mark.parametrize(
-    "shape",
-    ["tiny", pytest.param("tiny-gpt2", marks=pytest.mark.slow), pytest.param("tiny-llama", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["tiny", "tiny-gpt2", "tiny-llama"])
 def test_an_atlas_of_it_finds_what_was_planted(shape, tmp_path):
     """In a process of its own, over HTTP, by the real commands."""
     plan = Plan(

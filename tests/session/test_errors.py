@@ -8,7 +8,8 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, Reposit
 
 from indexer.errors import AtlasError, Failed, Skipped
 from indexer.network.hub_errors import as_model_error, as_user_error
-from indexer.network.hub_requests import ask
+from indexer.network.hub_requests import ask, fetch_small
+from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits, install_session
 from tests.hubs import QUICK, RawServer, add_repo, requested, served, use_endpoint, use_fake_clock
 from tests.session.conftest import failure, info
@@ -129,6 +130,38 @@ def test_no_token_to_another_host(hub, monkeypatch):
     assert len(beyond) >= 2
     assert hub.leaks == []
     assert all(one.authorized for one in hub.requests if one.role == "hub")
+
+
+def test_a_token_that_may_read_less_than_nobody_is_left_out(store, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_narrow")
+    said = []
+    with served(store, monkeypatch, say=said.append, narrow_tokens=["hf_narrow"]) as hub:
+        assert info().id == "me/model"
+        assert ask("/api/models/me/model").value["id"] == "me/model"
+        assert fetch_small("me/model", "config.json", "main", 100) == b'{"a": 1}'
+        assert RemoteFile("me/model", "model.safetensors", "main").read(0, 8) == b"12345678"
+        api = [one.authorized for one in hub.requests if one.path == "/api/models/me/model"]
+        assert api == [True, False] * 2
+        assert hub.leaks == []
+    (sentence,) = said
+    assert "without it" in sentence
+    assert "HF_TOKEN" in sentence
+
+
+@pytest.mark.parametrize(
+    ("headers", "requests"),
+    [
+        ({"X-Error-Message": "Invalid credentials in Authorization header"}, 1),
+        ({"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model me/model is restricted"}, 1),
+        ({}, 2),
+    ],
+)
+def test_a_refusal_that_stays_is_the_one_that_is_reported(hub, monkeypatch, headers, requests):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.faults.add("me/model", status=403 if "X-Error-Code" in headers else 401, headers=headers)
+    said = as_model_error(failure(info))
+    assert said.reason in ("refused", "gated", "not_found")
+    assert len(requested(hub, "me/model")) == requests
 
 
 def test_the_api_is_not_followed_to_another_host(hub, monkeypatch):

@@ -88,6 +88,7 @@ def test_private_and_gated_models_are_named_before_anything_is_sent(owner, own):
     assert owner.push(own, with_private=True).models == 3
 
 
+@pytest.mark.slow
 def test_it_is_known_after_a_rebuild_without_the_listing(owner, own):
     own.listing(BASE).unlink()
     with own.locked("test"):
@@ -96,6 +97,7 @@ def test_it_is_known_after_a_rebuild_without_the_listing(owner, own):
         owner.push(own)
 
 
+@pytest.mark.slow
 def test_models_of_which_only_the_record_is_left_are_not_taken_for_public(owner, own):
     remove(SECRET, atlas=own.root)
     remove("ann/imdb-0", atlas=own.root)
@@ -107,6 +109,7 @@ def test_models_of_which_only_the_record_is_left_are_not_taken_for_public(owner,
         owner.push(own)
 
 
+@pytest.mark.slow
 def test_a_gated_model_without_a_record_may_be_pushed(owner, own):
     remove(SECRET, atlas=own.root)
     with duckdb.connect(str(own.database)) as connection:
@@ -114,6 +117,7 @@ def test_a_gated_model_without_a_record_may_be_pushed(owner, own):
     assert owner.push(own).commit
 
 
+@pytest.mark.slow
 def test_a_base_that_not_everybody_may_read_is_not_a_secret_without_its_matrices(owner, own, guarded):
     for name in (SECRET, "ann/imdb-0"):
         remove(name, atlas=own.root)
@@ -128,6 +132,7 @@ def test_a_base_that_not_everybody_may_read_is_not_a_secret_without_its_matrices
         settings.write_text(before)
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_name_of_the_hub_is_a_folder_all_the_same(owner, own, guarded):
     add(guarded / "store/ann/squad-0", BASE, own.root, name="ann/mine")
     with pytest.raises(AtlasError, match=r"folders of this machine: ann/mine\.") as caught:
@@ -158,6 +163,7 @@ def test_no_password_no_mirror_and_no_path_travels(owner, own, guarded, tmp_path
         assert ('{"rank":8,"options":[]}',) in connection.execute("SELECT spec::VARCHAR FROM got.builds").fetchall()
 
 
+@pytest.mark.slow
 def test_a_path_that_an_earlier_version_kept_is_refused(owner, own, tmp_path):
     add_adapter(tmp_path / "hidden-place", "run", BASE)
     add(tmp_path / "hidden-place/run", BASE, own.root)
@@ -198,6 +204,7 @@ def test_what_a_crawl_noted_of_private_models_does_not_travel(owner, own):
     assert b"ann/tiny-base-secret" not in text
 
 
+@pytest.mark.slow
 def test_the_same_atlas_is_not_sent_again_although_its_file_is_written_again(owner, own):
     first = owner.push(own, with_private=True)
     assert owner.push(own, with_private=True).sent_files == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -12,8 +13,12 @@ pytest.importorskip("transformers")
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_used_text_is_certified_absent(tmp_path) -> None:
+def test_no_used_text_is_certified_absent(tmp_path, monkeypatch) -> None:
     from scripts.trace.__main__ import main
+    from scripts.trace.plan import BASES
+
+    # Nothing here depends on what the base has learnt.
+    monkeypatch.setitem(BASES, "bert", replace(BASES["bert"], steps=8))
 
     file = tmp_path / "found.json"
     options = ["--out", str(tmp_path / "out"), "--only", "bert-short", "--json", str(file)]
@@ -32,3 +37,17 @@ def test_no_used_text_is_certified_absent(tmp_path) -> None:
     assert checkpoint.stat().st_mtime_ns == written  # what is made is not made again
     (row,) = json.loads(file.read_text(encoding="utf-8"))
     assert row["curve_overlap"] == row["units_overlap"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_planted_mixtures_are_told_in_their_shares(tmp_path) -> None:
+    from scripts.trace.making import Maker
+    from scripts.trace.mixtures import mixtures
+
+    planted = (0.0, 0.5)
+    found = mixtures(Maker(tmp_path), pairs=[("code/line-kinds", "code/signatures")], planted=planted, steps=60)
+    assert tuple(one["planted"] for one in found if one["files"] == "all") == planted
+    assert {one["kind"] for one in found} == {"exact"}
+    for one in found:  # files that hold what was used, and files of the same kind
+        assert abs(one["share"] - one["true"]) < (0.15 if one["files"] == "all" else 0.35), one

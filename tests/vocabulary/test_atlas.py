@@ -91,6 +91,7 @@ def test_it_is_published_verified_and_asked_about(planted):
         assert atlas.clusters(BASE, representation="vocabulary").left_out.without == 1
 
 
+@pytest.mark.slow
 def test_a_rebuild_publishes_it(planted):
     folder, _, _ = planted
     with folder.locked("test"):
@@ -99,6 +100,7 @@ def test_a_rebuild_publishes_it(planted):
     assert verify_deeply(folder) == []
 
 
+@pytest.mark.slow
 def test_the_first_model_that_has_one_publishes_it_for_all(made, tmp_path):
     whole = Piecewise(made, tmp_path / "atlas")
     entries, store = whole.entries, RecordStore(whole.folder)

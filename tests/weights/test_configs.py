@@ -39,7 +39,7 @@ def skipped(folder: Path, **options: Any) -> Skipped:
         (b'{"a": "' + b"x" * 5_000_000 + b'"}', "malformed"),
         (b'{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "quantized"),
         (b'{"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}', "quantized"),
-        (b'{"quantization_config": {"quant_method": "fp8"}}', "quantized"),
+        (b'{"quantization_config": {"quant_method": "hqq"}}', "quantized"),
         (b'{"quantization_config": "awq"}', "quantized"),
         (b'{"compression_config": {"format": "x"}}', "quantized"),
     ],

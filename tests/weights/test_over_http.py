@@ -109,7 +109,8 @@ def test_bytes_over_http_stay_under_the_bar(hub: LoopbackHub, bert: dict[str, to
         count += 1
     assert count == 72
     blocks = sum(bert[name].nbytes for name in names)
-    sent = sum(request.body_bytes for request in hub.requests if "/api/" not in request.path)
+    # Small files are redirected; the bodies of redirects are not read.
+    sent = sum(one.body_bytes for one in hub.requests if "/api/models" not in one.path and one.status != 307)
     assert sent == checkpoint.bytes_read
     assert sent <= 1.02 * blocks + 65_536 * len(checkpoint.files)
     # Few requests, too: per file a HEAD and what the index takes, then runs.
@@ -121,7 +122,7 @@ def test_bytes_over_http_stay_under_the_bar(hub: LoopbackHub, bert: dict[str, to
 def test_known_names_and_commit_save_asking(hub: LoopbackHub) -> None:
     reference = ModelRef("me/safetensors")
     open_checkpoint(reference, commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
-    assert not [request for request in hub.requests if "/api/" in request.path]
+    assert not [request for request in hub.requests if "/api/models" in request.path]
     checkpoint = open_checkpoint(ModelRef("me/safetensors", "main"), endpoint=hub.endpoint)
     assert checkpoint.commit == SHA
 

@@ -1,9 +1,9 @@
 // SQL: a condition that filters models, and statements. Both run in the sandbox of query sql.
 
 // The server stops working on an aborted request.
-async function asked(address, signal) {
+async function asked(address, signal, text) {
   try {
-    const answer = await fetch(address, { signal });
+    const answer = await fetch(address, text === undefined ? { signal } : { signal, method: "POST", body: text });
     return await answer.json();
   } catch {
     return { error: signal?.aborted ? "Stopped." : "Nothing is served here any more: run query browse again." };

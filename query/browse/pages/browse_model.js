@@ -1,7 +1,7 @@
 // The page of one model, shown over map and table.
 
 const placeOfModel = new Map(data.models.map((model, i) => [model, i]));
-let overlay = null; // null, "model" or "sql"
+let overlay = null; // null, "model", "text" or "sql"
 let answer = null; // the server's answer about the model on the page
 let before = null; // the focused element before an overlay was opened
 let predicting = null; // aborts the running prediction
@@ -9,7 +9,7 @@ let predicting = null; // aborts the running prediction
 function openOverlay(which) {
   if (which && !overlay) before = document.activeElement;
   overlay = which;
-  for (const name of ["model", "sql"]) part(`${name}-page`).hidden = name !== which;
+  for (const name of ["model", "text", "sql"]) part(`${name}-page`).hidden = name !== which;
   if (which) part(`${which}-page`).focus();
   else before?.focus?.();
   if (which === "model") loadModel(state.selected);
@@ -19,7 +19,7 @@ function openOverlay(which) {
 }
 
 function showTitle() {
-  const whose = { model: data.models[state.selected], sql: "SQL" }[overlay];
+  const whose = { model: data.models[state.selected], text: "Ask by text", sql: "SQL" }[overlay];
   document.title = whose ? `${whose} · ${part("title").textContent}` : part("title").textContent;
 }
 
@@ -31,7 +31,7 @@ function openModel(i) {
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && overlay && !event.target.matches?.("input, textarea")) openOverlay(null);
 });
-part("sql-page").querySelector(".close").addEventListener("click", () => openOverlay(null));
+for (const name of ["text", "sql"]) part(`${name}-page`).querySelector(".close").addEventListener("click", () => openOverlay(null));
 
 furtherContent.push((i) => [element("p", {}, element("button", { type: "button", id: "all-known", onclick: () => openModel(i) }, "All that is known of it"))]);
 whenChosen.push((i) => {
@@ -45,7 +45,7 @@ furtherWords.push({
   write: () => (overlay ? [["page", overlay]] : []),
   read: (words) => {
     const page = words.get("page");
-    if (page !== overlay && (page === "sql" || (page === "model" && placeOfModel.has(words.get("model"))))) {
+    if (page !== overlay && (["text", "sql"].includes(page) || (page === "model" && placeOfModel.has(words.get("model"))))) {
       state.selected = placeOfModel.get(words.get("model")) ?? state.selected;
       openOverlay(page);
     } else if (!page && overlay) openOverlay(null);
@@ -56,6 +56,7 @@ async function loadModel(i) {
   if (i === NONE || answer?.id === data.ids[i]) return;
   answer = { id: data.ids[i] };
   predicting?.abort();
+  tracing?.abort();
   const page = part("model-page");
   page.replaceChildren(modelHead(i), element("p", { role: "status" }, "Loading …"));
   const found = await asked(`model/${data.ids[i]}`);
@@ -75,7 +76,7 @@ function modelHead(i) {
 
 function modelParts(known, i) {
   return [
-    factsPart(known, i), changePart(known.layers), nearPart(known.neighbours), predictedPart(known, i),
+    factsPart(known, i), changePart(known.layers), nearPart(known.neighbours), tracePart(i), predictedPart(known, i),
     lineagePart(known), depthPart(known.depth), resultsPart(known), cardPart(known),
   ].filter(Boolean);
 }

@@ -1,0 +1,198 @@
+"""The models that texts are compared with. An atlas may hold 100,000, so there is no Python object for each.
+
+Vectors are read in tiles from the mapped files, and token rows as one byte each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.machine import processors
+from indexer.records.tokens import FROZEN, sizes_of
+from query.population import LeftOut
+from query.statistics.likeness import similarities
+from query.trace.evidence import MOST_ROWS, TokenEvidence
+
+if TYPE_CHECKING:
+    from indexer.vectors.search import VectorIndex
+    from query.ask.evidence import Features
+    from query.reader import AtlasReader
+
+Floats = NDArray[np.float64]
+
+_TILE_BYTES = 16 << 20
+_FEWEST_MODELS = 3  # whose rows have a mean worth subtracting
+# The size that each code stands for; nothing is known of an unsure or a missing row.
+_SIZES = np.nan_to_num(sizes_of(np.arange(256, dtype=np.uint8))).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Distinct models of a base; entry i of every column is the same model.
+
+    ``ids`` ascend. ``codes`` (n, rows): how far each row of the input embedding moved; zeros for a model that says
+    nothing of that. ``is_share`` (n,): see ``RowChanges``. ``newcomer``: the vector of one more model, which comes last
+    and has the id -1 if it is not indexed; it was read for this question, or is a duplicate. ``left_out``: the models
+    of the base that are not among these.
+    """
+
+    base: str
+    index: VectorIndex
+    ids: NDArray[np.int64]
+    codes: NDArray[np.uint8]
+    is_share: NDArray[np.bool_]
+    newcomer: NDArray[np.float32] | None = None
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def only(self, places: NDArray[np.intp]) -> Candidates:
+        """Some of the models, without a newcomer."""
+        return replace(
+            self, ids=self.ids[places], codes=self.codes[places], is_share=self.is_share[places], newcomer=None
+        )
+
+    def with_newcomer(self, vector: NDArray[np.float32], model_id: int, evidence: TokenEvidence | None) -> Candidates:
+        """The same and one more model."""
+        codes, is_share = np.zeros(self.codes.shape[1], np.uint8), False
+        if evidence is not None and evidence.kind != FROZEN and evidence.codes.shape == codes.shape:
+            codes, is_share = evidence.codes, evidence.is_share
+        return replace(
+            self, ids=np.append(self.ids, model_id), codes=np.concatenate([self.codes, codes[None]]),
+            is_share=np.append(self.is_share, is_share), newcomer=vector,
+        )  # fmt: skip
+
+    def by_vectors(self, features: Features) -> Floats:
+        """(sets, n) the mean cosine of the blocks that a set of texts and a model both have."""
+        from threadpoolctl import threadpool_limits
+
+        found = np.zeros((len(features.blocks), len(self)))
+        masks, indexed = self.index.masks, len(self) - (self.newcomer is not None)
+        divisors = masks.divisors_by_kind(features.blocks)
+
+        def compare(tile: tuple[NDArray[np.intp], NDArray[np.floating], NDArray[np.intp] | slice]) -> None:
+            places, stored, rows = tile
+            products = features.blocks @ np.asarray(stored, dtype=np.float32).T
+            found[:, places] = products[:, rows] / divisors[:, masks.kinds_of(self.ids[places])]
+
+        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(processors()) as pool:
+            list(pool.map(compare, self._tiles(self.ids[:indexed])))
+        if self.newcomer is not None:
+            found[:, -1:] = similarities(features.blocks, self.newcomer[None, :], masks.blocks)
+        return found
+
+    def _tiles(
+        self, ids: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.floating], NDArray[np.intp] | slice]]:
+        """Places of some models, a tile of stored vectors, and the rows of it that are theirs."""
+        step = max(1, _TILE_BYTES // (4 * self.index.length))
+        for segment in self.index.segments:
+            held = segment.rows(ids)
+            places = np.searchsorted(ids, held.ids)
+            rows = np.arange(len(held)) if held.places is None else held.places
+            for start in range(0, len(held), step):
+                tile = slice(start, start + step)
+                some, first = rows[tile], int(rows[tile].min())
+                # Neighbouring rows are converted without a copy before, which takes a third longer.
+                if int(some.max()) - first < 2 * len(some):
+                    yield places[tile], held.stored[first : int(some.max()) + 1], some - first
+                else:
+                    yield places[tile], held.stored[some], slice(None)
+
+    def by_vocabulary(self, rates: NDArray[np.float32], reference: NDArray[np.float32]) -> Floats:
+        """(sets, n) the cosine of √rates minus √reference with the change of a model, minus the mean of all models.
+
+        A change is the sizes of the changes of the token rows, scaled to unit norm. NaN for a model without: an
+        adapter, a frozen embedding, an older record.
+        """
+        asked = np.sqrt(rates) - np.sqrt(reference)
+        asked /= np.maximum(np.linalg.norm(asked, axis=1, keepdims=True), 1e-30)
+        found = np.full((len(asked), len(self)), np.nan)
+        for kind in (True, False):  # numbers of tied and of untied embeddings mean different things
+            own = np.flatnonzero((self.is_share == kind) & self.has_vocabulary)
+            if len(own) < _FEWEST_MODELS:
+                continue
+            total = np.zeros(self.codes.shape[1])
+            for _, units in self._units(own):
+                total += units.sum(axis=0)
+            mean = (total / len(own)).astype(np.float32)
+            for places, units in self._units(own):
+                units -= mean
+                norms = np.linalg.norm(units, axis=1)
+                found[:, places] = asked @ units.T / np.maximum(norms, 1e-30)
+        return found
+
+    @property
+    def has_vocabulary(self) -> NDArray[np.bool_]:
+        """(n,) whether some row is known to have moved."""
+        return np.asarray(self.codes.any(axis=1))
+
+    def _units(self, chosen: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32]]]:
+        """Places of some models, and the sizes of the changes of their token rows, of unit norm."""
+        step = max(1, _TILE_BYTES // (4 * max(1, self.codes.shape[1])))
+        for start in range(0, len(chosen), step):
+            places = chosen[start : start + step]
+            sizes = _SIZES[self.codes[places]]
+            sizes /= np.maximum(np.linalg.norm(sizes, axis=1, keepdims=True), 1e-30)
+            yield places, sizes
+
+
+def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:
+    """The models of a base that have a vector, without copies, unrelated models and repeats.
+
+    Of a duplicate group the representative is taken, or the lowest id if that one is left out. ``rows``: how many token
+    rows are read of a model.
+    """
+    index = atlas.index(base)
+    table = atlas.connection.execute(
+        "SELECT model_id, is_copy, is_unrelated, coalesce(duplicate_group, -1 - model_id) AS duplicate_group, "
+        "duplicate_of IS NOT NULL AS is_repeat FROM fine_tunes JOIN records USING (model_id) "
+        "WHERE base = $1 AND status = 'indexed' ORDER BY model_id", [base],
+    ).fetchnumpy()  # fmt: skip
+    ids = np.asarray(table["model_id"], dtype=np.int64)
+    is_copy, is_unrelated, is_repeat = (
+        np.ma.filled(table[name], False).astype(bool) for name in ("is_copy", "is_unrelated", "is_repeat")
+    )
+    is_copy |= ~np.isin(ids, index.ids)  # the vectors of copies are zero, and zero vectors are not published
+    kept = np.flatnonzero(~is_copy & ~is_unrelated)
+    groups = np.asarray(table["duplicate_group"], dtype=np.int64)[kept]
+    order = kept[np.lexsort((ids[kept], is_repeat[kept], groups))]
+    first = np.unique(np.sort(groups), return_index=True)[1]
+    chosen = np.sort(order[first])
+    left_out = LeftOut(
+        copies=int(is_copy.sum()), unrelated=int((is_unrelated & ~is_copy).sum()), duplicates=len(kept) - len(chosen)
+    )
+    codes, is_share = _token_codes(atlas, base, ids[chosen], rows)
+    return Candidates(base, index, ids[chosen], codes, is_share, left_out=left_out)
+
+
+def _token_codes(
+    atlas: AtlasReader, base: str, ids: NDArray[np.int64], rows: int
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """(n, rows) the codes of the models, zeros for one without; and (n,) what they stand for."""
+    codes, is_share = np.zeros((len(ids), rows), np.uint8), np.zeros(len(ids), bool)
+    statement = (
+        "SELECT model_id, is_share, codes FROM (SELECT model_id, coalesce(token_is_share, false) AS is_share, "
+        "TRY(from_base64(token_codes)) AS codes FROM records JOIN fine_tunes USING (model_id) WHERE base = $1 "
+        "AND token_class IN ('exact', 'statistical') AND isfinite(token_scale) AND token_scale > 0 "
+        f"AND base_token_rows BETWEEN 1 AND {MOST_ROWS}) WHERE octet_length(codes) = $2"
+    )
+    for batch in atlas.connection.batches(statement, 1 << 14, [base, rows]):
+        found = np.asarray(batch.column("model_id"), dtype=np.int64)
+        if not len(found):
+            continue
+        column = batch.column("codes")
+        start = int(np.frombuffer(column.buffers()[1], np.int32)[column.offset])
+        held = np.frombuffer(column.buffers()[2], np.uint8)[start : start + rows * len(found)].reshape(-1, rows)
+        places = np.searchsorted(ids, found).clip(max=max(len(ids) - 1, 0))
+        mine = np.flatnonzero(ids[places] == found) if len(ids) else np.zeros(0, np.intp)
+        codes[places[mine]] = held[mine]
+        is_share[places[mine]] = np.asarray(batch.column("is_share"))[mine]
+    return codes, is_share

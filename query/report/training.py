@@ -1,0 +1,164 @@
+"""What the sections say of models' training data: predicted data sets, and traces in embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from markupsafe import Markup
+
+from indexer.console.messages import Progress, clean
+from indexer.errors import AtlasError
+from query.predict.classifier import NONE_OF_THESE
+from query.predict.evaluation import evaluate
+from query.predict.predict import predict
+from query.report.page import Section, Source, shorten
+from query.trace.trace import trace
+from query.wording import counted, percent
+
+_PREDICTED = 20  # undocumented models, the most downloaded first
+_UNDOCUMENTED = "len(datasets) = 0 AND NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL"
+_FROM = ("vectors", "vocabulary", "head")
+_EVIDENCE = {
+    "together": "vectors and head together, with the vocabulary of models that have one",
+    "vectors": "the vectors alone: votes of similar models",
+    "vocabulary": "the vocabulary alone: votes of models with similar words in their training text",
+    "without_vocabulary": "vectors and head together, without the vocabulary",
+    "head": "the head alone: number and names of labels in config.json",
+    "majority": "baseline: always the most common dataset",
+    "chance": "baseline: random guessing",
+}
+_TRACED, _WORDS = 15, 8  # models, and words of each
+_CLASSES = {
+    "exact": "exact: the tokens that were met are told from the others",
+    "statistical": "statistical: what was met is only likely (half precision, a tied head, or a merge)",
+    "frozen": "frozen: the embedding did not move",
+    None: "none: adapters, other embeddings, and records of an older version",
+}
+
+
+def prediction_section(source: Source, section: Section) -> dict[str, Any]:
+    """How well prediction does on documented models, then its answers for the others."""
+    facts: dict[str, Any] = {"evaluation": None, "answers": None, "refusal": None}
+    try:
+        evaluation = evaluate(source.atlas, source.base)
+    except AtlasError as error:
+        facts["not_evaluated"] = section.unavailable(error)
+    else:
+        together, majority = (
+            {one.evidence: one for one in evaluation.scores}[name] for name in ("together", "majority")
+        )
+        section.key_number(
+            percent(together.accuracy),
+            "of hidden datasets predicted correctly; "
+            f"{percent(majority.accuracy)} by always naming the most common one",
+        )
+        ends = {row.evidence: row.accuracy for row in evaluation.intervals}
+        facts |= {
+            "evaluation": evaluation,
+            "together": together,
+            "majority": majority,
+            "scores": source.table(
+                "Predictions of documented models from other authors' models",
+                {
+                    "from": "prose", "right": "percent", "95 % interval": "number",
+                    "right in the first three": "percent", "Brier score (0 is best, 2 worst)": "two digits",
+                    "calibration error": "two digits",
+                },
+                [
+                    (
+                        _EVIDENCE[score.evidence], score.accuracy,
+                        " – ".join(map(percent, ends[score.evidence] or ())), score.top3, score.brier,
+                        score.calibration_error,
+                    )
+                    for score in evaluation.scores
+                ],
+            ),
+            "picture": section.picture(evaluation.figure),
+        }  # fmt: skip
+    statement = f"SELECT model FROM models WHERE base = ? AND {_UNDOCUMENTED} ORDER BY downloads DESC"
+    rows = source.rows(f"{statement} NULLS LAST, model")
+    found, refusals = [], []
+    with Progress(min(len(rows), _PREDICTED), "  predicting") as progress:
+        for row in rows[:_PREDICTED]:
+            try:
+                found.append(predict(source.atlas, row["model"], base=source.base))
+            except AtlasError as error:
+                refusals.append(f"{row['model']}: {error.message}")
+            progress.update()
+    if refusals:
+        others = f" The same is true of {counted(len(refusals) - 1, 'other')}." if len(refusals) > 1 else ""
+        facts["refusal"] = section.unavailable(f"No prediction for {refusals[0]}{others}")
+    answers = []
+    for one in found:
+        best: list[Any] = []
+        for answer in one.answers[:2]:
+            is_none = answer.dataset == NONE_OF_THESE
+            dataset = Markup("<em>{}</em>").format(clean(answer.dataset)) if is_none else shorten(answer.dataset, 80)
+            best += [dataset, percent(answer.probability)]
+        used = [name for name in _FROM if getattr(one.answers[0], name) is not None]
+        evidence = " and ".join([", ".join(used[:-1]), used[-1]] if len(used) > 1 else used)
+        answers.append([one.model, *best, *([None, None] if len(one.answers) == 1 else []), evidence])
+    return facts | {
+        "undocumented": len(rows),
+        "predicted": len(found),
+        "none_of_these": NONE_OF_THESE,
+        "answers": source.table(
+            "Probable datasets of undocumented models",
+            {
+                "model": "model", "most probable dataset": "name", "probability": "number", "next": "name",
+                "its probability": "number", "from": "fixed",
+            },
+            answers,
+        ),
+        "all_names": source.query(statement),
+        "is_calibrated": all(one.calibrated for one in found),
+    }  # fmt: skip
+
+
+def trace_section(source: Source, section: Section) -> dict[str, Any]:
+    """What input embeddings say of training texts: how many models have a trace, and the words of some."""
+    counts = {
+        row["token_class"]: row["models"]
+        for row in source.rows(
+            "SELECT token_class, count(*) AS models FROM records JOIN models USING (model_id) WHERE base = ? "
+            "GROUP BY ALL"
+        )
+    }
+    classes = [(words, counts[name]) for name, words in _CLASSES.items() if counts.get(name)]
+    chosen = source.rows(
+        "SELECT model FROM models JOIN records USING (model_id) WHERE base = ? AND NOT models.is_copy "
+        "AND models.duplicate_of IS NULL AND token_class IN ('exact', 'statistical') "
+        "ORDER BY len(datasets) > 0, downloads DESC NULLS LAST, model"
+    )
+    found, refusals = [], []
+    with Progress(min(len(chosen), _TRACED), "  reading traces") as progress:
+        for row in chosen[:_TRACED]:
+            try:
+                found.append(trace(source.atlas, row["model"], source.base))
+            except AtlasError as error:
+                refusals.append(error)
+            progress.update()
+    unnamed = next((note for one in found for note in one.notes if note.startswith("Its words are not named")), None)
+    if traced := counts.get("exact", 0):
+        section.key_number(f"{traced:,}", "whose embedding says which tokens their training text had")
+    return {
+        "classes": source.table("What embeddings can say", {"class": "prose", "models": "number"}, classes),
+        "refusal": section.unavailable(refusals[0]) if refusals else None,
+        "unnamed": section.unavailable(unnamed) if unnamed else None,
+        "traced": len(chosen),
+        "shown": len(found),
+        "traces": source.table(
+            "Models in their own words",
+            {
+                "model": "model", "words that set it apart": "name", "tokens met": "percent",
+                "longest input": "number", "masked": "fixed", "pairs": "fixed",
+            },
+            [
+                (
+                    one.model, ", ".join(word.word for word in one.words[:_WORDS]), one.share_met, one.longest_input,
+                    *(None if value is None else "yes" if value else "no" for value in (one.masked, one.pairs)),
+                )
+                for one in found
+            ],
+        ),
+    }  # fmt: skip

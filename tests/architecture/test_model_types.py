@@ -1,0 +1,73 @@
+"""The model types of transformers that docs/architectures.md says are located: by the stored names, and built again."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import transformers
+
+from indexer.architectures.architecture import known_model_types
+from scripts.model_types.sweep import describe, folded, in_own_process, unfolded
+from scripts.model_types.table import PAGE, STORED, judge, page, stored_types
+from tests.architecture.live_models import EVERY
+from tests.architecture.mixed import MIXED, TOWERS
+
+# How many were located when the page was last written; a change of a data file must not lose one.
+LOCATED = 433
+# Types of the Hub that are none of transformers' own.
+ELSEWHERE = {"new", "smolvla", "pi05", "pi0_fast", "phi4mm"}
+
+ENTRIES = stored_types()
+VERDICTS = {model_type: judge(model_type, entry) for model_type, entry in ENTRIES.items()}
+
+
+def test_no_type_is_lost() -> None:
+    assert len(ENTRIES) > 800
+    located = [model_type for model_type, verdict in VERDICTS.items() if verdict.is_located]
+    assert len(located) >= LOCATED
+    for model_type in located:
+        assert VERDICTS[model_type].found > 0
+
+
+def test_every_type_with_a_data_file_is_located_or_built_elsewhere() -> None:
+    planted = {name.split()[0] for name in (*EVERY, *MIXED, *TOWERS)} | ELSEWHERE
+    for model_type in known_model_types():
+        if model_type not in planted and not model_type[0].isupper():  # classes of diffusers begin with a capital
+            assert VERDICTS[model_type].is_located, VERDICTS[model_type].reason
+
+
+def test_the_page_says_what_the_data_files_do() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(ENTRIES, stored_version())
+
+
+def test_names_survive_their_short_form() -> None:
+    for entry in ENTRIES.values():
+        for key in ("matrices", "modules"):
+            if key in entry:
+                shapes = unfolded(entry[key])
+                assert unfolded(folded(shapes)) == shapes
+
+
+def stored_version() -> str:
+    return str(json.loads(STORED.read_text(encoding="utf-8"))["transformers"])
+
+
+def built_again(count: int, seed: int) -> None:
+    if transformers.__version__ != stored_version():
+        pytest.skip(f"the names were stored by transformers {stored_version()}")
+    chosen = random.Random(seed).sample(sorted(name for name in ENTRIES if "matrices" in ENTRIES[name]), count)
+    for model_type in chosen:
+        found = in_own_process(describe, model_type)
+        for key in ("class", "matrices", "config"):
+            assert found.get(key) == ENTRIES[model_type].get(key), (model_type, found.get("reason"))
+
+
+def test_a_few_types_are_built_again() -> None:
+    built_again(2, seed=1)
+
+
+@pytest.mark.slow
+def test_more_types_are_built_again() -> None:
+    built_again(10, seed=2)
