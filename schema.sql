@@ -59,6 +59,7 @@ CREATE TABLE fine_tunes (
     relation VARCHAR NOT NULL,
     claimed_by VARCHAR,
     parent VARCHAR,
+    path STRUCT(relation VARCHAR, model VARCHAR)[],
     created TIMESTAMP,
     modified TIMESTAMP,
     downloads BIGINT,
@@ -92,6 +93,7 @@ COMMENT ON COLUMN fine_tunes.tried IS 'Time of the last attempt.';
 COMMENT ON COLUMN fine_tunes.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
 COMMENT ON COLUMN fine_tunes.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
 COMMENT ON COLUMN fine_tunes.parent IS 'The model it was tuned from directly, if that is not the base.';
+COMMENT ON COLUMN fine_tunes.path IS 'The models from the base (not in the list) to this one (the last), as they claim to descend, each with its relation to the one before: finetune, adapter, merge, quantized, or copy (another name of the base''s weights). Its length is the number of steps.';
 COMMENT ON COLUMN fine_tunes.created IS 'When the repository was created.';
 COMMENT ON COLUMN fine_tunes.modified IS 'When it was last changed.';
 COMMENT ON COLUMN fine_tunes.downloads IS 'Downloads in the last 30 days, as listed.';
@@ -120,6 +122,7 @@ CREATE TABLE records (
     copy_evidence VARCHAR,
     is_unrelated BOOLEAN NOT NULL DEFAULT false,
     is_partly_frozen BOOLEAN NOT NULL DEFAULT false,
+    base_grid VARCHAR,
     vector_group VARCHAR NOT NULL DEFAULT 'full',
     adapter_kind VARCHAR,
     passed_over VARCHAR[],
@@ -163,6 +166,7 @@ COMMENT ON COLUMN records.is_copy IS 'Whether all deltas are zero in all that wa
 COMMENT ON COLUMN records.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), or sample (equal in all that was read, which does not prove it). Null if it is not a copy.';
 COMMENT ON COLUMN records.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
+COMMENT ON COLUMN records.base_grid IS 'What the base had been rounded to before this model was made from it, as its weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from the base as it is.';
 COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its file holds LoRA factors or parameters of another adapter), or full (all others: a LoRA merged into full weights, a partly frozen model, an adapter of a full fine-tune, one that replaces whole matrices). An initialisation shared by enough models has its own centre, see internal.centres.';
 COMMENT ON COLUMN records.adapter_kind IS 'Method of an adapter: LoRA, rsLoRA, DoRA, PiSSA, OLoRA, AdaLoRA, LoHa, LoKr, OFT, BOFT, HRA, IA3, VeRA, FourierFT, or whole matrices (it replaces them). Null for other models and in records of older versions.';
 COMMENT ON COLUMN records.passed_over IS 'Parts of an adapter that were not read, with their number: factors of convolutions, of fused experts, of bare parameters. Null if there are none.';
@@ -750,9 +754,9 @@ COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or why the
 
 CREATE VIEW models AS
 SELECT
-    model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, verified, base_cosine,
+    model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, path, verified, base_cosine,
     coalesce(named.datasets, []) AS datasets,
-    "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, vector_group, adapter_kind, initialisation, has_spectra,
+    "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, base_grid, vector_group, adapter_kind, initialisation, has_spectra,
     duplicate_of, duplicate_group, delta_norm, delta_norm_error, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library, trigger_words,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
@@ -772,6 +776,7 @@ COMMENT ON COLUMN models."commit" IS 'Commit of the model that this row describe
 COMMENT ON COLUMN models.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
 COMMENT ON COLUMN models.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
 COMMENT ON COLUMN models.parent IS 'The model it was tuned from directly, if that is not the base.';
+COMMENT ON COLUMN models.path IS 'The models from the base (not in the list) to this one (the last), as they claim to descend, each with its relation to the one before; its length is the number of steps.';
 COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed base; null if that cannot be tested (adapters).';
 COMMENT ON COLUMN models.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
 COMMENT ON COLUMN models."read" IS 'What was read of its block matrices: full, or sample (some rows of each matrix). Norms and singular values of a sample are estimates; index deepen reads the rest.';
@@ -779,6 +784,7 @@ COMMENT ON COLUMN models.is_copy IS 'Whether all deltas are zero in all that was
 COMMENT ON COLUMN models.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), or sample (equal in all that was read, which does not prove it). Null if it is not a copy.';
 COMMENT ON COLUMN models.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN models.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
+COMMENT ON COLUMN models.base_grid IS 'What the base had been rounded to before this model was made from it, as its weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from the base as it is.';
 COMMENT ON COLUMN models.has_spectra IS 'Whether all singular values of its δW and W are stored (index build --spectra).';
 COMMENT ON COLUMN models.duplicate_of IS 'The model_id of the earlier upload that it duplicates; null if there is none.';
 COMMENT ON COLUMN models.duplicate_group IS 'The model_id of the earliest model of its group of duplicates (its own if it is the earliest); null if it has no duplicates.';

@@ -21,6 +21,13 @@ READS = ("sample", "full")
 # Connections to one host at a time: the Hub's edge is reported to throttle more.
 CONNECTIONS = 8
 RELATIONS = ("finetune", "adapter", "merge", "quantized")
+# Those that a crawl lists unless others are asked for: the weights of a quantised copy cannot be compared.
+DEFAULT_RELATIONS = ("finetune", "adapter", "merge")
+
+# Bounds of a crawl unless others are given: models asked for their children, and steps from the base. Without a token
+# the Hub answers 500 questions in five minutes.
+MOST_QUESTIONS = 500
+MOST_STEPS = 5
 
 # The order of families wherever they are listed or concatenated; docs/families.md says what they are.
 FAMILIES = (

@@ -24,8 +24,8 @@ _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six f
 
 # The facts that are shown without ``details``, in this order.
 _FACTS = (
-    "page", "base", "relation", "adapter_kind", "parent", "author", "datasets", "probably", "made_from", "created",
-    "downloads", "likes", "licence", "pipeline_tag", "trigger_words", "label_names", "read", "relative_norm",
+    "page", "base", "relation", "adapter_kind", "parent", "path", "author", "datasets", "probably", "made_from",
+    "created", "downloads", "likes", "licence", "pipeline_tag", "trigger_words", "label_names", "read", "relative_norm",
     "trace", "flags", "reason", "detail",
 )  # fmt: skip
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
@@ -83,6 +83,8 @@ class ShownModel(Result, Mapping[str, Any]):
         flags = [words for name, words in _FLAGS.items() if self.facts.get(name)]
         if self.facts.get("copy_evidence") == SAMPLE:
             flags = [LIKE_THE_BASE if words == COPY else words for words in flags]
+        if grid := self.facts.get("base_grid"):
+            flags.append(f"made from the base in 4 bits ({grid}), whose rounding is not counted as change")
         if self.facts.get("duplicate_of"):
             flags.append(f"duplicate of {self['duplicate_of']}")
         made_from = [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in self["lineage"]]
@@ -102,6 +104,10 @@ class ShownModel(Result, Mapping[str, Any]):
             "made_from": made_from,
             "flags": flags,
         }
+        steps = self.facts.get("path") or []
+        known["path"] = " → ".join([self["base"], *(f"{one['model']} ({one['relation']})" for one in steps)])
+        if len(steps) < 2:
+            del known["path"]
         known["relative_norm"] = estimate or known.get("relative_norm")
         facts = {name: known[name] for name in _FACTS if known.get(name) not in (None, "", [])}
         if facts.get("parent") == self["base"]:

@@ -110,8 +110,8 @@ class SimilarModels(Rows[Neighbour]):
             row = one.as_row()
             row["background"] = rarity(row["background"], row.pop("background_pairs"))
             del row["background_floor"], row["background_high"]
-            expected = row["expected_by_chance"]
-            row["expected_by_chance"] = "" if expected is None else f"{expected:.2g}"
+            if not details:
+                del row["expected_by_chance"]
             if not one.is_shrunk:
                 del row["matrices"]
             because = row.pop("because", None)

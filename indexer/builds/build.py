@@ -26,6 +26,7 @@ from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing, select
+from indexer.listing.mirrors import known_mirrors
 from indexer.listing.parents import Parents, ask_hub
 from indexer.machine import processors
 from indexer.names import ModelRef, is_hub_id
@@ -57,6 +58,9 @@ _LACKING = {
     "rows": ("records of samples", "records that are still samples, until the next `index build --read full`"),
 }
 
+# At most this many models that were found to be copies of the base are asked for their children as its mirrors.
+MOST_COPIES = 20
+
 # At most this many requests for the new names of models, even where thousands have left the listing at once.
 MOST_ASKED = 200
 
@@ -85,6 +89,8 @@ class Build:
         self.superseded: list[str] = []  # digests of records under old names of models
         self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, where there is a crawl
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
+        self._opened_hashes: tuple[str | None, ...] = ()
+        self.crawl_calls = 0  # questions that a crawl asked of the Hub's API
         self.database_bytes: int | None = None  # known once the workers have their share
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC)
@@ -98,7 +104,14 @@ class Build:
 
         limit_bandwidth(str(self.folder.root), self.options.bandwidth)  # before the first byte: headers count too
         with closing(open_base(self.facts)) as checkpoint:
+            self._opened_hashes = tuple(facts.sha256 for facts in checkpoint.files)
             return shape_of_base(checkpoint)
+
+    @property
+    def _base_hashes(self) -> tuple[str | None, ...]:
+        """The checksums of the base's weight files; () where they are not known without asking."""
+        stored = [one for one in stored_bases(self.folder, self.facts.id) if one.commit == self.facts.commit]
+        return stored[0].file_hashes if stored else self._opened_hashes
 
     def check_base(self) -> None:
         """Raises AtlasError where the base cannot be used, before the Hub is asked about its fine-tunes."""
@@ -160,6 +173,24 @@ class Build:
             return None
         return stored
 
+    def mirrors(self) -> tuple[str, ...]:
+        """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
+        self.listing.note_base(self.facts.ids)
+        self.listing.note_mirrors(self.options.same_as, self.facts.id)
+        found = [*self.listing.mirrors(), *known_mirrors(self.facts.ids), *self._copies_read]
+        return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
+
+    @cached_property
+    def _copies_read(self) -> tuple[str, ...]:
+        """Models whose weights turned out to be the base's, the most downloaded first."""
+        statement = (
+            "SELECT model, base, downloads FROM fine_tunes JOIN records USING (model_id) WHERE is_copy "
+            "AND relation = 'finetune'"
+        )
+        (rows,) = earlier_rows(self.folder.database, ["fine_tunes", "records"], [statement]) or ([],)
+        found = [row for row in rows if row["base"] == self.facts.id and is_hub_id(row["model"])]
+        return tuple(row["model"] for row in sorted(found, key=lambda row: -(row["downloads"] or 0))[:MOST_COPIES])
+
     def selected(self) -> list[ListedModel]:
         """The listed models that the options select."""
         one = self.options
@@ -192,7 +223,13 @@ class Build:
             keep_factors=options.keep_factors,
             vector_length=asked_length or (published.budget if published is not None else None),
         )
-        parents = Parents(self.facts.ids, models, ask_hub if self.asks_hub else None)
+        parents = Parents(
+            self.facts.ids,
+            models,
+            ask_hub if self.asks_hub else None,
+            self.listing.copies() | {name.lower(): self.facts.id for name in self._copies_read},
+            self._base_hashes if self.asks_hub else (),
+        )
         planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)
         for one in planned:
             if one.entry.listed.id in chosen and one.unit is None:

@@ -17,11 +17,13 @@ from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments,
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.builds.requests import children_sentence
+from indexer.builds.tree import Tree
 from indexer.cards.local import local_name, local_row, place_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument, ModelError, UnknownRevision, require, unreadable, without_user
+from indexer.listing.claim_filter import NO_PATH
 from indexer.listing.claims import BY_FOLDER, untyped_relation
-from indexer.listing.crawl import NO_PATH, answers, crawl
+from indexer.listing.crawl import answers, crawl
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest, Question
 from indexer.machine import check_device
@@ -70,11 +72,13 @@ def build(
     read; where it returns False, nothing is. ``options``, with their defaults:
 
     - ``limit`` (None), ``sort`` ("downloads", or created, likes): only the first ``limit`` models in that order
-    - ``relation`` ("finetune,adapter"): of finetune, adapter, merge and quantized, separated by commas
+    - ``relation`` ("finetune,adapter,merge"): of finetune, adapter, merge and quantized, separated by commas
     - ``discover`` ("tags"): "names" also looks for fine-tunes without a base_model tag by what their files and names
       say, "weights" by comparing some rows of their weights with the base's; ``max_candidates`` (5,000, or 1,000 by
       weights): how many of them one run examines
-    - ``descendants`` (False): also fine-tunes of fine-tunes
+    - ``descendants`` (True): also what was made of its fine-tunes, up to ``depth`` (5) steps from the base; at most
+      ``questions`` (500) models are asked for their own, the most downloaded first
+    - ``same_as`` (none): other ids under which the base's weights are on the Hub; the atlas remembers them
     - ``since`` (None): only models created on or after this day, a date or "2024-01-31"
     - ``author`` (None): only models of this author
     - ``retry_failed`` (False): try every failure again now
@@ -84,7 +88,7 @@ def build(
     - ``rank`` (8): singular triplets kept of each δW; ``spectra`` (False): also keep all its singular values
     - ``keep_factors`` (True): False keeps only vectors and norms, to save disk space
     - ``device`` ("cpu"), ``workers`` (one for each processor, two of a sample): where and in how many processes the SVD
-      runs; ``connections`` (8): to the Hub, of all workers together, while samples are read
+      runs; ``connections`` (8): to the Hub, of all workers together
     - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
     - ``index`` (auto), ``index_memory`` (1 GiB), ``recall`` (0.95): the FAISS index, the largest size of a compressed
       one, and its smallest recall@10
@@ -120,7 +124,10 @@ def build(
                 reports.append(one.finished())
             elif dry_run:
                 expected = one.estimate(one.plan())
-                one.report.dry_run = expected.as_row()
+                tree = Tree.of(one.selected(), one.crawl_calls)
+                one.report.dry_run = expected.as_row() | tree.as_row()
+                for sentence in tree.sentences():
+                    watcher.say(sentence)
                 watcher.say(expected.sentence)
                 for sentence in expected.requests.sentences():
                     watcher.say(sentence)
@@ -143,7 +150,7 @@ def add(
 
     The model is listed and built alone; one that was removed comes back. ``name``: what the atlas calls a folder, by
     default ``local:NAME`` after the folder; its path is not stored. ``options``: read, rank, spectra, keep_factors,
-    device and vector_length, as in :func:`build`. ``report.problem`` says why a model was not indexed. Raises
+    device, vector_length and same_as, as in :func:`build`. ``report.problem`` says why a model was not indexed. Raises
     AtlasError where it cannot be found or is the base itself, and as ``build`` does.
     """
     chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress), AtlasFolder(atlas)
@@ -170,6 +177,7 @@ def add(
             raise AtlasError(message, "Name one of its fine-tunes.")
         stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
         one.listing.note_base(facts.ids)
+        one.listing.note_mirrors(chosen.same_as, facts.id)
         one.listing.add(row, untyped_relation(row), facts.id, claimed_by)
         selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
         folders = {} if reference.folder is None else {str(row["id"]): reference.folder}
@@ -218,6 +226,9 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         descendants=options.descendants,
         since=options.since,
         author=options.author,
+        mirrors=build.mirrors(),
+        max_questions=options.questions,
+        max_depth=options.depth,
         **({"max_candidates": options.max_candidates} if options.max_candidates else {}),
     )
     pathless = 0  # untagged models that name nothing, as transformers 5 saves them
@@ -234,6 +245,13 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             is_complete = is_complete and not page.is_cut
             pathless += sum(one.why == NO_PATH for one in page.rejected)
             watcher.listed(f"listing {page.question.what}: {found} new")
+        build.crawl_calls = progress.calls
+        if progress.unasked:
+            watcher.say(
+                f"{progress.unasked:,} models were not asked for models made of them: they lie beyond `questions` "
+                f"({request.max_questions:,}), `depth` ({request.max_depth}), or {request.max_copies} quantised copies "
+                "of one model"
+            )
         if pathless:
             watcher.say(
                 f"{pathless:,} untagged models name no base: since transformers 5 config.json has no _name_or_path; "

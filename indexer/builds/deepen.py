@@ -92,7 +92,7 @@ def deepen(
             return build.report
         if not watcher.confirm(estimate):
             raise AtlasError("Nothing was read.", "Take fewer with `limit`.")
-        return build.run(planned, stored)
+        return build.run(planned, build.stored_base() if stored.is_sampled else stored)
 
 
 def _chosen(

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from typing import Any, TypedDict, Unpack
 
 from indexer.console.advice import option_of
 from indexer.errors import BadArgument
-from indexer.names import CONNECTIONS, DISCOVERIES, EXECUTORS, READS, RELATIONS, SORTS
+from indexer.names import (
+    CONNECTIONS,
+    DEFAULT_RELATIONS,
+    DISCOVERIES,
+    EXECUTORS,
+    MOST_QUESTIONS,
+    MOST_STEPS,
+    READS,
+    RELATIONS,
+    SORTS,
+    is_hub_id,
+    without_address,
+)
 from indexer.records.identity import Thresholds
 from indexer.vectors.choice import INDEXES, KNOWN_INDEXES, IndexChange
 
@@ -24,6 +37,7 @@ class RecordArguments(TypedDict, total=False):
     """How a model is read. ``rank``: singular triplets kept of each δW; ``spectra``: also all its singular values.
 
     ``read``: some rows of every matrix (sample, the default unless ``spectra`` are wanted), or all (full).
+    ``same_as``: other ids under which the base's weights are on the Hub.
     """
 
     read: str | None
@@ -32,6 +46,7 @@ class RecordArguments(TypedDict, total=False):
     keep_factors: bool
     device: str
     vector_length: int | None
+    same_as: str | Sequence[str]
 
 
 class IndexArguments(TypedDict, total=False):
@@ -51,6 +66,8 @@ class BuildArguments(RecordArguments, IndexArguments, total=False):
     discover: str
     max_candidates: int | None
     descendants: bool
+    depth: int
+    questions: int
     since: str | date | None
     author: str | None
     retry_failed: bool
@@ -70,10 +87,13 @@ class BuildOptions:
     limit: int | None = None
     sort: str = "downloads"
     rank: int = 8
-    relations: tuple[str, ...] = ("finetune", "adapter")
+    relations: tuple[str, ...] = DEFAULT_RELATIONS
     discover: str = "tags"
     max_candidates: int | None = None
-    descendants: bool = False
+    descendants: bool = True
+    depth: int = MOST_STEPS
+    questions: int = MOST_QUESTIONS
+    same_as: tuple[str, ...] = ()
     since: datetime | None = None
     author: str | None = None
     spectra: bool = False
@@ -105,6 +125,14 @@ class BuildOptions:
         limit = given.get("limit")
         if limit is not None and limit < 1:
             raise BadArgument(f"`limit` is {limit}; it must be at least 1.", "")
+        for name, largest in (("depth", 20), ("questions", 100_000)):
+            if name in given and not 1 <= given[name] <= largest:
+                raise BadArgument(f"`{name}` is {given[name]}; it must be from 1 to {largest:,}.", "")
+        mirrors = given.get("same_as") or ()
+        mirrors = [without_address(one).strip() for one in ([mirrors] if isinstance(mirrors, str) else mirrors)]
+        if wrong := [one for one in mirrors if not is_hub_id(one)]:
+            raise BadArgument(f"`same_as` {wrong[0][:100]!r} is not a Hub id.", "Give owner/name.")
+        given["same_as"] = tuple(dict.fromkeys(mirrors))
         most = given.get("max_candidates")
         if most is not None and most < 1:
             raise BadArgument(f"`max_candidates` is {most}; it must be at least 1.", "")
@@ -141,15 +169,16 @@ class BuildOptions:
                 name, value = "relation", ",".join(self.relations)
             elif name == "since":
                 value = value.date().isoformat()
-            words.append(option_of(name, value))
-            if not isinstance(value, bool):
-                words.append(str(value))
+            for one in value if isinstance(value, tuple) else [value]:
+                words.append(option_of(name, one))
+                if not isinstance(one, bool):
+                    words.append(str(one))
         return words
 
 
 _DECIDING = (
-    "read", "limit", "sort", "rank", "relations", "discover", "max_candidates", "descendants", "since", "author",
-    "spectra", "keep_factors",
+    "read", "limit", "sort", "rank", "relations", "discover", "max_candidates", "descendants", "depth", "questions",
+    "same_as", "since", "author", "spectra", "keep_factors",
 )  # fmt: skip
 _DEFAULTS = BuildOptions()
 

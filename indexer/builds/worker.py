@@ -59,9 +59,10 @@ class RecordWorker:
             return None
 
         try:
+            inode = self.base_file.stat().st_ino if self.base_file.is_file() else 0
             record = vectorise(
                 unit,
-                _base_matrices(self.base_file, self.resources.resident),
+                _base_matrices(self.base_file, self.resources.resident, inode),
                 lambda: conversion_revision(unit.model.id),
                 ahead_bytes=self.resources.ahead_bytes,
                 connections=self.resources.connections,
@@ -88,7 +89,8 @@ class RecordWorker:
 
 
 @lru_cache(maxsize=2)
-def _base_matrices(path: Path, resident: bool) -> BaseMatrices:
+def _base_matrices(path: Path, resident: bool, inode: int) -> BaseMatrices:
+    """``inode`` changes where a whole base replaces a sample of it."""
     matrices = BaseMatrices(path, resident)
     matrices.check()
     return matrices

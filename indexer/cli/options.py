@@ -10,7 +10,7 @@ from indexer.console.advice import for_command_line
 from indexer.console.completion import complete_base
 from indexer.console.messages import say
 from indexer.console.terminal import FiniteRange
-from indexer.names import CONNECTIONS, DISCOVERIES, READS, SORTS
+from indexer.names import CONNECTIONS, DEFAULT_RELATIONS, DISCOVERIES, MOST_QUESTIONS, MOST_STEPS, READS, SORTS
 
 if TYPE_CHECKING:
     from indexer.builds.report import BuildEvent
@@ -63,6 +63,12 @@ record_options = together(
     ),
     click.option("--no-keep-factors", is_flag=True, help="Keep only vectors and norms, to save disk space."),
     click.option("--device", default="cpu", show_default=True, help="Device of the SVD: cpu, cuda, cuda:1 …"),
+    click.option(
+        "--same-as",
+        multiple=True,
+        metavar="ID",
+        help="Another id under which the base's weights are on the Hub. May be given several times.",
+    ),
     length_option,
 )
 selection_options = together(
@@ -71,14 +77,22 @@ selection_options = together(
         "--sort", type=click.Choice(SORTS), default="downloads", show_default=True, help="Which models come first."
     ),
     click.option(
-        "--relation", default="finetune,adapter", show_default=True, help="Any of finetune, adapter, merge, quantized."
+        "--relation",
+        default=",".join(DEFAULT_RELATIONS),
+        show_default=True,
+        help="Any of finetune, adapter, merge, quantized.",
     ),
     click.option("--discover", type=click.Choice(DISCOVERIES), default="tags", show_default=True,
                  help="names: also find untagged fine-tunes by card, config and name. weights: by comparing some rows "
                  "of models of the base's type and size with the base's."),
     click.option("--max-candidates", type=click.IntRange(min=1), metavar="N",
                  help="Untagged models to examine in one run. Default: 5,000 by name, 1,000 by weights."),
-    click.option("--descendants", is_flag=True, help="Also find fine-tunes of fine-tunes."),
+    click.option("--descendants/--no-descendants", default=True, show_default=True,
+                 help="Also models made of the base's fine-tunes and merges, or only those made of the base itself."),
+    click.option("--depth", type=click.IntRange(1, 20), default=MOST_STEPS, show_default=True,
+                 help="Most steps from the base to a model."),
+    click.option("--questions", type=click.IntRange(1, 100_000), default=MOST_QUESTIONS, show_default=True,
+                 help="Most models whose own models are asked for, one API call or more each."),
     click.option("--since", metavar="DATE", help="Only models created on or after this day (2024-01-31)."),
     click.option("--author", help="Only this author's models."),
     click.option("--retry-failed", is_flag=True, help="Try every failed model again now, however recent the failure."),
@@ -87,7 +101,7 @@ resource_options = together(
     click.option("--workers", type=click.IntRange(1, 256),
                  help="Number of processes. Default: one per processor, two to read samples."),
     click.option("--connections", type=click.IntRange(1, 64), default=CONNECTIONS, show_default=True,
-                 help="Connections to the Hub of all workers together, to read samples."),
+                 help="Connections to the Hub of all workers together."),
     click.option("--memory", metavar="SIZE",
                  help="Memory limit for all workers together, e.g. 2G. Default: half of the free memory. "
                  "Publishing needs more: 1.5 GB for 10,000 new models."),

@@ -242,6 +242,8 @@ def _saved_whole(
             difference = saved.float() - reference
             if not torch.isfinite(difference).all():
                 raise Skipped("not_finite", f"the tensor {shown(name)} holds NaN or infinite values")
+            if not difference.any():
+                continue  # some trainers save frozen weights too, beside the factors
             yield WeightDelta(matrix.key, _replacing(difference, weight_of(matrix.key)), matrix.transposed)
 
 

@@ -56,6 +56,7 @@ class BaseMatrices(StoredBase):
     _held: dict[DeltaKey, torch.Tensor] = field(default_factory=dict, repr=False)
     _spectra: dict[tuple[DeltaKey, ...], NDArray[np.float32]] = field(default_factory=dict, repr=False)
     _lines: dict[tuple[DeltaKey, bytes], torch.Tensor] = field(default_factory=dict, repr=False)
+    scales: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict, repr=False)  # see indexer.deltas.nf4
 
     @cached_property
     def _file(self) -> LocalFile:
@@ -92,12 +93,18 @@ class BaseMatrices(StoredBase):
         """
         held = self._lines.get((key, lines.tobytes()))
         if held is None:
-            matrix, place = self._stored(key), self.layout.by_key[key]
+            place = self.layout.by_key[key]
             if self.is_sampled:
+                matrix = self._stored(key)
                 found = np.searchsorted(lines_of(place.lines, sampled_lines(place)), lines)
+                held = matrix[:, found] if place.transposed else matrix[found]
+            elif place.transposed:
+                held = self.matrix(key)[:, lines]
+            elif key in self._held:
+                held = self._held[key][lines]
             else:
-                found = lines
-            held = matrix[:, found] if place.transposed else matrix[found]
+                parts = np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)
+                held = torch.cat([self._index.read(str(key), range(part[0], part[-1] + 1)) for part in parts])
             self._lines[key, lines.tobytes()] = held
         return held
 
@@ -132,6 +139,7 @@ class BaseMatrices(StoredBase):
         """Close the file and release the memory."""
         self._held.clear()
         self._lines.clear()
+        self.scales.clear()
         self._spectra.clear()
         if "_file" in self.__dict__:
             self._file.close()

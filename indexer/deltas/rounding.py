@@ -2,7 +2,8 @@
 
 A checkpoint may have gone through narrow dtypes and be stored in a wide one. It is compared with the base rounded to
 the narrowest dtype that holds all its values, unless another chain of roundings that leads to such values leaves a
-clearly smaller delta.
+clearly smaller delta. One that was made from a copy of the base in 4 bits is compared with what that rounding leaves
+of the base (``indexer.deltas.nf4``).
 """
 
 from __future__ import annotations
@@ -58,6 +59,20 @@ _MOSTLY = 0.5
 _CLEAR = 6.0
 _FEWEST = 16
 
+# What a base may have become before training, named in records: NF4 with and without double quantisation. It is tried
+# where the delta, relative to the base, is about as large as the error of NF4 (.09 of normal weights), or larger.
+GRIDS = ("nf4", "nf4 double")
+_LEAST_OF_NF4, _MOST_OF_NF4 = 0.03, 1.0
+# Entries of a matrix by which a grid is chosen; it must leave less than this share of the delta.
+_GRID_SAMPLE = 1 << 16
+_MOST_LEFT = 0.7
+# Matrices that are compared in vain before a checkpoint is taken for one of another kind.
+_MOST_TRIES = 6
+
+# (the dtype that the base was rounded to before, or None; one of ``GRIDS``) → the base's values on it, float32
+Grid = Callable[[torch.dtype | None, str], torch.Tensor]
+_GridName = tuple[torch.dtype | None, str, Chain]
+
 
 class RoundingChoice:
     """The roundings behind one checkpoint, estimated as its matrices arrive.
@@ -68,6 +83,8 @@ class RoundingChoice:
 
     def __init__(self) -> None:
         self._live: dict[tuple[torch.dtype, torch.dtype], Sequence[Chain]] = {}
+        self._grid: _GridName | None = None  # that of the last matrix made from one
+        self._tries = _MOST_TRIES
 
     @property
     def widest(self) -> str:
@@ -76,8 +93,16 @@ class RoundingChoice:
         widest = max(names, key=lambda dtype: torch.finfo(dtype).eps ** -1, default=None)
         return str(widest).removeprefix("torch.") if widest else ""
 
-    def reference(self, weight: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-        """The base's matrix in float32 after the checkpoint's roundings. Do not write to it."""
+    @property
+    def grid(self) -> str:
+        """Which of ``GRIDS`` some matrix was made from; "" for none."""
+        return self._grid[1] if self._grid else ""
+
+    def reference(self, weight: torch.Tensor, base: torch.Tensor, grid: Grid | None = None) -> torch.Tensor:
+        """The base's matrix in float32 after the checkpoint's roundings. Do not write to it.
+
+        ``grid`` gives the same rows of the base as rounding to few bits leaves them.
+        """
         narrow = narrowest_dtype(weight)
         key = (weight.dtype, narrow)
         live = self._live.get(key) or _CHAINS.get(narrow, _CHAINS[torch.float32])
@@ -87,7 +112,40 @@ class RoundingChoice:
         if len(live) > 1:
             live = _weighed(live, weight, base)
         self._live[key] = live
-        return rounded(base.to(torch.float32), live[0])
+        reference = rounded(base.to(torch.float32), live[0])
+        return reference if grid is None else self._on_grid(weight, base, reference, grid)
+
+    def _on_grid(self, weight: torch.Tensor, base: torch.Tensor, reference: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """``reference``, or the values of a grid that are clearly nearer to ``weight``.
+
+        Each matrix is judged by itself: copies in 4 bits leave some as they are.
+        """
+        every = max(1, weight.numel() // _GRID_SAMPLE)
+        values, near = (one.flatten()[::every].to(torch.float32) for one in (weight, reference))
+        size, left = (float(torch.linalg.vector_norm(one)) for one in (near, values - near))
+        if not (self._tries and _LEAST_OF_NF4 * size <= left <= _MOST_OF_NF4 * size):
+            return reference
+        narrow = narrowest_dtype(weight)
+        tails: tuple[Chain, ...] = {torch.bfloat16: (("bfloat16",),), torch.float16: (("float16",),)}.get(
+            narrow, ((), ("bfloat16",), ("float16",))
+        )
+        firsts = {torch.bfloat16: (None,), torch.float16: (None, torch.bfloat16)}.get(
+            base.dtype, (torch.bfloat16, torch.float16, None)
+        )
+        names = [(first, kind, tail) for first in firsts for kind in GRIDS for tail in tails]
+        if self._grid in names:
+            names = [self._grid]
+        made = {pair: grid(*pair) for pair in dict.fromkeys((first, kind) for first, kind, _ in names)}
+        references = [near, *(rounded(made[name[:2]].flatten()[::every], name[2]) for name in names)]
+        stacked = torch.stack(references)
+        deltas = (values - stacked).square_()
+        best = int(deltas.sum(1).argmin())
+        is_smaller = float(deltas[best].sum()) < _MOST_LEFT**2 * float(deltas[0].sum())
+        if not (best and is_smaller and _is_clearly_nearest(stacked, deltas, best)[0]):
+            self._tries -= self._grid is None
+            return reference
+        self._grid = names[best - 1]
+        return rounded(made[self._grid[:2]], self._grid[2])
 
 
 def rounded(values: torch.Tensor, chain: Chain) -> torch.Tensor:
@@ -100,6 +158,9 @@ def rounded(values: torch.Tensor, chain: Chain) -> torch.Tensor:
 def narrowest_dtype(tensor: torch.Tensor) -> torch.dtype:
     """The dtype with the fewest significant bits that holds every value of ``tensor`` exactly."""
     sample = tensor.flatten()[:2048]
+    # A significant bit beyond the ten of float16, as most numbers of float32 have, rules out both narrow dtypes.
+    if tensor.dtype == torch.float32 and bool((sample[:64].view(torch.int32) & 0x1FFF).any()):
+        return tensor.dtype
     for dtype in NARROW:
         if _fits(sample, dtype) and _fits(tensor, dtype):
             return dtype
@@ -115,7 +176,7 @@ def _weighed(live: Sequence[Chain], weight: torch.Tensor, base: torch.Tensor) ->
     every = max(1, min(weight.numel() // _SAMPLE, weight.shape[0]))
     original, values = (matrix[::every].to(torch.float32).flatten() for matrix in (base, weight))
     left = values - rounded(original, live[0])
-    if every > 1 and float((left == 0).float().mean()) > _MOSTLY:
+    if every > 1 and left.numel() - int(left.count_nonzero()) > _MOSTLY * left.numel():
         small = base.to(torch.float32).abs().lt_(_SMALLEST_NORMAL).nonzero()[:_SAMPLE].unbind(1)
         original = torch.cat((original, base[small].to(torch.float32)))
         values = torch.cat((values, weight[small].to(torch.float32)))

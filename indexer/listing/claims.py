@@ -6,6 +6,7 @@ The Hub may answer a filter with rows that lack the tag asked for, so only what 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,10 @@ TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "weights", 
 BY_FOLDER = "folder"
 
 _PREFIX = "base_model:"
+# An owner and a name as folders spell them (unsloth--Llama-3.2-1B), which is never an id of the Hub; and the folder of
+# a model in the cache of huggingface_hub.
+_JOINED = re.compile(r"([\w.\-]+?)--([\w.\-]+)", re.ASCII)
+_CACHED = re.compile(r"(?:.*/)?models--([\w.\-]+?)--([\w.\-]+?)(?:/snapshots(?:/[^/]*)?)?", re.ASCII)
 _MOST_TAGS = 10_000
 _LONGEST_TAG = 300
 _MOST_BASES = 100
@@ -66,9 +71,9 @@ def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
             continue
         first, colon, rest = tag.removeprefix(_PREFIX).partition(":")
         if not colon and first:
-            found.setdefault(first.lower(), set()).add(None)
+            found.setdefault(hub_spelling(first).lower(), set()).add(None)
         elif first in RELATIONS and rest:
-            found.setdefault(rest.lower(), set()).add(first)
+            found.setdefault(hub_spelling(rest).lower(), set()).add(first)
     stated = row.get("baseModels")
     if isinstance(stated, Mapping):
         relation, models = stated.get("relation"), stated.get("models")
@@ -82,10 +87,17 @@ def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
         named = card.get("base_model")
         relation = card.get("base_model_relation")
         for base in named[:_MOST_BASES] if isinstance(named, list) else [named]:
-            if isinstance(base, str) and base.strip() and base.strip().lower() not in found:
+            name = hub_spelling(base.strip()).lower() if isinstance(base, str) and len(base) <= _LONGEST_TAG else ""
+            if name and name not in found:
                 known = relation if isinstance(relation, str) and relation in RELATIONS else None
-                found[base.strip().lower()] = {known}
+                found[name] = {known}
     return found
+
+
+def hub_spelling(name: str) -> str:
+    """``owner/name`` for ``owner--name``; any other text as it is."""
+    joined = _JOINED.fullmatch(name) if "--" in name and "/" not in name else None
+    return f"{joined[1]}/{joined[2]}" if joined else name
 
 
 def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection[str]) -> str | None:
@@ -93,7 +105,7 @@ def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection
 
     A row that names the base without a relation is an adapter if it has an adapter_config.json, else a fine-tune.
     """
-    names = {name.lower() for name in ids}
+    names = {hub_spelling(name).lower() for name in ids}
     stated = stated_bases(row)
     relations = {relation for base, found in stated.items() if base in names for relation in found}
     typed = relations - {None}
@@ -102,13 +114,23 @@ def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection
     return next((relation for relation in RELATION_ORDER if relation in typed and relation in wanted), None)
 
 
+# How the names of a full model's weights begin.
+_USUAL = ("model", "pytorch_model", "diffusion_pytorch_model", "consolidated")
+
+
 def untyped_relation(row: Mapping[str, Any]) -> str:
-    """The relation by the files, and by the tag that LoRAs of image models carry: "adapter" or "finetune"."""
+    """The relation by the files, and by the tag that LoRAs of image models carry: "adapter" or "finetune".
+
+    Weights of a name of their own without any config.json can only be such a LoRA: a full model needs one.
+    """
     files, tags = filenames_in(row), row.get("tags")
     is_adapter = not {"adapter_config.json", "pytorch_lora_weights.safetensors"}.isdisjoint(files)
     is_adapter = is_adapter or row.get("library_name") == "peft"
-    if row.get("library_name") == "diffusers" and "model_index.json" not in files:
-        is_adapter = is_adapter or (isinstance(tags, list) and "lora" in tags)
+    names = [file.rpartition("/")[2] for file in files]
+    if "config.json" not in names and "model_index.json" not in names:
+        own = [name for name in names if name.endswith(".safetensors") and not name.startswith(_USUAL)]
+        is_tagged = row.get("library_name") == "diffusers" and isinstance(tags, list) and "lora" in tags
+        is_adapter = is_adapter or is_tagged or bool(own)
     return "adapter" if is_adapter else "finetune"
 
 
@@ -118,6 +140,8 @@ def path_verdict(path: str | None, identifier: str, ids: Collection[str]) -> str
     ``identifier`` is the model's own id, which means nothing.
     """
     text = (path or "").strip().replace("\\", "/").rstrip("/").lower()
+    cached = _CACHED.fullmatch(text) if "models--" in text else None
+    text = f"{cached[1]}/{cached[2]}" if cached else hub_spelling(text)
     names = {name.lower() for name in ids}
     if not text or text in (identifier.lower(), identifier.lower().rpartition("/")[2]):
         return None

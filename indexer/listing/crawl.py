@@ -1,24 +1,14 @@
-"""Pages through the Hub's listing for every model that says it comes from a base.
+"""Pages through the Hub's listing for the family of a base: every model that says it comes from it.
 
-One question after another: every id of the base by relation and without one; adapters of its quantised copies; on
-request, fine-tunes of fine-tunes and untagged models with the base's name. Pages are raw JSON, and each row is checked
-by itself. Everything is bounded, because the server controls every cursor and every row.
-
-For a model without a base_model tag the first piece of evidence that names a base decides, for or against:
-
-1. ``adapter_config.json: base_model_name_or_path``
-2. ``config.json: _name_or_path``
-3. the Trainer's sentence in the card: "fine-tuned version of [X](…)"
-4. the name, which is wrong for about 5 models in 100 and therefore only a reason to look at the weights.
-
-A local folder of the author does not name a base, unless its last part is the base's own name.
+One question after another: every id of the base by relation and without one; its mirrors; every model found so far that
+may have children, the most downloaded first (``indexer.listing.family``); on request, untagged models with the base's
+name. Pages are raw JSON, and each row is checked by itself (``indexer.listing.claim_filter``). Everything is bounded,
+because the server controls every cursor and every row.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Protocol
@@ -28,35 +18,33 @@ import httpx2
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
-from indexer.cards.readme import MAX_README, trainer_sentence
-from indexer.errors import AtlasError, Failed, ModelError
-from indexer.listing.claims import NO, UNSURE, YES, Claim, path_verdict, relation_to, stated_bases, untyped_relation
+from indexer.errors import AtlasError, Failed
+from indexer.listing.claim_filter import ClaimFilter
+from indexer.listing.family import Family
 from indexer.listing.listing_state import in_utc
+from indexer.listing.mirrors import joined_spelling
 from indexer.listing.questions import (
+    WALKED,
     BadRow,
     CheckedRow,
     ClaimedRow,
     CrawlProgress,
     CrawlRequest,
     Page,
+    Passed,
     Question,
-    RawRow,
     Rejected,
+    Step,
     Unrelated,
 )
-from indexer.names import is_hub_id
-from indexer.network.hub import fetch_json
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import ask, fetch_small, is_own, with_parameter
-from indexer.network.rows import filenames_in
-from indexer.untrusted import Reader, is_too_deep, printable
+from indexer.network.hub_requests import ask, is_own, with_parameter
+from indexer.untrusted import Reader, printable
 
 MOST_PAGES = 10_000
 MOST_ROWS = 2_000_000
 MOST_ROWS_A_PAGE = 10_000
 MOST_PAGES_WITHOUT_NEWS = 3
-LARGEST_ROW = 4 << 20
-_LONGEST_NAME = 500
 # Rows of a page that the server cannot make in time, one after the other; the rest of the question stays as small.
 _SMALLER_PAGES = (100, 50, 25)
 _CURSOR_REFUSED = (400, 404, 410)
@@ -65,22 +53,6 @@ MOST_RESTARTS = 10
 # Rows of a page that is only read to find a place in the order.
 _LIGHT_PAGE = "1000"
 _EXPAND_BASES = "&expand=baseModels"
-
-# Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
-_OTHER_BASES = frozenset((
-    "albert", "bigbird", "biomed", "biomedical", "bne", "ca", "camembert", "chinese", "clip", "code", "deberta",
-    "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
-    "mdeberta", "mini", "mt", "multilingual", "norwegian", "small", "spanish", "tiny", "umt", "xlm",
-))  # fmt: skip
-# Why an untagged model is rejected whose config.json says less than it used to.
-NO_PATH = "nothing names the base, and its config.json has no _name_or_path, as transformers 5 saves it"
-_WORD = re.compile(r"[a-z0-9.]+")
-
-# (file, key, what a claim made there is called)
-_NAMED_IN = (
-    ("adapter_config.json", "base_model_name_or_path", "adapter_config"),
-    ("config.json", "_name_or_path", "config"),
-)
 
 
 def crawl(request: CrawlRequest, progress: CrawlProgress | None = None) -> Iterator[Page]:
@@ -117,82 +89,14 @@ def answers(question: Question, request: CrawlRequest, progress: CrawlProgress, 
             return
 
 
-class ClaimFilter:
-    """Checks the rows of one crawl: a row is a fine-tune of the base, is not, or cannot be used.
-
-    ``known``: what earlier crawls found out about untagged models, and at which commit. A bad row
-    never raises: it becomes a BadRow with a reason.
-    """
-
-    def __init__(self, request: CrawlRequest, known: Mapping[str, tuple[str, Claim | None]]) -> None:
-        self.request = request
-        self._known = known
-        self.ids = {name.lower() for name in request.ids}
-        self._candidates = 0
-        self.is_cut = False  # whether untagged models were left out by a bound
-
-    def __call__(self, question: Question, row: Any) -> ClaimedRow | BadRow | Rejected | None:
-        """What a row is that answers ``question``; None for one that makes no claim.
-
-        Raises AtlasError if the files of an untagged model are needed and the Hub cannot be asked at all.
-        """
-        if is_too_deep(row):
-            identifier = row.get("id") if isinstance(row, dict) else None
-            named = identifier if isinstance(identifier, str) else None
-            return BadRow.of({"id": named}, "the row is nested too deeply")
-        if not isinstance(row, dict):
-            return BadRow.of(row, "the row is not an object")
-        identifier = row.get("id", row.get("modelId"))
-        if not isinstance(identifier, str) or not is_hub_id(identifier):
-            return BadRow.of(row, "the row has no valid model id")
-        if identifier.lower() in self.ids:
-            return None
-        if len(json.dumps(row)) > LARGEST_ROW:
-            return BadRow.of({"id": identifier}, f"the row is longer than {LARGEST_ROW:,} characters")
-        row = {**row, "id": identifier}
-        stated = stated_bases(row)
-        if question.kind == "names" and not stated:
-            return self._untagged(row)
-        if not isinstance(row.get("tags"), list) and not stated.keys() & self.ids:
-            return BadRow.of(row, "the row has no tags, so nothing says that it comes from this base")
-        direct = relation_to(row, self.request.ids, self.request.relations)
-        if direct:
-            return ClaimedRow(row, Claim(direct, "tag", self.request.base))
-        if question.kind == "alias" and relation_to(row, (question.asked,), ("adapter",)):
-            return ClaimedRow(row, Claim("adapter", f"alias:{question.asked}", question.asked))
-        if question.kind == "descendants" and relation_to(row, (question.asked,), ("finetune",)):
-            return ClaimedRow(row, Claim("finetune", "tag", question.asked))
-        return None
-
-    def _untagged(self, row: RawRow) -> ClaimedRow | BadRow | Rejected | None:
-        identifier, commit = str(row["id"]), str(row.get("sha") or "")
-        known = self._known.get(identifier)
-        if known is not None and commit and known[0] == commit:
-            claim, why = known[1], "it was examined before"
-        else:
-            if self._candidates >= self.request.max_candidates:
-                self.is_cut = True
-                return None
-            self._candidates += 1
-            try:
-                claim, why = find_claim(row, self.request.ids)
-            except Failed as error:
-                if error.reason in ("network", "rate_limited"):
-                    raise as_user_error(error, f"the files of {identifier}") from error
-                why = f"its files could not be read to find its base: {error.detail}"
-                return BadRow.of({"id": identifier}, why)
-        if claim is None:
-            return Rejected(identifier, commit, why)
-        return ClaimedRow(row, claim) if claim.relation in self.request.relations else None
-
-
 class _Crawl:
     def __init__(self, request: CrawlRequest, progress: CrawlProgress) -> None:
         self.request = request
         self.progress = progress
         self.rows = 0
         self.asks_for_bases = True  # until the Hub refuses `baseModels` in a listing
-        self.filter = ClaimFilter(request, self.progress.known)
+        self.family = Family(request, progress)
+        self.filter = ClaimFilter(request, progress.known, self.family.copies)
 
     def run(self) -> Iterator[Page]:
         # Every id of the base, by relation and without one.
@@ -201,49 +105,16 @@ class _Crawl:
                 yield from self._pages(Question("tag", identifier, relation))
         for identifier in self.request.ids:
             yield from self._pages(Question("tag", identifier))
-        if "adapter" in self.request.relations:
-            for alias in self._aliases():
-                yield from self._pages(Question("alias", alias, "adapter"))
-        if self.request.descendants and "finetune" in self.request.relations:
-            # Fine-tunes of fine-tunes, breadth first; each is asked about once, even in a circle.
-            asked = {name.lower() for name in self.request.ids}
-            level = [name for name, (parent, _) in self.progress.fine_tunes.items() if parent.lower() in asked]
-            count = 0
-            for _ in range(self.request.max_depth):
-                level = sorted(
-                    (name for name in level if name.lower() not in asked),
-                    key=lambda name: (-self.progress.fine_tunes[name][1], name),
-                )[: self.request.max_parents - count]
-                count += len(level)
-                asked |= {name.lower() for name in level}
-                for parent in level:
-                    yield from self._pages(Question("descendants", parent, "finetune"))
-                parents = set(level)
-                level = [name for name, (parent, _) in self.progress.fine_tunes.items() if parent in parents]
+        for mirror in self.request.mirrors:
+            yield from self._pages(Question("children", mirror))
+        for identifier in (*self.request.ids[:1], *self.request.mirrors) if self.request.mirrors else ():
+            if joined := joined_spelling(identifier):
+                yield from self._pages(Question("children", joined))
+        for question in self.family.questions():
+            yield from self._pages(question)
         if self.request.discover == "names":
             for name in dict.fromkeys(name.rpartition("/")[2] for name in self.request.ids):
                 yield from self._pages(Question("names", name))
-
-    def _aliases(self) -> list[str]:
-        """Quantised copies of the base, by downloads: people often attach adapters to them instead."""
-        found: dict[str, None] = {}
-        for identifier in self.request.ids:
-            parameters = [
-                ("filter", f"base_model:quantized:{identifier}"),
-                ("sort", "downloads"),
-                ("limit", str(self.request.max_aliases)),
-                ("expand", "tags"),
-            ]
-            try:
-                rows, _, _ = self._ask(_first_page(parameters))
-            except Exception as error:
-                raise as_user_error(error, f"the quantised copies of {identifier}") from error
-            for row in rows:
-                if isinstance(row, dict) and relation_to(row, self.request.ids, ("quantized",)):
-                    name = row.get("id")
-                    if isinstance(name, str) and is_hub_id(name) and name.lower() not in self.filter.ids:
-                        found[name] = None
-        return list(found)[: self.request.max_aliases]
 
     def _pages(self, question: Question) -> Iterator[Page]:
         if question.key in self.progress.finished:
@@ -271,11 +142,14 @@ class _Crawl:
             bad = tuple(one for one in found if isinstance(one, BadRow))
             rejected = tuple(one for one in found if isinstance(one, Rejected))
             unrelated = tuple(one for one in found if isinstance(one, Unrelated))
-            page = Page(question, claimed, bad, rejected, unrelated, is_cut=self.is_cut)
+            passed = tuple(one for one in found if isinstance(one, Passed))
+            page = Page(question, claimed, bad, rejected, passed, unrelated, is_cut=self.is_cut)
             for one in claimed:
-                if one.claim.relation == "finetune":
+                if one.claim.relation in WALKED:
                     downloads = Reader().count(one.row.get("downloads"), "downloads") or 0
-                    self.progress.fine_tunes.setdefault(one.id, (one.claim.parent, downloads))
+                    self.family.add(one.id, Step(one.claim.parent, one.claim.relation, downloads))
+            for other in passed:
+                self.family.add(other.id, other.step)
             before = len(ids)
             ids.update(str(row.get("id")) for row in rows if isinstance(row, dict))
             without_news = 0 if len(ids) > before else without_news + 1
@@ -344,6 +218,7 @@ class _Crawl:
             if not self.asks_for_bases:
                 address = address.replace(_EXPAND_BASES, "")
             try:
+                self.progress.calls += 1
                 answer = ask(with_parameter(address, "limit", str(size)) if size else address)
                 break
             except (HfHubHTTPError, httpx2.DecodingError, httpx2.TimeoutException) as error:
@@ -416,63 +291,3 @@ def _status(error: Exception) -> int | None:
 
 def _first_page(parameters: list[tuple[str, str]]) -> str:
     return f"{constants.ENDPOINT.rstrip('/')}/api/models?{urlencode(parameters)}"
-
-
-def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str]:
-    """Whether the model of ``row`` comes from the base that ``ids`` name, the canonical id first.
-
-    Returns its claim, None for a model of another base, and the evidence in words. Reads up to three small files.
-    Raises Failed if one of them cannot be read now, but may be readable later.
-    """
-    identifier, revision = str(row["id"]), str(row.get("sha") or "main")
-    base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
-    is_unclear = lacks_path = False
-    for filename, key, claimed_by in _NAMED_IN:
-        if names and filename not in names:
-            continue
-        try:
-            config = fetch_json(identifier, filename, revision)
-        except ModelError as error:
-            if isinstance(error, Failed) and error.reason not in ("not_found", "malformed_row", "refused"):
-                raise
-            config = None
-        path = config.get(key) if isinstance(config, dict) else None
-        lacks_path = lacks_path or (isinstance(config, dict) and key == "_name_or_path" and key not in config)
-        is_text = isinstance(path, str) and len(path) <= _LONGEST_NAME
-        verdict = path_verdict(path if is_text else None, identifier, ids)
-        if verdict == YES:
-            found = "adapter" if claimed_by == "adapter_config" else relation
-            return Claim(found, claimed_by, base), f"{filename} names it"
-        if verdict == NO:
-            return None, f"{filename} names another model"
-        is_unclear = is_unclear or verdict == UNSURE
-    if not names or "README.md" in names:
-        try:
-            card = fetch_small(identifier, "README.md", revision, MAX_README)
-        except ModelError as error:
-            if isinstance(error, Failed) and error.reason not in ("not_found", "refused"):
-                raise
-            card = b""
-        sentence = trainer_sentence(card.decode("utf-8", errors="replace"))
-        if sentence is not None:
-            is_ours = sentence[0].lower() in {name.lower() for name in ids}
-            if is_ours:
-                return Claim(relation, "card", base), "its card names it"
-            return None, "its card names another model"
-    if is_unclear:
-        return None, "its configuration names something else, or a folder"
-    if is_named_after(identifier, ids):
-        return Claim(relation, "name", base), "its name"
-    return None, NO_PATH if lacks_path else "nothing names the base"
-
-
-def is_named_after(identifier: str, ids: Collection[str]) -> bool:
-    """Whether the model's name contains the base's, word by word, and not as part of another base's name."""
-    words = _WORD.findall(identifier.lower().rpartition("/")[2])
-    for name in ids:
-        wanted = _WORD.findall(name.lower().rpartition("/")[2])
-        for start in range(len(words) - len(wanted) + 1):
-            if wanted and words[start : start + len(wanted)] == wanted:
-                around = words[max(start - 1, 0) : start] + words[start + len(wanted) :][:1]
-                return not _OTHER_BASES.intersection(around)
-    return False

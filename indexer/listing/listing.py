@@ -10,6 +10,7 @@ is a JSON object with a checksum and a ``kind``:
 - ``removed``: a model that the user took out, and that no crawl brings back
 - ``renamed``: a model's old name and the one under which it is listed now
 - ``start``, ``page``, ``finish``: a crawl, so that the next one can be resumed where it stopped
+- ``step``: a model of the family that is not listed itself (a quantised copy, a mirror), and what it is of which model
 - ``base``: the base's ids
 
 The file is read by replaying it. A last line cut short by a crash is dropped and overwritten by the next append. Any
@@ -40,8 +41,9 @@ from indexer.listing.listing_state import (
     bad_line,
     model_line,
     select,
+    step_line,
 )
-from indexer.listing.questions import BadRow, CrawlProgress, CrawlRequest, Page, RawRow
+from indexer.listing.questions import COPY, BadRow, CrawlProgress, CrawlRequest, Page, RawRow, Step
 from indexer.names import is_hub_id
 from indexer.regular_files import descriptor_of, open_regular
 from indexer.storage.atomic_files import replacing, sync_folder
@@ -58,7 +60,7 @@ SUPERSEDED_LINES = 1_000
 
 # Later kinds win: a model that one listing rejected and another shows is listed, a rename is known to all, and a model
 # that the user took out of one listing stays out.
-_JOINING_ORDER = ("base", "rejected", "unrelated", "model", "bad", "renamed", "removed")
+_JOINING_ORDER = ("base", "step", "rejected", "unrelated", "model", "bad", "renamed", "removed")
 
 _MOST_PROBLEMS = 100
 _MOST_LINE = 64 << 20  # bytes; an answer of the Hub is shorter
@@ -80,7 +82,25 @@ class Listing:
 
     def models(self) -> list[ListedModel]:
         """Every model that was ever listed, gone or not, in the order of their first appearance."""
-        return list(self._read().models.values())
+        state = self._read()
+        return [replace(model, path=state.path_of(model.id)) for model in state.models.values()]
+
+    def mirrors(self) -> tuple[str, ...]:
+        """Names under which a user says that the base's weights are on the Hub, too."""
+        return tuple(name for name, (step, _) in self._read().steps.items() if step.relation == COPY)
+
+    def copies(self) -> dict[str, str]:
+        """Quantised copies and mirrors of models of the family: id in lower case → what it is a copy of."""
+        state = self._read()
+        found = {name: step.of for name, (step, _) in state.steps.items() if step.relation in ("quantized", COPY)}
+        found |= {model.id: model.parent for model in state.models.values() if model.relation == "quantized"}
+        return {name.lower(): of for name, of in found.items()}
+
+    def note_mirrors(self, mirrors: Sequence[str], base: str) -> None:
+        """Remember other names of the base's weights."""
+        new = [name for name in mirrors if name not in self.mirrors()]
+        if new:
+            self._append([step_line(name, Step(base, COPY), "") for name in new])
 
     @property
     def is_crawled(self) -> bool:
@@ -191,6 +211,7 @@ class Listing:
             claims = {page.question.key: found.claim}
             lines.append(model_line(found.id, claims, found.row if is_news else None, crawl.id, now))
         lines += [bad_line(replace(bad, seen=now), crawl.id) for bad in page.bad]
+        lines += [step_line(one.id, one.step, crawl.id) for one in page.passed]
         for one in page.rejected:
             if state.rejected.get(one.id, ("",))[0] != one.commit:
                 lines.append({"kind": "rejected", "id": one.id, "sha": one.commit, "why": one.why})

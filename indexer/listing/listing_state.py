@@ -10,8 +10,8 @@ from typing import Any
 
 from indexer.errors import AtlasError
 from indexer.listing.claims import Claim
-from indexer.listing.questions import BadRow, CrawlProgress, RawRow
-from indexer.names import SORTS, author_of, is_hub_id, is_local_id
+from indexer.listing.questions import COPY, WALKED, BadRow, CrawlProgress, RawRow, Step
+from indexer.names import RELATIONS, SORTS, author_of, is_hub_id, is_local_id
 from indexer.untrusted import Reader, is_too_deep
 
 Line = dict[str, Any]
@@ -22,6 +22,10 @@ _OF_COMMIT = ("siblings", "safetensors")
 RESTORED = "restored"
 # Sources of claims that cost requests to read.
 _EXAMINED = ("adapter_config", "config", "card", "name")
+# Questions of older versions, and the one that is asked instead.
+_ASKED_BEFORE = ("alias:adapter:", "descendants:finetune:")
+# Steps of a path that are kept; longer ones are circles.
+_MOST_STEPS = 20
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
@@ -30,7 +34,8 @@ class ListedModel:
     """One model of a base's listing: its merged row, and the most trusted claim (the last one, if it has gone).
 
     ``claims``: for each question that shows it, by the question's key, the claim made there and the crawl;
-    ``deleted_at_hub``: no question shows it any more.
+    ``deleted_at_hub``: no question shows it any more; ``path``: the models from the base to this one, each with its
+    relation to the one before.
     """
 
     id: str
@@ -42,6 +47,7 @@ class ListedModel:
     last_seen: datetime
     deleted_at_hub: bool = False
     claims: Mapping[str, tuple[Claim, str]] = field(default_factory=dict)
+    path: tuple[tuple[str, str], ...] = ()
 
     @property
     def author(self) -> str:
@@ -147,6 +153,7 @@ class State:
         self.unrelated: dict[str, tuple[str, str]] = {}
         self.renamed: dict[str, str] = {}
         self.removed: dict[str, str] = {}
+        self.steps: dict[str, tuple[Step, str]] = {}  # of models that are not listed, and the last crawl to show them
         self.ids: tuple[str, ...] = ()
         self.crawl: CrawlState | None = None
         self.lines = 0
@@ -184,6 +191,13 @@ class State:
                         raise ValueError("a removed model without an id")
                     self.models.pop(identifier, None)
                     self.removed[identifier] = seen
+                case "step":
+                    identifier, crawl_id = line["id"], str(line.get("crawl", ""))
+                    step = Step(line["of"], line["relation"], int(line["downloads"]))
+                    is_known = step.relation in (*RELATIONS, COPY)
+                    if not (is_hub_id(identifier) and is_hub_id(step.of) and is_known and step.downloads >= 0):
+                        raise ValueError("a step between models that is not valid")
+                    self.steps[identifier] = (step, crawl_id)
                 case "base":
                     ids = line["ids"]
                     if not isinstance(ids, list) or not all(isinstance(one, str) and is_hub_id(one) for one in ids):
@@ -241,16 +255,25 @@ class State:
 
     def progress(self, crawl: CrawlState) -> CrawlProgress:
         """Where ``crawl`` can be resumed, and what every crawl may know from earlier ones."""
-        fine_tunes: dict[str, tuple[str, int]] = {}
+        # A narrowed crawl does not see other authors' models, so it asks about those that are known.
+        narrows = any(crawl.parameters.get(name) for name in ("since", "author"))
+        family = {
+            name: step
+            for name, (step, seen) in self.steps.items()
+            if step.relation in WALKED and (narrows or seen == crawl.id)
+        }
         known: dict[str, tuple[str, Claim | None]] = {
             identifier: (commit, None) for identifier, (commit, _) in self.rejected.items()
         }
         for model in self.models.values():
-            if model.relation == "finetune" and any(one == crawl.id for _, one in model.claims.values()):
-                fine_tunes[model.id] = (model.parent, model.count("downloads"))
+            claims = [claim for claim, seen in model.claims.values() if narrows or seen == crawl.id]
+            claims = [one for one in claims if one.relation in WALKED and one.claimed_by.startswith(("tag", "alias"))]
+            if claims:
+                claim = min(claims, key=lambda one: one.rank)
+                family[model.id] = Step(claim.parent, claim.relation, model.count("downloads"))
             if model.claimed_by in _EXAMINED:
-                claim = Claim(model.relation, model.claimed_by, model.parent)
-                known[model.id] = (str(model.row.get("sha") or ""), claim)
+                examined = Claim(model.relation, model.claimed_by, model.parent)
+                known[model.id] = (str(model.row.get("sha") or ""), examined)
         compared: dict[str, tuple[str, Claim | None]] = {
             identifier: (commit, None) for identifier, (commit, _) in self.unrelated.items()
         }
@@ -258,7 +281,27 @@ class State:
             for claim, _ in model.claims.values():
                 if claim.claimed_by == "weights":
                     compared[model.id] = (str(model.row.get("sha") or ""), claim)
-        return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, crawl.oldest, fine_tunes, known, compared)
+        return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, crawl.oldest, family, known, compared)
+
+    def path_of(self, identifier: str) -> tuple[tuple[str, str], ...]:
+        """The (relation, model) pairs from the base to a listed model, as far as the claims lead."""
+        found: list[tuple[str, str]] = []
+        bases, name = {one.lower() for one in self.ids}, identifier
+        while len(found) < _MOST_STEPS and name.lower() not in bases and name not in {one for _, one in found}:
+            model, step = self.models.get(name), self.steps.get(name)
+            if model is not None:
+                relation, parent = model.relation, model.parent
+                mirror = parent if model.claimed_by == f"alias:{parent}" else ""
+            elif step is not None:
+                relation, parent, mirror = step[0].relation, step[0].of, ""
+            else:
+                break
+            found.append((relation, name))
+            if mirror and mirror not in self.models and mirror not in self.steps:
+                found.append((COPY, mirror))
+                break
+            name = parent
+        return tuple(reversed(found))
 
     def no_longer_shown(self) -> dict[str, list[str]]:
         """For each model the questions that showed it before, and did not in this finished, complete crawl.
@@ -273,7 +316,7 @@ class State:
             model.id: [
                 key
                 for key, (claim, crawl) in model.claims.items()
-                if key in answered and claim.relation in relations and crawl != self.crawl.id
+                if _now_asked(key) in answered and claim.relation in relations and crawl != self.crawl.id
             ]
             for model in self.models.values()
             if BadRow.of({"id": model.id}, "").key not in unreadable
@@ -289,6 +332,7 @@ class State:
             {"kind": "rejected", "id": identifier, "sha": commit, "why": why}
             for identifier, (commit, why) in self.rejected.items()
         ]
+        lines += [step_line(identifier, step, crawl) for identifier, (step, crawl) in self.steps.items()]
         lines += [
             {"kind": "unrelated", "id": identifier, "sha": commit, "why": why}
             for identifier, (commit, why) in self.unrelated.items()
@@ -344,6 +388,17 @@ def model_line(identifier: str, claims: dict[str, Claim], row: RawRow | None, cr
     found = {key: asdict(claim) | {"crawl": crawl} for key, claim in claims.items()}
     line = {"kind": "model", "id": identifier, "crawl": crawl, "seen": seen.isoformat(), "claims": found}
     return line if row is None else {**line, "row": row}
+
+
+def step_line(identifier: str, step: Step, crawl: str) -> Line:
+    """How a model that is not listed belongs to the family."""
+    return {"kind": "step", "id": identifier, "crawl": crawl, **asdict(step)}
+
+
+def _now_asked(key: str) -> str:
+    """The question that is asked today in place of ``key``."""
+    found = next((old for old in _ASKED_BEFORE if key.startswith(old)), None)
+    return f"children:*:{key[len(found) :]}" if found else key
 
 
 def bad_line(bad: BadRow, crawl: str) -> Line:

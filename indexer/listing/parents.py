@@ -10,8 +10,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from indexer.errors import Failed, ModelError
-from indexer.listing.claims import NO, UNSURE, path_verdict, relation_to, untyped_relation
+from indexer.listing.claim_filter import is_named_after
+from indexer.listing.claims import (
+    NO,
+    UNSURE,
+    hub_spelling,
+    path_verdict,
+    relation_to,
+    stated_bases,
+    untyped_relation,
+)
 from indexer.listing.listing_state import ListedModel
+from indexer.listing.mirrors import known_mirrors
 from indexer.names import is_hub_id
 from indexer.network.hub import model_row
 from indexer.network.hub_errors import as_user_error
@@ -32,16 +42,26 @@ class Parents:
     """Looks up the bases of adapters. ``ids``: every id of the base model.
 
     ``ask`` returns the Hub's row of a model, or None if there is none that may be read; without ``ask`` only the
-    listing is used. ``unknown`` collects what could not be resolved: adapter → the name it gives.
+    listing is used. ``copies``: id in lower case → the model that has the same weights, in 16 or 4 bits. A model named
+    after the base whose files have the checksums ``hashes`` of the base's is the base. ``unknown`` collects what could
+    not be resolved: adapter → the name it gives.
     """
 
     def __init__(
-        self, ids: Collection[str], listed: Iterable[ListedModel], ask: Callable[[str], Row | None] | None
+        self,
+        ids: Collection[str],
+        listed: Iterable[ListedModel],
+        ask: Callable[[str], Row | None] | None,
+        copies: Mapping[str, str] | None = None,
+        hashes: Collection[str | None] = (),
     ) -> None:
-        self._ids = ids
+        self._ids = (*ids, *known_mirrors(ids))
+        self._copies = copies or {}
+        self._hashes = set() if None in hashes else {str(one) for one in hashes}
         self._rows: dict[str, Row | None] = {model.id.lower(): model.row for model in listed}
         self._ask = ask
         self._left = MOST_ASKED
+        self._asked_again: set[str] = set()
         self.unknown: dict[str, str] = {}
 
     def of(self, model: ListedModel) -> Parent | None:
@@ -68,21 +88,62 @@ class Parents:
         # Old ids have no owner and look like the name of a folder, so an unclear name may be one too.
         if named is None or verdict not in (NO, UNSURE):
             return None
-        name = named.strip()
-        if is_hub_id(name) and name.lower() not in self._rows and self._ask is not None and self._left:
-            self._left -= 1
-            self._rows[name.lower()] = self._ask(name)
-        found = self._rows.get(name.lower()) if is_hub_id(name) else None
-        identifier = str(found.get("id")) if found else ""
-        if found is None or not is_hub_id(identifier) or identifier.lower() in above or len(above) > DEEPEST:
+        name, found, identifier = hub_spelling(named.strip()), None, ""
+        for _ in range(DEEPEST):
+            seen = {name.lower()}
+            while (copied := self._copies.get(name.lower())) is not None and copied.lower() not in seen:
+                name = copied
+                seen.add(name.lower())
+            if name.lower() in {one.lower() for one in self._ids}:
+                return None
+            found = self._row(name)
+            identifier = str(found.get("id")) if found else ""
+            if found is None or not is_hub_id(identifier) or identifier.lower() in above or len(above) > DEEPEST:
+                raise LookupError(name)
+            if identifier.lower() in {one.lower() for one in self._ids} or relation_to(
+                found, self._ids, ("quantized",)
+            ):
+                return None  # the base after all
+            # An adapter of a quantised copy is one of the model that was quantised.
+            quantised = [one for one, relations in stated_bases(found).items() if "quantized" in relations]
+            if len(quantised) != 1:
+                break
+            name = quantised[0]
+        else:
             raise LookupError(name)
-        if identifier.lower() in {one.lower() for one in self._ids} or relation_to(found, self._ids, ("quantized",)):
-            return None  # the base after all
+        if self._is_base(identifier, found):
+            return None
         commit, relation = commit_of(found), untyped_relation(found)
         if commit is None:
             raise LookupError(name)
         below = self._below(found, (*above, identifier.lower())) if relation == "adapter" else None
         return Parent(identifier, commit, relation, below, listed_filenames(found))
+
+    def _row(self, name: str, *, again: bool = False) -> Row | None:
+        """The listed row of a model, else the Hub's; ``again``: the Hub's, with the checksums of its files."""
+        if not is_hub_id(name):
+            return None
+        if (again or name.lower() not in self._rows) and self._ask is not None and self._left:
+            self._left -= 1
+            self._rows[name.lower()] = self._ask(name)
+        return self._rows.get(name.lower())
+
+    def _is_base(self, identifier: str, row: Row) -> bool:
+        """Whether a model has the base's weight files, by the checksums that the Hub gives."""
+        if not self._hashes or not is_named_after(identifier, self._ids):
+            return False
+        hashes = _checksums(row)
+        if not hashes and identifier not in self._asked_again:
+            self._asked_again.add(identifier)
+            hashes = _checksums(self._row(identifier, again=True) or {})
+        return self._hashes <= hashes
+
+
+def _checksums(row: Row) -> set[str]:
+    """The LFS checksums of a row's files, if it lists them."""
+    files = row.get("siblings")
+    lfs = [one.get("lfs") for one in files if isinstance(one, Mapping)] if isinstance(files, list) else []
+    return {str(one.get("sha256")) for one in lfs if isinstance(one, Mapping)}
 
 
 def named_base(row: Row) -> str | None:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from indexer.listing.claims import Claim
+from indexer.names import DEFAULT_RELATIONS, MOST_QUESTIONS, MOST_STEPS
 
 RawRow = dict[str, Any]
 
@@ -17,6 +18,10 @@ EXPANDED = (
     "author", "baseModels", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
     "library_name", "likes", "pipeline_tag", "private", "safetensors", "sha", "siblings", "tags",
 )  # fmt: skip
+
+# Relations of models whose children belong to the family, too; and what a mirror is of the base.
+WALKED = ("finetune", "merge", "quantized")
+COPY = "copy"
 
 _LONGEST_RAW = 2_000
 _FIRST_OF_BAD = ("id", "private")
@@ -27,20 +32,25 @@ _NAMES_A_PAGE = 100
 class CrawlRequest:
     """What to look for. ``ids``: every id of the base, the canonical one first.
 
-    ``since`` and ``author`` narrow the questions, so such a crawl cannot notice that a model was deleted.
-    ``max_aliases``: quantised copies of the base whose adapters count as its own; ``max_parents``: fine-tunes
-    whose fine-tunes are asked for, down to ``max_depth``; ``max_candidates``: untagged models examined.
+    ``mirrors``: other names under which its weights are on the Hub. ``descendants``: also what was made of its
+    fine-tunes, else only of the base, its mirrors and its quantised copies. ``since`` and ``author`` narrow the
+    questions, so such a crawl cannot notice that a model was deleted.
+
+    Bounds: ``max_questions`` models are asked for their children, the most downloaded first; of the quantised copies of
+    one model ``max_copies``; nothing further than ``max_depth`` steps from the base is listed. ``max_candidates``:
+    untagged models examined.
     """
 
     ids: tuple[str, ...]
-    relations: tuple[str, ...] = ("finetune", "adapter")
+    relations: tuple[str, ...] = DEFAULT_RELATIONS
     discover: str = "tags"
-    descendants: bool = False
+    descendants: bool = True
     since: datetime | None = None
     author: str | None = None
-    max_aliases: int = 20
-    max_parents: int = 500
-    max_depth: int = 3
+    mirrors: tuple[str, ...] = ()
+    max_copies: int = 20
+    max_questions: int = MOST_QUESTIONS
+    max_depth: int = MOST_STEPS
     max_candidates: int = 5_000
     page_size: int = 200
 
@@ -61,17 +71,19 @@ class CrawlRequest:
             "relations": sorted(self.relations),
             "discover": self.discover,
             "descendants": self.descendants,
+            "mirrors": sorted(self.mirrors),
             "since": self.since.isoformat() if self.since else None,
             "author": self.author,
-            "bounds": [self.max_aliases, self.max_parents, self.max_depth, self.max_candidates],
+            "bounds": [self.max_copies, self.max_questions, self.max_depth, self.max_candidates],
         }
 
 
 @dataclass(frozen=True)
 class Question:
-    """One listing to page through. ``kind``: tag, alias, descendants, names or weights.
+    """One listing to page through.
 
-    ``asked``: an id, a name, or the type of models whose weights are compared.
+    ``kind``: tag (models of the base), children (of another model of the family), names or weights. ``asked``: an id, a
+    name, or the type of models whose weights are compared.
     """
 
     kind: str
@@ -88,6 +100,8 @@ class Question:
         """What is being listed, for messages."""
         if self.kind == "names":
             return f"models named like {self.asked}"
+        if self.kind == "children":
+            return f"what was made of {self.asked}"
         if self.kind == "weights":
             return f"models of type {self.asked}"
         return f"the {self.relation or 'tagged'} models of {self.asked}"
@@ -118,6 +132,23 @@ class ClaimedRow:
     def id(self) -> str:
         """The model's id."""
         return str(self.row["id"])
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a model belongs to the family: it is a ``relation`` of the model ``of``."""
+
+    of: str
+    relation: str
+    downloads: int = 0
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A model that is not listed itself, but whose children are: a quantised copy, or of a relation not asked for."""
+
+    id: str
+    step: Step
 
 
 @dataclass(frozen=True)
@@ -162,7 +193,7 @@ class Unrelated:
 
 
 # What the check of a row that makes a claim, or might make one, ends with.
-CheckedRow = ClaimedRow | BadRow | Rejected | Unrelated
+CheckedRow = ClaimedRow | BadRow | Rejected | Unrelated | Passed
 
 
 @dataclass(frozen=True)
@@ -177,6 +208,7 @@ class Page:
     rows: tuple[ClaimedRow, ...] = ()
     bad: tuple[BadRow, ...] = ()
     rejected: tuple[Rejected, ...] = ()
+    passed: tuple[Passed, ...] = ()
     unrelated: tuple[Unrelated, ...] = ()
     next_link: str | None = None
     is_last: bool = False
@@ -188,14 +220,17 @@ class Page:
 class CrawlProgress:
     """How far an earlier crawl of the same request came, and what it found.
 
-    ``fine_tunes``: id → (parent, downloads), to ask for their fine-tunes. ``known``: id → (commit, claim or None) of
-    untagged models that were examined before; ``compared``: the same of those whose weights were.
+    ``family``: the models found so far that may have children. ``known``: id → (commit, claim or None) of untagged
+    models that were examined before; ``compared``: the same of those whose weights were. The crawl counts in ``calls``
+    what it asked the Hub, and in ``unasked`` the models that a bound kept it from asking about.
     """
 
     finished: set[str] = field(default_factory=set)
     current: str | None = None
     link: str | None = None
     oldest: str | None = None
-    fine_tunes: dict[str, tuple[str, int]] = field(default_factory=dict)
+    family: dict[str, Step] = field(default_factory=dict)
     known: Mapping[str, tuple[str, Claim | None]] = field(default_factory=dict)
     compared: Mapping[str, tuple[str, Claim | None]] = field(default_factory=dict)
+    calls: int = 0
+    unasked: int = 0

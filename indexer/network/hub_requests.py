@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
@@ -21,7 +22,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import is_hub_id
 from indexer.network.hub_errors import as_model_error
-from indexer.network.session import ensure_session
+from indexer.network.session import HubClient, ensure_session
 from indexer.untrusted import load_json, printable, shown, tidy
 
 Parameters = Sequence[tuple[str, str]]
@@ -209,10 +210,12 @@ def _send(
         if _origin(address)[0] not in {"https", _origin(endpoint)[0]}:
             raise Failed("server_error", "its address is neither https nor of the endpoint's own scheme")
         token = build_hf_headers() if is_endpoint else build_hf_headers(token=False)
-        request = get_session().build_request(
-            "GET", address, headers={**token, "Accept-Encoding": "identity", **headers}
-        )
-        response = get_session().send(request, stream=True, follow_redirects=False)
+        session, named, url = get_session(), {**token, "Accept-Encoding": "identity", **headers}, _url(address)
+        if isinstance(session, HubClient) and not (is_api or url.userinfo):
+            response = session.get_file(url, named)
+        else:
+            request = session.build_request("GET", url, headers=named)
+            response = session.send(request, stream=True, follow_redirects=False)
         if not response.has_redirect_location:
             return response, address
         response.close()
@@ -223,6 +226,12 @@ def _send(
             if resolve and is_hub_id(found) and found != stay:
                 raise Skipped("renamed", f"the model is called {found} now")
     raise Failed("server_error", "its address redirects too many times")
+
+
+@lru_cache(maxsize=64)
+def _url(address: str) -> httpx2.URL:
+    """The parsed address: a file is asked for by hundreds of ranges. Raises httpx2.InvalidURL."""
+    return httpx2.URL(address)
 
 
 def raise_for_status(response: httpx2.Response, filename: str) -> None:
@@ -270,6 +279,7 @@ def is_own(address: str, endpoint: str) -> bool:
     return _origin(address) == _origin(endpoint)
 
 
+@lru_cache(maxsize=64)
 def _origin(address: str) -> tuple[str, str, int | None]:
     """Scheme, host and port; all empty for an invalid address."""
     try:

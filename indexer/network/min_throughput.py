@@ -20,6 +20,8 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore2
 import httpx2
 
+from indexer.network.direct import DirectConnections
+
 
 @dataclass(frozen=True)
 class MinThroughput:
@@ -28,6 +30,10 @@ class MinThroughput:
     bytes_per_second: float = 1024.0
     seconds: float = 60.0
     clock: Callable[[], float] = time.monotonic
+
+    def is_missed(self, received: int, waited: float) -> bool:
+        """Whether ``received`` bytes of a response in ``waited`` seconds are too few."""
+        return waited > self.seconds and received < self.bytes_per_second * waited
 
 
 class WatchedStream(httpcore2.NetworkStream):
@@ -46,7 +52,7 @@ class WatchedStream(httpcore2.NetworkStream):
         data: bytes = self._inner.read(max_bytes, timeout)
         self._waited += minimum.clock() - before
         self._received += len(data)
-        if data and self._waited > minimum.seconds and self._received < minimum.bytes_per_second * self._waited:
+        if data and minimum.is_missed(self._received, self._waited):
             raise httpcore2.ReadTimeout(f"only {self._received} bytes in {self._waited:.0f} s")
         return data
 
@@ -69,12 +75,14 @@ class WatchedStream(httpcore2.NetworkStream):
 
 
 _PROXY_VARIABLES = tuple(
-    spelled for name in ("http", "https", "all", "no") for spelled in (f"{name}_proxy", f"{name}_proxy".upper())
+    spelled.encode()
+    for name in ("http", "https", "all", "no")
+    for spelled in (f"{name}_proxy", f"{name}_proxy".upper())
 )
 
 
 @lru_cache(maxsize=64)
-def _proxy_of(scheme: str, host: str, environment: tuple[str | None, ...]) -> str:
+def _proxy_of(scheme: str, host: str, environment: tuple[bytes | None, ...]) -> str:
     """The address of the proxy for a host, "" for none. Looking it up takes longer than sending a request."""
     proxies = {} if proxy_bypass(host) else getproxies()
     return proxies.get(scheme) or proxies.get("all") or ""
@@ -92,23 +100,27 @@ class WatchedTransport(httpx2.BaseTransport):
     """HTTP/1.1 with a minimum throughput, through the proxies of the environment. Can be shared between threads.
 
     httpx2's own transport does not accept a network backend, so this one is built from httpcore2's pools as well.
+    Ranges of files take the direct connections, unless a proxy is named for their host.
     """
 
     def __init__(self, minimum: MinThroughput) -> None:
         self._backend = _WatchedBackend(minimum)
         self._tls = httpx2.create_ssl_context()
+        self._direct = DirectConnections(minimum, self._tls)
         self._pools: dict[str, httpcore2.ConnectionPool] = {}
         self._lock = threading.Lock()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send one request. Raises httpx2.RequestError if there is no response or it is too slow."""
+        # The connections to this host, or to the proxy that the environment names for it.
+        environment = tuple(map(os.environb.get, _PROXY_VARIABLES))
+        address = _proxy_of(request.url.scheme, request.url.host, environment)
+        if not address and request.method == "GET" and "Range" in request.headers:
+            return self._direct.handle_request(request)
         url = httpcore2.URL(
             scheme=request.url.raw_scheme, host=request.url.raw_host, port=request.url.port, target=request.url.raw_path
         )
         assert isinstance(request.stream, httpx2.SyncByteStream)
-        # The connections to this host, or to the proxy that the environment names for it.
-        environment = tuple(map(os.environ.get, _PROXY_VARIABLES))
-        address = _proxy_of(request.url.scheme, request.url.host, environment)
         with self._lock:
             if address not in self._pools:
                 proxy = None
@@ -138,6 +150,7 @@ class WatchedTransport(httpx2.BaseTransport):
 
     def close(self) -> None:
         """Close all connections."""
+        self._direct.close()
         with self._lock:
             for pool in self._pools.values():
                 pool.close()

@@ -24,7 +24,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -297,6 +297,15 @@ class HubClient(httpx2.Client):
             follow_redirects=True,
             timeout=httpx2.Timeout(limits.read_seconds, connect=limits.connect_seconds),
         )
+
+    def get_file(self, url: httpx2.URL, headers: Mapping[str, str]) -> httpx2.Response:
+        """GET a file: the response as it comes, a redirect too, before its body is read.
+
+        What ``send`` does for cookies, passwords in addresses and other uses of a client takes longer than the request.
+        """
+        request = httpx2.Request("GET", url, headers={"Accept": "*/*", **headers})
+        hf_request_event_hook(request)
+        return self._transport.handle_request(request)
 
 
 def install_session(limits: HttpLimits | None = None, say: Callable[[str], None] | None = None) -> None:

@@ -72,6 +72,7 @@ class Entry:
         parts = [
             listed.row,
             [listed.relation, listed.claimed_by, listed.parent, listed.deleted_at_hub, str(listed.first_seen)],
+            listed.path,
             [self.base, self.commit, self.record_key],
             asdict(self.outcome) if self.outcome else None,
         ]
@@ -107,6 +108,7 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
             "relation": listed.relation,
             "claimed_by": listed.claimed_by,
             "parent": listed.parent,
+            "path": [{"relation": relation, "model": model} for relation, model in listed.path] or None,
             "licence": facts.license,
             "languages": list(facts.languages),
             "trigger_words": list(facts.trigger_words) or None,
@@ -162,6 +164,7 @@ def rows_of_record(
         "record_key": record_key,
         "copy_evidence": evidence,
         "is_unrelated": False,
+        "base_grid": record.base_grid or None,
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),
         "adapter_kind": record.adapter_kind or None,
         "passed_over": list(record.passed_over) or None,

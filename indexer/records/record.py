@@ -172,7 +172,7 @@ class Record:
     for other models and in older records. ``tokens``: None for adapters, in older records, and where the input
     embedding cannot be compared with the base's. ``adapter_kind``: the method of an adapter
     (``indexer.weights.adapter.AdapterPlan``), "" for other models and in older records; ``passed_over``: what of it was
-    not read.
+    not read. ``base_grid``: what the base had been rounded to before training ("nf4", "nf4 double"), "" for nothing.
     """
 
     identity: Identity
@@ -198,6 +198,7 @@ class Record:
     tokens: TokenChanges | None = None
     adapter_kind: str = ""
     passed_over: tuple[str, ...] = ()
+    base_grid: str = ""
 
     @property
     def norm(self) -> float:
@@ -293,6 +294,7 @@ def write_record(record: Record, path: Path) -> None:
         "row_plan": record.row_plan,
         "stands_on": asdict(record.adapter_base) if record.adapter_base else None,
         "precision": record.precision,
+        "base_grid": record.base_grid,
         "adapter": {"kind": record.adapter_kind, "passed_over": list(record.passed_over)},
         "tokens": record.tokens and {name: getattr(record.tokens, name) for name in _TOKEN_FIELDS},
     } | {name: getattr(record, name) for name in _FIELDS}
@@ -352,6 +354,7 @@ def read_record(path: Path) -> Record:
             moved=int(header.get("moved", 0)),
             row_plan=str(header.get("row_plan", "")),
             precision=str(header.get("precision", "")),
+            base_grid=str(header.get("base_grid", "")),
             tokens=TokenChanges(arrays["tokens"], **header["tokens"]) if header.get("tokens") else None,
             adapter_kind=str(header.get("adapter", {}).get("kind", "")),
             passed_over=tuple(map(str, header.get("adapter", {}).get("passed_over", ()))),

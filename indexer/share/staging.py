@@ -263,7 +263,11 @@ def _listing_lines(listing: Listing) -> Iterator[Line]:
         is_named = kind == "renamed" and line["to"] in listed and line["id"] not in removed
         if kind == "model" and line["was"]["claimed_by"] == BY_FOLDER:
             yield {**line, "row": without_paths(line["row"])}
-        elif kind in ("model", "base") or is_named or (kind == "bad" and not re.match(_PRIVATE_BAD_ROW, line["raw"])):
+        elif (
+            kind in ("model", "base", "step")
+            or is_named
+            or (kind == "bad" and not re.match(_PRIVATE_BAD_ROW, line["raw"]))
+        ):
             yield line
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import pickletools
 import struct
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO, Any, Protocol, cast
@@ -147,10 +148,12 @@ def read_pickle(file: ByteReader, filename: str) -> tuple[Any, dict[str, Pickled
     """
     machine = _Machine(filename)
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(cast("IO[bytes]", file))):
-            if count >= MOST_INSTRUCTIONS:
-                raise MalformedPickleError(f"more than {MOST_INSTRUCTIONS} instructions")
-            machine.follow(opcode.name, argument)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of invalid escape sequences in texts
+            for count, (opcode, argument, _) in enumerate(pickletools.genops(cast("IO[bytes]", file))):
+                if count >= MOST_INSTRUCTIONS:
+                    raise MalformedPickleError(f"more than {MOST_INSTRUCTIONS} instructions")
+                machine.follow(opcode.name, argument)
         return machine.stack.pop(), machine.storages
     except (MalformedPickleError, ValueError, LookupError, TypeError, OverflowError, struct.error) as error:
         raise Skipped("corrupt_file", f"{shown(filename)} holds a broken pickle ({shown(error)})") from error

@@ -40,6 +40,7 @@ _MLX_BITS = (2, 3, 4, 5, 6, 8)
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _LARGEST_E4M3 = 448.0
 _MOST = 2**40
+_PIECE = 1 << 20  # numbers that are decoded at a time
 
 
 @dataclass(frozen=True)
@@ -64,23 +65,36 @@ class QuantisedMatrix:
     def decode(self, tensors: Mapping[str, torch.Tensor], rows: torch.Tensor | None = None) -> torch.Tensor:
         """The values (rows, in), bfloat16. ``rows`` are those of the matrix that the codes hold; None for all."""
         codes = tensors[self.parts[0]]
-        values = codes.float() if self.form in ("fp8", "int8") else self._unpacked(codes)
-        scale, bias = self._scales(tensors, rows)
-        return (values * scale + bias).to(torch.bfloat16)
+        rows = torch.arange(self.shape[0]) if rows is None else rows
+        values = torch.empty(len(rows), self.shape[1], dtype=torch.bfloat16)
+        for piece in self._pieces(len(rows)):
+            scale, bias = self._scales(tensors, rows[piece])
+            numbers = codes[piece].float() if self.form in ("fp8", "int8") else self._unpacked(codes[piece])
+            values[piece] = numbers.mul_(scale).add_(bias)
+        return values
 
     def rounded(
         self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor], rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Other ``values`` (rows, in) as they would be with these scales: to the nearest code and back, bfloat16."""
-        scale, bias = self._scales(tensors, rows)
-        scaled = torch.where(scale == 0, 0.0, (values.float() - bias) / scale)
-        if self.form == "fp8":
-            codes = scaled.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn).float()
-        elif self.form == "int8":
-            codes = scaled.round().clamp(-128, 127)
-        else:
-            codes = scaled.round().clamp(0, 2**self.bits - 1)
-        return (codes * scale + bias).to(torch.bfloat16)
+        rows = torch.arange(self.shape[0]) if rows is None else rows
+        found = torch.empty(len(rows), self.shape[1], dtype=torch.bfloat16)
+        for piece in self._pieces(len(rows)):
+            scale, bias = self._scales(tensors, rows[piece])
+            scaled = torch.where(scale == 0, 0.0, (values[piece].float() - bias) / scale)
+            if self.form == "fp8":
+                codes = scaled.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn).float()
+            elif self.form == "int8":
+                codes = scaled.round().clamp(-128, 127)
+            else:
+                codes = scaled.round().clamp(0, 2**self.bits - 1)
+            found[piece] = codes.mul_(scale).add_(bias)
+        return found
+
+    def _pieces(self, count: int) -> list[slice]:
+        """Some rows at a time: a whole matrix would need several times its memory."""
+        step = max(1, _PIECE // self.shape[1])
+        return [slice(start, start + step) for start in range(0, count, step)]
 
     def _unpacked(self, packed: torch.Tensor) -> torch.Tensor:
         """Codes as numbers, float32 (rows, in)."""
@@ -96,7 +110,7 @@ class QuantisedMatrix:
         return ((pairs >> (first % 8)) & (2**self.bits - 1)).float()
 
     def _scales(
-        self, tensors: Mapping[str, torch.Tensor], rows: torch.Tensor | None
+        self, tensors: Mapping[str, torch.Tensor], rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | float]:
         """The factor and the summand of every value, float32, broadcast to (rows, in)."""
         first = tensors[self.parts[1]]
@@ -106,12 +120,11 @@ class QuantisedMatrix:
             scale = scale * tensors[part].float().reshape(()) ** sign
         return scale, self._spread(tensors[self.parts[2]].float(), rows) if self.form == "mlx" else 0.0
 
-    def _spread(self, scale: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    def _spread(self, scale: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if scale.numel() == 1:
             return scale.reshape(1, 1)
         scale = scale.reshape(len(scale), -1)
-        every = torch.arange(self.shape[0]) if rows is None else rows
-        scale = scale[every // self.block[0]]
+        scale = scale[rows // self.block[0]]
         return scale if scale.shape[1] == 1 else scale.repeat_interleave(self.block[1], dim=1)[:, : self.shape[1]]
 
 

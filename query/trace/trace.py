@@ -255,10 +255,11 @@ def trace(
 
 def _others(atlas: AtlasReader, found: ResolvedModel, evidence: TokenEvidence) -> NDArray[np.float64] | None:
     """(m, n) the ranks of other models of the base of the same kind, without its duplicates."""
-    rows = atlas.rows(
-        f"SELECT model_id, {', '.join(COLUMNS)} FROM fine_tunes JOIN records USING (model_id) WHERE base = $1 AND "
-        "token_class IN ('exact', 'statistical') AND token_is_share = $2 AND duplicate_of IS NULL "
-        "AND model_id IS DISTINCT FROM $3 ORDER BY hash(model_id) LIMIT $4",
+    rows = atlas.rows(  # ids first, so that the codes of these models alone are read
+        f"SELECT model_id, {', '.join(COLUMNS)} FROM records WHERE model_id IN (SELECT model_id FROM fine_tunes "
+        "JOIN records USING (model_id) WHERE base = $1 AND token_class IN ('exact', 'statistical') "
+        "AND token_is_share = $2 AND duplicate_of IS NULL AND model_id IS DISTINCT FROM $3 "
+        "ORDER BY hash(model_id) LIMIT $4) ORDER BY model_id",
         [found.base, evidence.is_share, found.model_id, MOST_OTHERS],
     )
     made = (evidence_of_row(row) for row in rows)

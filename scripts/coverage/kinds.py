@@ -7,6 +7,8 @@ sample. To add a kind, add a row.
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
-from scripts.coverage.making import describe, files, full, lora, model_of
+from scripts.coverage.making import describe, files, full, lora, model_of, planted
 from scripts.coverage.stores import fp8_blocks, in_folder, mlx, sharded
 
 
@@ -23,7 +26,8 @@ from scripts.coverage.stores import fp8_blocks, in_folder, mlx, sharded
 class Kind:
     """``make(root, base, upload)`` writes both and returns the norm of the planted δW, 0 where there is none.
 
-    ``sample``: of 72. ``is_trained``: False for mere conversions. ``options``: of `index build`.
+    ``sample``: of 72. ``is_trained``: False for mere conversions; ``is_noisy``: stored in
+    codes of few bits. ``options``: of `index build`.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Kind:
     sample: int
     make: Callable[[Path, str, str], float]
     is_trained: bool = True
+    is_noisy: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,44 +70,31 @@ def _base(root: Path, identifier: str) -> None:
     model_of("llama", TEXT, "CausalLM").save_pretrained(root / identifier)
 
 
-def _smolvla(root: Path, base: str, upload: str) -> float:
-    """LeRobot's names: the expert of a SmolVLA beside the language model that it reads with."""
-    import json
+def robot(policy: str, reads: str, acts: str) -> Callable[..., float]:
+    """LeRobot's names: the expert that acts, below ``acts``, beside the language model that it reads with, ``reads``."""
 
-    from safetensors.torch import save_file
+    def make(root: Path, base: str, upload: str) -> float:
+        body = model_of("llama", TEXT).state_dict()
+        tensors = {f"{reads}{name}": tensor for name, tensor in body.items()}
+        tensors |= {f"{acts}{name}": tensor[:32].clone() for name, tensor in body.items()}
+        tensors["model.state_proj.weight"] = torch.zeros(64, 6)
+        tuned, norm = planted(tensors, re.escape(acts) + LLAMA)
+        for identifier, held in ((base, tensors), (upload, tuned)):
+            (root / identifier).mkdir(parents=True)
+            copies = {name: tensor.contiguous().clone() for name, tensor in held.items()}
+            save_file(copies, root / identifier / "model.safetensors")
+            config = {"type": policy, "input_features": {}, "output_features": {}}
+            (root / identifier / "config.json").write_text(json.dumps(config))
+        describe(root, base)
+        card = {"datasets": ["lerobot/pusht"]}
+        describe(root, upload, base, tags=["lerobot", "robotics", "dataset:lerobot/pusht"], card_data=card)
+        return norm
 
-    from scripts.coverage.making import planted
-
-    body = model_of("llama", TEXT).state_dict()
-    tensors = {f"model.vlm_with_expert.vlm.model.text_model.{name}": tensor for name, tensor in body.items()}
-    tensors |= {f"model.vlm_with_expert.lm_expert.{name}": tensor[:32].clone() for name, tensor in body.items()}
-    tensors["model.state_proj.weight"] = torch.zeros(64, 6)
-    tuned, norm = planted(tensors, r"lm_expert\.layers\.\d+\.(self_attn|mlp)")
-    for identifier, held in ((base, tensors), (upload, tuned)):
-        (root / identifier).mkdir(parents=True)
-        save_file(
-            {name: tensor.contiguous().clone() for name, tensor in held.items()},
-            root / identifier / "model.safetensors",
-        )
-        config = {"type": "smolvla", "input_features": {}, "output_features": {}, "vlm_model_name": "a/b"}
-        (root / identifier / "config.json").write_text(json.dumps(config))
-    describe(root, base)
-    describe(
-        root,
-        upload,
-        base,
-        tags=["lerobot", "robotics", "dataset:lerobot/pusht"],
-        card_data={"datasets": ["lerobot/pusht"]},
-    )
-    return norm
+    return make
 
 
 def _flux(root: Path, base: str, upload: str) -> float:
     """A FLUX transformer by diffusers' names, and a LoRA as diffusers saves it; rank and α are those of the factors."""
-    import json
-
-    from safetensors.torch import save_file
-
     torch.manual_seed(0)
     single = [f"single_transformer_blocks.{layer}.attn.to_{letter}" for layer in range(2) for letter in "qkv"]
     double = [
@@ -136,10 +128,6 @@ def _flux(root: Path, base: str, upload: str) -> float:
 
 def _mlx_adapter(root: Path, base: str, upload: str) -> float:
     """As mlx-lm: ``lora_a`` (in, r), ``lora_b`` (r, out), and the scale itself in the config."""
-    import json
-
-    from safetensors.torch import save_file
-
     _base(root, base)
     describe(root, base)
     torch.manual_seed(1)
@@ -250,6 +238,17 @@ KINDS = (
         ),
     ),
     Kind(
+        "mixture of experts: gpt_oss",
+        "",
+        0,
+        full(
+            "gpt_oss",
+            TEXT | {"num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 2},
+            r"layers\.\d+\.self_attn\.\w_proj\.weight",
+            "CausalLM",
+        ),
+    ),
+    Kind(
         "irregular layers: qwen3_5_text",
         "14–15 %",
         10,
@@ -351,9 +350,25 @@ KINDS = (
         ),
     ),
     Kind("LoRA of FLUX by diffusers", "10–13 %", 5, _flux),
-    Kind("robot policies: smolvla", "11 % of the sample", 8, _smolvla),
-    Kind("fp8, on a base in float", "1 of 72", 1, llama(store=fp8_blocks, settings=FP8)),
-    Kind("fp8, on a base in fp8", "", 0, llama(store=fp8_blocks, settings=FP8, base_too=True)),
+    Kind(
+        "robot policies: smolvla",
+        "11 % of the sample",
+        5,
+        robot("smolvla", "model.vlm_with_expert.vlm.model.text_model.", "model.vlm_with_expert.lm_expert."),
+    ),
+    Kind(
+        "robot policies: pi0",
+        "",
+        1,
+        robot(
+            "pi0",
+            "model.paligemma_with_expert.paligemma.model.language_model.",
+            "model.paligemma_with_expert.gemma_expert.model.",
+        ),
+    ),
+    Kind("robot policies: act, which has no base", "", 2, robot("act", "model.encoder.", "model.decoder.")),
+    Kind("fp8, on a base in float", "1 of 72", 1, llama(store=fp8_blocks, settings=FP8), is_noisy=True),
+    Kind("fp8, on a base in fp8", "", 0, llama(store=fp8_blocks, settings=FP8, base_too=True), is_noisy=True),
     Kind(
         "bitsandbytes, 4 bits",
         "1–2 %",
@@ -374,6 +389,7 @@ KINDS = (
         "small, growing",
         0,
         llama(store=mlx(8), settings={"quantization": {"bits": 8, "group_size": 32}}),
+        is_noisy=True,
     ),
     Kind(
         "MLX, 4 bits",
@@ -393,6 +409,7 @@ KINDS = (
         files(_base, {"config.json": {}, "model.bin": b"x", "vocabulary.json": []}),
         is_trained=False,
     ),
+    Kind("SentenceTransformer, in 0_Transformer", "1–2 %", 0, llama(store=in_folder("0_Transformer"))),
     Kind("weights in step-N", "17 % of a tree, with none at all", 0, llama(store=in_folder("step-200"))),
     Kind("weights two folders down", "", 0, llama(store=in_folder("run/checkpoint-200"))),
     Kind("no weights at all", "a third of uploads", 0, files(_base, {"README.md": b"soon"}), is_trained=False),

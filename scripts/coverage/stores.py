@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ def fp8_blocks(folder: Path, tensors: Tensors) -> None:
     save_file(stored, folder / "model.safetensors")
 
 
-def mlx(bits: int) -> object:
+def mlx(bits: int) -> Callable[[Path, Tensors], None]:
     """As ``mlx_lm.convert -q``: affine codes, 32 to a group."""
 
     def store(folder: Path, tensors: Tensors) -> None:
@@ -64,21 +65,16 @@ def sharded(folder: Path, tensors: Tensors) -> None:
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-def in_folder(name: str) -> object:
-    """In a subfolder, with an earlier checkpoint of nothing but zeros beside it if the name ends in a number."""
+def in_folder(name: str) -> Callable[[Path, Tensors], None]:
+    """In a subfolder, with an earlier checkpoint of nothing but zeros beside it if the name has a larger number."""
 
     def store(folder: Path, tensors: Tensors) -> None:
         (folder / name).mkdir(parents=True)
         save_file(tensors, folder / name / "model.safetensors")
         digits = "".join(letter for letter in name if letter.isdigit())
-        if digits:
+        if len(digits) > 1:
             earlier = folder / name.replace(digits, "1")
             earlier.mkdir(parents=True)
             save_file({key: torch.zeros_like(tensor) for key, tensor in tensors.items()}, earlier / "model.safetensors")
 
     return store
-
-
-def without_model_type(folder: Path, tensors: Tensors) -> None:
-    """As LeRobot: config.json has ``type``."""
-    save_file(tensors, folder / "model.safetensors")

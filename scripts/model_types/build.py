@@ -33,7 +33,10 @@ _TOKENS = re.compile(r"(\w+_)?vocab_size(_\w+)?|max_position_embeddings|n_positi
 # Settings that lead to code of other packages, or to weights of other models.
 _OFF = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
 # Values that a config leaves out and its model needs.
-_FILLED = {"vocab_size": 64, "prediction_length": 2, "pad_token_id": 0, "dropout_rate": 0.0, "dropout": 0.0}
+_FILLED = {
+    "vocab_size": 64, "prediction_length": 2, "context_length": 4, "pad_token_id": 0, "dropout_rate": 0.0,
+    "dropout": 0.0, "layerdrop": 0.0,
+}  # fmt: skip
 _BY_TYPE: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True},
     "esm": {"position_embedding_type": "absolute"},
@@ -149,7 +152,7 @@ def _fill(config: PreTrainedConfig) -> None:
         if values.get("head_dim", 0) is None:
             config.head_dim = width // heads
     for key, value in _FILLED.items():
-        if values.get(key, 0) is None or (key.startswith("dropout") and not hasattr(config, key)):
+        if values.get(key, 0) is None or ("drop" in key and not hasattr(config, key)):
             setattr(config, key, value)
 
 

@@ -45,8 +45,8 @@ class _Tokenizer:
 
 
 def mixtures(
-    maker: Maker, base: str = "bert", pairs: Sequence[tuple[str, str]] = PAIRS, texts: int = 300, steps: int = 120,
-    rate: float = 1e-4,
+    maker: Maker, base: str = "bert", pairs: Sequence[tuple[str, str]] = PAIRS, planted: Sequence[float] = SHARES,
+    texts: int = 300, steps: int = 120, rate: float = 1e-4,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each pair, share and kind of files; ``share``, ``low``, ``high`` are the product's.
 
@@ -54,7 +54,7 @@ def mixtures(
     was used, "all" if they hold the whole data sets.
     """
     maker.base(base)
-    runs = list(_tuned(maker, base, pairs, texts, steps, rate))
+    runs = list(_tuned(maker, base, pairs, planted, texts, steps, rate))
     found = []
     for run in runs:
         others = np.array([one["codes"] for one in runs if not set(one["pair"]) & set(run["pair"])])
@@ -77,13 +77,19 @@ def mixtures(
 
 
 def _tuned(
-    maker: Maker, base: str, pairs: Sequence[tuple[str, str]], texts: int, steps: int, rate: float
+    maker: Maker,
+    base: str,
+    pairs: Sequence[tuple[str, str]],
+    planted: Sequence[float],
+    texts: int,
+    steps: int,
+    rate: float,
 ) -> Iterator[dict[str, Any]]:
     """Train a model for each pair and share."""
     plan, tokenizer, start = maker.plan(base), maker.tokenizer(base), maker.root / base_id(base)
     before = load_file(start / WEIGHTS)
     rows = token_rows(VOCABULARY)
-    for seed, (pair, share) in enumerate((pair, share) for pair in pairs for share in SHARES):
+    for seed, (pair, share) in enumerate((pair, share) for pair in pairs for share in planted):
         draw = random.Random(seed)
         labels = [label for name in pair for label in maker.texts()[name].labels]
         shuffled = [draw.sample(one.rows, len(one.rows)) for one in (maker.texts()[name] for name in pair)]

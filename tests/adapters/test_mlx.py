@@ -16,11 +16,13 @@ from safetensors.torch import save_file
 
 from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.base import BaseMatrices, store_base
+from indexer.deltas.stacked import once
 from indexer.errors import Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.weights.adapter import adapter_plan, stated_base
 from indexer.weights.checkpoint import open_checkpoint
 from indexer.weights.checkpoint_files import choose
+from tests.adapters.written import write_adapter
 
 WIDTH, WIDE, NARROW = 12, 20, 6
 SHAPES = {
@@ -158,3 +160,21 @@ def test_a_pair_that_does_not_multiply(tmp_path: Path) -> None:
     )
     with pytest.raises(Skipped, match="not a pair"):
         adapter_plan(checkpoint)
+
+
+def test_frozen_matrices_that_are_saved_beside_the_factors_change_nothing(tmp_path: Path, base: BaseMatrices) -> None:
+    """PEFT's names: some trainers write the base's own weights into the adapter's file."""
+    a, b = torch.randn(2, WIDTH), torch.randn(WIDTH, 2)
+    module = "base_model.model.model.layers.1.self_attn.q_proj"
+    tensors = {
+        f"{module}.lora_A.weight": a,
+        f"{module}.lora_B.weight": b,
+        f"{module}.weight": base.matrix(QUERY).clone(),
+    }
+    write_adapter(tmp_path, tensors, r=2, lora_alpha=2)
+    found = changes(tmp_path, base)
+    assert set(found) == {QUERY}
+    torch.testing.assert_close(found[QUERY], b @ a)
+    write_adapter(tmp_path, tensors | {f"{module}.weight": base.matrix(QUERY) + 1}, r=2, lora_alpha=2)
+    with pytest.raises(Skipped, match="twice"):
+        list(once(deltas_on(open_checkpoint(ModelRef("a/b", folder=tmp_path), relation="adapter"), base)))

@@ -16,6 +16,7 @@ from indexer.builds.build import Build
 from indexer.builds.commands import update_listing
 from indexer.builds.options import BuildOptions
 from indexer.builds.report import Watcher
+from indexer.builds.weight_discovery import Examination
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.network.hub import resolve_base
@@ -218,25 +219,44 @@ def test_a_dry_run_says_what_it_would_cost_and_reads_nothing(store, monkeypatch,
         assert set(found_in(one)) == FINE_TUNES
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        None,
-        5,
-        {"id": "../x"},
-        {"id": "a/b", "sha": "c" * 40, "config": {"model_type": "roberta"}, "siblings": "model.safetensors"},
-        {"id": "a/b", "sha": "c" * 40, "config": {"model_type": ["roberta"]}},
-        {"id": "a/b", "sha": "c" * 40, "config": {"model_type": "roberta"}, "safetensors": {"total": 10**30},
-         "siblings": [{"rfilename": "config.json"}, {"rfilename": "model.safetensors"}]},
-        {"id": "a/b", "sha": "c" * 40, "config": {"model_type": "roberta"}, "safetensors": {"total": True},
-         "siblings": [{"rfilename": "config.json"}, {"rfilename": "../model.safetensors"}]},
-    ],
-)  # fmt: skip
-def test_rows_that_are_odd_are_no_candidates(store, monkeypatch, tmp_path, row):
-    with served(store, monkeypatch) as hub:
-        hub.faults.add("filter=roberta", splice_row=row)
-        one, _ = examined(tmp_path / "atlas", max_candidates=1)
-    assert "a/b" not in {*found_in(one), *why(one)}
+def odd_row(**more):
+    files = [{"rfilename": "config.json"}, {"rfilename": "model.safetensors"}]
+    config = {"model_type": "roberta"}
+    return {
+        "id": "a/b",
+        "sha": "c" * 40,
+        "config": config,
+        "siblings": files,
+        "safetensors": {"total": 2_000_000},
+    } | more
+
+
+ODD_ROWS = [
+    None,
+    5,
+    {"id": "../x"},
+    odd_row(id="a/b/c"),
+    odd_row(sha=None),
+    odd_row(siblings="model.safetensors"),
+    odd_row(siblings=[{"rfilename": "config.json"}, {"rfilename": "../model.safetensors"}]),
+    odd_row(config={"model_type": ["roberta"]}),
+    odd_row(config=None),
+    odd_row(safetensors={"total": 10**30}),
+    odd_row(safetensors={"total": True}),
+    odd_row(safetensors=[2_000_000]),
+    odd_row(cardData=json.loads("[" * 150 + "]" * 150)),
+    odd_row(baseModels={"relation": "finetune", "models": [{"id": "x/y"}]}),
+]
+
+
+def test_rows_that_are_odd_are_no_candidates(store, monkeypatch, tmp_path):
+    with served(store, monkeypatch):
+        options = BuildOptions.parse(discover="weights")
+        examination = Examination(Build(AtlasFolder(tmp_path / "atlas"), resolve_base(BASE), options), {}, True)
+        assert examination(ODD_ROWS) == [None] * len(ODD_ROWS)
+        assert examination.candidates == 0
+        examination([odd_row()])
+        assert examination.candidates == 1
 
 
 @pytest.mark.slow

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.listing.claim_filter import ClaimFilter
 from indexer.listing.claims import Claim, relation_to, stated_bases
-from indexer.listing.crawl import ClaimFilter, crawl
-from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Question
+from indexer.listing.crawl import crawl
+from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Passed, Question
 from indexer.untrusted import DEEPEST, is_too_deep
 from tests.crawl.conftest import IDS, REQUEST, claims, crawled
-from tests.hubs import BASE, SHORT, RawServer, add_repo, http, requested, served, tags, use_endpoint
+from tests.hubs import BASE, SHORT, RawServer, add_repo, http, served, tags, use_endpoint
 
 
 def test_old_and_new_ids_typed_and_untyped(store, monkeypatch):
@@ -33,10 +34,11 @@ def test_old_and_new_ids_typed_and_untyped(store, monkeypatch):
     }
 
 
-def test_merges_and_quantised_copies_only_on_request(store, monkeypatch):
+def test_quantised_copies_only_on_request(store, monkeypatch):
     add_repo(store, "a/gguf", tags=tags(BASE, "quantized"))
     add_repo(store, "a/merged", tags=[*tags(BASE, "merge"), *tags("x/other", "merge")])
-    assert crawled(store, monkeypatch) == {}
+    assert crawled(store, monkeypatch) == {"a/merged": Claim("merge", "tag", BASE)}
+    assert crawled(store, monkeypatch, CrawlRequest(IDS, relations=("finetune", "adapter"))) == {}
     found = crawled(store, monkeypatch, CrawlRequest(IDS, relations=("merge", "quantized")))
     assert {name: claim.relation for name, claim in found.items()} == {
         "a/gguf": "quantized",
@@ -60,6 +62,16 @@ def test_the_base_is_not_its_own_fine_tune(store, monkeypatch):
         ({"tags": tags(BASE, "merge") + tags(BASE, "quantized")}, None),
         ({"tags": [f"base_model:finetune:{BASE.lower()}"]}, "finetune"),
         ({"tags": [f"base_model:{BASE}"], "library_name": "peft"}, "adapter"),
+        ({"tags": [f"base_model:{BASE}"], "siblings": [{"rfilename": "style v2.safetensors"}]}, "adapter"),
+        ({"tags": [f"base_model:{BASE}"], "siblings": [{"rfilename": "model.safetensors"}]}, "finetune"),
+        (
+            {
+                "tags": [f"base_model:{BASE}"],
+                "siblings": [{"rfilename": "a.safetensors"}, {"rfilename": "config.json"}],
+            },
+            "finetune",
+        ),
+        ({"tags": [f"base_model:{BASE}", "lora"], "library_name": "diffusers"}, "adapter"),
         ({"tags": [f"base_model:{BASE}"], "siblings": [{"rfilename": "adapter_config.json"}]}, "adapter"),
         ({"tags": [f"base_model:{BASE}"], "siblings": ["adapter_config.json"]}, "adapter"),
         ({"tags": [f"base_model:{BASE}"], "siblings": "adapter_config.json"}, "finetune"),
@@ -105,7 +117,7 @@ def test_a_filter_may_answer_with_rows_that_carry_no_tag(monkeypatch):
     ]
     with RawServer(http(rows)) as server:
         use_endpoint(monkeypatch, server.endpoint)
-        pages = list(crawl(CrawlRequest((BASE,), relations=("finetune",))))
+        pages = list(crawl(CrawlRequest((BASE,), relations=("finetune",), descendants=False)))
     assert set(claims(pages)) == {"a/yes"}
     assert len(pages) == 2
     assert not any(page.bad or page.rejected for page in pages)
@@ -196,9 +208,9 @@ ROWS = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None)
 @given(JSON | ROWS)
 def test_no_row_raises(row):
-    for question in (Question("tag", BASE), Question("alias", "q/q"), Question("descendants", "p/p")):
-        verdict = ClaimFilter(REQUEST, {})(question, row)
-        assert verdict is None or isinstance(verdict, BadRow | ClaimedRow)
+    for question in (Question("tag", BASE), Question("children", "q/q"), Question("children", "q--q")):
+        verdict = ClaimFilter(REQUEST, {}, {"q/q"})(question, row)
+        assert verdict is None or isinstance(verdict, BadRow | ClaimedRow | Passed)
         if isinstance(verdict, ClaimedRow):
             assert verdict.claim.relation in REQUEST.relations
 
@@ -211,68 +223,3 @@ def test_depth_is_measured_without_recursion():
     shallow: dict = {"a": [{"b": [1]}] * 1000}
     assert not is_too_deep(shallow)
     assert DEEPEST < 500
-
-
-# Adapters of quantised copies
-
-
-def test_adapters_of_quantised_copies_belong_to_the_base(store, monkeypatch):
-    add_repo(store, "unsloth/roberta-bnb-4bit", tags=tags(BASE, "quantized"), downloads=50)
-    add_repo(store, "x/rare-4bit", tags=tags(BASE, "quantized"), downloads=1)
-    add_repo(store, "a/qlora", tags=tags("unsloth/roberta-bnb-4bit", "adapter"))
-    add_repo(store, "a/rare-qlora", tags=tags("x/rare-4bit", "adapter"))
-    add_repo(store, "a/full", tags=tags("unsloth/roberta-bnb-4bit", "finetune"))
-    claim = Claim("adapter", "alias:unsloth/roberta-bnb-4bit", "unsloth/roberta-bnb-4bit")
-    assert crawled(store, monkeypatch)["a/qlora"] == claim
-    bounded = crawled(store, monkeypatch, CrawlRequest(IDS, max_aliases=1))
-    assert bounded == {"a/qlora": claim}
-    assert crawled(store, monkeypatch, CrawlRequest(IDS, relations=("finetune",))) == {}
-
-
-def test_a_model_that_only_claims_to_be_a_copy_is_not_one(monkeypatch):
-    liars = [
-        {"id": "x/liar", "tags": tags("x/y", "quantized")},
-        {"id": "../x", "tags": tags(BASE, "quantized")},
-        None,
-    ]
-    with RawServer(http(liars)) as server:
-        use_endpoint(monkeypatch, server.endpoint)
-        list(crawl(CrawlRequest((BASE,), relations=("adapter",))))
-        assert not [one for one in server.requests if "liar" in one]
-
-
-# Fine-tunes of fine-tunes
-
-
-def test_descendants_to_a_depth_with_their_parents(store, monkeypatch):
-    add_repo(store, "a/child", tags=tags(BASE))
-    add_repo(store, "a/grandchild", tags=tags("a/child"))
-    add_repo(store, "a/great", tags=tags("a/grandchild"))
-    add_repo(store, "a/great-great", tags=tags("a/great"))
-    add_repo(store, "a/adapter", tags=tags("a/child", "adapter"))
-    assert set(crawled(store, monkeypatch)) == {"a/child"}
-    found = crawled(store, monkeypatch, CrawlRequest(IDS, descendants=True, max_depth=2))
-    assert {name: claim.parent for name, claim in found.items()} == {
-        "a/child": BASE,
-        "a/grandchild": "a/child",
-        "a/great": "a/grandchild",
-    }
-
-
-def test_circles_end(store, monkeypatch):
-    add_repo(store, "a/one", tags=[*tags(BASE), *tags("a/three")])
-    add_repo(store, "a/two", tags=[*tags("a/one"), *tags("a/two")])
-    add_repo(store, "a/three", tags=tags("a/two"))
-    with served(store, monkeypatch) as hub:
-        found = claims(crawl(CrawlRequest(IDS, descendants=True, max_depth=50)))
-        assert set(found) == {"a/one", "a/two", "a/three"}
-        questions = [one for one in requested(hub) if "finetune%3Aa" in one]
-        assert len(questions) == 3
-
-
-def test_the_number_of_parents_looked_up_is_limited_and_popular_ones_come_first(store, monkeypatch):
-    for number in range(6):
-        add_repo(store, f"a/child{number}", tags=tags(BASE), downloads=number)
-        add_repo(store, f"b/grandchild{number}", tags=tags(f"a/child{number}"))
-    found = crawled(store, monkeypatch, CrawlRequest(IDS, descendants=True, max_parents=2))
-    assert {name for name in found if name.startswith("b/")} == {"b/grandchild5", "b/grandchild4"}

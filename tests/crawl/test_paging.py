@@ -20,7 +20,7 @@ def many(store, count: int = 7) -> None:
         add_repo(store, f"a/model{number}", tags=tags(BASE), created_at=moment)
 
 
-ONE = CrawlRequest((BASE,), relations=("finetune",))
+ONE = CrawlRequest((BASE,), relations=("finetune",), descendants=False)
 
 
 def test_every_page_is_asked_for_once_by_creation(store, monkeypatch):
@@ -38,7 +38,7 @@ def test_since_stops_paging_and_author_narrows_it(store, monkeypatch):
     with served(store, monkeypatch, page_size=2) as hub:
         for since in (datetime(2024, 1, 6, tzinfo=UTC), datetime(2024, 1, 6)):
             hub.reset_log()
-            request = CrawlRequest((BASE,), relations=("finetune",), since=since)
+            request = CrawlRequest((BASE,), relations=("finetune",), descendants=False, since=since)
             assert set(claims(crawl(request))) >= {"a/model6", "a/model5"}
             assert len(hub.requests) == 4
         assert claims(crawl(CrawlRequest((BASE,), author="somebody"))) == {}

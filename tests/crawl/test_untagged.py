@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from indexer.listing.claim_filter import is_named_after
 from indexer.listing.claims import path_verdict
-from indexer.listing.crawl import crawl, is_named_after
+from indexer.listing.crawl import crawl
 from indexer.listing.questions import CrawlProgress, CrawlRequest
 from tests.crawl.conftest import IDS, claims, crawled
 from tests.hubs import BASE, SHORT, add_repo, requested, served, tags

@@ -1,116 +1,107 @@
-"""Models of which a part is quantised: what is stored as ordinary numbers is read, as gpt-oss stores it."""
+"""Fine-tunes against bases that are stored in few bits, and fine-tunes that are: whole, and by a sample of rows."""
 
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from indexer.deltas.base import store_base
-from indexer.deltas.vectorise import vectorise
-from indexer.errors import AtlasError, Skipped
-from indexer.names import DeltaKey, ModelRef
-from indexer.records.identity import Spec, Unit
-from indexer.records.record import Record
-from indexer.records.row_plan import ROW_PLAN
-from indexer.weights.checkpoint import open_checkpoint
-from tests.architecture.mixed import build
+from indexer.deltas.base import BaseMatrices, store_base
+from indexer.deltas.delta import dense_deltas, layout_against, sampled_deltas
+from indexer.errors import Skipped
+from indexer.names import DeltaKey
+from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+from scripts.coverage.kinds import FP8, LLAMA, TEXT
+from scripts.coverage.making import Tensors, model_of, planted
+from scripts.coverage.stores import fp8_blocks, mlx
+from tests.weights.folders import folder_reference
 
-MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-FAMILIES = {"query", "key", "value", "output"}
-EXPERTS = {"expert_gate", "expert_feedforward1", "expert_feedforward2"}
-
-
-def quantise(folder: Path, settings: dict, *, experts_as: torch.dtype | None = None, all_as: torch.dtype | None = None):
-    """Experts become ``…_blocks`` and ``…_scales``, as in openai/gpt-oss-20b, or are cast like the rest."""
-    path = folder / "model.safetensors"
-    tensors = {}
-    for name, tensor in load_file(path).items():
-        if ".experts." in name and name.endswith("_proj") and experts_as is None:
-            tensors[f"{name}_blocks"] = torch.zeros(3, 40, 1, 16, dtype=torch.uint8)
-            tensors[f"{name}_scales"] = torch.zeros(3, 40, 1, dtype=torch.uint8)
-        elif ".experts." in name:
-            tensors[name] = tensor.to(experts_as)
-        else:
-            tensors[name] = tensor.to(all_as or tensor.dtype)
-    save_file(tensors, path, {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+Store = Callable[[Path, Tensors], None]
+MLX4 = {"quantization": {"bits": 4, "group_size": 32}}
+MLX8 = {"quantization": {"bits": 8, "group_size": 32}}
 
 
-@pytest.fixture
-def models(tmp_path: Path) -> tuple[Path, Path]:
-    """A tiny gpt-oss and a fine-tune that changed its attention and its experts."""
-    base, tuned = tmp_path / "base", tmp_path / "tuned"
-    model = build("gpt_oss")
-    model.save_pretrained(base)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.q_proj.weight += torch.randn(32, 1) @ torch.randn(1, 24) / 10
-            layer.mlp.experts.gate_up_proj += torch.randn_like(layer.mlp.experts.gate_up_proj) / 10
-    model.save_pretrained(tuned)
-    return base, tuned
+def written(folder: Path, tensors: Tensors, store: Store | None = None, **settings: Any) -> Checkpoint:
+    folder.mkdir(parents=True)
+    if store is None:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    else:
+        store(folder, tensors)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"} | settings))
+    return open_checkpoint(folder_reference(folder))
 
 
-def record(base: Path, tuned: Path, sample: str = "") -> Record:
-    spec = Spec(rank=4, sample=sample)
-    unit = Unit(ModelRef(str(tuned), folder=tuned), "c", "org/base", "b", "finetune", spec)
-    with closing(open_checkpoint(ModelRef(str(base), folder=base))) as checkpoint:
-        stored = store_base(checkpoint, "org/base", "b", base.parent / "org--base@b.safetensors")
-    with closing(stored):
-        stored.check()
-        return vectorise(unit, stored)
+def weights() -> Tensors:
+    return {name: tensor.clone() for name, tensor in model_of("llama", TEXT, "CausalLM").state_dict().items()}
 
 
-def families(found: Record) -> set[str]:
-    return {delta.key.family for delta in found.deltas}
+def stored(checkpoint: Checkpoint, folder: Path) -> BaseMatrices:
+    return store_base(checkpoint, "a/base", "0" * 40, folder / "base.safetensors")
 
 
-def test_attention_is_read_where_the_base_has_quantised_experts(models: tuple[Path, Path]) -> None:
-    base, tuned = models
-    before, after = load_file(base / "model.safetensors"), load_file(tuned / "model.safetensors")
-    quantise(base, MXFP4)
-    found = record(base, tuned)
-    assert families(found) == FAMILIES
-    name = "model.layers.2.self_attn.q_proj.weight"
-    expected = float((after[name] - before[name]).norm())
-    (delta,) = [one for one in found.deltas if one.key == DeltaKey("", 2, "query")]
-    assert delta.norm == pytest.approx(expected, rel=1e-5)
-    np.testing.assert_allclose(delta.s[0], expected, rtol=1e-4)  # it has rank one
+def deltas(checkpoint: Checkpoint, base: BaseMatrices) -> dict[DeltaKey, torch.Tensor]:
+    layout = layout_against(checkpoint, base)
+    return {each.key: each.matrix.clone() for each in dense_deltas(checkpoint, layout, base)}
 
 
-@pytest.mark.parametrize("sample", ["", ROW_PLAN])
-def test_experts_are_read_where_both_have_them(models: tuple[Path, Path], sample: str) -> None:
-    base, tuned = models
-    before, after = load_file(base / "model.safetensors"), load_file(tuned / "model.safetensors")
-    found = record(base, tuned, sample)
-    assert families(found) == FAMILIES | EXPERTS
-    assert found.block_bytes == sum(4 * delta.shape[0] * delta.shape[1] for delta in found.deltas)
-    name = "model.layers.1.mlp.experts.gate_up_proj"
-    change = (after[name] - before[name])[0]  # (in, out), columns of gate and up in turn
-    for family, part in (("expert_gate", change[:, ::2]), ("expert_feedforward1", change[:, 1::2])):
-        (delta,) = [one for one in found.deltas if one.key == DeltaKey("", 1, family)]
-        assert delta.norm == pytest.approx(float(part.norm()), rel=1e-5)
-        np.testing.assert_allclose(delta.s, torch.linalg.svdvals(part)[:4], rtol=1e-2)
+@pytest.mark.parametrize(("store", "settings"), [(fp8_blocks, FP8), (mlx(4), MLX4)])
+def test_the_change_of_a_fine_tune_of_a_base_in_few_bits_is_exact(
+    tmp_path: Path, store: Store, settings: dict[str, Any]
+) -> None:
+    checkpoint = written(tmp_path / "base", weights(), store, **settings)
+    base = stored(checkpoint, tmp_path)
+    names = checkpoint.tensors
+    loaded = {name: tensor.clone() for name, tensor in checkpoint.stream(list(names))}  # as a library loads it
+    tuned = {name: tensor.to(torch.bfloat16) for name, tensor in planted(loaded, LLAMA)[0].items()}
+    found = deltas(written(tmp_path / "tuned", tuned), base)
+    assert len(found) == 14
+    for matrix in base.layout.matrices:
+        expected = tuned[matrix.tensor].float() - loaded[matrix.tensor].float()
+        assert torch.equal(found[matrix.key], expected)
 
 
-def test_what_is_needed_and_quantised_is_refused_by_its_method(models: tuple[Path, Path]) -> None:
-    base, tuned = models
-    for settings, casts in (
-        (MXFP4, {}),  # the base has experts
-        ({"quant_method": "fp8"}, {"experts_as": torch.float32, "all_as": torch.float8_e4m3fn}),
-    ):
-        other = base.parent / settings["quant_method"]
-        build("gpt_oss").save_pretrained(other)
-        quantise(other, settings, **casts)
-        with pytest.raises(Skipped, match="it is quantised") as error:
-            record(base, other)
-        assert error.value.reason == "quantized"
-    with pytest.raises(AtlasError, match="it is quantised"):
-        record(base.parent / "fp8", tuned)
+@pytest.mark.parametrize(("store", "settings"), [(fp8_blocks, FP8), (mlx(8), MLX8)])
+def test_what_did_not_change_is_zero_although_it_was_rounded(
+    tmp_path: Path, store: Store, settings: dict[str, Any]
+) -> None:
+    original = weights()
+    base = stored(written(tmp_path / "base", original), tmp_path)
+    tuned = planted(original, r"layers\.1\.self_attn\.q_proj")[0]
+    checkpoint = written(tmp_path / "tuned", tuned, store, **settings)
+    found = deltas(checkpoint, base)
+    changed = found.pop(DeltaKey("", 1, "query"))
+    assert not any(float(delta.abs().max()) for delta in found.values())
+    true = (
+        tuned["model.layers.1.self_attn.q_proj.weight"] - original["model.layers.1.self_attn.q_proj.weight"]
+    ).float()
+    cosine = torch.linalg.svdvals(torch.linalg.svd(changed)[2][:2] @ torch.linalg.svd(true)[2][:2].T)
+    assert float(cosine.min()) > 0.9
+    # A sample goes by the same values.
+    layout = layout_against(checkpoint, base)
+    some, _ = sampled_deltas(checkpoint, layout, base)
+    for each in some:
+        whole = changed if each.key == DeltaKey("", 1, "query") else found[each.key]
+        assert each.lines is None
+        assert torch.equal(each.matrix, whole)
+    assert checkpoint.dtype == ("fp8" if store is fp8_blocks else "mlx (8 bits)")
+
+
+def test_a_fine_tune_in_four_bits_is_refused(tmp_path: Path) -> None:
+    original = weights()
+    base = stored(written(tmp_path / "base", original), tmp_path)
+    checkpoint = written(tmp_path / "tuned", planted(original, LLAMA)[0], mlx(4), **MLX4)
+    with pytest.raises(Skipped, match="4 bits") as skip:
+        layout_against(checkpoint, base)
+    assert skip.value.reason == "quantized"
+
+
+def test_a_file_of_codes_is_small(tmp_path: Path) -> None:
+    """The test of the tests: the weights are in fact stored in few bits."""
+    written(tmp_path / "base", weights(), mlx(4), **MLX4)
+    kinds = {str(tensor.dtype) for tensor in load_file(tmp_path / "base" / "model.safetensors").values()}
+    assert "torch.uint32" in kinds

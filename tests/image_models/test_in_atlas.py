@@ -141,15 +141,6 @@ def test_a_merge_of_two_is_found_by_lineage(atlas) -> None:
     )
 
 
-def test_a_full_fine_tune_is_read_by_its_component(atlas) -> None:
-    _, shell, _, change = atlas
-    record = record_of(shell, "x/full")
-    assert record.is_sampled
-    norm = float(sum(tensor.double().square().sum() for tensor in change.values())) ** 0.5
-    assert record.norm == pytest.approx(norm, rel=0.02)
-    assert record.base_cosine > 0.95
-
-
 def test_what_needs_the_whole_base_says_so_and_is_read_with_it(atlas, tmp_path: Path) -> None:
     _, shell, *_ = atlas
     (row,) = shell(
@@ -163,11 +154,38 @@ def test_what_needs_the_whole_base_says_so_and_is_read_with_it(atlas, tmp_path: 
     rows = shell("query", "sql", "SELECT adapter_kind FROM models WHERE model = 'x/dora'", "--json",
                  "--atlas", str(tmp_path / "whole")).json  # fmt: skip
     assert rows == [{"adapter_kind": "DoRA"}]
-    # And an atlas with a sample of the base fetches the rest of it when that is asked for.
+
+
+def test_a_full_fine_tune_is_read_by_its_component(atlas) -> None:
+    _, shell, _, change = atlas
+    record = record_of(shell, "x/full")
+    assert record.is_sampled
+    norm = float(sum(tensor.double().square().sum() for tensor in change.values())) ** 0.5
+    assert record.norm == pytest.approx(norm, rel=0.02)
+    assert record.base_cosine > 0.95
+    # The rest of it needs the rest of the base.
+    ran = shell("index", "deepen", "x/full")
+    assert ran.code == 0, ran.err
+    deepened = record_of(shell, "x/full")
+    assert not deepened.is_sampled
+    assert deepened.norm == pytest.approx(norm, rel=1e-5)
+    # With it what was skipped for want of it is read.
     ran = shell("index", "build", "--base", BASE, "--read", "full", "--json")
     assert ran.code == 0, ran.err
     (row,) = shell("query", "sql", "SELECT status FROM fine_tunes WHERE model = 'x/dora'", "--json").json
     assert row["status"] == "indexed"
+
+
+def test_a_file_of_ones_own_is_added_and_asked_about(atlas) -> None:
+    _, shell, made, _ = atlas
+    save_by_kohya(shell.folder / "mine", made["u2/style-1"], 2.0, ("my style.safetensors",))
+    asked = shell("query", "similar", "./mine", "--base", BASE, "-k", "1", "--json")
+    assert asked.code == 0, asked.err
+    assert asked.json[0]["model"] == "u2/style-1"
+    ran = shell("index", "add", "./mine", "--base", BASE)
+    assert ran.code == 0, ran.err
+    rows = shell("query", "sql", "SELECT adapter_kind FROM models WHERE model LIKE 'local:%'", "--json").json
+    assert rows == [{"adapter_kind": "LoRA"}]
 
 
 def test_a_repository_without_a_known_component_is_refused(atlas, tmp_path: Path) -> None:
@@ -180,7 +198,7 @@ def test_a_repository_without_a_known_component_is_refused(atlas, tmp_path: Path
     with served_shell(store, tmp_path) as other:
         ran = other("index", "build", "--base", "org/odd")
         assert ran.code == 1
-        assert "no readable config.json" in ran.err
+        assert "no config.json" in ran.err
         ran = other("index", "build", "--base", "org/new")
         assert ran.code == 1
         assert "TomorrowTransformer" in ran.err

@@ -13,7 +13,7 @@ from tests.hubs import BASE, SHORT, add_base, add_repo, tags
 IDS = (BASE, SHORT)
 
 
-ONE = CrawlRequest((BASE,), relations=("finetune",))
+ONE = CrawlRequest((BASE,), relations=("finetune",), descendants=False)
 
 
 def many(store, count: int = 7, **settings) -> None:

@@ -70,7 +70,9 @@ def test_another_request_starts_over(store, monkeypatch, path):
     many(store, 6)
     with served(store, monkeypatch, page_size=2) as hub:
         interrupt(hub, path, since=2)
-        report = update_listing(Listing(path), CrawlRequest((BASE,), relations=("finetune", "merge")))
+        report = update_listing(
+            Listing(path), CrawlRequest((BASE,), relations=("finetune", "merge"), descendants=False)
+        )
         assert not report.resumed
         assert pages_asked(hub)[0] == "first"
 
@@ -100,9 +102,9 @@ def test_descendants_are_followed_after_an_interruption(store, monkeypatch, path
     add_repo(store, "a/child", tags=tags(BASE))
     add_repo(store, "a/grandchild", tags=tags("a/child"))
     add_repo(store, "a/great", tags=tags("a/grandchild"))
-    request = CrawlRequest((BASE,), descendants=True)
+    request = CrawlRequest((BASE,))
     with served(store, monkeypatch) as hub:
-        interrupt(hub, path, request, at="finetune:a/grandchild")
+        interrupt(hub, path, request, at="base_model:a/grandchild")
         assert update_listing(Listing(path), request).resumed
         assert not requested(hub, "finetune%3AFacebookAI")
     found = by_id(Listing(path))
@@ -119,7 +121,7 @@ from pathlib import Path
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
 from tests.hubs import update_listing
-update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",)))
+update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",), descendants=False))
 """
 
 

@@ -61,12 +61,13 @@ def test_a_missing_or_damaged_database_is_opened_once(tmp_path, monkeypatch, con
 
 def test_a_flipped_bit_is_reported_with_its_repair(atlas):
     content = bytearray(atlas.database.read_bytes())
-    places = [at for at in range(len(content)) if content.startswith(b"ann/glue-0", at)]
+    places = [at for at in range(len(content)) if content.startswith(b"dataset:glue", at)]  # in the table tags
     for at in places:
         content[at] ^= 1
     atlas.database.write_bytes(content)
-    for ask in (lambda opened: opened.sql("SELECT model FROM fine_tunes"),
-                lambda opened: opened.similar("bob/glue-1", where="model <> 'x'")):  # fmt: skip
+    for ask in (lambda opened: opened.sql("FROM tags"),
+                lambda opened: opened.similar(
+                    "bob/glue-1", where="model_id IN (SELECT model_id FROM tags WHERE tag <> 'x')")):  # fmt: skip
         with pytest.raises(AtlasError) as caught, Atlas(atlas.root) as opened:
             ask(opened)
         assert "atlas.duckdb is damaged (" in caught.value.message

@@ -1,0 +1,146 @@
+"""The values that 4-bit NormalFloat (NF4) leaves of a base's matrix, to recognise models made from a dequantised base.
+
+NF4 (Dettmers et al. 2023, "QLoRA", arXiv 2305.14314, section 3 and appendix E; the format of bitsandbytes) takes a
+matrix (out, in) row by row as one sequence, in blocks of 64 numbers. A number is divided by the largest absolute value
+of its block and replaced by the nearest of 16 levels, the quantiles of a normal distribution. Double quantisation also
+stores these scales in few bits: less their mean over the whole matrix they are divided, in blocks of 256, by their
+largest absolute value, and replaced by the nearest of the 256 levels of the dynamic 8-bit type (Dettmers et al. 2022,
+"8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, section 2). Nothing here is random, so a base in
+16 or 32 bits gives the same values to everybody.
+
+A fine-tune that was made from such a copy and saved in 16 bits differs from the base by what was learnt and by the
+error of this rounding, a tenth of the weights' size, which has full rank and says nothing about training.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from indexer.architectures.layout import Matrix
+from indexer.deltas.base import BaseMatrices
+from indexer.names import DeltaKey
+
+BLOCK = 64
+SCALES_BLOCK = 256
+
+# The levels as bitsandbytes writes them, float32.
+_LEVELS = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+_SMALLEST_SCALE = 1e-38  # of a block of zeros
+_PIECE = 1 << 20  # numbers that are rounded at a time
+
+
+def on_grid(
+    base: BaseMatrices, key: DeltaKey, lines: NDArray[np.int64] | None, *, first: torch.dtype | None, double: bool
+) -> torch.Tensor:
+    """The matrix of a base, or some ``lines`` of it (as ``BaseMatrices.lines``), rounded to NF4: (rows, in) float32.
+
+    ``first``: the dtype to which the base was rounded before; ``double``: with double quantisation. The whole matrix is
+    needed, so a base that is stored in part has none. Raises Skipped("base_sampled").
+    """
+    place = base.layout.by_key[key]
+    width = place.shape[1]
+    if width % BLOCK:  # blocks run on from one row to the next
+        tensor = _rounded_first(_whole_tensor(base, place), first).reshape(-1)
+        spread = _scales(tensor, None, double=double).repeat_interleave(BLOCK)[: len(tensor)]
+        largest = _largest(tensor, BLOCK).repeat_interleave(BLOCK)[: len(tensor)]
+        found = (_codes(tensor, largest) * spread).reshape(-1, width)[_out_rows(place)]
+        if lines is None:
+            return found
+        return found[:, lines] if place.transposed else found[lines]
+    wanted = np.arange(place.shape[0]) if lines is None or place.transposed else lines
+    name = (place.key, wanted.tobytes(), first, double)
+    scales = base.scales.get(name)
+    if scales is None:
+        if double:
+            scales = _scales(_whole_tensor(base, place), first, double=True).reshape(-1, width // BLOCK)
+            scales = scales[_out_rows(place)[wanted]]
+        else:
+            scales = _scales(base.matrix(place.key)[wanted], first, double=False).reshape(-1, width // BLOCK)
+        if lines is not None:  # those of samples are the same for all models, and few
+            base.scales[name] = scales
+    matrix = base.matrix(place.key)
+    found = torch.empty(len(wanted), width)
+    step = max(1, _PIECE // width)
+    for start in range(0, len(wanted), step):
+        part = _rounded_first(matrix[wanted[start : start + step]], first)
+        blocks = part.reshape(len(part), -1, BLOCK)
+        levels = _codes(blocks, blocks.abs().amax(2, keepdim=True))
+        found[start : start + step] = (levels * scales[start : start + step, :, None]).reshape(part.shape)
+    return found[:, lines] if lines is not None and place.transposed else found
+
+
+def _whole_tensor(base: BaseMatrices, place: Matrix) -> torch.Tensor:
+    """The module that holds a matrix (out, in): it is quantised whole, with all that is fused in it."""
+    parts = base.layout.by_tensor[place.tensor]
+    if place.rows is None or sum(part.shape[0] for part in parts) != place.stored_rows:
+        return base.matrix(place.key)
+    whole = torch.empty(place.stored_rows, place.shape[1], dtype=base.matrix(place.key).dtype)
+    for part in parts:
+        whole[_out_rows(part)] = base.matrix(part.key)
+    return whole
+
+
+def _out_rows(place: Matrix) -> NDArray[np.int64]:
+    """The rows of the module, (out, in), that are those of the matrix."""
+    rows = np.arange(place.shape[0])
+    if place.rows is None:
+        return rows
+    group, row = np.divmod(rows, place.rows.stop - place.rows.start)
+    found: NDArray[np.int64] = group * place.rows.size + place.rows.start + row
+    return found
+
+
+def _rounded_first(values: torch.Tensor, first: torch.dtype | None) -> torch.Tensor:
+    return (values if first is None else values.to(first)).to(torch.float32)
+
+
+def _scales(tensor: torch.Tensor, first: torch.dtype | None, *, double: bool) -> torch.Tensor:
+    """The scale of each block of a tensor; as double quantisation leaves it, if ``double``."""
+    values, step = tensor.reshape(-1), _PIECE // BLOCK * BLOCK
+    pieces = [_largest(_rounded_first(part, first), BLOCK) for part in values.split(step)]
+    scales = torch.cat(pieces)
+    if not double:
+        return scales
+    mean = scales.mean()
+    left = scales - mean
+    largest = _largest(left, SCALES_BLOCK).repeat_interleave(SCALES_BLOCK)[: len(left)]
+    levels = dynamic_levels()
+    scaled = (left * (1.0 / largest.clamp(min=_SMALLEST_SCALE))).clamp(-1, 1)
+    return levels[torch.bucketize(scaled, _bounds(levels))] * largest + mean
+
+
+def _largest(values: torch.Tensor, size: int) -> torch.Tensor:
+    """The largest absolute value of each block of ``size`` numbers; the last one may be shorter."""
+    whole = len(values) // size * size
+    found = values[:whole].reshape(-1, size).abs().amax(1)
+    return found if whole == len(values) else torch.cat([found, values[whole:].abs().amax()[None]])
+
+
+def _codes(values: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """The nearest level to each value, divided by the largest of its block."""
+    levels = torch.tensor(_LEVELS)
+    scaled = (values * (1.0 / largest.clamp(min=_SMALLEST_SCALE))).clamp(-1, 1)
+    return levels[torch.bucketize(scaled, _bounds(levels))]
+
+
+def _bounds(levels: torch.Tensor) -> torch.Tensor:
+    return (levels[:-1] + levels[1:]) / 2
+
+
+@cache
+def dynamic_levels() -> torch.Tensor:
+    """The 256 levels of the signed dynamic 8-bit type: 0, 1, and ± 10^(e − 6) · the centres of 2^e parts of [.1, 1]."""
+    found = [0.0, 1.0]
+    for exponent in range(7):
+        edges = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32)
+        centres = ((edges[:-1] + edges[1:]) / 2 * 10.0 ** (exponent - 6)).tolist()
+        found += centres + [-one for one in centres]
+    return torch.tensor(sorted(found))

@@ -1,0 +1,222 @@
+"""What a row of the Hub's listing is: a model of the base's family, a bad row, or nothing.
+
+For a model without a base_model tag the first piece of evidence that names a base decides, for or against:
+
+1. ``adapter_config.json: base_model_name_or_path``
+2. ``config.json: _name_or_path``
+3. the Trainer's sentence in the card: "fine-tuned version of [X](…)"
+4. the name, which is wrong for about 5 models in 100 and therefore only a reason to look at the weights.
+
+A local folder of the author does not name a base, unless its last part is the base's own name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from indexer.cards.readme import MAX_README, trainer_sentence
+from indexer.errors import Failed, ModelError
+from indexer.listing.claims import (
+    NO,
+    UNSURE,
+    YES,
+    Claim,
+    hub_spelling,
+    path_verdict,
+    relation_to,
+    stated_bases,
+    untyped_relation,
+)
+from indexer.listing.questions import (
+    WALKED,
+    BadRow,
+    ClaimedRow,
+    CrawlRequest,
+    Passed,
+    Question,
+    RawRow,
+    Rejected,
+    Step,
+)
+from indexer.names import RELATIONS, is_hub_id
+from indexer.network.hub import fetch_json
+from indexer.network.hub_errors import as_user_error
+from indexer.network.hub_requests import fetch_small
+from indexer.network.rows import filenames_in
+from indexer.untrusted import Reader, is_too_deep
+
+LARGEST_ROW = 4 << 20
+_LONGEST_NAME = 500
+
+# Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
+_OTHER_BASES = frozenset((
+    "albert", "bigbird", "biomed", "biomedical", "bne", "ca", "camembert", "chinese", "clip", "code", "deberta",
+    "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
+    "mdeberta", "mini", "mt", "multilingual", "norwegian", "small", "spanish", "tiny", "umt", "xlm",
+))  # fmt: skip
+# Why an untagged model is rejected whose config.json says less than it used to.
+NO_PATH = "nothing names the base, and its config.json has no _name_or_path, as transformers 5 saves it"
+_WORD = re.compile(r"[a-z0-9.]+")
+
+# (file, key, what a claim made there is called)
+_NAMED_IN = (
+    ("adapter_config.json", "base_model_name_or_path", "adapter_config"),
+    ("config.json", "_name_or_path", "config"),
+)
+
+
+class ClaimFilter:
+    """Checks the rows of one crawl: a row is a fine-tune of the base, is not, or cannot be used.
+
+    ``known``: what earlier crawls found out about untagged models, and at which commit. ``copies``: names of the base's
+    own weights in lower case, which may grow. A bad row never raises: it becomes a BadRow with a reason.
+    """
+
+    def __init__(
+        self,
+        request: CrawlRequest,
+        known: Mapping[str, tuple[str, Claim | None]],
+        copies: Collection[str] = (),
+    ) -> None:
+        self.request = request
+        self._copies = copies
+        self._known = known
+        self.ids = {name.lower() for name in request.ids}
+        self._candidates = 0
+        self.is_cut = False  # whether untagged models were left out by a bound
+
+    def __call__(self, question: Question, row: Any) -> ClaimedRow | BadRow | Rejected | Passed | None:
+        """What a row is that answers ``question``; None for one that makes no claim.
+
+        Raises AtlasError if the files of an untagged model are needed and the Hub cannot be asked at all.
+        """
+        if is_too_deep(row):
+            identifier = row.get("id") if isinstance(row, dict) else None
+            named = identifier if isinstance(identifier, str) else None
+            return BadRow.of({"id": named}, "the row is nested too deeply")
+        if not isinstance(row, dict):
+            return BadRow.of(row, "the row is not an object")
+        identifier = row.get("id", row.get("modelId"))
+        if not isinstance(identifier, str) or not is_hub_id(identifier):
+            return BadRow.of(row, "the row has no valid model id")
+        if identifier.lower() in self.ids:
+            return None
+        if len(json.dumps(row)) > LARGEST_ROW:
+            return BadRow.of({"id": identifier}, f"the row is longer than {LARGEST_ROW:,} characters")
+        row = {**row, "id": identifier}
+        stated, asked = stated_bases(row), hub_spelling(question.asked).lower()
+        if question.kind == "names" and not stated:
+            return self._untagged(row)
+        if not isinstance(row.get("tags"), list) and not stated.keys() & {*self.ids, asked}:
+            return BadRow.of(row, "the row has no tags, so nothing says that it comes from this base")
+        direct = relation_to(row, self.request.ids, self.request.relations)
+        if direct:
+            return ClaimedRow(row, Claim(direct, "tag", self.request.base))
+        if question.kind != "children":
+            relation = relation_to(row, self.request.ids, RELATIONS)
+            return _passed(row, relation, self.request.base)
+        relation = relation_to(row, (question.asked,), RELATIONS)
+        parent = hub_spelling(question.asked)
+        if relation not in self.request.relations:
+            return _passed(row, relation, parent)
+        claimed_by = f"alias:{parent}" if parent.lower() in self._copies else "tag"
+        return ClaimedRow(row, Claim(relation, claimed_by, parent))
+
+    def _untagged(self, row: RawRow) -> ClaimedRow | BadRow | Rejected | None:
+        identifier, commit = str(row["id"]), str(row.get("sha") or "")
+        known = self._known.get(identifier)
+        if known is not None and commit and known[0] == commit:
+            claim, why = known[1], "it was examined before"
+        else:
+            if self._candidates >= self.request.max_candidates:
+                self.is_cut = True
+                return None
+            self._candidates += 1
+            try:
+                claim, why = find_claim(row, self.request.ids)
+            except Failed as error:
+                if error.reason in ("network", "rate_limited"):
+                    raise as_user_error(error, f"the files of {identifier}") from error
+                why = f"its files could not be read to find its base: {error.detail}"
+                return BadRow.of({"id": identifier}, why)
+        if claim is None:
+            return Rejected(identifier, commit, why)
+        return ClaimedRow(row, claim) if claim.relation in self.request.relations else None
+
+
+def _passed(row: RawRow, relation: str | None, parent: str) -> Passed | None:
+    """A model that is not listed, if it may have children that are.
+
+    GGUF files are made to be run, not trained; most quantised copies are nothing else.
+    """
+    if relation not in WALKED or row.get("private") is True:  # nothing is kept of a private model but its own row
+        return None
+    tags = row.get("tags")
+    is_gguf = row.get("library_name") == "gguf" or (isinstance(tags, list) and "gguf" in tags)
+    if relation == "quantized" and is_gguf:
+        return None
+    downloads = Reader().count(row.get("downloads"), "downloads") or 0
+    return Passed(str(row["id"]), Step(parent, relation, downloads))
+
+
+def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str]:
+    """Whether the model of ``row`` comes from the base that ``ids`` name, the canonical id first.
+
+    Returns its claim, None for a model of another base, and the evidence in words. Reads up to three small files.
+    Raises Failed if one of them cannot be read now, but may be readable later.
+    """
+    identifier, revision = str(row["id"]), str(row.get("sha") or "main")
+    base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
+    is_unclear = lacks_path = False
+    for filename, key, claimed_by in _NAMED_IN:
+        if names and filename not in names:
+            continue
+        try:
+            config = fetch_json(identifier, filename, revision)
+        except ModelError as error:
+            if isinstance(error, Failed) and error.reason not in ("not_found", "malformed_row", "refused"):
+                raise
+            config = None
+        path = config.get(key) if isinstance(config, dict) else None
+        lacks_path = lacks_path or (isinstance(config, dict) and key == "_name_or_path" and key not in config)
+        is_text = isinstance(path, str) and len(path) <= _LONGEST_NAME
+        verdict = path_verdict(path if is_text else None, identifier, ids)
+        if verdict == YES:
+            found = "adapter" if claimed_by == "adapter_config" else relation
+            return Claim(found, claimed_by, base), f"{filename} names it"
+        if verdict == NO:
+            return None, f"{filename} names another model"
+        is_unclear = is_unclear or verdict == UNSURE
+    if not names or "README.md" in names:
+        try:
+            card = fetch_small(identifier, "README.md", revision, MAX_README)
+        except ModelError as error:
+            if isinstance(error, Failed) and error.reason not in ("not_found", "refused"):
+                raise
+            card = b""
+        sentence = trainer_sentence(card.decode("utf-8", errors="replace"))
+        if sentence is not None:
+            is_ours = sentence[0].lower() in {name.lower() for name in ids}
+            if is_ours:
+                return Claim(relation, "card", base), "its card names it"
+            return None, "its card names another model"
+    if is_unclear:
+        return None, "its configuration names something else, or a folder"
+    if is_named_after(identifier, ids):
+        return Claim(relation, "name", base), "its name"
+    return None, NO_PATH if lacks_path else "nothing names the base"
+
+
+def is_named_after(identifier: str, ids: Collection[str]) -> bool:
+    """Whether the model's name contains the base's, word by word, and not as part of another base's name."""
+    words = _WORD.findall(identifier.lower().rpartition("/")[2])
+    for name in ids:
+        wanted = _WORD.findall(name.lower().rpartition("/")[2])
+        for start in range(len(words) - len(wanted) + 1):
+            if wanted and words[start : start + len(wanted)] == wanted:
+                around = words[max(start - 1, 0) : start] + words[start + len(wanted) :][:1]
+                return not _OTHER_BASES.intersection(around)
+    return False

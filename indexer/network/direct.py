@@ -1,0 +1,207 @@
+"""Connections for ranges of files: sockets that are kept open, and the standard library's parser of responses.
+
+A sample of a model is about a hundred small ranges, and for each of them httpx2's pool and parser take several times as
+much of the processor. These connections do what a GET of a range needs and nothing else: HTTP/1.1 to the host itself,
+without a proxy. Every response is held to the minimum throughput of ``indexer.network.min_throughput``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+
+if TYPE_CHECKING:
+    from indexer.network.min_throughput import MinThroughput
+
+_CHUNK_BYTES = 64 << 10
+# As of httpx2's pools: how many connections wait for their next request, and how long.
+_MOST_IDLE = 20
+_IDLE_SECONDS = 5.0
+# Of a status line and headers, with those of interim responses (103 Early Hints) before them.
+_MOST_HEAD_BYTES = 256 << 10
+
+_Place = tuple[str, str, int]  # scheme, host, port
+
+
+class DirectConnections:
+    """Sends GET requests, one at a time on each connection. Can be shared between threads."""
+
+    def __init__(self, minimum: MinThroughput, tls: ssl.SSLContext) -> None:
+        self._minimum = minimum
+        self._tls = tls
+        self._idle: list[tuple[_Place, float, socket.socket]] = []
+        self._lock = threading.Lock()
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request; ``request.extensions`` hold its timeouts. Raises httpx2.RequestError."""
+        url, timeouts = request.url, request.extensions["timeout"]
+        lines = [b"GET %b HTTP/1.1" % url.raw_path, *(b"%b: %b" % pair for pair in request.headers.raw), b"", b""]
+        head = b"\r\n".join(lines)
+        if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
+            raise httpx2.LocalProtocolError("a header holds a line break", request=request)
+        place = (url.scheme, url.raw_host.decode("ascii"), url.port or (443 if url.scheme == "https" else 80))
+        connection = self._taken(place)
+        if connection is None:
+            with _httpx_errors(request, httpx2.ConnectTimeout, httpx2.ConnectError):
+                connection = self._connected(place, timeouts["connect"])
+        try:
+            connection.settimeout(timeouts["read"])
+            with _httpx_errors(request, httpx2.WriteTimeout, httpx2.WriteError):
+                connection.sendall(head)
+            with _httpx_errors(request, httpx2.ReadTimeout, httpx2.ReadError):
+                response = _begun(_Line(connection, self._minimum))
+        except BaseException:
+            connection.close()
+            raise
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.getheaders()]
+        body = _Body(self, place, connection, response, request)
+        return httpx2.Response(response.status, headers=headers, stream=body)
+
+    def close(self) -> None:
+        """Close the connections that wait for a request."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, _, connection in idle:
+            connection.close()
+
+    def keep(self, place: _Place, connection: socket.socket) -> None:
+        """Keep a connection, whose last response was read to its end, for the next request."""
+        with self._lock:
+            self._idle.append((place, time.monotonic() + _IDLE_SECONDS, connection))
+            surplus = self._idle.pop(0)[2] if len(self._idle) > _MOST_IDLE else None
+        if surplus is not None:
+            surplus.close()
+
+    def _taken(self, place: _Place) -> socket.socket | None:
+        """The connection to ``place`` that was used last; None if there is none that is open and silent."""
+        while True:
+            with self._lock:
+                number = next(
+                    (number for number in reversed(range(len(self._idle))) if self._idle[number][0] == place), -1
+                )
+                if number < 0:
+                    return None
+                _, until, connection = self._idle.pop(number)
+            # What can be read now is its end, or something that nobody asked for.
+            if time.monotonic() < until and not _is_readable(connection):
+                return connection
+            connection.close()
+
+    def _connected(self, place: _Place, seconds: float) -> socket.socket:
+        scheme, host, port = place
+        connection = socket.create_connection((host, port), timeout=seconds)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return self._tls.wrap_socket(connection, server_hostname=host) if scheme == "https" else connection
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _begun(line: _Line) -> http.client.HTTPResponse:
+    """The response of which status and headers have been read."""
+    status = 100
+    while 100 <= status < 200:
+        response = http.client.HTTPResponse(line, method="GET")  # type: ignore[arg-type] # it only calls makefile
+        response.begin()
+        status = response.status
+    line.is_head = False
+    lengths = set(response.headers.get_all("Content-Length", ()))
+    if len(lengths) > 1 or not all(length.isascii() and length.isdigit() for length in lengths):
+        raise http.client.HTTPException("the length of the body is not a number")
+    return response
+
+
+class _Line(io.RawIOBase):
+    """What a connection brings for one request, held to the minimum throughput. Closing it closes nothing else."""
+
+    def __init__(self, connection: socket.socket, minimum: MinThroughput) -> None:
+        self._connection, self._minimum = connection, minimum
+        self._received, self._waited = 0, 0.0
+        self.is_head = True
+        self._reader = io.BufferedReader(self)
+
+    def makefile(self, _mode: str) -> io.BufferedIOBase:
+        """What ``http.client.HTTPResponse`` reads from: the same for an interim response and the one after it."""
+        return self._reader
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        minimum = self._minimum
+        before = minimum.clock()
+        count = self._connection.recv_into(buffer)
+        self._waited += minimum.clock() - before
+        self._received += count
+        if count and minimum.is_missed(self._received, self._waited):
+            raise TimeoutError(f"only {self._received} bytes in {self._waited:.0f} s")
+        if self.is_head and self._received > _MOST_HEAD_BYTES:
+            raise http.client.HTTPException("the headers are too long")
+        return count
+
+
+class _Body(httpx2.SyncByteStream):
+    """The body of a response, in chunks as they arrive."""
+
+    def __init__(
+        self,
+        connections: DirectConnections,
+        place: _Place,
+        connection: socket.socket,
+        response: http.client.HTTPResponse,
+        request: httpx2.Request,
+    ) -> None:
+        self._connections, self._place = connections, place
+        self._connection: socket.socket | None = connection
+        self._response, self._request = response, request
+        self._is_complete = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        response = self._response
+        with _httpx_errors(self._request, httpx2.ReadTimeout, httpx2.ReadError):
+            while chunk := response.read1(_CHUNK_BYTES):
+                yield chunk
+            if response.length:  # read1 says nothing of a body that ends too early
+                raise http.client.IncompleteRead(b"", response.length)
+        self._is_complete = True
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._is_complete and not self._response.will_close:
+            self._connections.keep(self._place, connection)
+        else:
+            connection.close()
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+@contextlib.contextmanager
+def _httpx_errors(
+    request: httpx2.Request, timeout: type[httpx2.RequestError], failure: type[httpx2.RequestError]
+) -> Iterator[None]:
+    """Turn the errors of sockets and of ``http.client`` into httpx2's."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise timeout(str(error), request=request) from error
+    except http.client.HTTPException as error:  # before OSError: RemoteDisconnected is both
+        raise httpx2.RemoteProtocolError(str(error) or type(error).__name__, request=request) from error
+    except OSError as error:
+        raise failure(str(error), request=request) from error
