@@ -65,7 +65,7 @@ GRIDS = ("nf4", "nf4 double")
 _LEAST_OF_NF4, _MOST_OF_NF4 = 0.03, 1.0
 # Entries of a matrix by which a grid is chosen; it must leave less than this share of the delta.
 _GRID_SAMPLE = 1 << 16
-_MOST_LEFT = 0.7
+_MOST_LEFT, _MOST_PLAUSIBLE = 0.7, 0.9
 # Matrices that are compared in vain before a checkpoint is taken for one of another kind.
 _MOST_TRIES = 6
 
@@ -135,6 +135,12 @@ class RoundingChoice:
         names = [(first, kind, tail) for first in firsts for kind in GRIDS for tail in tails]
         if self._grid in names:
             names = [self._grid]
+        else:
+            # The ways to make such a grid differ far less from each other than from the base: one says whether to go on.
+            some = grid(firsts[-1], GRIDS[0]).flatten()[::every]
+            if float(torch.linalg.vector_norm(values - some)) > _MOST_PLAUSIBLE * left:
+                self._tries -= self._grid is None
+                return reference
         made = {pair: grid(*pair) for pair in dict.fromkeys((first, kind) for first, kind, _ in names)}
         references = [near, *(rounded(made[name[:2]].flatten()[::every], name[2]) for name in names)]
         stacked = torch.stack(references)
