@@ -93,12 +93,18 @@ class BaseMatrices(StoredBase):
         """
         held = self._lines.get((key, lines.tobytes()))
         if held is None:
-            matrix, place = self._stored(key), self.layout.by_key[key]
+            place = self.layout.by_key[key]
             if self.is_sampled:
+                matrix = self._stored(key)
                 found = np.searchsorted(lines_of(place.lines, sampled_lines(place)), lines)
+                held = matrix[:, found] if place.transposed else matrix[found]
+            elif place.transposed:
+                held = self.matrix(key)[:, lines]
+            elif key in self._held:
+                held = self._held[key][lines]
             else:
-                found = lines
-            held = matrix[:, found] if place.transposed else matrix[found]
+                parts = np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)
+                held = torch.cat([self._index.read(str(key), range(part[0], part[-1] + 1)) for part in parts])
             self._lines[key, lines.tobytes()] = held
         return held
 

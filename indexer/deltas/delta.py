@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from indexer.architectures.layout import Layout, Matrix, compare
-from indexer.deltas.base import BaseMatrices, locate_matrices, stripes_of
+from indexer.deltas.base import BaseMatrices, locate_matrices
 from indexer.deltas.nf4 import on_grid
 from indexer.deltas.rounding import Grid, RoundingChoice
 from indexer.errors import Skipped
@@ -114,31 +115,28 @@ def sampled_deltas(
     found: dict[DeltaKey, DenseDelta] = {}
     for more in (False, True):
         # The rows of every tensor that one of its matrices needs and that have not been read.
-        wanted: dict[str, dict[Matrix, NDArray[np.int64]]] = {}
         counts: dict[DeltaKey, int] = {}
-        for matrix in layout.matrices:
-            item_bytes = checkpoint.tensors[matrix.tensor].dtype.itemsize
-            count = lines_to_read(matrix.shape, matrix.transposed, item_bytes, more=more)
-            if matrix.transposed != base.layout.by_key[matrix.key].transposed:
-                count = matrix.lines  # its rows are not those of other models
-            counts[matrix.key] = count
-            lines = lines_of(matrix.lines, count)
-            if more:
-                lines = np.setdiff1d(lines, lines_of(matrix.lines, found[matrix.key].lines or matrix.lines))
-            if len(lines):
-                wanted.setdefault(matrix.tensor, {})[matrix] = lines
-        stored = {
-            name: np.unique(np.concatenate([matrix.stored_lines(lines) for matrix, lines in of_tensor.items()]))
-            for name, of_tensor in wanted.items()
-        }
-        stripes = {name: stripes_of(rows) for name, rows in stored.items()}
+        wanted: dict[str, _Wanted] = {}
+        for name, matrices in layout.by_tensor.items():
+            item_bytes = checkpoint.tensors[name].dtype.itemsize
+            of_tensor = tuple(
+                lines_to_read(one.shape, one.transposed, item_bytes, more=more)
+                if one.transposed == base.layout.by_key[one.key].transposed
+                else one.lines  # its rows are not those of other models
+                for one in matrices
+            )
+            known = tuple(found[one.key].lines or one.lines if more else 0 for one in matrices)
+            counts.update(zip((one.key for one in matrices), of_tensor, strict=True))
+            if (rows_of_tensor := _wanted_rows(matrices, of_tensor, known)).stripes:
+                wanted[name] = rows_of_tensor
+        stripes: dict[str, Sequence[range]] = {name: one.stripes for name, one in wanted.items()}
         change = weights = 0.0
         for name, tensor in checkpoint.stripes(stripes if more else {**stripes, **(others or {})}, connections):
             if name not in wanted:
                 found_others[name] = tensor
                 continue
-            for matrix, lines in wanted[name].items():
-                block = matrix.extract_lines(tensor[np.searchsorted(stored[name], matrix.stored_lines(lines))])
+            for matrix, lines, places in wanted[name].lines:
+                block = matrix.extract_lines(tensor if places is None else tensor[places])
                 is_transposed = base.layout.by_key[matrix.key].transposed
                 is_alike = matrix.transposed == is_transposed
                 reference = base.lines(matrix.key, lines) if is_alike else base.matrix(matrix.key)
@@ -154,12 +152,13 @@ def sampled_deltas(
                 grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, lines)
                 delta = _dense_delta(matrix, block, reference, roundings, (rows, columns), False, grid)
                 change += delta.norm**2
-                weights += float(reference.float().square().sum())
+                if roundings.widest in _DROWNED_BELOW:  # else it is not asked for: a checkpoint becomes no narrower
+                    weights += float(reference.float().square().sum())
                 if more:
                     first = found[matrix.key]
                     # In the order of the rows, which is that of ``lines_of`` for all of them.
-                    known = lines_of(matrix.lines, first.lines or matrix.lines)
-                    order = torch.from_numpy(np.argsort(np.concatenate((known, lines))))
+                    before = lines_of(matrix.lines, first.lines or matrix.lines)
+                    order = torch.from_numpy(np.argsort(np.concatenate((before, lines))))
                     side = int(matrix.transposed)
                     delta = replace(
                         first,
@@ -173,6 +172,40 @@ def sampled_deltas(
         if not is_drowned or all(delta.lines is None for delta in found.values()):
             break
     return list(found.values()), found_others
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is read of one tensor: ``stripes`` of its rows, and for each matrix its lines.
+
+    The third entry of ``lines`` says where among the rows that are read those of the matrix lie; None for all of them.
+    """
+
+    stripes: tuple[range, ...]
+    lines: tuple[tuple[Matrix, NDArray[np.int64], NDArray[np.int64] | None], ...]
+
+
+# All models of a base want the same rows. Do not write to these arrays.
+@lru_cache(maxsize=2048)
+def _wanted_rows(matrices: tuple[Matrix, ...], counts: tuple[int, ...], known: tuple[int, ...]) -> _Wanted:
+    """``counts`` lines of each of the matrices of one tensor, but for those that are ``known``."""
+    lines: dict[Matrix, NDArray[np.int64]] = {}
+    for matrix, count, before in zip(matrices, counts, known, strict=True):
+        left = np.setdiff1d(lines_of(matrix.lines, count), lines_of(matrix.lines, before)) if before else None
+        lines[matrix] = lines_of(matrix.lines, count) if left is None else left
+    lines = {matrix: some for matrix, some in lines.items() if len(some)}
+    if not lines:
+        return _Wanted((), ())
+    stored = np.unique(np.concatenate([matrix.stored_lines(some) for matrix, some in lines.items()]))
+    parts = np.split(stored, np.flatnonzero(np.diff(stored) > 1) + 1)
+    places = {matrix: np.searchsorted(stored, matrix.stored_lines(some)) for matrix, some in lines.items()}
+    return _Wanted(
+        tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts),
+        tuple(
+            (matrix, some, None if np.array_equal(places[matrix], np.arange(len(stored))) else places[matrix])
+            for matrix, some in lines.items()
+        ),
+    )
 
 
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:

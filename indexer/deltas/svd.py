@@ -98,20 +98,25 @@ def truncated_svd(matrix: torch.Tensor, rank: int, seed: int, norm: float | None
 
 
 @torch.no_grad()
-def sample_svd(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """σ (rank,) descending and right singular vectors (in, rank) of ``matrix`` (out, in), one side of which is short.
+def sample_svd(matrices: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """σ (n, rank) descending and right singular vectors (n, in, rank) of ``matrices`` (n, out, in), one side is short.
 
-    From the Gram matrix of the short side in float64. Past the numerical rank both are zero.
+    From the Gram matrices of the short side in float64. Past the numerical rank both are zero.
     """
-    wide = matrix.double()
-    is_wide = wide.shape[0] < wide.shape[1]
-    squares, short = torch.linalg.eigh(wide @ wide.t() if is_wide else wide.t() @ wide)
-    values = squares.flip(0).clamp_min(0).sqrt()
-    kept = min(rank, int((values > values[0] * _rank_tolerance(wide.shape)).sum()))
-    s, v = values.new_zeros(rank), wide.new_zeros(wide.shape[1], rank)
-    s[:kept] = values[:kept]
-    leading = short.flip(1)[:, :kept]
-    v[:, :kept] = wide.t() @ leading / values[:kept] if is_wide else leading
+    wide = matrices.double()
+    count, rows, columns = wide.shape
+    is_wide = rows < columns
+    squares, short = torch.linalg.eigh(wide @ wide.mT if is_wide else wide.mT @ wide)
+    kept = min(rank, squares.shape[1])
+    values = squares.flip(1)[:, :kept].clamp_min(0).sqrt()
+    is_there = values > values[:, :1] * _rank_tolerance((rows, columns))
+    leading = short.flip(2)[:, :, :kept]
+    if is_wide:
+        # In this order the product takes a third to a tenth of the time of its transpose.
+        leading = (leading.mT @ wide).mT / torch.where(is_there, values, 1.0).unsqueeze(1)
+    s, v = values.new_zeros(count, rank), wide.new_zeros(count, columns, rank)
+    s[:, :kept] = values * is_there
+    v[:, :, :kept] = leading * is_there.unsqueeze(1)
     return s.float(), v.float()
 
 

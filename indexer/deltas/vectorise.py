@@ -52,6 +52,8 @@ _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
 DESIGN_EFFECT = 1.5
 HEAD_CORRELATION = 0.3
 
+# Samples of equal matrices are decomposed together, up to so many numbers at a time.
+TOGETHER = 1 << 18
 
 # float32, in which norms and singular values are kept, ends at 2¹²⁸; sums over matrices have to fit, too.
 LARGEST_NORM = 2.0**120
@@ -215,10 +217,18 @@ class _DeltaReader:
         deltas, others = sampled_deltas(
             self._checkpoint, layout, self._base, connections, self.roundings, self._embeddings.stripes()
         )
+        alike: dict[tuple[tuple[int, ...], bool], list[DenseDelta]] = {}
         for delta in deltas:
-            self._add_dense(delta)
+            if delta.lines is None:
+                self._add_dense(delta)
+            else:
+                alike.setdefault((tuple(delta.matrix.shape), delta.transposed), []).append(delta)
             self.sample[delta.key] = delta.sample.numpy()
             self.moved += delta.moved
+        for (shape, _), group in alike.items():
+            together = max(1, TOGETHER // math.prod(shape))
+            for start in range(0, len(group), together):
+                self._add_samples(group[start : start + together])
         for name, rows in others.items():
             self._embeddings.add(name, rows)
         self.tokens = self._embeddings.changes(self._read_stripes)
@@ -269,11 +279,11 @@ class _DeltaReader:
         return tuple(found)
 
     def _add_dense(self, delta: DenseDelta) -> None:
+        if delta.lines is not None:
+            self._add_samples([delta])
+            return
         unit = self._unit
         matrix = delta.matrix.to(unit.device)
-        if delta.lines is not None:
-            self._records[delta.key] = self._estimated(delta, matrix)
-            return
         # A seed from the base and the matrix alone, so that equal changes have equal factors in every upload and form,
         # whatever the order of reading, the number of workers or the commit.
         named = f"{unit.base}@{unit.base_commit}|{delta.key}"
@@ -281,34 +291,38 @@ class _DeltaReader:
         factors = replace(truncated_svd(matrix, unit.spec.rank, seed, delta.norm), norm=delta.norm)
         self._add(delta, factors, (matrix.shape[0], matrix.shape[1]), delta.inner)
 
-    def _estimated(self, delta: DenseDelta, matrix: torch.Tensor) -> DeltaRecord:
-        """The record of a matrix of which some rows were read.
+    def _add_samples(self, deltas: Sequence[DenseDelta]) -> None:
+        """Add matrices of one shape and orientation of which some rows were read.
 
         A sum over all rows is estimated by the mean over those that were read; its variance is that of simple random
         sampling times the design effect of rows that lie together (Kish, 1965, "Survey Sampling", chapter 5).
         """
-        assert delta.lines is not None
-        place = self._base.layout.by_key[delta.key]
-        share = delta.lines / place.lines
-        squares = matrix.square().sum(dim=0 if place.transposed else 1).double()
-        norm = delta.norm / math.sqrt(share)
-        s, v = sample_svd(matrix, self._unit.spec.rank)
-        u_rows = matrix @ v * torch.where(s > 0, math.sqrt(share) / s, 0.0)
-        if place.transposed:  # zero on the coordinates that were not read
-            held = torch.from_numpy(lines_of(place.lines, delta.lines))
-            v = torch.zeros(place.shape[1], v.shape[1]).index_copy_(0, held, v.cpu())
-        factors = Factors(torch.empty(0), s / math.sqrt(share), v, norm)
-        found = _delta_record(delta.key, place.shape, factors, delta.inner / share, self._base, place.transposed)
-        error = 0.0
-        if norm:
-            # Heads are rows of queries, keys and values, and columns of the matrix that joins them.
-            family = delta.key.family.removeprefix("cross_")
-            is_of_heads = family == "output" if place.transposed else family in ("query", "key", "value")
-            effect = DESIGN_EFFECT + (HEAD_CORRELATION * (delta.lines / 2 - 1) if is_of_heads else 0.0)
-            variance = effect * (1 - share) * float(squares.var(correction=1)) / len(squares)
-            error = place.lines * math.sqrt(variance) / (2 * norm)
-        rows = u_rows.cpu().numpy().astype(np.float16)
-        return replace(found, u=None, u_rows=rows, lines=delta.lines, norm_error=error)
+        matrices = torch.stack([delta.matrix for delta in deltas]).to(self._unit.device)
+        singular_values, vectors = sample_svd(matrices, self._unit.spec.rank)
+        squares = matrices.square().sum(dim=1 if deltas[0].transposed else 2).double()
+        variances = (squares.var(dim=1, correction=1) / squares.shape[1]).tolist()
+        inverse = torch.where(singular_values > 0, 1 / singular_values, 0.0)
+        left = (matrices @ vectors * inverse.unsqueeze(1)).cpu()
+        for number, delta in enumerate(deltas):
+            assert delta.lines is not None
+            place = self._base.layout.by_key[delta.key]
+            share = delta.lines / place.lines
+            norm = delta.norm / math.sqrt(share)
+            s, v = singular_values[number], vectors[number]
+            if place.transposed:  # zero on the coordinates that were not read
+                held = torch.from_numpy(lines_of(place.lines, delta.lines))
+                v = torch.zeros(place.shape[1], v.shape[1]).index_copy_(0, held, v.cpu())
+            factors = Factors(torch.empty(0), s / math.sqrt(share), v, norm)
+            found = _delta_record(delta.key, place.shape, factors, delta.inner / share, self._base, place.transposed)
+            error = 0.0
+            if norm:
+                # Heads are rows of queries, keys and values, and columns of the matrix that joins them.
+                family = delta.key.family.removeprefix("cross_")
+                is_of_heads = family == "output" if place.transposed else family in ("query", "key", "value")
+                effect = DESIGN_EFFECT + (HEAD_CORRELATION * (delta.lines / 2 - 1) if is_of_heads else 0.0)
+                error = place.lines * math.sqrt(effect * (1 - share) * variances[number]) / (2 * norm)
+            rows = (left[number] * math.sqrt(share)).numpy().astype(np.float16)
+            self._records[delta.key] = replace(found, u=None, u_rows=rows, lines=delta.lines, norm_error=error)
 
     def _add_lora(self, delta: LoraDelta) -> None:
         a, b = (factor.to(self._unit.device) for factor in (delta.a, delta.b))

@@ -57,10 +57,14 @@ _UNEVEN_DECAY = 0.5
 # while rows that were met may be among them.
 _FEWEST_REFERENCES, _MOST_REFERENCES = 8, 1 << 17
 _NEIGHBOURS, _TRIMMED = 8, 3
-_BINS = 1 << 16
+_BIN_BITS = 16
+_BINS = 1 << _BIN_BITS
 # A number within so many ulps of its neighbours did not change; where rounding jumps, a few of an untouched row lie
 # farther.
 _CLOSE, _STRAY = 2.0, 2
+# Of a float64, which the arithmetic uses.
+_MANTISSA_BITS = 52
+_SIGN_BIT = np.int64(-(1 << 63))
 # A row with a change in fewer than this share of its numbers is unsure.
 _VISIBLE = 1 / 8
 # Ulps by which all rows that moved must stand off: successive last steps of a schedule differ by a factor of 4 at most.
@@ -72,6 +76,8 @@ _MOST_FAINT = 0.002
 # The common directions in which a tied head moves every row.
 _COMMON = 4
 _ROWS_AT_ONCE = 4096
+# Where rows are compared one by one, so many numbers at a time: they stay in the processor's cache.
+_NUMBERS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -119,16 +125,23 @@ class Decay:
 
     def distances(self, rows: Floats, base: Floats, half: int = 0) -> Floats:
         """(n, d) by how many ulps each number lies beyond what untouched rows have."""
-        offsets, keys = _offsets(rows, base, self.scale, self.dtype)
         if not self.lowest:
-            return np.abs(offsets)
-        place = np.maximum((keys - 1) * _BINS, 0).astype(np.intp)
-        return np.maximum(np.maximum(self.lowest[half][place] - offsets, offsets - self.highest[half][place]), 0.0)
+            return np.abs(rows - self.scale * base) / _ulp(base, self.dtype)
+        offsets = _offsets(rows, base, self.scale, self.dtype)
+        place = _mantissas(base) >> _MANTISSA_BITS - _BIN_BITS
+        lowest, highest = self.lowest[half][place], self.highest[half][place]
+        lowest -= offsets
+        offsets -= highest
+        np.maximum(lowest, offsets, out=offsets)
+        return np.maximum(offsets, 0.0, out=offsets)
 
 
 @dataclass(frozen=True)
 class JudgedRows:
-    """``is_untouched``, ``is_unsure`` (n,); ``clearance`` (n,) ulps; ``visible`` (n,) the share of changed numbers."""
+    """``is_untouched``, ``is_unsure`` (n,); ``clearance`` (n,) ulps; ``visible`` (n,) the share of changed numbers.
+
+    The clearance of an untouched row is 0.
+    """
 
     is_untouched: NDArray[np.bool_]
     is_unsure: NDArray[np.bool_]
@@ -145,43 +158,59 @@ def row_changes(
     untouched. None where that cannot be computed: values that are not finite, a base of zeros, or other weights than a
     fine-tune's. Works on some thousand rows at a time, because an embedding may be large.
     """
-    count, pieces = len(base), _pieces(len(base))
-    # The common factor. Rows that equal the base's, rounded alike, say that no decay shows.
-    squares, products, own, is_same = (np.zeros(count) for _ in range(4))
+    (count, width), pieces = base.shape, _pieces(*base.shape)
+    squares, is_same = np.zeros(count), np.zeros(count, dtype=np.bool_)
     for piece in pieces:
-        mine, theirs = _float64(rows[piece]), _float64(base[piece])
+        mine, theirs = _numbers(rows[piece]), _numbers(base[piece])
         if not (np.isfinite(mine).all() and np.isfinite(theirs).all()):
             return None
-        squares[piece] = np.einsum("ij,ij->i", theirs, theirs)
-        products[piece] = np.einsum("ij,ij->i", mine, theirs)
-        own[piece] = np.einsum("ij,ij->i", mine, mine)
-        is_same[piece] = (np.abs(mine - theirs) <= 0.5 * _ulp(mine, dtype)).all(axis=1)
+        squares[piece] = _row_products(theirs.astype(np.float64))
+        is_same[piece] = _same_rows(mine, theirs, dtype)
     is_there = squares > 0  # the row of a padding token may be zero
     if not is_there.any():
         return None
     lengths = np.sqrt(np.where(is_there, squares, np.median(squares[is_there])))
+    # The common factor. Rows that equal the base's, rounded alike, say that no decay shows.
     if (is_same * is_there).sum() >= max(1, _AGREEING * is_there.sum() / 10):
         scale = 1.0
         decay: Decay | None = Decay(1.0, dtype)
-        reference = np.array([], dtype=np.intp)
+        others = np.flatnonzero(~is_same)  # the numbers of the same rows are one ulp away at most
+        found = judge_rows(rows[others], base[others], Decay(1.0, dtype))
+        judged = JudgedRows(is_same.copy(), np.zeros(count, dtype=np.bool_), np.zeros(count), np.zeros(count))
+        for every, some in zip(vars(judged).values(), vars(found).values(), strict=True):
+            every[others] = some
     else:
+        products, own = np.zeros(count), np.zeros(count)
+        for piece in pieces:
+            mine, theirs = _float64(rows[piece]), _float64(base[piece])
+            products[piece], own[piece] = np.einsum("ij,ij->i", mine, theirs), _row_products(mine)
         ratios = products[is_there] / squares[is_there]
         off = np.maximum(own[is_there] / squares[is_there] - ratios**2, 0)  # ‖e' - ratio·e‖² / ‖e‖²
         scale = float(np.median(ratios[np.argsort(off, kind="stable")[: max(1, int(_AGREEING * len(off)))]]))
         if not _LEAST_SCALE < scale < 1 / _LEAST_SCALE:  # also NaN: not a fine-tune of this base
             return None
         decay, reference = _fit_decay(rows, base, scale, dtype, is_there)
-    sizes = np.zeros(count)
-    for piece in pieces:
-        sizes[piece] = np.linalg.norm(_float64(rows[piece]) - scale * _float64(base[piece]), axis=1) / lengths[piece]
+        if decay is not None:
+            judged = judge_rows(rows, base, decay, reference)
+
+    def sizes(chosen: NDArray[np.intp]) -> Floats:
+        """How much these rows changed besides the decay, relative to the base's rows."""
+        changes = np.zeros(len(chosen))
+        for piece in _pieces(len(chosen), width):
+            some = chosen[piece]
+            changes[piece] = np.linalg.norm(_float64(rows[some]) - scale * _float64(base[some]), axis=1) / lengths[some]
+        return changes
+
     if decay is None:
-        codes = codes_of_sizes(_shares(rows, base, scale, lengths, pieces) if tied else sizes)
+        codes = codes_of_sizes(_shares(rows, base, scale, lengths, _pieces(count)) if tied else sizes(np.arange(count)))
         return RowChanges(codes, scale, STATISTICAL, is_share=tied), None
-    judged = judge_rows(rows, base, decay, reference)
     is_moved = ~judged.is_untouched
+    codes = np.zeros(count, dtype=np.uint8)
     if not is_moved.any():
-        return RowChanges(np.zeros(count, np.uint8), scale, FROZEN), decay
-    codes = np.where(judged.is_untouched, 0, np.where(judged.is_unsure, UNSURE, codes_of_sizes(sizes)))
+        return RowChanges(codes, scale, FROZEN), decay
+    codes[judged.is_unsure] = UNSURE
+    is_sure = is_moved & ~judged.is_unsure
+    codes[is_sure] = codes_of_sizes(sizes(np.flatnonzero(is_sure)))
     # The last steps of a schedule that runs to zero move rows less and less. Only where all that moved stand clear can
     # no row be hidden; and in a narrow dtype the last steps leave no trace in any number of a row. A merge that drops
     # small changes (TIES, DARE) leaves numbers of the rows that moved still, and whole rows that were met.
@@ -191,7 +220,7 @@ def row_changes(
         and float(judged.clearance[is_moved].min()) >= _CLEAR
         and is_faint.sum() <= _MOST_FAINT * is_moved.sum()
     )
-    return RowChanges(codes.astype(np.uint8), scale, EXACT if is_certain else STATISTICAL), decay
+    return RowChanges(codes, scale, EXACT if is_certain else STATISTICAL), decay
 
 
 def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | NDArray[np.intp] = ()) -> JudgedRows:
@@ -204,7 +233,7 @@ def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | 
     half = np.zeros(count, dtype=np.intp)
     if len(reference):
         half[reference[::2]] = 1  # the first half is judged by the second
-    for piece in _pieces(count):
+    for piece in _pieces(*base.shape):
         mine, theirs = _float64(rows[piece]), _float64(base[piece])
         for number in np.unique(half[piece]).tolist():
             chosen = np.flatnonzero(half[piece] == number)
@@ -212,8 +241,9 @@ def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | 
             place = chosen + piece.start
             entries[place] = (distances > _CLOSE).sum(axis=1)
             visible[place] = entries[place] / distances.shape[1]
+            has_moved = entries[place] > _STRAY
             least = min(_STRAY + 1, distances.shape[1])
-            clearance[place] = np.partition(distances, -least, axis=1)[:, -least]
+            clearance[place[has_moved]] = np.partition(distances[has_moved], -least, axis=1)[:, -least]
     is_untouched = entries <= _STRAY
     return JudgedRows(is_untouched, ~is_untouched & (visible < _VISIBLE), clearance, visible)
 
@@ -229,9 +259,9 @@ def _fit_decay(
     from scipy.ndimage import maximum_filter1d, minimum_filter1d, rank_filter
 
     furthest = np.full(len(base), np.inf)
-    for piece in _pieces(len(base)):
-        offsets = _offsets(_float64(rows[piece]), _float64(base[piece]), scale, dtype)[0]
-        furthest[piece] = np.abs(offsets).max(axis=1)
+    for piece in _pieces(*base.shape):
+        mine, theirs = _float64(rows[piece]), _float64(base[piece])
+        furthest[piece] = (np.abs(mine - scale * theirs) / _ulp(theirs, dtype)).max(axis=1)
     limit = _ROUNDING + _UNEVEN_DECAY * abs(1 - scale) * 2.0 ** _DTYPES[dtype][0]
     reference = np.flatnonzero(is_there & (furthest <= limit))
     most = max(_FEWEST_REFERENCES, _MOST_REFERENCES // base.shape[1])
@@ -240,14 +270,16 @@ def _fit_decay(
     for _ in range(4):
         if len(reference) < _FEWEST_REFERENCES:
             return None, reference
-        offsets, keys = _offsets(_float64(rows[reference]), _float64(base[reference]), scale, dtype)
-        order = np.argsort(keys, axis=None, kind="stable")
-        near, values = keys.ravel()[order], offsets.ravel()[order]
+        offsets, order, near = _by_mantissa(rows[reference], base[reference], scale, dtype)
+        values = offsets.ravel()[order]
         low, high = (
             rank_filter(values, rank, 2 * _NEIGHBOURS + 1, mode="nearest") for rank in (_TRIMMED, -1 - _TRIMMED)
         )
-        place = np.searchsorted(near, keys).clip(0, len(near) - 1)
-        beyond = (np.maximum(low[place] - offsets, offsets - high[place]) > _CLOSE).sum(axis=1)
+        # Numbers of one mantissa are judged alike, by the first of them.
+        first = np.maximum.accumulate(np.where(np.diff(near, prepend=-2) > 0, np.arange(len(near)), 0))
+        is_beyond = np.empty(len(near), dtype=np.bool_)
+        is_beyond[order] = np.maximum(low[first] - values, values - high[first]) > _CLOSE
+        beyond = is_beyond.reshape(offsets.shape).sum(axis=1)
         if (beyond <= _STRAY).all():
             break
         reference = reference[beyond <= _STRAY]
@@ -255,24 +287,50 @@ def _fit_decay(
         return None, reference
     lowest, highest = [], []
     for half in (reference[::2], reference[1::2]):
-        offsets, keys = _offsets(_float64(rows[half]), _float64(base[half]), scale, dtype)
-        order = np.argsort(keys, axis=None, kind="stable")
-        near, values = keys.ravel()[order], offsets.ravel()[order]
+        offsets, order, near = _by_mantissa(rows[half], base[half], scale, dtype)
+        values = offsets.ravel()[order]
         size = 2 * _NEIGHBOURS + 1
-        place = np.searchsorted(near, 1 + (np.arange(_BINS) + 0.5) / _BINS).clip(0, len(near) - 1)
+        middles = (np.arange(_BINS, dtype=np.int64) * 2 + 1) << _MANTISSA_BITS - _BIN_BITS - 1
+        place = np.searchsorted(near, middles).clip(0, len(near) - 1)
         lowest.append(minimum_filter1d(values, size, mode="nearest")[place])
         highest.append(maximum_filter1d(values, size, mode="nearest")[place])
     return Decay(scale, dtype, tuple(lowest), tuple(highest)), reference
 
 
-def _offsets(rows: Floats, base: Floats, scale: float, dtype: str) -> tuple[Floats, Floats]:
-    """(n, d) e' - c·e in ulps of e, positive away from zero, and the mantissas of e in [1, 2); 0 for zeros."""
-    signs = np.where(base < 0, -1.0, 1.0)
-    return (rows - scale * base) / _ulp(base, dtype) * signs, np.abs(np.frexp(base)[0]) * 2
+def _offsets(rows: Floats, base: Floats, scale: float, dtype: str) -> Floats:
+    """(n, d) e' - c·e in ulps of e, positive away from zero."""
+    offsets = rows - scale * base
+    offsets /= _ulp(base, dtype)
+    signs = (base + 0.0).view(np.int64)  # -0.0 counts as positive
+    signs &= _SIGN_BIT
+    offsets.view(np.int64)[...] ^= signs
+    return offsets
 
 
-def _pieces(count: int) -> list[slice]:
-    return [slice(start, min(start + _ROWS_AT_ONCE, count)) for start in range(0, count, _ROWS_AT_ONCE)]
+def _mantissas(values: Floats) -> NDArray[np.int64]:
+    """The stored bits of the mantissas: of a value m · 2^e with 1 ≤ |m| < 2 the number (|m| - 1) · 2^52."""
+    return values.view(np.int64) & (1 << _MANTISSA_BITS) - 1
+
+
+def _by_mantissa(
+    rows: Rows, base: Rows, scale: float, dtype: str
+) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """The offsets (n, d); the order of all numbers by the mantissas of ``base``, zeros (-1) first; these in order."""
+    theirs = _float64(base)
+    keys = np.where(theirs == 0, -1, _mantissas(theirs)).ravel()
+    # A number of float32 leaves room for its place in the same integer, and integers are sorted in a tenth of the time.
+    fraction, place = _MANTISSA_BITS - 23, np.arange(len(keys))
+    if len(keys) <= 1 << fraction and not (keys & (1 << fraction) - 1)[keys >= 0].any():
+        order = np.sort(keys >> fraction << fraction | place) & (1 << fraction) - 1
+    else:
+        order = np.argsort(keys, kind="stable")
+    return _offsets(_float64(rows), theirs, scale, dtype), order, keys[order]
+
+
+def _pieces(count: int, width: int = 0) -> list[slice]:
+    """``count`` rows in pieces; in small ones if the ``width`` of rows that do not depend on each other is given."""
+    step = max(1, _NUMBERS_AT_ONCE // width) if width else _ROWS_AT_ONCE
+    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
 
 def _shares(rows: Rows, base: Rows, scale: float, lengths: Floats, pieces: Sequence[slice]) -> Floats:
@@ -291,19 +349,43 @@ def _shares(rows: Rows, base: Rows, scale: float, lengths: Floats, pieces: Seque
     return np.maximum(shares, 2.0**-20)
 
 
+def _same_rows(rows: NDArray[np.floating], base: NDArray[np.floating], dtype: str) -> NDArray[np.bool_]:
+    """(n,) whether all numbers of a row are the base's, rounded to ``dtype``."""
+    is_same = np.ones(len(rows), dtype=np.bool_)
+    for columns in (slice(0, 32), slice(32, None)):  # most rows that differ do so in the first columns
+        left = np.flatnonzero(is_same)
+        mine, theirs = rows[left, columns], base[left, columns]
+        is_equal = (mine == theirs).all(axis=1)
+        left, mine, theirs = left[~is_equal], _float64(mine[~is_equal]), _float64(theirs[~is_equal])
+        is_same[left] = (np.abs(mine - theirs) <= 0.5 * _ulp(mine, dtype)).all(axis=1)
+    return is_same
+
+
+def _row_products(rows: Floats) -> Floats:
+    """(n,) the squared lengths."""
+    return np.einsum("ij,ij->i", rows, rows)
+
+
+def _numbers(rows: Rows) -> NDArray[np.floating]:
+    """Some rows as a NumPy array, also of tensors in bfloat16, which NumPy lacks."""
+    return rows if isinstance(rows, np.ndarray) else rows.float().numpy()
+
+
 def _float64(rows: Rows) -> Floats:
-    """Some rows as NumPy's float64, also of tensors in bfloat16, which NumPy lacks."""
-    found = rows if isinstance(rows, np.ndarray) else rows.float().numpy()
-    return found.astype(np.float64)
+    """Some rows as a new NumPy array of float64."""
+    return _numbers(rows).astype(np.float64)
 
 
-def _ulp(values: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
-    """The distance of neighbouring numbers of ``dtype`` at ``values``."""
+def _ulp(values: Floats, dtype: str) -> Floats:
+    """The distance of neighbouring numbers of ``dtype`` at ``values``, which are finite."""
     bits, smallest = _DTYPES[dtype]
-    exponents = np.frexp(values)[1] - 1  # of zero: -1, mended here
-    exponents = np.where(values == 0, smallest, np.maximum(exponents, smallest))
-    ulps: NDArray[np.float64] = np.ldexp(1.0, exponents - (bits - 1))
-    return ulps
+    # 2^e has the stored exponent e + 1023 and no mantissa.
+    exponents = values.view(np.int64) >> _MANTISSA_BITS
+    exponents &= 0x7FF
+    np.maximum(exponents, smallest + 1023, out=exponents)
+    exponents -= bits - 1
+    exponents <<= _MANTISSA_BITS
+    return exponents.view(np.float64)
 
 
 def codes_of_sizes(sizes: NDArray[np.float64]) -> NDArray[np.uint8]:

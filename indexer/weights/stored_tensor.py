@@ -201,10 +201,10 @@ class TensorIndex:
             for number, part in enumerate(parts)
         ]
 
-    def read(self, name: str) -> torch.Tensor:
-        """Read one tensor. Raises KeyError, Failed, Skipped("unreadable_dtype")."""
+    def read(self, name: str, rows: range | None = None) -> torch.Tensor:
+        """Read one tensor or some rows of a matrix. Raises KeyError, Failed, Skipped("unreadable_dtype")."""
         check_readable(self.tensors[name])
-        stored = self.locate(name)
+        stored = self.locate(name, rows)
         run = self.source.run(stored.start, stored.stop)
         try:
             return stored.load(run, Buffers())
