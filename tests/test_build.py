@@ -133,7 +133,7 @@ def test_an_edited_card_of_the_base_does_not_cost_the_records(shell):
 
 @pytest.mark.slow
 def test_a_failing_download_is_tried_again_by_the_next_build(shell):
-    fault = shell.hub.faults.add(path=r"glue-0.*safetensors", status=500)
+    fault = shell.hub.faults.add(path=r"glue-0/.*safetensors", status=500)
     first = build(shell)
     shell.hub.faults.remove(fault)
     assert counts(first)["failed"] == 1
@@ -177,7 +177,7 @@ def test_a_build_killed_at_any_time_goes_on_where_it_stopped(shell):
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "stop"), [("1", signal.SIGINT), ("2", signal.SIGTERM)])
 def test_a_build_that_is_stopped_publishes_what_was_done(shell, workers, stop):
-    shell.hub.faults.add(path=r"imdb-3.*safetensors", hang=600.0)
+    shell.hub.faults.add(path=r"imdb-3/.*safetensors", hang=600.0)
     process = start_python(
         "-m", "indexer", "build", "--base", BASE, "--workers", workers,
         cwd=shell.folder, env={**shell.environment, "HF_ENDPOINT": shell.endpoint}, stderr=subprocess.PIPE,

@@ -186,6 +186,7 @@ def test_a_grid_is_looked_for_in_few_matrices():
     assert 0 < len(calls) <= 6 * 6
 
 
+@pytest.mark.slow
 def test_a_sample_of_a_model_saved_by_transformers(tmp_path):
     """Llama, in bfloat16: a base, its dequantised copy with merged factors, and what a sample and all of it give."""
     from transformers import LlamaConfig, LlamaForCausalLM
