@@ -44,6 +44,7 @@ DASHES = (0, (4, 3))
 WIDEST_LEGEND = 6.0  # inches: its four entries side by side
 FEED_FORWARD = ("gate", "feedforward1", "feedforward2")
 COLOURED = ("query", "key", "value", "output", *FEED_FORWARD)  # cross-attention and fused matrices share these colours
+KINDS = ("cross", "ssm", "conv", "expert")  # families of other kinds begin with these; each kind has a row
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ class RankStudy(Drawn):
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """A panel for each family, all with one scale: its mean with the spread, and the best fit dashed.
 
-        Rows: attention, cross-attention and feed-forward of each stack. The others of a row are grey behind each.
+        Rows: attention, cross-attention, feed-forward and others of each stack. The others of a row are grey behind
+        each.
         """
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
@@ -185,7 +187,8 @@ class RankStudy(Drawn):
         for name in self.families:
             stack, _, bare_name = name.rpartition(".")
             part = "feedforward" if bare_name.startswith(FEED_FORWARD) else "attention"
-            by_row.setdefault((stack, "cross" if bare_name.startswith("cross_") else part), []).append(name)
+            kind = bare_name.partition("_")[0]
+            by_row.setdefault((stack, kind if kind in KINDS else part), []).append(name)
         rows = list(by_row.values())
         columns = max(len(names) for names in rows)
         size = (max(PANEL[0] * columns, 4.0), PANEL[1] * len(rows) + 0.8)
@@ -200,8 +203,11 @@ class RankStudy(Drawn):
                 for other in names:
                     if other != name:
                         panel.plot(ranks[other], color=colours.rest, linewidth=0.8, zorder=1)
-                family, bare_name = self.families[name], name.rpartition(".")[2].removeprefix("cross_")
-                colour = next(colours.palette[i] for i, one in enumerate(COLOURED) if bare_name.startswith(one))
+                family, bare_name = self.families[name], name.rpartition(".")[2]
+                if bare_name.partition("_")[0] in KINDS:
+                    bare_name = bare_name.partition("_")[2]
+                shades = [place for place, one in enumerate(COLOURED) if bare_name.startswith(one)]
+                colour = colours.palette[(shades or [names.index(name)])[0] % len(colours.palette)]
                 layers = np.arange(len(family.ranks))
                 low, high = np.maximum(ranks[name] - spread[name], 0), ranks[name] + spread[name]
                 panel.fill_between(layers, low, high, color=colour, alpha=0.22, linewidth=0, zorder=2)

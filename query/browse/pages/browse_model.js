@@ -121,7 +121,7 @@ function changePart(layers) {
   const measures = Object.keys(MEASURED).filter((name) => layers.deltas.some((one) => one[name] !== null));
   const select = element("select", { id: "measure" }, ...measures.map((name) => element("option", { value: name }, MEASURED[name])));
   const grid = element("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": "Changes by layer and family" });
-  const show = () => grid.replaceChildren(changeGrid(layers.deltas, select.value));
+  const show = () => grid.replaceChildren(changeGrid(layers, select.value));
   select.addEventListener("change", show);
   show();
   const label = element("label", { htmlFor: "measure" }, "Shown: ");
@@ -129,8 +129,8 @@ function changePart(layers) {
 }
 
 // Rows are layers, columns are families; darker cells changed more.
-function changeGrid(deltas, measure) {
-  const families = [...new Set(deltas.map(({ family }) => family))];
+function changeGrid({ deltas, families: parts }, measure) {
+  const families = [...new Set(parts.map(({ name }) => name.split(".").pop()))];
   const rows = Map.groupBy ? Map.groupBy(deltas, rowName) : grouped(deltas);
   const most = Math.max(...deltas.map((one) => one[measure] ?? 0), 1e-12);
   const head = element("tr", {}, element("th", { scope: "col" }, "layer"), ...families.map((name) => element("th", { scope: "col" }, name)));
