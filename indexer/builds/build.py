@@ -194,7 +194,8 @@ class Build:
     def selected(self) -> list[ListedModel]:
         """The listed models that the options select."""
         one = self.options
-        return select(self.listing.models(), one.limit, one.sort, one.since, one.author, one.relations)
+        depth = one.depth if one.descendants else 0
+        return select(self.listing.models(), one.limit, one.sort, one.since, one.author, one.relations, depth)
 
     def plan(
         self, selected: Sequence[ListedModel] | None = None, folders: Mapping[str, Path] | None = None
@@ -227,7 +228,8 @@ class Build:
             self.facts.ids,
             models,
             ask_hub if self.asks_hub else None,
-            self.listing.copies() | {name.lower(): self.facts.id for name in self._copies_read},
+            self.listing.copies()
+            | {name.lower(): self.facts.id for name in (*self.options.same_as, *self._copies_read)},
             self._base_hashes if self.asks_hub else (),
         )
         planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,10 +9,8 @@ from typing import Any
 
 from indexer.listing.listing_state import ListedModel
 from indexer.names import RELATIONS
-
-# Requests to the API that the Hub answers in five minutes, without a token and with one of a free account.
-QUOTAS = {"without a token": 500, "with the token of a free account": 1_000}
-_MINUTES = 5
+from indexer.network.rate_limit import QUOTAS, WINDOW_SECONDS
+from indexer.quantities import duration_in_words
 
 
 @dataclass(frozen=True)
@@ -35,14 +32,17 @@ class Tree:
             counts = [f"{self.models[depth, one]:,} {one}" for one in RELATIONS if self.models[depth, one]]
             found.append(f"{depth} step{'' if depth == 1 else 's'} from the base: {', '.join(counts)}")
         if self.calls:
-            windows = [
-                f"{_MINUTES * math.ceil(self.calls / quota - 1):,} min {whose}"
-                for whose, quota in QUOTAS.items()
-                if self.calls > quota
-            ]
-            pace = f"; the Hub's limits stretch that to {' or '.join(windows)}" if windows else ""
-            limits = " or ".join(f"{quota:,} {whose}" for whose, quota in QUOTAS.items())
-            found.append(f"the crawl made {self.calls:,} requests to the API, of {limits} in {_MINUTES} minutes{pace}")
+            # Both limits, whatever the account: a crawl is run again, and by others.
+            times = []
+            for has_token, whose in ((False, "without a token"), (True, "with one of a free account")):
+                quota = QUOTAS[has_token]["api"]
+                least = duration_in_words(self.calls / quota * WINDOW_SECONDS)
+                times.append(f"{quota:,} {whose}" + (f" (so at least {least})" if self.calls > quota else ""))
+            window = duration_in_words(WINDOW_SECONDS)
+            found.append(
+                f"the crawl made {self.calls:,} API request{'' if self.calls == 1 else 's'}; "
+                f"in {window} the Hub allows {' and '.join(times)}"
+            )
         return found
 
     def as_row(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def read_model(described: Described, base: PublishedBase, read: str = "sample") 
     torch.set_num_threads(1)
     reference, row = described.reference, described.row
     matrices = published_matrices(base)
-    parents = Parents((base.base,), (), None if constants.HF_HUB_OFFLINE else ask_hub)
+    parents = Parents((base.base,), (), None if constants.HF_HUB_OFFLINE else ask_hub, hashes=matrices.file_hashes)
     parent = parents.of_row(row) if untyped_relation(row) == "adapter" else None
     model = reference.id if reference.folder is not None else str(row["id"])
     unit = Unit(

@@ -105,7 +105,7 @@ def vectorise(
                 reader.read_full(layout, ahead_bytes)
         else:
             block_bytes = sum(checkpoint.tensors[name].nbytes for name in tensor_names(checkpoint))
-            planned, unit = unit, _by_its_file(unit, checkpoint)
+            planned, unit = unit, _by_its_file(unit, checkpoint, base)
             adapter_base = _adapter_base(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
             try:
@@ -365,7 +365,7 @@ def _delta_record(
     )
 
 
-def _by_its_file(unit: Unit, checkpoint: Checkpoint) -> Unit:
+def _by_its_file(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit:
     """The unit with the parent that the adapter's own file names, if the listing row named something else.
 
     Raises Failed if the Hub cannot be asked what that is.
@@ -384,7 +384,7 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint) -> Unit:
                 return None
             raise
 
-    parents = Parents((unit.base,), (), ask)
+    parents = Parents((unit.base,), (), ask, hashes=base.file_hashes)
     parent = parents.of_row({"id": unit.model.id, "config": {"peft": {"base_model_name_or_path": said}}})
     return replace(unit, parent=parent, is_on_base=parent is None and not parents.unknown)
 

@@ -79,11 +79,15 @@ class Listing:
         self._length = 0  # bytes up to the end of the last complete line
         self._tail = b""  # a line after that with a damaged end, written again by the next append
         self._signature: tuple[int, ...] | None = None
+        self._models: tuple[tuple[int, int], list[ListedModel]] | None = None  # with their paths, of one state
 
     def models(self) -> list[ListedModel]:
         """Every model that was ever listed, gone or not, in the order of their first appearance."""
         state = self._read()
-        return [replace(model, path=state.path_of(model.id)) for model in state.models.values()]
+        if self._models is None or self._models[0] != (id(state), state.lines):
+            models = [replace(model, path=state.path_of(model.id)) for model in state.models.values()]
+            self._models = ((id(state), state.lines), models)
+        return list(self._models[1])
 
     def mirrors(self) -> tuple[str, ...]:
         """Names under which a user says that the base's weights are on the Hub, too."""
@@ -285,7 +289,7 @@ class Listing:
                             problems.append(f"line {number} cannot be read: {error}"[:300])
         except OSError as error:
             raise _unusable(self.path, "read", error) from error
-        self._state, self._problems, self._length, self._tail = state, problems, length, tail
+        self._state, self._problems, self._length, self._tail, self._models = state, problems, length, tail, None
         self._signature = signature
         return state
 

@@ -59,6 +59,12 @@ class ListedModel:
         """When it was created; None if the row has no readable date."""
         return Reader().moment(self.row.get("createdAt"), "createdAt")
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether it was made of the base's own weights: of the base, a mirror of it, or a quantised copy."""
+        is_of_copy = all(relation in ("quantized", COPY) for relation, _ in self.path[:-1])
+        return is_of_copy or self.claimed_by.startswith("alias:")
+
     def count(self, name: str) -> int:
         """A number of the row (downloads, likes); 0 if it has none."""
         return Reader().count(self.row.get(name), name) or 0
@@ -96,10 +102,12 @@ def select(
     since: datetime | None = None,
     author: str | None = None,
     relations: Collection[str] | None = None,
+    depth: int | None = None,
 ) -> list[ListedModel]:
     """The first ``limit`` models that match and have not gone, largest first; ties in the order of ids.
 
-    ``since``: created at that time or later; a model without a date does not match. Raises AtlasError if ``sort``
+    ``since``: created at that time or later; a model without a date does not match. ``depth``: at most so many steps
+    from the base; 0 for models made of its own weights (``is_direct``). Raises AtlasError if ``sort``
     is not one of ``names.SORTS`` or ``limit`` is negative.
     """
     if sort not in SORTS:
@@ -113,6 +121,7 @@ def select(
         if not model.deleted_at_hub
         and (relations is None or model.relation in relations)
         and (author is None or model.author.lower() == author.lower())
+        and (depth is None or (len(model.path) <= depth if depth else model.is_direct))
         and (start is None or (model.created or _EARLIEST) >= start)
     ]
     chosen.sort(key=lambda model: model.id)

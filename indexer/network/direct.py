@@ -129,7 +129,7 @@ class _Line(io.RawIOBase):
         self._connection, self._minimum = connection, minimum
         self._received, self._waited = 0, 0.0
         self.is_head = True
-        self._reader = io.BufferedReader(self)
+        self._reader = _Reader(self)
 
     def makefile(self, _mode: str) -> io.BufferedIOBase:
         """What ``http.client.HTTPResponse`` reads from: the same for an interim response and the one after it."""
@@ -149,6 +149,13 @@ class _Line(io.RawIOBase):
         if self.is_head and self._received > _MOST_HEAD_BYTES:
             raise http.client.HTTPException("the headers are too long")
         return count
+
+
+class _Reader(io.BufferedReader):
+    """Stays open when an interim response, which believes that it owns it, is deleted."""
+
+    def close(self) -> None:
+        """Do nothing: the connection is closed by its owner."""
 
 
 class _Body(httpx2.SyncByteStream):
