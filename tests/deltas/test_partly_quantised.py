@@ -85,6 +85,13 @@ def test_attention_is_read_where_the_base_has_quantised_experts(models: tuple[Pa
     np.testing.assert_allclose(delta.s[0], expected, rtol=1e-4)  # it has rank one
 
 
+def test_experts_that_cannot_be_read_are_left_out(models: tuple[Path, Path]) -> None:
+    """Stacked experts in fp8 have the usual names, and scales for each block that are not read."""
+    base, tuned = models
+    quantise(base, {"quant_method": "fp8"}, experts_as=torch.float8_e4m3fn)
+    assert families(record(base, tuned)) == FAMILIES
+
+
 @pytest.mark.parametrize("sample", ["", ROW_PLAN])
 def test_experts_are_read_where_both_have_them(models: tuple[Path, Path], sample: str) -> None:
     base, tuned = models
