@@ -169,7 +169,7 @@ class StoredBase:
         shapes_here = {name: entry.shape for name, entry in self._header.entries.items()}
         rows = shapes_here.pop(TOKENS, (0, 0))
         others = [shapes_here.pop(kind, rows) for kind in EMBEDDINGS]
-        is_as_said = len(rows) == 2
+        is_as_said = len(rows) == 2 and all(entry.dtype in ITEM_BYTES for entry in self._header.entries.values())
         if self.description.get("token_plan") == TOKEN_PLAN:
             is_as_said &= rows[0] == (len(token_rows(self.vocabulary)) if self.vocabulary else 0)
         is_as_said &= all(len(shape) == 2 and shape[1] == rows[1] for shape in others)
@@ -220,7 +220,7 @@ class StoredBase:
     @property
     def item_bytes(self) -> int:
         """Bytes of one stored number."""
-        return max(ITEM_BYTES[entry.dtype] for name, entry in self._header.entries.items() if name not in EMBEDDINGS)
+        return max(ITEM_BYTES[self._header.entries[str(matrix.key)].dtype] for matrix in self.layout.matrices)
 
     @property
     def file_hashes(self) -> tuple[str | None, ...]:
