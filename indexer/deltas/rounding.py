@@ -136,7 +136,7 @@ class RoundingChoice:
         if self._grid in names:
             names = [self._grid]
         else:
-            # The ways to make such a grid differ far less from each other than from the base: one says whether to go on.
+            # Such grids differ far less from each other than from the base: one of them says whether to go on.
             some = grid(firsts[-1], GRIDS[0]).flatten()[::every]
             if float(torch.linalg.vector_norm(values - some)) > _MOST_PLAUSIBLE * left:
                 self._tries -= self._grid is None
