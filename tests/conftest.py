@@ -194,9 +194,12 @@ def mini_family(tmp_path_factory) -> Path:
 def expected(family: Path) -> dict[str, dict[str, Any]]:
     """What is to become of every repository of the family."""
     found = json.loads((family / "expected.json").read_text())
-    # Written for a build that asks for direct children alone.
+    # Written for a build that asks for direct children alone, and refuses DoRA.
     return {
-        model: one | {"outcome": "indexed"} if one["found_by"] == "descendants" else one for model, one in found.items()
+        model: {**one, "outcome": "indexed", "reason": None}
+        if one["found_by"] == "descendants" or one.get("reason") == "adapter_unsupported"
+        else one
+        for model, one in found.items()
     }
 
 
