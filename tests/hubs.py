@@ -60,11 +60,16 @@ def add_base(root: Path) -> None:
     add_repo(root, BASE, {"config.json": {"model_type": "roberta"}}, old_ids=[SHORT], downloads=1_000_000)
 
 
-def use_endpoint(monkeypatch: Any, endpoint: str, limits: HttpLimits = QUICK, say: Any = None) -> None:
+def set_endpoint(monkeypatch: Any, endpoint: str) -> None:
     """As if HF_ENDPOINT had been set before this process began."""
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+
+
+def use_endpoint(monkeypatch: Any, endpoint: str, limits: HttpLimits = QUICK, say: Any = None) -> None:
+    """The same, with a session of these limits."""
+    set_endpoint(monkeypatch, endpoint)
     install_session(limits, say or (lambda sentence: None))
 
 

@@ -31,7 +31,7 @@ from indexer.names import ModelRef, author_of, is_hub_id
 from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.quantities import size_in_words
-from indexer.records.row_plan import lines_to_read, stripes
+from indexer.records.row_plan import lines_to_read, stripes, stripes_of
 from indexer.untrusted import is_count, is_too_deep, shown
 from indexer.weights.ahead import in_threads
 from indexer.weights.checkpoint import MOST_SHARD_INDEX
@@ -218,7 +218,7 @@ class Examination:
             found[stored.base] = Reference(stored.base, rows, hashes)
         if build.facts.id not in found:
             with closing(open_base(build.facts)) as checkpoint:
-                needed = _parts(self.probe.stored_lines(self.lines))
+                needed = stripes_of(self.probe.stored_lines(self.lines))
                 ((_, rows),) = checkpoint.stripes({self.probe.tensor: needed})
                 hashes = frozenset(one.sha256 for one in checkpoint.files if one.sha256)
                 found[build.facts.id] = Reference(build.facts.id, self.probe.extract_lines(rows).float(), hashes)
@@ -264,7 +264,7 @@ class Examination:
                 raise Skipped("shape_mismatch", f"its {shown(name)} is {info.shape}")
             check_readable(info)
             parts = []
-            for stored in index.locate_stripes(name, _parts(probe.stored_lines(self.lines))):
+            for stored in index.locate_stripes(name, stripes_of(probe.stored_lines(self.lines))):
                 content = np.frombuffer(source.read(stored.start, stored.stop), np.uint8).copy()
                 part = stored.span.info
                 parts.append(torch.from_numpy(content).view(part.dtype).reshape(part.shape))
@@ -286,11 +286,6 @@ def _weights_in(row: Mapping[str, Any]) -> int:
     stored = row.get("safetensors")
     total = stored.get("total") if isinstance(stored, dict) else None
     return total if isinstance(total, int) and is_count(total) else 0
-
-
-def _parts(lines: NDArray[np.int64]) -> list[range]:
-    """Ascending numbers as ranges."""
-    return [range(int(part[0]), int(part[-1]) + 1) for part in np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)]
 
 
 def _name_like(wanted: str, names: Mapping[str, Any]) -> str | None:

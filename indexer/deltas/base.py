@@ -33,7 +33,7 @@ from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.names import CONNECTIONS, DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
-from indexer.records.row_plan import ROW_PLAN, leading, lines_of
+from indexer.records.row_plan import ROW_PLAN, leading, lines_of, stripes_of
 from indexer.records.tokens import token_rows
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
@@ -103,8 +103,7 @@ class BaseMatrices(StoredBase):
             elif key in self._held:
                 held = self._held[key][lines]
             else:
-                parts = np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)
-                held = torch.cat([self._index.read(str(key), range(part[0], part[-1] + 1)) for part in parts])
+                held = torch.cat([self._index.read(str(key), stripe) for stripe in stripes_of(lines)])
             self._lines[key, lines.tobytes()] = held
         return held
 
@@ -301,9 +300,3 @@ def _write_matrices(
             shutil.copyfileobj(source, target, 1 << 22)
     finally:
         data.unlink(missing_ok=True)
-
-
-def stripes_of(rows: NDArray[np.int64]) -> list[range]:
-    """Ascending numbers as stripes of consecutive ones."""
-    parts = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
-    return [range(int(part[0]), int(part[-1]) + 1) for part in parts]

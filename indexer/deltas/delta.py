@@ -21,7 +21,7 @@ from indexer.deltas.nf4 import on_grid
 from indexer.deltas.rounding import Grid, RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
-from indexer.records.row_plan import lines_of, lines_to_read
+from indexer.records.row_plan import lines_of, lines_to_read, stripes_of
 from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ PIECE_BYTES = 512 << 10
 class DenseDelta:
     """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, if requested.
 
-    ``lines``: of a sample, how many rows of δW these are (input coordinates, if ``transposed``), as
+    ``lines``: of a sample, how many rows of δW these are (input coordinates, if the base stores it transposed), as
     ``indexer.records.row_plan`` chooses them; ``matrix``, norm and product are those of these rows. None for all.
     ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how many changed.
     """
@@ -44,7 +44,6 @@ class DenseDelta:
     matrix: torch.Tensor
     norm: float
     inner: float
-    transposed: bool
     sample: torch.Tensor
     moved: int
     weight: torch.Tensor | None = None
@@ -59,7 +58,6 @@ class LoraDelta:
     a: torch.Tensor
     b: torch.Tensor
     scale: float
-    transposed: bool
 
 
 def dense_deltas(
@@ -86,8 +84,7 @@ def dense_deltas(
                 rows = torch.from_numpy(matrix.stored_lines(np.arange(matrix.lines)))
                 reference = checkpoint.rounded_like(name, reference, rows)
             grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, None)
-            found = _dense_delta(matrix, weight, reference, roundings, positions, with_weights, grid)
-            yield replace(found, transposed=is_transposed)
+            yield _dense_delta(matrix, weight, reference, roundings, positions, with_weights, grid)
 
 
 # The change of a sample, relative to the base's rows, up to which rounding may exceed it, by the narrowest dtype that
@@ -167,7 +164,7 @@ def sampled_deltas(
                         inner=first.inner + delta.inner,
                     )
                 lines_read = None if counts[matrix.key] == matrix.lines else counts[matrix.key]
-                found[matrix.key] = replace(delta, transposed=is_transposed, lines=lines_read)
+                found[matrix.key] = replace(delta, lines=lines_read)
         is_drowned = 0 < change < _DROWNED_BELOW.get(roundings.widest, 0.0) ** 2 * weights
         if not is_drowned or all(delta.lines is None for delta in found.values()):
             break
@@ -197,10 +194,9 @@ def _wanted_rows(matrices: tuple[Matrix, ...], counts: tuple[int, ...], known: t
     if not lines:
         return _Wanted((), ())
     stored = np.unique(np.concatenate([matrix.stored_lines(some) for matrix, some in lines.items()]))
-    parts = np.split(stored, np.flatnonzero(np.diff(stored) > 1) + 1)
     places = {matrix: np.searchsorted(stored, matrix.stored_lines(some)) for matrix, some in lines.items()}
     return _Wanted(
-        tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts),
+        tuple(stripes_of(stored)),
         tuple(
             (matrix, some, None if np.array_equal(places[matrix], np.arange(len(stored))) else places[matrix])
             for matrix, some in lines.items()
@@ -276,4 +272,4 @@ def _dense_delta(
     if not (math.isfinite(norm) and math.isfinite(inner)):
         raise Skipped("not_finite", f"the tensor {shown(matrix.tensor)} holds NaN or infinite values")
     moved = int(delta[where].count_nonzero())
-    return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed, sample, moved, kept)
+    return DenseDelta(matrix.key, delta, norm, inner, sample, moved, kept)

@@ -30,6 +30,7 @@ from indexer.network.session import install_session
 from indexer.records.parts import Extent, Floats, ModelParts
 from indexer.vectors.published import PublishedBase
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+from indexer.weights.stored_tensor import dtype_name
 
 MATRICES = 8
 PART_BYTES = 256 << 10
@@ -81,7 +82,7 @@ class Parts:
         with _opened(reference, self._published.commit, "finetune", None, None) as checkpoint:
             tokens = _tokens(checkpoint)
             narrow = torch.float32 if tokens is None else narrowest_dtype(torch.from_numpy(tokens))
-            return ModelParts({}, {}, _name(narrow), checkpoint.bytes_read, is_adapter=False, tokens=tokens)
+            return ModelParts({}, {}, dtype_name(narrow), checkpoint.bytes_read, is_adapter=False, tokens=tokens)
 
     def read_described(self, described: Described) -> ModelParts:
         """The parts of a described model. Raises ModelError."""
@@ -133,7 +134,7 @@ class Parts:
                 raise Skipped("not_finite", f"its matrix {key} holds NaN or infinite values")
             weights[str(key)], deltas[str(key)] = weight.numpy(), delta.numpy()
         tokens = None if is_adapter else _tokens(checkpoint)
-        precision = _name(widest or torch.float32)
+        precision = dtype_name(widest or torch.float32)
         return ModelParts(weights, deltas, precision, checkpoint.bytes_read, is_adapter=is_adapter, tokens=tokens)
 
     def _stored_weights(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
@@ -181,10 +182,6 @@ def _opened(
         )  # fmt: skip
         with closing(checkpoint):
             yield checkpoint
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _tokens(checkpoint: Checkpoint) -> Floats | None:

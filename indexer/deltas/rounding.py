@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from indexer.weights.stored_tensor import dtype_name
+
 Chain = tuple[str, ...]
 
 # From few to many significant bits. Nearly every bfloat16 value is also a float16 value, but not the reverse.
@@ -91,7 +93,7 @@ class RoundingChoice:
         """The narrowest dtype that holds all values of all matrices so far; "" before the first."""
         names = [narrow for _, narrow in self._live]
         widest = max(names, key=lambda dtype: torch.finfo(dtype).eps ** -1, default=None)
-        return str(widest).removeprefix("torch.") if widest else ""
+        return dtype_name(widest) if widest else ""
 
     @property
     def grid(self) -> str:
@@ -171,6 +173,11 @@ def narrowest_dtype(tensor: torch.Tensor) -> torch.dtype:
         if _fits(sample, dtype) and _fits(tensor, dtype):
             return dtype
     return tensor.dtype
+
+
+def narrowest_name(tensor: torch.Tensor) -> str:
+    """The name of that dtype."""
+    return dtype_name(narrowest_dtype(tensor))
 
 
 def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -138,7 +138,6 @@ def fetch_small(
     limit: int,
     *,
     repo_type: str = "model",
-    endpoint: str | None = None,
     retries: RetryPolicy | None = None,
     stay: bool = False,
 ) -> bytes:
@@ -149,7 +148,7 @@ def fetch_small(
     """
     ensure_session()
     policy = retries or RetryPolicy()
-    endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+    endpoint = constants.ENDPOINT.rstrip("/")
     url = hf_hub_url(repository, filename, repo_type=repo_type, revision=commit, endpoint=endpoint)
     deadline = time.monotonic() + policy.small_file_seconds
 

@@ -73,6 +73,12 @@ def lines_of(lines: int, count: int) -> NDArray[np.int64]:
     return np.fromiter(chain.from_iterable(stripes(lines, count)), dtype=np.int64)
 
 
+def stripes_of(numbers: NDArray[np.int64]) -> list[range]:
+    """Ascending numbers of rows as stripes of consecutive ones."""
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts]
+
+
 @lru_cache(maxsize=64)
 def coordinates(shape: tuple[int, int], transposed: bool) -> NDArray[np.int64] | None:
     """The input coordinates on which vectors of a matrix (out, in) are computed; None for all.

@@ -18,19 +18,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from indexer.untrusted import shown
-from indexer.weights.adapter_plans import (
-    FORMS,
-    MARKER,
-    MLX,
-    SAVED_WHOLE,
-    AdapterPlan,
-    checked_number,
-    is_mlx,
-    loose_plan,
-    mlx_plan,
-    peft_plan,
-    rank_of,
-)
+from indexer.weights.adapter_forms import FORMS, MARKER, SAVED_WHOLE, checked_number, rank_of
+from indexer.weights.adapter_plans import MLX, AdapterPlan, is_mlx, loose_plan, mlx_plan, peft_plan
 from indexer.weights.checkpoint import Checkpoint
 
 
@@ -44,16 +33,6 @@ class AdapterModule:
     path: str
     parts: Mapping[str, torch.Tensor]
     scale: float
-
-    @property
-    def a(self) -> torch.Tensor:
-        """LoRA's A (r, in)."""
-        return self.parts["lora_A"]
-
-    @property
-    def b(self) -> torch.Tensor:
-        """LoRA's B (out, r)."""
-        return self.parts["lora_B"]
 
 
 def stated_base(config: Mapping[str, Any] | None) -> object:

@@ -45,6 +45,7 @@ from indexer.weights.stored_tensor import (
     TensorIndex,
     TensorInfo,
     check_readable,
+    dtype_name,
     read_safetensors,
 )
 from indexer.weights.torch_files import read_torch_index
@@ -125,7 +126,7 @@ class Checkpoint:
         """The dtype that most bytes are stored in, as PyTorch calls it, or the form of matrices stored in few bits."""
         sizes: Counter[str] = Counter()
         for name, info in self.tensors.items():
-            stored = self.quantised[name].label if name in self.quantised else str(info.dtype).removeprefix("torch.")
+            stored = self.quantised[name].label if name in self.quantised else dtype_name(info.dtype)
             sizes[stored] += info.nbytes
         return max(sizes, key=lambda name: (sizes[name], name), default="")
 
@@ -231,9 +232,7 @@ class Checkpoint:
         yield from self._quantised_stripes(packed, 1)
 
     def rounded_like(self, name: str, values: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Other ``values`` for these rows of a matrix that was read, rounded as it is if it is stored in few bits."""
-        if name not in self.quantised:
-            return values
+        """Other ``values`` for these rows of a matrix stored in few bits, rounded as it is; it must have been read."""
         return self.quantised[name].rounded(values, self._scales[name], rows)
 
     def _parts(self, name: str) -> tuple[str, ...]:
@@ -311,9 +310,9 @@ class Checkpoint:
 def plan_runs(located: Collection[StoredTensor], most_gap: int | None = None) -> list[list[StoredTensor]]:
     """Group tensors into runs, each fetched by one request.
 
-    Adjacent tensors share a run. Gaps are fetched as well: with ``most_gap`` all of up to so many bytes, else the
-    smallest first, as long as all fetched gaps together stay within GAP_SHARE of the tensors' bytes. Overlapping
-    tensors do not share a run.
+    Adjacent tensors share a run. Gaps are fetched as well: with ``most_gap`` all that are no longer, else the smallest
+    first, as long as all fetched gaps together stay within GAP_SHARE of the tensors' bytes. Overlapping tensors do not
+    share a run.
     """
     ordered = sorted(located, key=lambda tensor: (tensor.start, tensor.stop))
     allowance = GAP_SHARE * sum(tensor.stop - tensor.start for tensor in ordered)
@@ -340,37 +339,35 @@ def open_checkpoint(
     filenames: Sequence[str] | None = None,
     relation: str = "finetune",
     conversion: Callable[[], str | None] | None = None,
-    config: Mapping[str, Any] | None = None,
-    endpoint: str | None = None,
     retries: RetryPolicy | None = None,
     most_small: int | None = None,
 ) -> Checkpoint:
     """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
 
     Known ``commit`` and ``filenames`` save a request. ``conversion`` is called if only pickles hold the weights, and
-    returns a revision with a safetensors conversion, or None. ``config`` replaces a missing config.json.
-    ``most_small``: the most bytes of a configuration, list of shards or header.
+    returns a revision with a safetensors conversion, or None. ``most_small``: the most bytes of a configuration, list
+    of shards or header.
 
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """
     try:
         repository = open_repository(
-            reference, commit=commit, filenames=filenames, endpoint=endpoint, retries=retries, most_small=most_small
+            reference, commit=commit, filenames=filenames, retries=retries, most_small=most_small
         )
         choice = choose(repository.filenames, relation)
-        found_config = read_config(repository, choice, config)
+        config = read_config(repository, choice)
         adapter_config = read_adapter_config(repository, choice) if choice.kind == "adapter" else None
         if choice.is_pickle and conversion is not None and reference.folder is None:
             try:
                 if (revision := conversion()) is not None:
                     other = open_repository(
-                        replace(reference, revision=revision), endpoint=endpoint, retries=retries, most_small=most_small
+                        replace(reference, revision=revision), retries=retries, most_small=most_small
                     )
                     if (converted := choose_conversion(other.filenames, choice.folder)) is not None:
                         repository, choice = other, converted
             except ModelError:  # it cannot be read now: the pickle can
                 pass
-        return _open(repository, choice, found_config, adapter_config)
+        return _open(repository, choice, config, adapter_config)
     except Skipped as skip:
         if reference.folder is None and is_offline_mode():
             # The cache may lack files of the repository, so this is not permanent.

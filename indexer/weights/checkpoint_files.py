@@ -27,7 +27,7 @@ optimizers, schedulers and random generators.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -214,8 +214,8 @@ def is_plain_name(name: object) -> bool:
     return isinstance(name, str) and _PLAIN.fullmatch(name) is not None and name.strip(". ") != ""
 
 
-def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, Any] | None) -> dict[str, Any]:
-    """config.json of the weights' folder, else of the root, else ``stand_in``. Adapters do not need one.
+def read_config(repository: Repository, choice: Choice) -> dict[str, Any]:
+    """config.json of the weights' folder, else of the root; {} for an adapter without one.
 
     Raises Skipped("malformed") if a full model has no readable one.
     """
@@ -232,15 +232,15 @@ def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, A
             if "model_type" not in found and isinstance(found.get("type"), str) and "input_features" in found:
                 found["model_type"] = found["type"]  # a policy of LeRobot
             return found
-    if stand_in is None and choice.kind == "full":
+    if choice.kind == "full":
         raise Skipped("malformed", "there is no config.json, so the architecture is unknown")
-    return dict(stand_in or {})
+    return {}
 
 
 def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any] | None:
-    """adapter_config.json in the factors' folder; None for a LoRA of an image model, which needs none.
+    """adapter_config.json in the factors' folder; None for a LoRA of an image model, which does not need it.
 
-    Raises Skipped("malformed") if there is none of another adapter.
+    Raises Skipped("malformed") if any other adapter lacks it.
     """
     path = f"{choice.folder}adapter_config.json"
     if path not in repository.filenames:

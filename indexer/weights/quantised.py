@@ -23,6 +23,7 @@ change of most weights, and such a fine-tune is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -131,10 +132,10 @@ class QuantisedMatrix:
 def quantised_matrices(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
 ) -> tuple[dict[str, QuantisedMatrix], dict[str, TensorInfo]]:
-    """The matrices that are stored in one of the known forms, by the names of their weights, and all tensors with them.
+    """The matrices that are stored in one of the known forms, by the names of their weights; and the tensors to show.
 
-    Of the latter each such matrix has the shape and dtype of its values, and its parts are left out. Both arguments
-    are untrusted. A matrix whose parts contradict each other is left as it is, and refused when it is read.
+    There each such matrix has the shape and dtype of its values, and its parts are left out. Both arguments are
+    untrusted. A matrix whose parts contradict each other is left as it is, and refused when it is read.
     """
     found: dict[str, QuantisedMatrix] = {}
     for name, info in tensors.items():
@@ -178,7 +179,7 @@ def _recognised(
         overall, divides = part(".weight_global_scale"), True
         if overall is None:
             overall, divides = part(".weight_scale_2"), False
-        if scale.dtype_name == "F8_E4M3" and overall is not None and _count(overall) == 1:
+        if scale.dtype_name == "F8_E4M3" and overall is not None and math.prod(overall.shape) == 1:
             if scale.shape == (out, shape[1] // 16) and shape[1] % 16 == 0:
                 sign = -1 if divides else 1
                 return QuantisedMatrix("nvfp4", 4, shape, (name, scale.name, overall.name), (1, 16), (sign,))
@@ -194,13 +195,6 @@ def _recognised(
             if not rest and readable:
                 return QuantisedMatrix("mlx", bits, (out, columns), (name, scales.name, biases.name), (1, group))
     return None
-
-
-def _count(info: TensorInfo) -> int:
-    count = 1
-    for size in info.shape:
-        count *= size
-    return count
 
 
 def _stated_block(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -246,9 +240,9 @@ _ENDINGS = {
 
 
 def stated_method(config: Mapping[str, Any]) -> str | None:
-    """The method of quantisation that config.json names, "mlx" for one without a name; None without one.
+    """The method of quantisation that config.json names, "mlx" for MLX's, which has no name; None without one.
 
-    One that is switched off is none.
+    A method that is switched off does not count.
     """
     for key in QUANTISATION_KEYS:
         settings = config.get(key)
@@ -265,7 +259,7 @@ def stated_method(config: Mapping[str, Any]) -> str | None:
 
 
 def refuse_quantised(tensors: Mapping[str, TensorInfo], readable: Collection[str], config: Mapping[str, Any]) -> None:
-    """Raise Skipped("quantized") if there are quantised matrices beside the ``readable`` ones."""
+    """Raise Skipped("quantized") if there are quantised matrices other than the ``readable`` ones."""
     for name in tensors:
         for ending, method in _ENDINGS.items():
             if name.endswith(ending):

@@ -36,6 +36,12 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """PyTorch's name without the module: ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
 # Deltas can be computed for these dtypes. Anything else is quantised, packed, or not a weight.
 READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
