@@ -16,7 +16,7 @@ from huggingface_hub import constants, set_client_factory
 
 from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest
+from indexer.listing.questions import BadRow, CrawlRequest
 from indexer.network.rate_limit import RateLimiter
 from indexer.network.session import HttpLimits, HubClient, install_session
 from scripts.loopback_hub import LoopbackHub
@@ -139,7 +139,7 @@ def update_listing(listing: Listing, request: CrawlRequest) -> Report:
     report = Report(resumed)
     for page in crawl(request, progress):
         report.new += listing.append_page(page)
-        report.bad += len(page.bad)
+        report.bad += len(page.of(BadRow))
     report.gone = listing.finish(is_complete=not request.is_narrowed)
     return report
 

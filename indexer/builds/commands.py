@@ -25,7 +25,7 @@ from indexer.listing.claim_filter import NO_PATH
 from indexer.listing.claims import BY_FOLDER, untyped_relation
 from indexer.listing.crawl import answers, crawl
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest, Question
+from indexer.listing.questions import CrawlRequest, Question, Rejected
 from indexer.machine import check_device
 from indexer.names import RELATIONS, ModelRef, is_hub_id, is_local_id, without_address
 from indexer.network.hub import BaseFacts, count_children, model_row, resolve_base, unknown_model
@@ -244,7 +244,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         for page in crawl(request, progress):
             found += listing.append_page(page)
             is_complete = is_complete and not page.is_cut
-            pathless += sum(one.why == NO_PATH for one in page.rejected)
+            pathless += sum(one.why == NO_PATH for one in page.of(Rejected))
             watcher.listed(f"listing {page.question.what}: {found} new")
         build.crawl_calls = progress.calls
         if progress.unasked:

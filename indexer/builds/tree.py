@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from indexer.listing.listing_state import ListedModel
+from indexer.listing.listed_models import ListedModel
 from indexer.names import RELATIONS
 from indexer.network.rate_limit import QUOTAS, WINDOW_SECONDS
 from indexer.quantities import duration_in_words

@@ -26,7 +26,7 @@ from indexer.deltas.base import BaseMatrices, open_base
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, Failed, Skipped
 from indexer.listing.claims import Claim, stated_bases
-from indexer.listing.questions import BadRow, CheckedRow, ClaimedRow, RawRow, Unrelated
+from indexer.listing.questions import BadRow, CheckedRow, ClaimedRow, RawRow, Rejected
 from indexer.names import ModelRef, author_of, is_hub_id
 from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
@@ -120,7 +120,9 @@ class Examination:
             known = self.known.get(identifier)
             if known is not None and known[0] == commit:
                 claim = known[1]
-                found[number] = ClaimedRow(row, claim) if claim else Unrelated(identifier, commit, "examined before")
+                found[number] = (
+                    ClaimedRow(row, claim) if claim else Rejected(identifier, commit, "examined before", "unrelated")
+                )
                 continue
             author = author_of(identifier)
             if self.is_full or self._of_author[author] >= MOST_OF_AUTHOR:
@@ -226,6 +228,7 @@ class Examination:
 
     def _examined(self, row: RawRow) -> CheckedRow:
         identifier, commit = str(row["id"]), str(row["sha"])
+        unrelated = partial(Rejected, identifier, commit, kind="unrelated")
         try:
             rows, digest = self._rows_of(identifier, commit, listed_filenames(row) or ())
         except Failed as error:
@@ -233,16 +236,16 @@ class Examination:
                 raise as_user_error(error, f"the weights of {identifier}") from error
             return BadRow.of({"id": identifier}, f"its weights could not be compared: {error.detail}")
         except Skipped as error:
-            return Unrelated(identifier, commit, error.detail)
+            return unrelated(error.detail)
         copied = next((one.base for one in self.references if digest in one.file_hashes), None)
         if copied is not None:
-            return Unrelated(identifier, commit, f"its weights are the file of {copied}")
+            return unrelated(f"its weights are the file of {copied}")
         nearest = min(self.references, key=lambda one: one.distance(rows))
         cosine = nearest.cosine(rows)
         if not cosine >= self.build.options.thresholds.unrelated_below:  # NaN too
-            return Unrelated(identifier, commit, f"its weights are unrelated (cosine {cosine:.2f} with {nearest.base})")
+            return unrelated(f"its weights are unrelated (cosine {cosine:.2f} with {nearest.base})")
         if nearest.base != self.build.facts.id:
-            return Unrelated(identifier, commit, f"its weights are nearer to {nearest.base}")
+            return unrelated(f"its weights are nearer to {nearest.base}")
         return ClaimedRow(row, Claim("finetune", "weights", self.build.facts.id))
 
     def _rows_of(self, identifier: str, commit: str, filenames: Sequence[str]) -> tuple[torch.Tensor, str | None]:

@@ -71,8 +71,8 @@ _NAMED_IN = (
 class ClaimFilter:
     """Checks the rows of one crawl: a row is a fine-tune of the base, is not, or cannot be used.
 
-    ``known``: what earlier crawls found out about untagged models, and at which commit. ``copies``: names of the base's
-    own weights in lower case, which may grow. A bad row never raises: it becomes a BadRow with a reason.
+    ``known``: what earlier crawls found out about untagged models, and at which commit. ``copies``: other names of the
+    base's weights, in lower case; the crawl adds to them. A bad row never raises: it becomes a BadRow with a reason.
     """
 
     def __init__(

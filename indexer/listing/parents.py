@@ -20,7 +20,7 @@ from indexer.listing.claims import (
     stated_bases,
     untyped_relation,
 )
-from indexer.listing.listing_state import ListedModel
+from indexer.listing.listed_models import ListedModel
 from indexer.listing.mirrors import known_mirrors
 from indexer.names import is_hub_id
 from indexer.network.hub import model_row

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -41,19 +40,17 @@ from indexer.weights.repository import Repository, open_repository
 from indexer.weights.stored_tensor import (
     READABLE,
     Buffers,
-    StoredTensor,
     TensorIndex,
     TensorInfo,
     check_readable,
     dtype_name,
+    plan_runs,
     read_safetensors,
 )
 from indexer.weights.torch_files import read_torch_index
 
 MOST_SHARD_INDEX = 16 << 20
 MOST_SHARDS = 1000
-# Unused bytes that may be fetched, as a share of the used ones: a small gap costs less than a request.
-GAP_SHARE = 0.01
 # Names of input embeddings, with any prefix.
 _TOKEN_EMBEDDING = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_embeddings|shared|embed_in)\.weight$")
 # Between stripes of rows: what lies between two matrices (biases, norms) costs less than another request.
@@ -307,31 +304,6 @@ class Checkpoint:
             index.source.close()
 
 
-def plan_runs(located: Collection[StoredTensor], most_gap: int | None = None) -> list[list[StoredTensor]]:
-    """Group tensors into runs, each fetched by one request.
-
-    Adjacent tensors share a run. Gaps are fetched as well: with ``most_gap`` all that are no longer, else the smallest
-    first, as long as all fetched gaps together stay within GAP_SHARE of the tensors' bytes. Overlapping tensors do not
-    share a run.
-    """
-    ordered = sorted(located, key=lambda tensor: (tensor.start, tensor.stop))
-    allowance = GAP_SHARE * sum(tensor.stop - tensor.start for tensor in ordered)
-    gaps = sorted(
-        (after.start - before.stop, position) for position, (before, after) in enumerate(pairwise(ordered), start=1)
-    )
-    breaks = set()
-    for gap, position in gaps:
-        allowance -= max(gap, 0)
-        if (gap < 0 or allowance < 0) if most_gap is None else gap > most_gap:
-            breaks.add(position)
-    runs: list[list[StoredTensor]] = []
-    for position, tensor in enumerate(ordered):
-        if position == 0 or position in breaks:
-            runs.append([])
-        runs[-1].append(tensor)
-    return runs
-
-
 def open_checkpoint(
     reference: ModelRef,
     *,
@@ -391,12 +363,11 @@ def _open(
                 files[path] = read_torch_index(source)
             if shards:
                 source.close()
-        checkpoint = Checkpoint(repository, choice, files, config, adapter_config, shards)
+        return Checkpoint(repository, choice, files, config, adapter_config, shards)
     except ModelError:
         for source in sources:
             source.close()
         raise
-    return checkpoint
 
 
 def _shards(repository: Repository, choice: Choice) -> dict[str, list[str]]:
