@@ -17,18 +17,17 @@ from typing import Any
 from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
+from indexer.builds.estimate import Estimate, estimate_of
 from indexer.builds.options import BuildOptions
-from indexer.builds.plan import Estimate, Planned, existing_record, item_bytes, move_records, plan
+from indexer.builds.plan import Planned, existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
-from indexer.builds.requests import requests_of
-from indexer.builds.resources import share_out, workers_for
+from indexer.builds.resources import resources_for
 from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.mirrors import known_mirrors
 from indexer.listing.parents import Parents, ask_hub
-from indexer.machine import processors
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.hub import BaseFacts, model_row
 from indexer.network.rate_limit import limit_bandwidth
@@ -106,12 +105,6 @@ class Build:
         with closing(open_base(self.facts)) as checkpoint:
             self._opened_hashes = tuple(facts.sha256 for facts in checkpoint.files)
             return shape_of_base(checkpoint)
-
-    @property
-    def _base_hashes(self) -> tuple[str | None, ...]:
-        """The checksums of the base's weight files; () where they are not known without asking."""
-        stored = [one for one in stored_bases(self.folder, self.facts.id) if one.commit == self.facts.commit]
-        return stored[0].file_hashes if stored else self._opened_hashes
 
     def check_base(self) -> None:
         """Raises AtlasError where the base cannot be used, before the Hub is asked about its fine-tunes."""
@@ -224,13 +217,16 @@ class Build:
             keep_factors=options.keep_factors,
             vector_length=asked_length or (published.budget if published is not None else None),
         )
+        # The checksums of the base's weight files, as far as they are known without asking.
+        stored = [one for one in stored_bases(self.folder, self.facts.id) if one.commit == self.facts.commit]
+        hashes = stored[0].file_hashes if stored else self._opened_hashes
+        mirrors = {name.lower(): self.facts.id for name in (*options.same_as, *self._copies_read)}
         parents = Parents(
             self.facts.ids,
             models,
             ask_hub if self.asks_hub else None,
-            self.listing.copies()
-            | {name.lower(): self.facts.id for name in (*self.options.same_as, *self._copies_read)},
-            self._base_hashes if self.asks_hub else (),
+            self.listing.copies() | mirrors,
+            hashes if self.asks_hub else (),
         )
         planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)
         for one in planned:
@@ -254,23 +250,8 @@ class Build:
         return planned
 
     def estimate(self, planned: Sequence[Planned]) -> Estimate:
-        """What is to be read, and how long that takes at the rate of the atlas's builds so far.
-
-        Bytes are those of the full models' block matrices, and of their rows in a sample; a model whose row names no
-        dtypes is assumed to be stored like the base.
-        """
-        statement = "SELECT bytes_read, seconds FROM builds WHERE bytes_read > 0 AND seconds > 0"
-        (rows,) = earlier_rows(self.folder.database, ["builds"], [statement]) or ([],)
-        seconds = sum(row["seconds"] for row in rows)
-        rate = sum(row["bytes_read"] for row in rows) / seconds if seconds else None
-        base = self.base_shape
-        units = [one for one in planned if one.unit is not None]
-        requests = requests_of([one.unit for one in planned if one.unit is not None])
-        full = [one.entry.listed.row for one in units if one.entry.listed.relation != "adapter"]
-        sizes = [item_bytes(row, base.item_bytes) for row in full]
-        whole = sum(base.block_bytes * size // base.item_bytes for size in sizes)
-        sample = sum(map(base.sample_bytes, sizes))
-        return Estimate(len(units), len(units) - len(full), self.options.read, sample, whole, rate, requests)
+        """What is to be read, and how long that takes."""
+        return estimate_of(planned, self.base_shape, self.options.read, self.folder.database)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
@@ -374,23 +355,7 @@ class Build:
         from indexer.builds.worker import RecordWorker  # imports torch
 
         options = self.options
-        # Reading a sample is mostly waiting. Every worker has a connection, and all together no more than are allowed.
-        is_sampled = bool(self.spec.sample)
-        most = options.workers or processors() * (1 + is_sampled)
-        is_remote = not constants.HF_HUB_OFFLINE and any(unit.model.folder is None for unit in units)
-        if is_remote and most > options.connections:
-            if options.workers:
-                allowed = f"{options.connections} connection{'s' if options.connections > 1 else ''}"
-                self.watcher.say(f"{options.connections} of {most} workers: `connections` allows {allowed} to the Hub")
-            most = options.connections
-        wanted = workers_for(most, len(units))
-        largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
-        resident = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
-        resources = share_out(wanted, resident, largest, options.memory, options.bandwidth)
-        connections = max(1, options.connections // resources.workers)
-        resources = replace(resources, connections=connections, resident=resources.resident and not is_sampled)
-        if resources.workers < wanted:
-            self.watcher.say(f"memory for {resources.workers} of {wanted} workers")
+        resources = resources_for(units, base.shape, options, bool(self.spec.sample), self.watcher.say)
         self.database_bytes = resources.database_bytes
         worker = RecordWorker(self.folder.root, base.path, resources)
         if options.scheduler is not None:
@@ -446,7 +411,7 @@ class Build:
                     withdrawn=tuple(renamed),
                     rank=self.options.rank,
                     rejected_rows=[row.as_row() for row in self.listing.rejected_rows()] if outcome else None,
-                    build=self._build_row(outcome) if outcome else None,
+                    build=_build_row(self, outcome) if outcome else None,
                     index=self.options.index,
                     thresholds=self.options.thresholds,
                 )
@@ -457,22 +422,23 @@ class Build:
         while self.superseded:  # nothing published names them any more
             self.store.discard(self.superseded.pop())
 
-    def _build_row(self, outcome: str) -> dict[str, Any]:
-        """The row of the table builds."""
-        counts = ("discovered", "indexed", "unchanged", "skipped", "failed", "bytes_read", "bytes_total", "seconds")
-        versions = {"python": platform.python_version()}
-        for name in ("vectors-in-the-wild", "torch", "transformers", "huggingface_hub", "faiss-cpu", "duckdb", "numpy"):
-            try:
-                versions[name] = version(name)
-            except Exception:  # not installed, or its metadata is damaged
-                versions[name] = "unknown"
-        return {
-            "base_commit": self.report.base_commit,
-            "started": self.started_at,
-            "finished": datetime.now(UTC),
-            "outcome": outcome,
-            **{name: getattr(self.report, name) for name in counts},
-            "spec": canonical_json(self.spec.as_row() | self.asked),
-            "thresholds": canonical_json(asdict(self.options.thresholds)),
-            "versions": canonical_json(versions),
-        }
+
+def _build_row(build: Build, outcome: str) -> dict[str, Any]:
+    """The row of the table builds."""
+    counts = ("discovered", "indexed", "unchanged", "skipped", "failed", "bytes_read", "bytes_total", "seconds")
+    versions = {"python": platform.python_version()}
+    for name in ("vectors-in-the-wild", "torch", "transformers", "huggingface_hub", "faiss-cpu", "duckdb", "numpy"):
+        try:
+            versions[name] = version(name)
+        except Exception:  # not installed, or its metadata is damaged
+            versions[name] = "unknown"
+    return {
+        "base_commit": build.report.base_commit,
+        "started": build.started_at,
+        "finished": datetime.now(UTC),
+        "outcome": outcome,
+        **{name: getattr(build.report, name) for name in counts},
+        "spec": canonical_json(build.spec.as_row() | build.asked),
+        "thresholds": canonical_json(asdict(build.options.thresholds)),
+        "versions": canonical_json(versions),
+    }

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from indexer.builds.requests import Requests
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import Parents, named_base, names_another
 from indexer.names import ModelRef
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
-from indexer.quantities import duration_in_words, size_in_words
 from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity, Spec, Unit
 from indexer.records.row_plan import ROW_PLAN
 from indexer.records.store import READER, FailureRecord, RecordHeader, RecordStore, current_record
@@ -192,69 +189,3 @@ def _that_serve(identity: Identity) -> Iterator[Identity]:
     for form, sample in ((SPECTRA_FORM, ""), (True, ""), (False, ""), (False, ROW_PLAN)):
         for method in SVD_METHODS:
             yield replace(identity, spec=replace(identity.spec, spectra=form, svd=method, sample=sample))
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a build would read, ``read``: sample or full.
-
-    ``sample_bytes`` and ``full_bytes``: of the full models, read either way; those of an adapter are known once it is
-    opened. ``bytes_per_second``: the rate of this atlas's builds so far, None where there are none. ``requests``: to
-    the Hub.
-    """
-
-    models: int
-    adapters: int
-    read: str
-    sample_bytes: int
-    full_bytes: int
-    bytes_per_second: float | None = None
-    requests: Requests = field(default_factory=Requests)
-
-    @property
-    def bytes(self) -> int:
-        """What this build reads of the full models."""
-        return self.sample_bytes if self.read == "sample" else self.full_bytes
-
-    @property
-    def seconds(self) -> float | None:
-        """How long it takes at that rate."""
-        return self.bytes / self.bytes_per_second if self.bytes_per_second else None
-
-    @property
-    def sentence(self) -> str:
-        """As in: 50 models, ≈ 460 MB (≈ 17 GB with --read full), ≈ 14 min at 20 MB/s (measured so far)."""
-        words = [f"{self.models:,} model{'' if self.models == 1 else 's'}"]
-        size = f"{'at least' if self.adapters else '≈'} {size_in_words(self.bytes)}"
-        other = ("full", self.full_bytes) if self.read == "sample" else ("sample", self.sample_bytes)
-        if self.sample_bytes != self.full_bytes:
-            size += f" (≈ {size_in_words(other[1])} with --read {other[0]})"
-        words.append(size)
-        if self.seconds is not None and self.bytes_per_second is not None:
-            rate = size_in_words(self.bytes_per_second)
-            words.append(f"≈ {duration_in_words(self.seconds)} at {rate}/s (measured so far)")
-        return ", ".join(words)
-
-    def as_row(self) -> dict[str, Any]:
-        """JSON-ready: also what it takes the other way."""
-        rate = self.bytes_per_second
-        return asdict(self) | {
-            "requests": asdict(self.requests) | {"seconds": self.requests.seconds},
-            "bytes": self.bytes,
-            "seconds": self.seconds,
-            "sample_seconds": self.sample_bytes / rate if rate else None,
-            "full_seconds": self.full_bytes / rate if rate else None,
-        }
-
-
-def item_bytes(row: dict[str, Any], otherwise: int) -> int:
-    """The bytes of one number in a model's files, by the dtypes that its row names (``safetensors.parameters``)."""
-    stored = row.get("safetensors")
-    parameters = stored.get("parameters") if isinstance(stored, dict) else None
-    sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-    counts = {
-        name: count
-        for name, count in (parameters.items() if isinstance(parameters, dict) else ())
-        if isinstance(count, int) and name in sizes
-    }
-    return sizes[max(counts, key=lambda name: counts[name])] if counts else otherwise

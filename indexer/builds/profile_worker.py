@@ -36,7 +36,7 @@ OWN_VOCABULARY = (
 
 @dataclass(frozen=True)
 class ProfileUnit:
-    """One model to be profiled; ``identity`` names its profile."""
+    """One model to be profiled; ``identity`` is that of its profile."""
 
     identity: ProfileIdentity
     relation: str
@@ -45,13 +45,13 @@ class ProfileUnit:
 
     @property
     def source(self) -> Source:
-        """Where its files are. Raises Skipped where no model can have this name."""
+        """Where its files are. Raises Skipped if the name is not valid."""
         return Source(ModelRef.of_atlas(self.identity.model), self.identity.commit, self.filenames, self.relation)
 
 
 @dataclass(frozen=True)
 class ProfileWorker:
-    """Profiles a model against its base: the probe, what to measure, and the base's h_l of the same probe.
+    """Profiles a model against its base: ``inputs`` of the probe, what to measure, and the base's h_l of that probe.
 
     Holds arrays, not tensors, because it is sent to other processes. ``memory``: bytes that one model may take.
     """
@@ -67,16 +67,6 @@ class ProfileWorker:
     device: str
     memory: int | None = None
     on_progress: OnProgress | None = None
-
-    @classmethod
-    def of(cls, probe: Probe, states: States, **rest: Any) -> ProfileWorker:
-        """From the probe and h_l as tensors."""
-        return cls(
-            probe_name=probe.name,
-            inputs=probe.values.numpy(),
-            states={layer: found.detach().cpu().numpy() for layer, found in states.items()},
-            **rest,
-        )
 
     def __call__(self, unit: ProfileUnit) -> Result[ProfileUnit]:
         """Profile one model and write each layer when it is measured. Never raises for a bad model."""

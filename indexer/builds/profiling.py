@@ -298,9 +298,10 @@ class _Profiling:
             store_profile(self.folder.root, identity, subject, probe, request, None, on_progress)
         with torch.no_grad():
             states = base.layers.states(probe.inputs(base.layers), chosen)
-        return ProfileWorker.of(
-            probe,
-            states,
+        return ProfileWorker(
+            probe_name=probe.name,
+            inputs=probe.values.numpy(),
+            states={layer: found.detach().cpu().numpy() for layer, found in states.items()},
             atlas=self.folder.root,
             request=request,
             base=source,

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from huggingface_hub import constants
 
 from indexer.errors import AtlasError
-from indexer.machine import available_memory
+from indexer.machine import available_memory, processors
 from indexer.quantities import size_in_words
+
+if TYPE_CHECKING:
+    from indexer.builds.options import BuildOptions
+    from indexer.deltas.stored_base import BaseShape
+    from indexer.records.identity import Unit
 
 # What a process holds before it has read anything (torch and the Hub's client, measured: 230 MiB), with a margin.
 PROCESS_BYTES = 300 << 20
-# What one unit holds besides, in matrices of the largest size as float32: the weight, the base's, the Krylov
+# What one unit holds in addition, in matrices of the largest size as float32: the weight, the base's, the Krylov
 # blocks and what the exact decomposition of a small matrix needs.
 MATRICES_AT_WORK = 6
 # Enough to keep the connection busy through the slowest decomposition of a layer; more would only cost memory.
@@ -34,6 +43,31 @@ class Resources:
     ahead_bytes: int = AHEAD_BYTES
     bandwidth: float | None = None
     database_bytes: int | None = None
+
+
+def resources_for(
+    units: Sequence[Unit], base: BaseShape, options: BuildOptions, is_sampled: bool, say: Callable[[str], None]
+) -> Resources:
+    """The resources of one build; ``say`` is called if they are less than was asked for.
+
+    Reading a sample is mostly waiting, so it takes two workers for each processor. Every worker has a connection, and
+    all together have no more than are allowed. Raises AtlasError as ``share_out``.
+    """
+    most = options.workers or processors() * (1 + is_sampled)
+    is_remote = not constants.HF_HUB_OFFLINE and any(unit.model.folder is None for unit in units)
+    if is_remote and most > options.connections:
+        if options.workers:
+            allowed = f"{options.connections} connection{'s' if options.connections > 1 else ''}"
+            say(f"{options.connections} of {most} workers: `connections` allows {allowed} to the Hub")
+        most = options.connections
+    wanted = workers_for(most, len(units))
+    largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
+    base_bytes = base.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
+    found = share_out(wanted, base_bytes, largest, options.memory, options.bandwidth)
+    if found.workers < wanted:
+        say(f"memory for {found.workers} of {wanted} workers")
+    connections = max(1, options.connections // found.workers)
+    return replace(found, connections=connections, resident=found.resident and not is_sampled)
 
 
 def workers_for(workers: int, units: int) -> int:

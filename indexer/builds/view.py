@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from indexer.builds.plan import Estimate
 from indexer.builds.report import BuildEvent
 from indexer.console.messages import Progress, say, say_more
 from indexer.quantities import duration_in_words, size_in_words
+
+if TYPE_CHECKING:
+    from indexer.builds.estimate import Estimate
 
 # Bytes to be read above which the user is asked first.
 ASK_ABOVE = 2_000_000_000

@@ -260,8 +260,10 @@ class State:
         merged = known.row if row is None else self.merged(identifier, row)
         known = replace(known, row=merged, last_seen=max(known.last_seen, seen))
         self.models[identifier] = known.with_claims({**known.claims, **claims}, was)
-        for others in (*self.rejected.values(), self.renamed, self.removed):
-            others.pop(identifier, None)
+        for examined in self.rejected.values():
+            examined.pop(identifier, None)
+        self.renamed.pop(identifier, None)
+        self.removed.pop(identifier, None)
 
 
 def _moment(text: Any) -> datetime:
