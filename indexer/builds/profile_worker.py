@@ -68,6 +68,16 @@ class ProfileWorker:
     memory: int | None = None
     on_progress: OnProgress | None = None
 
+    @classmethod
+    def of(cls, probe: Probe, states: States, **rest: Any) -> ProfileWorker:
+        """From the probe and h_l as tensors."""
+        return cls(
+            probe_name=probe.name,
+            inputs=probe.values.numpy(),
+            states={layer: found.detach().cpu().numpy() for layer, found in states.items()},
+            **rest,
+        )
+
     def __call__(self, unit: ProfileUnit) -> Result[ProfileUnit]:
         """Profile one model and write each layer when it is measured. Never raises for a bad model."""
         # One thread for each model: two thread counts give different last bits, and models are what runs in parallel.

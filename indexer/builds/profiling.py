@@ -298,10 +298,9 @@ class _Profiling:
             store_profile(self.folder.root, identity, subject, probe, request, None, on_progress)
         with torch.no_grad():
             states = base.layers.states(probe.inputs(base.layers), chosen)
-        return ProfileWorker(
-            probe_name=probe.name,
-            inputs=probe.values.numpy(),
-            states={layer: found.detach().cpu().numpy() for layer, found in states.items()},
+        return ProfileWorker.of(
+            probe,
+            states,
             atlas=self.folder.root,
             request=request,
             base=source,
