@@ -14,7 +14,7 @@ from indexer.builds.estimate import children_sentence, tree_of, tree_rows, tree_
 from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.cards.local import local_name, local_row, place_of
-from indexer.deltas.stored_base import stored_bases
+from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError, UnknownRevision, require, unreadable, without_user
 from indexer.listing.claim_filter import NO_PATH
 from indexer.listing.claims import BY_FOLDER, untyped_relation
@@ -195,10 +195,15 @@ def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
         return resolve_base(name)
     typed = without_address(name).lower()
     for base in stored_bases(folder):
-        aliases = Listing(folder.listing(base.base)).aliases()
-        if typed in {base.base.lower(), *(alias.lower() for alias in aliases)}:
-            return BaseFacts(base.base, base.commit, aliases, dict(base.config), component=base.component)
+        facts = facts_of_stored(base, Listing(folder.listing(base.base)))
+        if typed in {one.lower() for one in facts.ids}:
+            return facts
     raise AtlasError(f"The base {name} is not in this atlas, and HF_HUB_OFFLINE is set.", "Unset it to ask the Hub.")
+
+
+def facts_of_stored(base: StoredBase, listing: Listing) -> BaseFacts:
+    """A base as the atlas knows it, without asking the Hub."""
+    return BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config), component=base.component)
 
 
 def update_listing(build: Build, *, counts_only: bool = False) -> None:

@@ -19,7 +19,7 @@ from indexer.builds.report import ProfileReport
 from indexer.builds.resources import PROCESS_BYTES, workers_for
 from indexer.builds.worker import classify_error
 from indexer.console.messages import Progress, say, say_more
-from indexer.database.connection import base_named, model_ending_in, published_bases
+from indexer.database.connection import base_named, indexed_models, published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
@@ -101,31 +101,16 @@ class ProfileOptions:
 def base_and_models(folder: AtlasFolder, base: str | None, models: Sequence[str]) -> tuple[str, list[str]]:
     """The canonical base, and the models as the atlas names them.
 
-    Raises AtlasError where a model is not indexed, or they are of several bases.
+    Raises AtlasError if a model is not indexed, for models of several bases, and if no base is named but there is not
+    just one.
     """
     with Reading(folder.database) as connection:
-        bases = [str(row["base"]) for row in connection.rows("SELECT base FROM bases ORDER BY base")]
-        found: list[dict[str, Any]] = []
-        for model in models:
-            typed = ModelRef.parse(model).id
-            name = model_ending_in(connection, typed) or typed
-            rows = connection.rows(
-                "SELECT model, base FROM fine_tunes WHERE lower(model) = lower(?) AND status = 'indexed'",
-                (name,),
-            )
-            if not rows:
-                raise AtlasError(f"{model} is not indexed here.", f"Add it first: index add {model} --base ID")
-            found += rows
-        candidates = sorted({row["base"] for row in found}) or bases
-        if base is not None:
-            canonical = base_named(connection, base)
-        elif len(candidates) == 1:
-            canonical = candidates[0]
-        else:
-            raise AtlasError(
-                f"These are models of several bases ({', '.join(candidates) or 'none'}).", "Choose one with `base`."
-            )
-    return canonical, [row["model"] for row in found if row["base"] == canonical]
+        canonical = None if base is None else base_named(connection, base)
+        found = indexed_models(connection, models, canonical)
+        bases = [str(row["base"]) for row in found or connection.rows("SELECT base FROM bases ORDER BY base")]
+    if canonical is None and len(set(bases)) != 1:
+        raise AtlasError(f"This atlas has several bases ({', '.join(bases) or 'none'}).", "Choose one with `base`.")
+    return canonical or bases[0], [str(row["model"]) for row in found]
 
 
 def profile_base(folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> ProfileReport:

@@ -11,7 +11,7 @@ from typing import Unpack
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.commands import find_base, prepare, update_listing
+from indexer.builds.commands import facts_of_stored, find_base, prepare, update_listing
 from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, index_change
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
@@ -19,7 +19,6 @@ from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument
 from indexer.listing.listing import Listing
 from indexer.names import RELATIONS
-from indexer.network.hub import BaseFacts
 from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
 from indexer.storage.atomic_files import remove_leftovers
 
@@ -127,8 +126,7 @@ def publish_records(
 def _publish(
     folder: AtlasFolder, base: StoredBase, listing: Listing, options: BuildOptions, watcher: Watcher
 ) -> BuildReport:
-    facts = BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config), component=base.component)
-    build = Build(folder, facts, options, watcher, listing, asks_hub=False)
+    build = Build(folder, facts_of_stored(base, listing), options, watcher, listing, asks_hub=False)
     build.superseded = move_records(build.store, base.base, listing.renamed)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)
