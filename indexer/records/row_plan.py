@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 # The name of this plan, stored with the base and in the identity of every sampled record. Change it when rows change.
 ROW_PLAN = "rows-1"
 
-# A request costs 30 ms of one of eight connections, in which 20 MB/s bring 75 kB: fewer bytes save next to nothing.
+# A request costs 30 ms of one of eight connections, in which 20 MB/s transfer 75 kB: fewer bytes save almost nothing.
 LEAST_BYTES = 64 << 10
 # Rows of a matrix, by the bytes of a stored number. bfloat16 and float16 add noise to every row, and half the bytes
 # buy twice the rows.
@@ -34,7 +34,7 @@ LEAST_ROWS = {8: 16, 4: 16, 2: 32}
 MORE_ROWS = 128
 # Coordinates of a transposed matrix, whatever the dtype: all models have to agree on them.
 LEAST_COORDINATES = 64
-# A matrix of which more than this share would be read is read whole: exact numbers for little more.
+# If more than this share of a matrix would be read, all of it is read: exact numbers cost little more.
 WHOLE_ABOVE = 0.5
 
 

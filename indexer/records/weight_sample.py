@@ -29,7 +29,7 @@ _HALF_UNITS: Mapping[str, float] = {"bfloat16": 2.0**-8 + 2.0**-11, "float16": 2
 # Below this, units of float16 are different, or values are zero.
 _SMALLEST = 2.0**-14
 
-# With this many ties it is no accident if all are even.
+# If there are this many ties, it is no coincidence that all are even.
 _FEWEST_TIES = 32
 
 # Unit roundoff of bfloat16. No rounding, of a weight and of the base's, moves a delta by more than this share of it.
