@@ -32,7 +32,7 @@ _FOURIER_SEED, _FOURIER_SCALE = 777, 150.0
 _VERA_KEY = 0
 # The largest number of cells of VeRA's matrices that are drawn again if a file does not hold them.
 _MOST_DRAWN = 1 << 28
-_ON_BASE_ONLY = "what it subtracted follows from the weights it was trained on, and those are not the base's"
+_ON_BASE_ONLY = "what it subtracted depends on the weights it was trained on, and those are not the base's"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def adapter_deltas(
 
     ``layout`` and ``weight_of`` are the base's; ``on_base`` says whether the adapter was trained on these weights.
     Raises Skipped for factors whose shapes do not match the base, for values that are not finite, and for what cannot
-    be computed without the weights below it.
+    be computed without the weights of the model it was trained on.
     """
     plan = adapter_plan(checkpoint)
     located = architecture.locate_modules(module_paths(checkpoint), layout)

@@ -35,8 +35,8 @@ PIECE_BYTES = 512 << 10
 class DenseDelta:
     """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, if requested.
 
-    ``lines``: of a sample, how many rows of δW these are (input coordinates, if the base stores it transposed), as
-    ``indexer.records.row_plan`` chooses them; ``matrix``, norm and product are those of these rows. None for all.
+    ``lines``: how many rows of δW were read (input coordinates, if the base stores it transposed), None for all. They
+    are those that ``indexer.records.row_plan`` chooses; ``matrix``, norm and product are those of these rows.
     ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how many changed.
     """
 
@@ -104,14 +104,14 @@ def sampled_deltas(
 ) -> tuple[list[DenseDelta], dict[str, torch.Tensor]]:
     """Some rows of the deltas of a full checkpoint, as ``indexer.records.row_plan`` chooses them; small matrices whole.
 
-    A model whose rounding exceeds its change is read further. Also returns the rows of ``others``, read by the same
-    requests, by the name of their tensor. Raises as ``dense_deltas``.
+    More rows are read of a model whose rounding exceeds its change. Also returns the rows of ``others``, read by the
+    same requests, by the name of their tensor. Raises as ``dense_deltas``.
     """
     found_others: dict[str, torch.Tensor] = {}
     roundings = roundings or RoundingChoice()
     found: dict[DeltaKey, DenseDelta] = {}
     for more in (False, True):
-        # The rows of every tensor that one of its matrices needs and that have not been read.
+        # The rows of every tensor that one of its matrices needs, and that have not been read yet.
         counts: dict[DeltaKey, int] = {}
         wanted: dict[str, _Wanted] = {}
         for name, matrices in layout.by_tensor.items():
@@ -149,7 +149,7 @@ def sampled_deltas(
                 grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, lines)
                 delta = _dense_delta(matrix, block, reference, roundings, (rows, columns), False, grid)
                 change += delta.norm**2
-                if roundings.widest in _DROWNED_BELOW:  # else it is not asked for: a checkpoint becomes no narrower
+                if roundings.widest in _DROWNED_BELOW:  # needed only then: a checkpoint never becomes narrower
                     weights += float(reference.float().square().sum())
                 if more:
                     first = found[matrix.key]
@@ -175,7 +175,7 @@ def sampled_deltas(
 class _Wanted:
     """What is read of one tensor: ``stripes`` of its rows, and for each matrix its lines.
 
-    The third entry of ``lines`` says where among the rows that are read those of the matrix lie; None for all of them.
+    The third entry of ``lines`` says which of the rows that are read belong to the matrix; None for all of them.
     """
 
     stripes: tuple[range, ...]
@@ -185,7 +185,7 @@ class _Wanted:
 # All models of a base want the same rows. Do not write to these arrays.
 @lru_cache(maxsize=2048)
 def _wanted_rows(matrices: tuple[Matrix, ...], counts: tuple[int, ...], known: tuple[int, ...]) -> _Wanted:
-    """``counts`` lines of each of the matrices of one tensor, but for those that are ``known``."""
+    """``counts`` lines of each of the matrices of one tensor, except those that are already ``known``."""
     lines: dict[Matrix, NDArray[np.int64]] = {}
     for matrix, count, before in zip(matrices, counts, known, strict=True):
         left = np.setdiff1d(lines_of(matrix.lines, count), lines_of(matrix.lines, before)) if before else None
@@ -235,7 +235,7 @@ def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
 
 
 def _grid_of(base: BaseMatrices, key: DeltaKey, lines: NDArray[np.int64] | None) -> Grid | None:
-    """A matrix of the base as 4 bits leave it; None if that needs more of it than the atlas keeps."""
+    """A function that rounds a matrix of the base to 4 bits; None if the atlas does not keep all of it."""
     if base.is_sampled:
         return None
     return lambda first, kind: on_grid(base, key, lines, first=first, double=kind == "nf4 double")

@@ -52,7 +52,7 @@ _CHAINS: Mapping[torch.dtype, tuple[Chain, ...]] = {
 }
 
 # Chains are compared on this many entries of a matrix. If more than this share of their deltas is zero, rounding may be
-# the only change, and as many entries that are subnormal in float16 are added, of which there is one in a thousand.
+# the only change; then up to as many entries that are subnormal in float16 (about one in a thousand) are added.
 _SAMPLE = 8192
 _MOSTLY = 0.5
 
@@ -68,7 +68,7 @@ _LEAST_OF_NF4, _MOST_OF_NF4 = 0.03, 1.0
 # Entries of a matrix by which a grid is chosen; it must leave less than this share of the delta.
 _GRID_SAMPLE = 1 << 16
 _MOST_LEFT, _MOST_PLAUSIBLE = 0.7, 0.9
-# Matrices that are compared in vain before a checkpoint is taken for one of another kind.
+# Matrices that are compared without a match before a checkpoint counts as one of another kind.
 _MOST_TRIES = 6
 
 # (the dtype that the base was rounded to before, or None; one of ``GRIDS``) → the base's values on it, float32

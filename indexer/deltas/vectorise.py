@@ -45,7 +45,7 @@ from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
 
-# How much larger the variance of a sum over the rows of a sample is than if they were drawn at random. Rows of one
+# By what factor the variance of a sum over the rows of a sample exceeds that of rows drawn at random. Rows of one
 # attention head change alike: the effect of a stripe of b rows is larger by ρ (b − 1) for an intraclass correlation ρ.
 # Both were chosen so that 95 % of intervals hold the norm, on one family of models, and checked on three others
 # (docs/reading.md).
@@ -374,7 +374,7 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit
 
 
 def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterBase | None:
-    """What an adapter says of its base, and what its name shows; None if it says nothing.
+    """How the base that an adapter names was resolved; None if it names none.
 
     ``planned``: the unit before its file was read.
     """

@@ -32,7 +32,7 @@ _MOST_TAGS = 10_000
 _LONGEST_TAG = 300
 _MOST_BASES = 100
 
-# What a path in a configuration names; see path_verdict.
+# Verdicts on a path in a configuration; see path_verdict.
 YES, NO, UNSURE = "yes", "no", "unsure"
 # First parts of a path that are folders of training scripts, not owners on the Hub.
 _FOLDERS = frozenset((
@@ -121,7 +121,7 @@ _USUAL = ("model", "pytorch_model", "diffusion_pytorch_model", "consolidated")
 def untyped_relation(row: Mapping[str, Any]) -> str:
     """The relation by the files, and by the tag that LoRAs of image models carry: "adapter" or "finetune".
 
-    Weights of a name of their own without any config.json can only be such a LoRA: a full model needs one.
+    Weights with an unusual name and without any config.json can only be such a LoRA: a full model needs one.
     """
     files, tags = filenames_in(row), row.get("tags")
     is_adapter = not {"adapter_config.json", "pytorch_lora_weights.safetensors"}.isdisjoint(files)
@@ -137,7 +137,7 @@ def untyped_relation(row: Mapping[str, Any]) -> str:
 def path_verdict(path: str | None, identifier: str, ids: Collection[str]) -> str | None:
     """What a ``…name_or_path`` names: the base, another model, something unclear, or nothing (None).
 
-    ``identifier`` is the model's own id, which means nothing.
+    ``identifier`` is the model's own id, which names no base.
     """
     text = (path or "").strip().replace("\\", "/").rstrip("/").lower()
     cached = _CACHED.fullmatch(text) if "models--" in text else None

@@ -92,7 +92,7 @@ class Listing:
         return list(self._models[1])
 
     def mirrors(self) -> tuple[str, ...]:
-        """Names under which a user says that the base's weights are on the Hub, too."""
+        """Other ids of the base's weights, which the user gave."""
         return tuple(name for name, (step, _) in self._read().steps.items() if step.relation == COPY)
 
     def copies(self) -> dict[str, str]:

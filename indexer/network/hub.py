@@ -118,7 +118,7 @@ def component_of(filenames: Collection[str]) -> str:
 # Files that say what a repository without config.json is, and what to do.
 _INSTEAD_OF_CONFIG = (
     ("adapter_config.json", "it is an adapter", "Name the base that it was trained on."),
-    ("model_index.json", "it is a pipeline without a denoising model in a folder of its own", "Choose another base."),
+    ("model_index.json", "it is a pipeline without a separate folder for its denoising model", "Choose another base."),
     ("params.json", "its weights are in Mistral's own form", "Choose its twin for transformers, often named …-hf."),
 )
 

@@ -53,8 +53,8 @@ _LEAST_SCALE = 0.5
 # step, and small steps are rounded away.
 _ROUNDING = 4.0
 _UNEVEN_DECAY = 0.5
-# Rows, and numbers, that show the decay. Neighbours by mantissa on each side; the outermost are left out as long as they
-# may belong to tokens that occurred.
+# Rows, and numbers, that show the decay. Neighbours by mantissa on each side; the outermost are left out while they may
+# belong to tokens that occurred.
 _FEWEST_REFERENCES, _MOST_REFERENCES = 8, 1 << 17
 _NEIGHBOURS, _TRIMMED = 8, 3
 _BIN_BITS = 16

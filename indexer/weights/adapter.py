@@ -1,10 +1,10 @@
 """Adapters in files: which kind they are, which tensors belong to which module, and how strongly they are applied.
 
-Read are the adapters of PEFT (``adapter_model.safetensors``) that change weights, those of mlx-lm
-(``adapters.safetensors``), and those of image and video models, whose names alone say what they are: saved by
-diffusers, by kohya's sd-scripts or by LyCORIS. ``indexer.weights.adapter_plans`` says which is which;
+The readable adapters are those of PEFT (``adapter_model.safetensors``) that change weights, those of mlx-lm
+(``adapters.safetensors``), and those of image and video models, which diffusers, kohya's sd-scripts or LyCORIS saved
+and only their names identify. ``indexer.weights.adapter_plans`` tells them apart;
 ``indexer.deltas.adapter_deltas`` computes δW from what is read here. docs/adapters.md has the formulas and their
-sources. Adapters that change no weights, or whose change does not follow from their files and the base, are skipped
+sources. Adapters that change no weights, or whose change cannot be computed from their files and the base, are skipped
 with the reason.
 """
 
@@ -36,7 +36,7 @@ class AdapterModule:
 
 
 def stated_base(config: Mapping[str, Any] | None) -> object:
-    """What adapter_config.json says it was trained on, as written: PEFT's key, or mlx-lm's."""
+    """The base that adapter_config.json names, as written there: PEFT's key, or mlx-lm's."""
     config = config or {}
     found = config.get("base_model_name_or_path")
     return config.get("model") if found is None and "fine_tune_type" in config else found
@@ -85,7 +85,7 @@ def tensor_names(checkpoint: Checkpoint) -> list[str]:
 def whole_weights(checkpoint: Checkpoint) -> dict[str, str]:
     """Tensors of an adapter that replace one of the base's (``modules_to_save``, resized embeddings, biases).
 
-    Their names in the base model, and those in the file. ``read_modules`` does not yield them.
+    Returns their names in the file, by their names in the base model. ``read_modules`` does not yield them.
     """
     found: dict[str, str] = {}
     if checkpoint.adapter_config is None:

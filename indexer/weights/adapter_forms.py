@@ -124,7 +124,7 @@ def _not_a_pair(path: str, shapes: Shapes) -> Skipped:
 def scale_function(config: Mapping[str, Any], peft_type: str) -> Callable[[str, Shapes], float]:
     """A function of a module's path and shapes: the factor of its change, as PEFT computes it.
 
-    Of LoRA's kin the ranks in the file must agree with the config.
+    For LoRA, LoHa and LoKr the ranks in the file must agree with the config.
     """
     if peft_type not in _ALPHA:
         return lambda path, shapes: 1.0
@@ -136,7 +136,7 @@ def scale_function(config: Mapping[str, Any], peft_type: str) -> Callable[[str, 
     if not isinstance(is_stabilised, bool | None):
         raise Skipped("malformed", "use_rslora is neither true nor false")
     if peft_type == "ADALORA":
-        # Its rank_pattern says which of the first ranks are left; the scale stays that of the first.
+        # Its rank_pattern says which of the initial ranks are left; the scale is still that of the initial rank.
         return lambda path, shapes: (alpha if alpha > 0 else shapes["lora_A"][0]) / (rank + 1e-5)
     for name in ("rank_pattern", "alpha_pattern"):
         if not isinstance(config.get(name) or {}, dict):
@@ -148,7 +148,7 @@ def scale_function(config: Mapping[str, Any], peft_type: str) -> Callable[[str, 
         stated, own = ranks.find(path), alphas.find(path)
         stated = rank if stated is None else _checked_rank(stated, "a value of rank_pattern")
         own = alpha if own is None else checked_number(own, "a value of alpha_pattern")
-        # Of LoKr only a matrix that is stored as a product shows the rank.
+        # In LoKr only a matrix that is stored as a product shows the rank.
         shown_by = {"LORA": "lora_A", "LOHA": "hada_w1_b"}.get(peft_type) or (
             "lokr_w2_b" if "lokr_w2_b" in shapes else "lokr_w1_b"
         )

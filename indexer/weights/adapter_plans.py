@@ -1,4 +1,4 @@
-"""What the config of an adapter and the headers of its files say: kind, modules, scales, and what cannot be read."""
+"""The kind, modules and scales of an adapter, from its config and the headers of its files."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ _SHARED = re.compile(r"(?:base_model\.)?(?P<part>vera_[AB])(?:\.[^.]+)?")
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """Everything about an adapter that its config and the headers of its files say.
+    """Everything about an adapter that is known from its config and the headers of its files.
 
     ``kind``: LoRA, rsLoRA, DoRA, PiSSA, OLoRA, AdaLoRA, LoHa, LoKr, OFT, BOFT, HRA, IA3, VeRA, FourierFT, or "whole
     matrices". ``peft_type``: LORA for adapters of mlx-lm too. ``start``: "pissa" or "olora" if the initial factors were
-    subtracted from the base. ``modules``: the names of each module's tensors, by path and part. ``shared``: tensors of
-    all modules, by part. ``passed_over``: what is not read, in words.
+    subtracted from the base. ``modules``: the names of each module's tensors, by path and part. ``shared``: the tensors
+    of all modules together, by part. ``passed_over``: what is not read, in words.
     """
 
     kind: str

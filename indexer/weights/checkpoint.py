@@ -62,8 +62,8 @@ class Checkpoint:
 
     ``kind`` is "full" or "adapter", ``config`` is config.json ({} for an adapter without one) with ``quantised`` = True
     for settings of quantisation, ``tensors`` the tensors in the order of the files, and ``folder`` the folder of the
-    files ("" or "name/"). ``quantised`` are the matrices that are stored in few bits; in ``tensors`` and wherever they
-    are read they have their values.
+    files ("" or "name/"). ``quantised`` are the matrices that are stored in few bits; in ``tensors``, and when they are
+    read, they are matrices of their values.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Checkpoint:
     def stream(
         self, names: Collection[str], ahead_bytes: int = 0, rows: Mapping[str, range] | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors ``names``, or those of their rows that ``rows`` says, file by file in the order they are stored.
+        """The tensors ``names``, or only the given ``rows`` of them, file by file in the order they are stored.
 
         The memory of a tensor is reused once it is dropped. From the network a thread reads ahead by up to about
         ``ahead_bytes``.
@@ -156,9 +156,9 @@ class Checkpoint:
     def stripes(self, rows: Mapping[str, Sequence[range]], connections: int = 1) -> Iterator[tuple[str, torch.Tensor]]:
         """Some stripes of rows of each of these matrices, joined in the given order: (rows, columns).
 
-        The rows of a tensor of three sizes are those of its matrices, one below the other.
-        Stripes less than SEAM_BYTES apart are fetched by one request. From the network up to ``connections`` requests
-        are in flight. A matrix whose rows do not lie together in its file is read whole. Raises like ``stream``.
+        A tensor with three dimensions counts as its matrices, one below the other. Stripes less than SEAM_BYTES apart
+        are fetched by one request. From the network up to ``connections`` requests are in flight. A matrix whose rows
+        do not lie together in its file is read whole. Raises like ``stream``.
         """
         self._check(rows)
         packed = [name for name in rows if name in self.quantised]
@@ -292,7 +292,7 @@ class Checkpoint:
         return found
 
     def read_small(self, name: str, limit: int) -> bytes | None:
-        """A small file of the repository (tokenizer.json), preferably from the weights' folder; None if there is none.
+        """A small file (tokenizer.json), preferably from the weights' folder; None if the repository lacks it.
 
         Raises Skipped("malformed") if it is longer than ``limit``, Failed if a retry may work.
         """

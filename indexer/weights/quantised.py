@@ -13,7 +13,7 @@ OCP Microscaling Formats 1.0 |
 | mlx | ``weight`` U32 (out, in·bits/32), ``scales`` and ``biases`` (out, in/group) | code · scale + bias | \
 MLX ``quantize``, mode affine |
 
-Of two E2M1 codes in a byte the lower four bits come first; codes of MLX follow each other from the lowest bit on.
+The first of two E2M1 codes in a byte has the lower four bits; codes of MLX follow each other from the lowest bit on.
 
 A base in any of these forms is exact: fine-tunes start from these values, rounded to bfloat16, as libraries load
 them. A fine-tune in such a form holds the rounding as well as its change. At 8 bits the base is rounded with the

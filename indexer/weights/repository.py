@@ -83,7 +83,7 @@ class Repository:
         return content
 
     def read_beside(self, folder: str, name: str, limit: int) -> bytes | None:
-        """A small file of ``folder`` ("" or "name/"), else of the repository; None if there is none."""
+        """A small file of ``folder`` ("" or "name/"), else of the repository; None if neither has it."""
         for path in dict.fromkeys((folder + name, name)):
             if path in self.filenames:
                 return self.read_small(path, limit)
@@ -152,7 +152,7 @@ def _ask_hub(reference: ModelRef, commit: str | None) -> tuple[str, list[str]]:
 
 
 def _in_cache_only(reference: ModelRef, commit: str | None, below: Path) -> tuple[Path, str]:
-    """The folder of the model in the cache, and its commit. Raises Failed("network") if there is none."""
+    """The folder of the model in the cache, and its commit. Raises Failed("network") if it is not there."""
     for name in _LIKELY:
         if found := _in_cache(reference.id, str(below / name), commit or reference.revision):
             snapshot = found.parents[len(below.parts)]
