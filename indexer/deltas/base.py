@@ -74,7 +74,7 @@ class BaseMatrices(StoredBase):
         if self.is_sampled:
             raise Skipped(
                 "base_sampled",
-                f"it needs whole matrices of {self.base}, of which this atlas has only some rows: build with --read full",
+                f"it needs whole matrices of {self.base}, and this atlas has some of their rows: build with --read full",
             )
         return self._stored(key)
 
