@@ -17,20 +17,20 @@ from typing import Any
 from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
+from indexer.builds.build_base import BuildBase
 from indexer.builds.estimate import Estimate, estimate_of
 from indexer.builds.options import BuildOptions
 from indexer.builds.plan import Planned, existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
 from indexer.database.reading import earlier_rows
-from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
-from indexer.errors import AtlasError, ModelError
+from indexer.deltas.stored_base import StoredBase
+from indexer.errors import ModelError
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.mirrors import known_mirrors
 from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.hub import BaseFacts, model_row
-from indexer.network.rate_limit import limit_bandwidth
 from indexer.publish.previous_atlas import published_rank
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
@@ -77,93 +77,31 @@ class Build:
         asks_hub: bool = True,
     ) -> None:
         self.folder = folder
-        self.facts = facts
         self.options = options
         spectra = SPECTRA_FORM if options.spectra else False
         self.spec = Spec(rank=options.rank, spectra=spectra, svd=SVD_METHOD)
         self.watcher = watcher or Watcher()
+        self.base = BuildBase(folder, facts, options, self.watcher.say)
         self.store = RecordStore(folder)
         self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # to find the bases of adapters
         self.listing = listing or Listing(folder.listing(facts.id))
         self.superseded: list[str] = []  # digests of records under old names of models
         self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, where there is a crawl
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
-        self._opened_hashes: tuple[str | None, ...] = ()
         self.crawl_calls = 0  # questions that a crawl asked of the Hub's API
         self.database_bytes: int | None = None  # known once the workers have their share
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC)
 
-    @cached_property
-    def base_shape(self) -> BaseShape:
-        """The base's block matrices, from the header alone if need be. Raises AtlasError."""
-        if stored := self._undamaged_base(self.facts.commit):
-            return stored.shape
-        from indexer.deltas.base import open_base, shape_of_base
-
-        limit_bandwidth(str(self.folder.root), self.options.bandwidth)  # before the first byte: headers count too
-        with closing(open_base(self.facts)) as checkpoint:
-            self._opened_hashes = tuple(facts.sha256 for facts in checkpoint.files)
-            return shape_of_base(checkpoint)
-
-    def check_base(self) -> None:
-        """Raises AtlasError where the base cannot be used, before the Hub is asked about its fine-tunes."""
-        if not stored_bases(self.folder, self.facts.id):
-            self.base_shape  # noqa: B018 - raises
+    @property
+    def facts(self) -> BaseFacts:
+        """What is known of the base."""
+        return self.base.facts
 
     def stored_base(self) -> StoredBase:
-        """The base's block matrices, fetched where the atlas does not have them yet.
-
-        A new commit that does not change the weight files (an edited card) is not a new base: the atlas keeps the
-        commit it knows, and with it every record.
-        """
-        if (stored := self._undamaged_base(self.facts.commit)) and not self._is_too_little(stored):
-            return stored
-        from indexer.deltas.base import open_base, store_base
-
-        limit_bandwidth(str(self.folder.root), self.options.bandwidth)
-        with closing(open_base(self.facts)) as checkpoint:
-            hashes = tuple(facts.sha256 for facts in checkpoint.files)
-            for known in stored_bases(self.folder, self.facts.id):
-                if None not in hashes and known.file_hashes == hashes:
-                    self.facts = replace(self.facts, commit=known.commit)
-                    self.report.base_commit = known.commit
-                    if (stored := self._undamaged_base(known.commit)) and not self._is_too_little(stored):
-                        return stored
-                    break
-            self.watcher.say(f"fetching the block matrices of {self.facts.id}")
-            path = self.folder.base(self.facts.id, self.facts.commit)
-            # Of models of images and video nearly all that is trained are LoRAs, whose changes need no base.
-            is_sampled = bool(self.facts.component) and not self.options.spectra and self.options.read == "sample"
-            return store_base(
-                checkpoint, self.facts.id, self.facts.commit, path,
-                component=self.facts.component, is_sampled=is_sampled,
-            )  # fmt: skip
-
-    def _is_too_little(self, stored: StoredBase) -> bool:
-        """Whether a sample of the base is stored, and the build needs all of it. Raises AtlasError offline."""
-        if not stored.is_sampled or not (self.options.spectra or self.options.read == "full"):
-            return False
-        if constants.HF_HUB_OFFLINE:
-            raise AtlasError(
-                f"This atlas keeps a sample of the rows of {self.facts.id}, and HF_HUB_OFFLINE is set.",
-                "Unset it, or read a sample of the models too: --read sample.",
-            )
-        return True
-
-    def _undamaged_base(self, commit: str) -> StoredBase | None:
-        """The base's file, if it is there as it was written. Raises AtlasError for a damaged one offline."""
-        path = self.folder.base(self.facts.id, commit)
-        if not path.is_file():
-            return None
-        stored = StoredBase(path)
-        try:
-            stored.check()
-        except AtlasError as error:
-            if constants.HF_HUB_OFFLINE:
-                raise
-            self.watcher.say(error.message)
-            return None
+        """The base's block matrices, fetched if the atlas does not have them yet."""
+        stored = self.base.stored()
+        self.report.base_commit = self.facts.commit
         return stored
 
     def mirrors(self) -> tuple[str, ...]:
@@ -205,7 +143,7 @@ class Build:
         asked_length = options.index.budget if options.index else None
         published = published_rank(self.folder, self.facts.id)
         if self.options.read == "sample":
-            self.spec = replace(self.spec, sample=self.base_shape.row_plan)
+            self.spec = replace(self.spec, sample=self.base.shape.row_plan)
         template = Unit(
             model=ModelRef(self.facts.id),
             commit="",
@@ -217,16 +155,13 @@ class Build:
             keep_factors=options.keep_factors,
             vector_length=asked_length or (published.budget if published is not None else None),
         )
-        # The checksums of the base's weight files, as far as they are known without asking.
-        stored = [one for one in stored_bases(self.folder, self.facts.id) if one.commit == self.facts.commit]
-        hashes = stored[0].file_hashes if stored else self._opened_hashes
         mirrors = {name.lower(): self.facts.id for name in (*options.same_as, *self._copies_read)}
         parents = Parents(
             self.facts.ids,
             models,
             ask_hub if self.asks_hub else None,
             self.listing.copies() | mirrors,
-            hashes if self.asks_hub else (),
+            self.base.hashes() if self.asks_hub else (),
         )
         planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)
         for one in planned:
@@ -251,7 +186,7 @@ class Build:
 
     def estimate(self, planned: Sequence[Planned]) -> Estimate:
         """What is to be read, and how long that takes."""
-        return estimate_of(planned, self.base_shape, self.options.read, self.folder.database)
+        return estimate_of(planned, self.base.shape, self.options.read, self.folder.database)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""

@@ -111,7 +111,7 @@ def build(
         for facts in found:
             one = Build(folder, facts, chosen, watcher)
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
-            one.check_base()
+            one.base.check()
             was_listed = one.listing.path.exists()
             update_listing(one, counts_only=dry_run)
             # A base without listed models is not fetched, and nothing is published for it.

@@ -70,7 +70,7 @@ def work(
     one = Build(folder, facts, chosen, watcher)
     with folder.locked(f"index work --base {base} --shard {share}", wait=True):
         if not one.listing.is_crawled:
-            one.check_base()
+            one.base.check()
             update_listing(one)
         stored = one.stored_base()
     planned = one.plan([model for model in one.selected() if share.holds(model.id)])

@@ -174,14 +174,14 @@ class Examination:
     @cached_property
     def sizes(self) -> tuple[int, float]:
         """The smallest and the largest number of weights that a fine-tune can have."""
-        shape = self.build.base_shape
+        shape = self.build.base.shape
         blocks = sum(matrix.shape[0] * matrix.shape[1] for matrix in shape.layout.matrices)
         return blocks, LARGEST_SIZE * max(_weights_in(self.build.facts.row) or 2 * blocks, blocks)
 
     @cached_property
     def probe(self) -> Matrix:
         """The matrix that is compared: of the middle layer, because first and last ones are frozen or made anew."""
-        layout = self.build.base_shape.layout
+        layout = self.build.base.shape.layout
         depth = max(matrix.key.layer for matrix in layout.matrices)
         nearest = min(abs(matrix.key.layer - depth // 2) for matrix in layout.matrices)
         near = [matrix for matrix in layout.matrices if abs(matrix.key.layer - depth // 2) == nearest]
@@ -197,14 +197,14 @@ class Examination:
     def bytes_each(self) -> int:
         """About how many bytes are read of a candidate."""
         width = self.probe.stored_rows if self.probe.transposed else self.probe.shape[1]
-        header = max(FIRST_GUESS, _HEADER_BYTES * len(self.build.base_shape.layout.matrices))
+        header = max(FIRST_GUESS, _HEADER_BYTES * len(self.build.base.shape.layout.matrices))
         return len(self.lines) * width * 4 + header
 
     @cached_property
     def references(self) -> list[Reference]:
         """The base, and every other base of the atlas with the same matrices. Raises AtlasError."""
         build = self.build
-        places = {(matrix.key, matrix.shape) for matrix in build.base_shape.layout.matrices}
+        places = {(matrix.key, matrix.shape) for matrix in build.base.shape.layout.matrices}
         found: dict[str, Reference] = {}
         for stored in stored_bases(build.folder):
             try:

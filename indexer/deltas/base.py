@@ -72,10 +72,8 @@ class BaseMatrices(StoredBase):
         Raises Skipped("base_sampled") if the atlas keeps only some of its rows.
         """
         if self.is_sampled:
-            raise Skipped(
-                "base_sampled",
-                f"it needs whole matrices of {self.base}, and this atlas has some of their rows: build with --read full",
-            )
+            what = f"it needs whole matrices of {self.base}, but this atlas keeps only some of their rows"
+            raise Skipped("base_sampled", f"{what}: build with --read full")
         return self._stored(key)
 
     def _stored(self, key: DeltaKey) -> torch.Tensor:
