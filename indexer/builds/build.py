@@ -48,7 +48,7 @@ PUBLISHING_SHARE = 0.05
 STOP_AFTER_TRIES = 20
 STOP_ABOVE_SHARE = 0.5
 
-# What a record may lack of what a build wants.
+# What a build wants and a record may lack; what is said before and after the build.
 _LACKING = {
     "spectra": (
         "records without spectra",
@@ -60,7 +60,7 @@ _LACKING = {
 # At most this many models that were found to be copies of the base are asked for their children as its mirrors.
 MOST_COPIES = 20
 
-# At most this many requests for the new names of models, even where thousands have left the listing at once.
+# At most this many requests for the new names of models, even if thousands have left the listing at once.
 MOST_ASKED = 200
 
 
@@ -86,7 +86,7 @@ class Build:
         self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # to find the bases of adapters
         self.listing = listing or Listing(folder.listing(facts.id))
         self.superseded: list[str] = []  # digests of records under old names of models
-        self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, where there is a crawl
+        self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, if there is a crawl
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
         self.crawl_calls = 0  # questions that a crawl asked of the Hub's API
         self.database_bytes: int | None = None  # known once the workers have their share
@@ -233,7 +233,7 @@ class Build:
 
         The Hub redirects from the old name to the new one. An old name is noticed when the model is read (its files are
         served from another repository), or when a crawl no longer lists it. A name that the Hub does not know, or
-        cannot look up now, stays as it is. One that leads to the base is unlisted.
+        cannot look up now, stays as it is. A name that leads to the base is removed from the listing.
         """
         renamed: dict[str, str] = {}
         for old in [] if constants.HF_HUB_OFFLINE else [name for name in names if is_hub_id(name)][:MOST_ASKED]:
@@ -262,7 +262,7 @@ class Build:
             return
         renamed = self.follow(names)
         wanted = {model.id for model in self.listing.models()} & set(renamed.values()) - set(settled)
-        # An old name counts as its new one, and not at all where the new one was planned anyway.
+        # An old name counts as its new one, and not at all if the new one was planned anyway.
         self.report.skipped -= sum(reasons[name] == "renamed" for name in renamed)
         self.report.failed -= sum(reasons[name] == "not_found" for name in renamed)
         discovered = self.report.discovered - len(renamed) + len(wanted)

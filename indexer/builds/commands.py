@@ -64,7 +64,7 @@ def build(
 
     ``dry_run``: crawl, then only report how many models and bytes would be read. ``progress`` is called with a
     :class:`BuildEvent` for everything that happens. ``confirm`` is called with an :class:`Estimate` before anything is
-    read; where it returns False, nothing is. ``options``, with their defaults:
+    read; if it returns False, nothing is. ``options``, with their defaults:
 
     - ``limit`` (None), ``sort`` ("downloads", or created, likes): only the first ``limit`` models in that order
     - ``relation`` ("finetune,adapter,merge"): of finetune, adapter, merge and quantized, separated by commas
@@ -78,12 +78,11 @@ def build(
     - ``author`` (None): only models of this author
     - ``retry_failed`` (False): try every failure again now
     - ``read`` ("sample"; "full" with ``spectra``): some rows of every block matrix, a thirtieth of the bytes or less,
-    or
-      all of them; what a sample cannot tell is said where it is asked for, and :func:`deepen` reads the rest
+      or all of them; an answer that a sample cannot give says so, and :func:`deepen` reads the rest
     - ``rank`` (8): singular triplets kept of each δW; ``spectra`` (False): also keep all its singular values
     - ``keep_factors`` (True): False keeps only vectors and norms, to save disk space
-    - ``device`` ("cpu"), ``workers`` (one for each processor, two of a sample): where and in how many processes the SVD
-      runs; ``connections`` (8): to the Hub, of all workers together
+    - ``device`` ("cpu"), ``workers`` (one for each processor, two for samples): on what and in how many processes the
+      SVD runs; ``connections`` (8): to the Hub, of all workers together
     - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
     - ``index`` (auto), ``index_memory`` (1 GiB), ``recall`` (0.95): the FAISS index, the largest size of a compressed
       one, and its smallest recall@10
@@ -92,7 +91,7 @@ def build(
 
     Returns the report of the one base, or a list of reports; ``report.stopped`` says why a build did not finish. Each
     base is published before the next begins. Several workers are started as new processes: in a script, call this
-    under ``if __name__ == "__main__"``. Raises AtlasError where a base is unknown or published at another rank, an
+    under ``if __name__ == "__main__"``. Raises AtlasError if a base is unknown or published at another rank, an
     argument is wrong, or another process writes to the atlas.
     """
     chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress, confirm), AtlasFolder(atlas)
@@ -176,7 +175,7 @@ def add(
 
 
 def _name_of_folder(folder: Path, name: str | None, listing: Listing) -> str:
-    """What the atlas calls a folder. Raises AtlasError where another model has the name that was asked for."""
+    """The name of a folder in the atlas. Raises AtlasError if another model has the name that was asked for."""
     places = {one.id: str(one.row.get("folder", "")) for one in listing.models() if one.claimed_by == BY_FOLDER}
     if name is None:
         return local_name(folder, {one: place for one, place in places.items() if is_local_id(one)})
@@ -189,7 +188,7 @@ def _name_of_folder(folder: Path, name: str | None, listing: Listing) -> str:
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
     """A base by any of its names: from the Hub, or offline from the atlas.
 
-    Raises AtlasError where neither knows it.
+    Raises AtlasError if neither knows it.
     """
     if not constants.HF_HUB_OFFLINE:
         return resolve_base(name)
@@ -227,7 +226,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         max_depth=options.depth,
         **({"max_candidates": options.max_candidates} if options.max_candidates else {}),
     )
-    pathless = 0  # untagged models that name nothing, as transformers 5 saves them
+    pathless = 0  # untagged models that name no base, as transformers 5 saves them
     try:
         progress, resumed = listing.begin(request)
         if resumed:
@@ -274,7 +273,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
 
 
 def _run(build: Build, was_listed: bool) -> BuildReport:
-    """Ask whether to go on, and build. Raises AtlasError where the answer is no; nothing is left behind then."""
+    """Ask whether to continue, and build. Raises AtlasError if the answer is no; then nothing is left behind."""
     # The plan needs the base's commit, so a stored base is opened first. A new one is fetched after the answer.
     base = build.stored_base() if stored_bases(build.folder, build.facts.id) else None
     planned = build.plan()

@@ -63,14 +63,14 @@ class DaskExecutor:
         self.address = address
 
     def check(self) -> None:
-        """Raises AtlasError where no scheduler answers; called before a long crawl."""
+        """Raises AtlasError if no scheduler answers; called before a long crawl."""
         self.connect().close(timeout=5)
 
     def run(self, units: Sequence[Unit], worker: RecordWorker) -> Generator[Result[Unit]]:
         """Yield one result for each unit, as they come.
 
-        Raises AtlasError where the scheduler cannot be reached or goes away, where a worker cannot work (another
-        version, another Hub, a folder it does not see), or where the cluster stays without workers.
+        Raises AtlasError if the scheduler cannot be reached or goes away, if a worker cannot work (another
+        version, another Hub, a folder it does not see), or if the cluster stays without workers.
         """
         from distributed import CancelledError
         from distributed.comm import CommClosedError
@@ -105,7 +105,7 @@ class DaskExecutor:
             client.close(timeout=5)
 
     def connect(self) -> Client:
-        """A client. Raises AtlasError where no scheduler answers."""
+        """A client. Raises AtlasError if no scheduler answers."""
         require("`executor='dask'`", "distributed")
         from distributed import Client
 
@@ -170,9 +170,9 @@ class DaskExecutor:
         return killed
 
     def _result(self, future: Future, unit: Unit, worker: RecordWorker) -> Result[Unit] | None:
-        """What the future holds; None where Dask gave up because the workers that ran it died.
+        """The result of a future; None if Dask gave up because the workers that ran it died.
 
-        Raises OSError where the atlas cannot be written to, AtlasError where a worker cannot work at all or the
+        Raises OSError if the atlas cannot be written to, AtlasError where a worker cannot work at all or the
         scheduler has gone.
         """
         from distributed import KilledWorker
@@ -232,7 +232,7 @@ def _threads(client: Client) -> int:
 
 @contextmanager
 def _requirements(atlas: Path) -> Iterator[Requirements]:
-    """What this process has."""
+    """What this process has, as what every worker must have."""
     from huggingface_hub import constants
 
     for left in atlas.glob(".seen-*.token"):  # of a client that was killed: there is one writer at a time
@@ -247,7 +247,7 @@ def _requirements(atlas: Path) -> Iterator[Requirements]:
 
 @lru_cache(maxsize=8)
 def check_here(required: Requirements) -> None:
-    """Called on a worker. Raises AtlasError where it does not fit."""
+    """Called on a worker. Raises AtlasError if it does not fit."""
     from distributed import get_worker
 
     _check(required, _introduce(required.token), get_worker().address)

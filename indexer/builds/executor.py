@@ -26,7 +26,7 @@ DEATHS_ALLOWED = 2
 
 
 def run_units(units: Sequence[U], worker: Worker[U], workers: int) -> Generator[Result[U]]:
-    """Yield one result for each unit, from this process where there is one worker, else from a pool."""
+    """Yield one result for each unit, computed in this process if there is one worker, else in a pool."""
     if workers > 1:
         return in_processes(units, worker, workers)
     return (worker(unit) for unit in units)
@@ -81,7 +81,7 @@ def _until_broken(waiting: list[U], worker: Worker[U], workers: int, most: int) 
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool that ends with the block, at once where an exception leaves it. By spawn: a fork after OpenMP hangs."""
+    """A pool that ends with the block, at once after an exception. Started by spawn: a fork after OpenMP hangs."""
     pool = ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_initialise, initargs=(verbosity.quiet,)
     )

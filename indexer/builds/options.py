@@ -156,7 +156,7 @@ class BuildOptions:
         return cls(**given, index=index_change(**searched))
 
     def as_words(self) -> list[str]:
-        """The options of `index build` that decide what an atlas holds, as typed, without those at their default.
+        """The options of `index build` that decide what an atlas holds, as typed, except those at their default.
 
         How it was built (workers, memory, bandwidth, a scheduler, a device) is left out.
         """
@@ -190,7 +190,7 @@ def index_change(
     recall: float | None = None,
     vector_length: int | None = None,
 ) -> IndexChange | None:
-    """The index asked for, or None where no option names one. Raises BadArgument for an unknown index."""
+    """The index asked for, or None if no option names one. Raises BadArgument for an unknown index."""
     if index is None and index_memory is None and recall is None and vector_length is None:
         return None
     if index is not None and index not in INDEXES:
@@ -199,7 +199,7 @@ def index_change(
 
 
 def bytes_of(name: str, size: Size) -> int | None:
-    """The size given for option ``name`` in bytes. Raises BadArgument where it cannot be read."""
+    """The size given for option ``name`` in bytes. Raises BadArgument if it cannot be read."""
     try:
         return size if size is None or isinstance(size, int) else parse_size(size)
     except ValueError as error:

@@ -18,17 +18,17 @@ from indexer.records.store import READER, FailureRecord, RecordHeader, RecordSto
 
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
 RECHECKED = frozenset({"gated", "disabled"})
-# The reason of an adapter whose change depends on whole matrices of a base of which rows are kept.
+# The reason why an adapter is skipped if it needs whole matrices of a base, and the atlas keeps only some rows.
 NEEDS_BASE = "base_sampled"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One model of the listing: ``unit`` is what to do, or None where there is nothing to do.
+    """One model of the listing: ``unit`` is what to do, or None if there is nothing to do.
 
-    ``lacks``: what is wanted and its record, which stays until there is a better one, does not have: "spectra", "rows"
-    (a sample was read), or "". ``missed``: how the last attempt at the current commit failed, where the record is that
-    of an earlier commit.
+    ``lacks``: what is wanted but missing in its record, which stays until there is a better one: "spectra", "rows" (it
+    is a sample), or "". ``missed``: how the last attempt at the current commit failed, if the record is that of an
+    earlier commit.
     """
 
     entry: Entry
@@ -82,7 +82,7 @@ def plan(
 
 
 def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
-    """A model without a record of its current commit keeps that of an earlier one, where there is one."""
+    """A model without a record of its current commit keeps that of an earlier one, if there is one."""
     entry = planned.entry
     kept = current_record(records, entry.commit) if entry.record_key is None else None
     if kept is None:
@@ -91,8 +91,8 @@ def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
     unit = planned.unit
     if unit is not None and unit.parent is None and not unit.is_on_base and kept.identity.commit == unit.commit:
         lacks = _lacks(kept.identity, unit.spec)
-        # Its base was known as well or better when the record was made. The rest of a model below that is not known any
-        # more cannot be read.
+        # Its base was known as well or better when the record was made. If the model below it is no longer known, its
+        # other rows cannot be read.
         if not lacks or (lacks == "rows" and kept.identity.parent):
             unit = None
     return replace(planned, entry=earlier, missed=entry.outcome, unit=unit)
@@ -112,7 +112,7 @@ def _planned(
         return Planned(Entry(listed, template.base, None), None)
     parent = parents.of(listed) if parents is not None and is_selected else None
     is_known = parents is not None and is_selected and listed.id.lower() not in parents.unknown
-    # Factors are small and read whole; what lies below an adapter may be a fine-tune.
+    # Factors are small and read whole, but an adapter may have been trained on a fine-tune.
     root = parent
     while root is not None and root.relation == "adapter":
         root = root.parent
@@ -135,7 +135,7 @@ def _planned(
     lacks = _lacks(found, unit.spec) if found is not None else ""
     if found is not None and not lacks:
         return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
-    # The last failure, whatever was to be read: a model that cannot be read cannot be read for either.
+    # The last failure, of a sample or a full read: a model that cannot be read fails both ways.
     failures = [failure for one in _that_serve(unit.identity) if (failure := store.failure(one.digest)) is not None]
     outcome = max(failures, key=lambda one: one.when, default=None)
     is_due = outcome is None or outcome.reason in RECHECKED or (outcome.status == "skipped" and outcome.reader < READER)

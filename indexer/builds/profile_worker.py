@@ -142,7 +142,7 @@ def store_profile(
 def base_weights(base: Source) -> FullWeights:
     """All tensors of the base, which adapters are merged into; read once in a process.
 
-    Raises Failed where they cannot be read: another try may work.
+    Raises Failed if they cannot be read: another try may work.
     """
     try:
         return read_weights(base)

@@ -82,7 +82,7 @@ class ProfileOptions:
 
     @classmethod
     def parse(cls, **arguments: Unpack[ProfileArguments]) -> ProfileOptions:
-        """Check what a caller wrote. Raises AtlasError where options contradict each other."""
+        """Check what a caller wrote. Raises AtlasError if options contradict each other."""
         given: dict[str, Any] = dict(arguments)
         layers, text, images = given.pop("layers", None), given.pop("text", None), given.pop("images", ())
         seed, measures = given.pop("seed", 0), ("recover", "exact", "recipe", "shift", "steps", "rate")
@@ -117,7 +117,7 @@ def profile_base(folder: AtlasFolder, base: str, models: Sequence[str], options:
     """Profile a base and its indexed fine-tunes (those in ``models``, or all), then publish.
 
     Models that have a profile of these measures already are left alone. On Ctrl-C the complete layers are kept and
-    published before it is raised again. The caller holds the writer's lock. Raises AtlasError where the base itself
+    published before it is raised again. The caller holds the writer's lock. Raises AtlasError if the base itself
     cannot be profiled.
     """
     work = _Profiling(folder, base, models, options)
@@ -157,7 +157,7 @@ def profile_plan(folder: AtlasFolder, base: str, models: Sequence[str], options:
 class _Profiling:
     """The models of one base that are to be profiled: ``due``, and ``baselines``, which they are compared with.
 
-    ``baselines``: the base, and if asked for the same with fresh weights, where they have no complete profile yet.
+    ``baselines``: the base, and if asked for the base with fresh weights, unless they have complete profiles already.
     """
 
     def __init__(self, folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> None:
@@ -248,7 +248,7 @@ class _Profiling:
                 base_weights.cache_clear()
 
     def _workers(self) -> int:
-        """As many workers as there is memory for. Raises AtlasError where ``memory`` cannot hold even one."""
+        """As many workers as there is memory for. Raises AtlasError if ``memory`` cannot hold even one."""
         wanted, stored = workers_for(self.options.workers, len(self.due)), self.stored
         one = PROCESS_BYTES + WORKING_BYTES + stored.block_bytes + 4 * (stored.block_bytes // stored.item_bytes)
         if self.options.memory is not None and one > self.budget:

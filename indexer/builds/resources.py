@@ -82,7 +82,7 @@ def share_out(
 
     In this order because the page cache holds the base for all workers, while only reading ahead keeps the connection
     busy as they compute. ``base_bytes``: all block matrices of the base; ``largest_bytes``: the largest of them as
-    float32. Without ``memory`` half of what is free may be used. Raises AtlasError where not even one worker fits
+    float32. Without ``memory`` half of what is free may be used. Raises AtlasError if not even one worker fits
     into the given ``memory``.
     """
     budget = memory if memory is not None else available_memory() // 2

@@ -92,9 +92,9 @@ def publish_records(
     """Publish what :func:`work` has done for ``bases`` (all, if none is named): what `index publish` does.
 
     It is not named ``publish`` because the package ``indexer.publish`` is. ``rank``: of the records; by default the
-    atlas's, else that of the records where nothing is published yet. ``index``: index, index_memory and recall, as in
-    :func:`build`. The network is not used. Raises AtlasError where a base is not in the folder, where ranks do not fit,
-    and where no published model would be left.
+    atlas's, or that of the records if nothing is published yet. ``index``: index, index_memory and recall, as in
+    :func:`build`. The network is not used. Raises AtlasError if a base is not in the folder, if ranks do not fit, and
+    if no published model would be left.
     """
     folder, watcher = AtlasFolder(atlas), Watcher(progress)
     options = BuildOptions(relations=RELATIONS, index=index_change(vector_length=vector_length, **index))

@@ -57,7 +57,7 @@ class BuildView:
             say(event.message)
 
     def confirm(self, estimate: Estimate) -> bool:
-        """Print what will be read; at a terminal, ask first where that is much. Ctrl-C is not caught."""
+        """Print what will be read; at a terminal, ask first if that is much. Ctrl-C is not caught."""
         if not estimate.models:
             return True
         self(BuildEvent("note", estimate.sentence))

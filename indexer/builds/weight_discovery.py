@@ -1,9 +1,9 @@
 """Finds fine-tunes that name no base, by their weights: `index build --discover weights`.
 
-Candidates are the untagged models of the base's architecture and size, by what the Hub lists of them. Of each a few
-rows of one matrix are read and compared with the same rows of the base, and of every other base in the atlas with the
-same shapes. A fine-tune's rows are nearly those of its base; those of a model that was trained from scratch, or from
-another base, are as good as orthogonal to them. What is claimed is then read as every listed model is.
+Candidates are untagged models that have the base's architecture and size according to the Hub's listing. A few rows of
+one matrix are read from each and compared with the same rows of the base, and of every other base in the atlas with the
+same shapes. The rows of a fine-tune are nearly those of its base; those of a model that was trained from scratch, or
+from another base, are almost orthogonal to them. A model that is claimed this way is read like any listed model.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from indexer.weights.stored_tensor import check_readable, read_safetensors
 
 # Models examined in one run, unless `--max-candidates` says otherwise.
 MOST_CANDIDATES = 1_000
-# Of one author: the Hub's bots upload thousands of models of one architecture.
+# Models of one author: the Hub's bots upload thousands of models of one architecture.
 MOST_OF_AUTHOR = 50
-# A head, or an embedding that is no longer shared with it, may be added to a base.
+# Fine-tuning may add a head to a base, or an embedding that the head no longer shares.
 LARGEST_SIZE = 1.5
-# The header of a safetensors file, for each block matrix: what an estimate takes it to be.
+# Bytes of a safetensors header for each block matrix, for an estimate.
 _HEADER_BYTES = 300
 _LARGEST_ROW = 4 << 20
 # Repositories that test programs and bots make, whose weights are random.
@@ -62,12 +62,12 @@ class Reference:
     file_hashes: frozenset[str]
 
     def cosine(self, rows: torch.Tensor) -> float:
-        """Of the angle between the rows of a candidate and the base's; NaN if one of them is zero."""
+        """The cosine of the rows of a candidate and the base's; NaN if one of them is zero."""
         one, other = rows.double().flatten(), self.rows.double().flatten()
         return float(torch.dot(one, other) / (one.norm() * other.norm()))
 
     def distance(self, rows: torch.Tensor) -> float:
-        """Between the rows of a candidate and the base's."""
+        """The distance of the rows of a candidate from the base's."""
         return float((rows.double() - self.rows.double()).norm())
 
 
@@ -105,7 +105,7 @@ class Examination:
         return str(self.build.facts.config.get("model_type"))
 
     def __call__(self, rows: Sequence[Any]) -> list[CheckedRow | None]:
-        """What the rows of a page are; None for a model that is no candidate or was left for a later run.
+        """What the rows of a page are; None for a model that is not a candidate or was left for a later run.
 
         Raises AtlasError if the Hub cannot be asked any more, or the base cannot be read.
         """
@@ -144,7 +144,7 @@ class Examination:
         return found
 
     def _problem_of(self, row: Any) -> str:
-        """Why a row is no candidate, by what the Hub lists of it; "" for a candidate."""
+        """Why a row is not a candidate, according to the listing; "" for a candidate."""
         if not isinstance(row, dict) or is_too_deep(row) or len(str(row)) > _LARGEST_ROW:
             return "unreadable"
         identifier, filenames, config = row.get("id"), listed_filenames(row), row.get("config")
@@ -180,7 +180,7 @@ class Examination:
 
     @cached_property
     def probe(self) -> Matrix:
-        """The matrix that is compared: of the middle layer, because first and last ones are frozen or made anew."""
+        """The matrix that is compared: in the middle, because the first and last layers may be frozen or replaced."""
         layout = self.build.base.shape.layout
         depth = max(matrix.key.layer for matrix in layout.matrices)
         nearest = min(abs(matrix.key.layer - depth // 2) for matrix in layout.matrices)
@@ -292,11 +292,11 @@ def _weights_in(row: Mapping[str, Any]) -> int:
 
 
 def _name_like(wanted: str, names: Mapping[str, Any]) -> str | None:
-    """The tensor of this name, whatever prefixes a head adds or leaves out; None if none or several could be it."""
+    """The tensor of this name, with any prefix that a head adds or drops; None if not exactly one fits."""
     parts = wanted.split(".")
     for start in range(len(parts)):
         if not any(part.isdigit() for part in parts[start:]):
-            break  # without the number of its layer a name is nobody's
+            break  # a name without the number of its layer is ambiguous
         ending = ".".join(parts[start:])
         found = [name for name in names if name == ending or name.endswith(f".{ending}")]
         if found:
