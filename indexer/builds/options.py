@@ -122,20 +122,16 @@ class BuildOptions:
                 raise BadArgument(f"`{name}` {given[name]!r} is not one of {', '.join(choices)}.", "")
         if (given.pop("executor", "local") == "dask") != (given.get("scheduler") is not None):
             raise BadArgument("`executor='dask'` and `scheduler='ADDR'` must be given together.", "")
-        limit = given.get("limit")
-        if limit is not None and limit < 1:
-            raise BadArgument(f"`limit` is {limit}; it must be at least 1.", "")
-        for name, largest in (("depth", 20), ("questions", 100_000)):
-            if name in given and not 1 <= given[name] <= largest:
-                raise BadArgument(f"`{name}` is {given[name]}; it must be from 1 to {largest:,}.", "")
+        for name, largest in (("limit", None), ("max_candidates", None), ("depth", 20), ("questions", 100_000)):
+            value = given.get(name)
+            if value is not None and not 1 <= value <= (largest or value):
+                bounds = f"from 1 to {largest:,}" if largest else "at least 1"
+                raise BadArgument(f"`{name}` is {value}; it must be {bounds}.", "")
         mirrors = given.get("same_as") or ()
         mirrors = [without_address(one).strip() for one in ([mirrors] if isinstance(mirrors, str) else mirrors)]
         if wrong := [one for one in mirrors if not is_hub_id(one)]:
             raise BadArgument(f"`same_as` {wrong[0][:100]!r} is not a Hub id.", "Give owner/name.")
         given["same_as"] = tuple(dict.fromkeys(mirrors))
-        most = given.get("max_candidates")
-        if most is not None and most < 1:
-            raise BadArgument(f"`max_candidates` is {most}; it must be at least 1.", "")
         if "relation" in given:
             relations = tuple(dict.fromkeys(part.strip() for part in given.pop("relation").split(",")))
             if unknown := [relation for relation in relations if relation not in RELATIONS]:

@@ -193,13 +193,6 @@ class Examination:
         probe = self.probe
         return np.array(stripes(probe.lines, lines_to_read(probe.shape, probe.transposed, 4))[0], dtype=np.int64)
 
-    @property
-    def bytes_each(self) -> int:
-        """About how many bytes are read of a candidate."""
-        width = self.probe.stored_rows if self.probe.transposed else self.probe.shape[1]
-        header = max(FIRST_GUESS, _HEADER_BYTES * len(self.build.base.shape.layout.matrices))
-        return len(self.lines) * width * 4 + header
-
     @cached_property
     def references(self) -> list[Reference]:
         """The base, and every other base of the atlas with the same matrices. Raises AtlasError."""
@@ -279,7 +272,9 @@ class Examination:
         words = f"untagged models of type {self.model_type}: {self.listed:,} listed, {self.candidates:,} candidates"
         more = f", more of them in a later run (`max_candidates` {self.most:,})" if self.is_full else ""
         if self.counts_only:
-            size = size_in_words(self.candidates * self.bytes_each)
+            width = self.probe.stored_rows if self.probe.transposed else self.probe.shape[1]
+            header = max(FIRST_GUESS, _HEADER_BYTES * len(self.build.base.shape.layout.matrices))
+            size = size_in_words(self.candidates * (len(self.lines) * width * 4 + header))
             return f"{words}{more}; comparing them takes ≈ {self.candidates:,} file requests and {size}"
         return f"{words}, {self.claimed:,} with weights like those of {self.build.facts.id}{more}"
 

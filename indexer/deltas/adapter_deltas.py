@@ -22,7 +22,7 @@ from indexer.deltas.rounding import RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.untrusted import shown
-from indexer.weights.adapter import AdapterModule, AdapterPlan, adapter_plan, module_paths, read_modules, whole_weights
+from indexer.weights.adapter import AdapterModule, AdapterPlan, adapter_plan, read_modules, whole_weights
 from indexer.weights.checkpoint import Checkpoint
 
 # A product of factors is kept as factors up to this share of the rank that the matrix can have.
@@ -62,7 +62,7 @@ def adapter_deltas(
     be computed without the weights of the model it was trained on.
     """
     plan = adapter_plan(checkpoint)
-    located = architecture.locate_modules(module_paths(checkpoint), layout)
+    located = architecture.locate_modules(plan.modules, layout)
     if plan.start is not None and not on_base and located:
         raise Skipped("adapter_unsupported", f"{_ON_BASE_ONLY}: init_lora_weights {plan.start}")
     drawn: dict[str, torch.Tensor] = {}

@@ -40,7 +40,7 @@ from indexer.records.representation import representation_named
 from indexer.records.row_plan import ROW_PLAN, lines_of
 from indexer.records.row_space import row_space, row_space_of
 from indexer.untrusted import printable, shown
-from indexer.weights.adapter import adapter_plan, stated_base, tensor_names
+from indexer.weights.adapter import adapter_plan, stated_base
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
@@ -101,7 +101,7 @@ def vectorise(
             else:
                 reader.read_full(layout, ahead_bytes)
         else:
-            block_bytes = sum(checkpoint.tensors[name].nbytes for name in tensor_names(checkpoint))
+            block_bytes = sum(checkpoint.tensors[name].nbytes for name in adapter_plan(checkpoint).tensors)
             planned, unit = unit, _by_its_file(unit, checkpoint, base)
             adapter_base = _adapter_base(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None

@@ -22,7 +22,6 @@ from indexer.errors import AtlasError, Failed
 from indexer.listing.claim_filter import ClaimFilter
 from indexer.listing.family import Family
 from indexer.listing.listed_models import in_utc
-from indexer.listing.mirrors import joined_spelling
 from indexer.listing.questions import (
     WALKED,
     CheckedRow,
@@ -107,9 +106,10 @@ class _Crawl:
             yield from self.pages(Question("tag", identifier))
         for mirror in self.request.mirrors:
             yield from self.pages(Question("children", mirror))
-        for identifier in (*self.request.ids[:1], *self.request.mirrors) if self.request.mirrors else ():
-            if joined := joined_spelling(identifier):
-                yield from self.pages(Question("children", joined))
+        # Some tools write an id as the name of its folder: owner--name.
+        for identifier in (self.request.base, *self.request.mirrors) if self.request.mirrors else ():
+            if "/" in identifier:
+                yield from self.pages(Question("children", identifier.replace("/", "--")))
         for question in self.family.questions():
             yield from self.pages(question)
         if self.request.discover == "names":

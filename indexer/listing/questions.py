@@ -98,13 +98,13 @@ class Question:
     @property
     def what(self) -> str:
         """What is being listed, for messages."""
-        if self.kind == "names":
-            return f"models named like {self.asked}"
-        if self.kind == "children":
-            return f"what was made of {self.asked}"
-        if self.kind == "weights":
-            return f"models of type {self.asked}"
-        return f"the {self.relation or 'tagged'} models of {self.asked}"
+        models = {
+            "names": "models named like",
+            "children": "what was made of",
+            "weights": "models of type",
+            "tag": f"the {self.relation or 'tagged'} models of",
+        }
+        return f"{models[self.kind]} {self.asked}"
 
     def parameters(self, request: CrawlRequest) -> list[tuple[str, str]]:
         """The query of its first page, sorted by creation because the default order changes between pages."""

@@ -16,12 +16,11 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 
-if TYPE_CHECKING:
-    from indexer.network.min_throughput import MinThroughput
+from indexer.network.min_throughput import MinThroughput
 
 _CHUNK_BYTES = 64 << 10
 # As in httpx2's pools: how many connections wait for their next request, and how long.

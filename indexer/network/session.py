@@ -35,7 +35,7 @@ from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.console.messages import Progress
 from indexer.errors import Failed
-from indexer.network.min_throughput import MinThroughput, WatchedTransport
+from indexer.network.min_throughput import MinThroughput
 from indexer.network.rate_limit import (
     RateLimiter,
     announce,
@@ -44,6 +44,7 @@ from indexer.network.rate_limit import (
     note_response,
     requested_wait,
 )
+from indexer.network.transport import WatchedTransport
 from indexer.untrusted import MOST_VALUES, printable, values_in
 
 # In the refusal of a token that is wrong or has expired. Without a token public models would be served, and missing

@@ -71,17 +71,6 @@ def read_modules(checkpoint: Checkpoint, only: Collection[str] | None = None) ->
             yield AdapterModule(path, {**found, **shared}, scale)
 
 
-def module_paths(checkpoint: Checkpoint) -> list[str]:
-    """The modules that ``read_modules`` will yield, from the index alone. Raises Skipped like it."""
-    return list(adapter_plan(checkpoint).modules)
-
-
-def tensor_names(checkpoint: Checkpoint) -> list[str]:
-    """The tensors that ``read_modules`` reads, from the index alone. Raises Skipped like it."""
-    plan = adapter_plan(checkpoint)
-    return [*plan.shared.values(), *(name for names in plan.modules.values() for name in names.values())]
-
-
 def whole_weights(checkpoint: Checkpoint) -> dict[str, str]:
     """Tensors of an adapter that replace one of the base's (``modules_to_save``, resized embeddings, biases).
 

@@ -96,6 +96,11 @@ class AdapterPlan:
     is_mlx: bool = False
     passed_over: tuple[str, ...] = ()
 
+    @property
+    def tensors(self) -> list[str]:
+        """The names of all tensors that are read."""
+        return [*self.shared.values(), *(name for names in self.modules.values() for name in names.values())]
+
 
 def is_mlx(config: Mapping[str, Any]) -> bool:
     """Whether an adapter_config.json was written by mlx-lm."""

@@ -15,7 +15,7 @@ import struct
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Protocol, cast
 
 import torch
 
@@ -72,6 +72,22 @@ class MalformedPickleError(Exception):
     """The pickle is invalid, or describes something impossible."""
 
 
+class ByteReader(Protocol):
+    """What a pickle is read from."""
+
+    def read(self, count: int, /) -> bytes:
+        """At most ``count`` bytes, fewer at the end."""
+        ...
+
+    def readline(self) -> bytes:
+        """Up to and with the next newline."""
+        ...
+
+    def tell(self) -> int:
+        """The number of bytes read."""
+        ...
+
+
 @dataclass(frozen=True)
 class PickledName:
     """A global that the pickle names. It is never imported."""
@@ -124,7 +140,7 @@ class PickledTensor:
     stride: tuple[int, ...]
 
 
-def read_pickle(file: IO[bytes], filename: str) -> tuple[Any, dict[str, PickledStorage]]:
+def read_pickle(file: ByteReader, filename: str) -> tuple[Any, dict[str, PickledStorage]]:
     """Read one pickle: its object, made of stand-ins, and the storages it mentions by key.
 
     ``file`` is then positioned after it. Raises Skipped("unsafe_pickle") with the first global that a checkpoint must
@@ -134,7 +150,7 @@ def read_pickle(file: IO[bytes], filename: str) -> tuple[Any, dict[str, PickledS
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of invalid escape sequences in texts
-            for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+            for count, (opcode, argument, _) in enumerate(pickletools.genops(cast("IO[bytes]", file))):
                 if count >= MOST_INSTRUCTIONS:
                     raise MalformedPickleError(f"more than {MOST_INSTRUCTIONS} instructions")
                 machine.follow(opcode.name, argument)

@@ -170,7 +170,7 @@ def _recognised(
     if info.dtype_name in ("F8_E4M3", "I8"):
         if scale is None or scale.dtype_name not in ("F32", "F16", "BF16", "F64"):
             return None
-        block = _block_of(scale.shape, (out, width), _stated_block(config))
+        block = _block_of(scale.shape, (out, width), config)
         return block and QuantisedMatrix(
             "int8" if info.dtype_name == "I8" else "fp8", 8, (out, width), (name, scale.name), block
         )
@@ -197,22 +197,18 @@ def _recognised(
     return None
 
 
-def _stated_block(config: Mapping[str, Any]) -> tuple[int, int]:
-    settings = config.get("quantization_config")
-    stated = settings.get("weight_block_size") if isinstance(settings, dict) else None
-    if isinstance(stated, list) and len(stated) == 2 and all(type(size) is int and 0 < size < 2**20 for size in stated):
-        return stated[0], stated[1]
-    return 128, 128
-
-
-def _block_of(scale: tuple[int, ...], shape: tuple[int, int], stated: tuple[int, int]) -> tuple[int, int] | None:
-    """How many rows and columns share a scale, from the scales' shape; None if that cannot be."""
+def _block_of(scale: tuple[int, ...], shape: tuple[int, int], config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How many rows and columns share a scale, from the scales' shape and the config; None if they do not fit."""
     if scale in ((), (1,), (1, 1)):
         return shape
     if scale in ((shape[0],), (shape[0], 1)):
         return 1, shape[1]
-    blocks = (-(-shape[0] // stated[0]), -(-shape[1] // stated[1]))
-    return stated if scale == blocks else None
+    settings = config.get("quantization_config")
+    stated = settings.get("weight_block_size") if isinstance(settings, dict) else None
+    rows, columns = 128, 128
+    if isinstance(stated, list) and len(stated) == 2 and all(type(size) is int and 0 < size < 2**20 for size in stated):
+        rows, columns = stated
+    return (rows, columns) if scale == (-(-shape[0] // rows), -(-shape[1] // columns)) else None
 
 
 def _mlx_bits(config: Mapping[str, Any], module: str) -> int | None:

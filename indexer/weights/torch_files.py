@@ -15,7 +15,6 @@ import math
 import struct
 import zipfile
 from functools import partial
-from typing import Any
 
 from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
@@ -76,7 +75,7 @@ def _corrupt(source: ByteSource, what: str) -> Skipped:
 
 
 def _read_legacy(source: ByteSource) -> TensorIndex:
-    file = io.BufferedReader(_SourceFile(source, MOST_BYTES), _FRONT)
+    file = _Front(source)
     for number in (MAGIC_NUMBER, PROTOCOL_VERSION):
         if read_pickle(file, source.name)[0] != number:
             raise _corrupt(source, "is neither a zip archive nor a PyTorch file of the older form")
@@ -115,6 +114,45 @@ def _legacy_data(filename: str, start: int, storage: PickledStorage, header: byt
     return start + len(header)
 
 
+class _Front:
+    """The first MOST_BYTES of a file, as a source for pickles.
+
+    Unlike ``io.BufferedReader`` it allocates nothing for bytes that a hostile pickle claims and the file does not hold.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._limit = min(MOST_BYTES, source.size)
+        self._content = bytearray()
+        self._position = 0
+
+    def tell(self) -> int:
+        """The number of bytes read."""
+        return self._position
+
+    def read(self, count: int) -> bytes:
+        """At most ``count`` bytes, fewer at the end."""
+        stop = min(self._position + count, self._limit)
+        self._fetch(stop)
+        piece = bytes(self._content[self._position : stop])
+        self._position = stop
+        return piece
+
+    def readline(self) -> bytes:
+        """Up to and with the next newline, or to the end."""
+        end = self._content.find(b"\n", self._position)
+        while end < 0 and len(self._content) < self._limit:
+            searched = len(self._content)
+            self._fetch(searched + 1)
+            end = self._content.find(b"\n", searched)
+        return self.read((end + 1 if end >= 0 else self._limit) - self._position)
+
+    def _fetch(self, stop: int) -> None:
+        have = len(self._content)
+        if stop > have:
+            self._content += self._source.read(have, min(self._limit, max(stop, have + _FRONT)))
+
+
 # The zip format.
 
 
@@ -146,7 +184,7 @@ def _directory(source: ByteSource) -> dict[str, Storage]:
     """The archive's entries; each is checked to be stored, unique, inside the file and not over another one."""
     source.read(max(0, source.size - _TAIL), source.size, keep=True)
     try:
-        with zipfile.ZipFile(_SourceFile(source, _MOST_DIRECTORY)) as archive:
+        with zipfile.ZipFile(_Seekable(source)) as archive:
             listed, end = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
         reason = shown(error)
@@ -189,16 +227,13 @@ def _content(source: ByteSource, name: str, entry: Storage, most: int) -> bytes:
     return bytes(source.read(data, data + entry.size))
 
 
-class _SourceFile(io.RawIOBase):
-    """A source as a file object, for ``zipfile`` and buffered reading; it returns at most ``most`` bytes in all."""
+class _Seekable(io.RawIOBase):
+    """A source as a file object for ``zipfile``; it returns a bounded number of bytes in all."""
 
-    def __init__(self, source: ByteSource, most: int) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
-        self._left = most
+        self._left = _MOST_DIRECTORY
         self._position = 0
-
-    def readable(self) -> bool:
-        return True
 
     def seekable(self) -> bool:
         return True
@@ -214,13 +249,8 @@ class _SourceFile(io.RawIOBase):
         stop = self._source.size if size < 0 else min(self._position + size, self._source.size)
         count = max(0, stop - self._position)
         if count > self._left:
-            raise ValueError("it is too large")
+            raise ValueError("the directory is too large")
         self._left -= count
         content = bytes(self._source.read(self._position, self._position + count)) if count else b""
         self._position += count
         return content
-
-    def readinto(self, buffer: Any) -> int:
-        content = self.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)

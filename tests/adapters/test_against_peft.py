@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from indexer.errors import Skipped
 from indexer.names import ModelRef
-from indexer.weights.adapter import AdapterModule, adapter_plan, read_modules, tensor_names, whole_weights
+from indexer.weights.adapter import AdapterModule, adapter_plan, read_modules, whole_weights
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
 from tests.adapters.written import read
@@ -198,7 +198,7 @@ def test_tensors_that_are_saved_whole_are_listed(tmp_path: Path) -> None:
     assert "roberta.encoder.layer.1.intermediate.dense.weight" in found
     assert not any("lora" in name or "modules_to_save" in name for name in found)
     assert set(read(tmp_path)) == {f"roberta.encoder.layer.{i}.attention.self.query" for i in (0, 1)}
-    factors = tensor_names(checkpoint)
+    factors = adapter_plan(checkpoint).tensors
     assert sorted(factors) == sorted(name for name in checkpoint.tensors if ".lora_" in name)
     assert not set(factors) & set(found)
 

@@ -68,7 +68,7 @@ def test_pairs_are_found_in_any_order(tmp_path: Path, order: str) -> None:
         ({"peft_type": "IA3"}, "malformed", "no IA3 factors"),
         ({"peft_type": "ADALORA"}, "malformed", "lora_E"),
         ({"peft_type": "PROMPT_TUNING"}, "adapter_unsupported", "it trains a prompt and changes no weights"),
-        ({"peft_type": "XLORA"}, "adapter_unsupported", "for every input"),
+        ({"peft_type": "XLORA"}, "adapter_unsupported", "several adapters by input"),
         ({"peft_type": "SHIRA"}, "adapter_unsupported", "SHIRA"),
         ({"peft_type": None}, "malformed", "peft_type"),
         ({"peft_type": ["LORA"]}, "adapter_unsupported", "peft_type"),
