@@ -203,10 +203,7 @@ def _loose_adapter(folder: str, names: Collection[str]) -> Choice | None:
 
 def choose_conversion(filenames: Collection[str], folder: str) -> Choice | None:
     """The files of a revision that should hold a safetensors conversion; None if it does not."""
-    for name in _CONVERTED:
-        if folder + name in filenames:
-            return Choice("full", folder, name)
-    return None
+    return next((Choice("full", folder, name) for name in _CONVERTED if folder + name in filenames), None)
 
 
 def is_plain_name(name: object) -> bool:
