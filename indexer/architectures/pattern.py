@@ -15,16 +15,16 @@ The format of a file in ``architectures/``:
     name = "encoder"                       left out where there is one stack
     numbering = "listed"                   layers are counted as they are found (default: numbers without gaps)
     layer = "encoder.layer.{layer}"        the prefix of a layer's tensors; {group} and {layer} count together
-    depth = "num_hidden_layers"            key of config.json: so many layers, and those after them are ignored
+    depth = "num_hidden_layers"            key of config.json with the number of layers; later ones are ignored
                                            (default: as many as there are types, or tensors)
     types = ["layer_types"]                keys of config.json, the first found wins: the type of each layer, as a list
                                            of names or as a string of one letter for each
-    [[stack.attention]]                    a part of every layer; several tables are its variants, of which every layer
-                                           has one: the config and the tensors that exist choose it
+    [[stack.attention]]                    a part of every layer; several tables are its variants: the config and the
+                                           tensors that exist decide which one a layer has
     when = { multi_query = true }          a variant for these values of switches,
     types = ["full_attention", "*"]        for layers of these types, or
     last = "num_kv_shared_layers"          for as many of the last layers as this key of config.json says, which have
-                                           no other variant; what the config does not say, the tensors decide
+                                           no other variant; if the config does not say it, the tensors decide
     unused = ["self_attn.k_proj"]          names that layers of this variant may have, and do not use
     layer = "layers.{layer}"               a variant may name layers its own way
     "attention.self.query" = "query"       tensor, without ".weight" = family
@@ -33,7 +33,7 @@ The format of a file in ``architectures/``:
                                            fused: relative numbers of rows ("heads*head_dim" is a product), and how
                                            often the sequence repeats; rows of the family "" are left out
     "mlp.experts.up_proj" = { family = "expert_feedforward1", stacked = true, parameter = true, transposed = true }
-                                           stacked: the tensor holds the matrix of every expert, of which the first is
+                                           stacked: the tensor holds the matrices of all experts, and the first is
                                            read; parameter: its name does not end in ".weight"; transposed: as above,
                                            of this tensor only; inputs = "hidden" instead: it may be stored either way,
                                            and this count is the number of its inputs
@@ -252,7 +252,7 @@ class Stack:
 class _Layers:
     """The layers of one stack of one checkpoint, each with the variants of its parts.
 
-    ``present``: the layers of which there is a tensor; ``sizes``: how many there are, by each of their numbers.
+    ``present``: the layers with at least one tensor; ``sizes``: how many there are, by each of their numbers.
     """
 
     def __init__(self, stack: Stack, found: Found, settings: Settings) -> None:
@@ -277,7 +277,7 @@ class _Layers:
         ]
 
     def chosen(self, index: Index) -> list[Pattern]:
-        """The tensors of one layer: of each part the variant of which most are present, then of which fewest lack."""
+        """The tensors of one layer: of each part the variant with most tensors present, then with fewest missing."""
         patterns: list[Pattern] = []
         for part in self._parts:
             fitting = [variant for variant, last in part if last is not None and index[-1] >= self.sizes[-1] - last]
@@ -309,8 +309,8 @@ class _Layers:
 class Settings:
     """The few values of an untrusted config.json that say how fused tensors divide.
 
-    ``counts`` gives for each count the keys of the config, of which the first present one is used; ``switches`` are
-    booleans with their defaults. Both come from the data file.
+    ``counts`` gives for each count the keys of the config, the preferred one first; ``switches`` are booleans with
+    their defaults. Both come from the data file.
     """
 
     config: Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Canonical names for dataset names as people write them.
 
 ``dataset_aliases.toml`` lists ids and spellings of the same examples, collections whose configs are tasks, and words
-that people write if there is no dataset. The rules here are few, and in doubt they keep two names apart:
+that people write if there is no dataset. There are few rules here, and if in doubt they keep two names apart:
 
 - A name without an owner is looked up ignoring case, blanks, ``-``, ``_``, ``.``, brackets, and a final "dataset". If
   the table does not have it and it looks like an id, it keeps its spelling, lower-cased, with ``_`` for ``-``
