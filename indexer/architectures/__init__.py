@@ -1,1 +1,1 @@
-"""Which tensors of a checkpoint are which block matrices: a data file for each group of architectures, and its reader."""
+"""Which tensors of a checkpoint are its block matrices: a data file for each group of architectures, and the reader."""
