@@ -57,9 +57,9 @@ from indexer.architectures.layout import Rows
 from indexer.errors import Skipped
 from indexer.untrusted import shown
 
-MAX_HEADS = 4096  # far above any model
-MAX_SIZE = 1 << 20  # of one side of a matrix
-MAX_LAYER = 10**9  # larger layer numbers are read as this
+_MAX_HEADS = 4096  # far above any model
+_MAX_SIZE = 1 << 20  # of one side of a matrix
+_MAX_LAYER = 10**9  # larger layer numbers are read as this
 
 NAMES_SHOWN = 3  # of untrusted names in an error
 
@@ -119,7 +119,7 @@ class Pattern:
             if expected.startswith("{"):
                 if not (part.isascii() and part.isdigit() and (part == "0" or part[0] != "0")):
                     return None
-                numbers.append(int(part) if len(part) <= 9 else MAX_LAYER)
+                numbers.append(int(part) if len(part) <= 9 else _MAX_LAYER)
             elif expected != part:
                 return None
         return tuple(reversed(numbers))
@@ -136,7 +136,7 @@ class Pattern:
     def is_transposed(self, sizes: tuple[int, ...], usually: bool, settings: Settings) -> bool:
         """Whether a tensor of these sizes is stored in × out; ``usually``: what the data file says of all tensors."""
         if self.inputs:
-            return sizes[-2] == settings.count(self.inputs, MAX_SIZE) != sizes[-1]
+            return sizes[-2] == settings.count(self.inputs, _MAX_SIZE) != sizes[-1]
         return usually if self.transposed is None else self.transposed
 
     def divide(self, tensor: str, out: int, settings: Settings) -> list[Rows | None]:
@@ -317,7 +317,7 @@ class Settings:
     counts: Mapping[str, tuple[str, ...]]
     switches: Mapping[str, bool]
 
-    def count(self, name: str, most: int = MAX_HEADS) -> int:
+    def count(self, name: str, most: int = _MAX_HEADS) -> int:
         """A number of heads, or another count; "kv_heads" defaults to "heads".
 
         Raises Skipped("malformed").
@@ -343,8 +343,8 @@ class Settings:
     def number(self, key: str) -> int | None:
         """A number of layers; None if the config does not say it. Raises Skipped("malformed")."""
         value = self._value(key)
-        if value is not None and (type(value) is not int or not 0 <= value <= MAX_HEADS):
-            raise Skipped("malformed", f"config.json says {key} = {shown(value)}, not a number of 0 to {MAX_HEADS}")
+        if value is not None and (type(value) is not int or not 0 <= value <= _MAX_HEADS):
+            raise Skipped("malformed", f"config.json says {key} = {shown(value)}, not a number of 0 to {_MAX_HEADS}")
         return value
 
     def types(self, keys: tuple[str, ...]) -> list[str]:

@@ -42,11 +42,11 @@ from indexer.untrusted import printable
 # Results are published as they come, so that an interrupted build is useful: at most this often (in seconds), and
 # seldom enough that publishing takes no more than this share of the time.
 PUBLISH_EVERY_SECONDS = 60.0
-PUBLISHING_SHARE = 0.05
+_PUBLISHING_SHARE = 0.05
 
 # Above this share of failures (skips do not count) the cause is not the models, and the build stops.
-STOP_AFTER_TRIES = 20
-STOP_ABOVE_SHARE = 0.5
+_STOP_AFTER_TRIES = 20
+_STOP_ABOVE_SHARE = 0.5
 
 # What a build wants and a record may lack; what is said before and after the build.
 _LACKING = {
@@ -58,7 +58,7 @@ _LACKING = {
 }
 
 # At most this many models that were found to be copies of the base are asked for their children as its mirrors.
-MOST_COPIES = 20
+_MOST_COPIES = 20
 
 # At most this many requests for the new names of models, even if thousands have left the listing at once.
 MOST_ASKED = 200
@@ -120,7 +120,7 @@ class Build:
         )
         (rows,) = earlier_rows(self.folder.database, ["fine_tunes", "records"], [statement]) or ([],)
         found = [row for row in rows if row["base"] == self.facts.id and is_hub_id(row["model"])]
-        return tuple(row["model"] for row in sorted(found, key=lambda row: -(row["downloads"] or 0))[:MOST_COPIES])
+        return tuple(row["model"] for row in sorted(found, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES])
 
     def selected(self) -> list[ListedModel]:
         """The listed models that the options select."""
@@ -201,7 +201,7 @@ class Build:
                     self.publish(waiting.values(), base, None)
                     waiting.clear()
                     ended = time.monotonic()
-                    due = ended + max(PUBLISH_EVERY_SECONDS, (ended - began) / PUBLISHING_SHARE)
+                    due = ended + max(PUBLISH_EVERY_SECONDS, (ended - began) / _PUBLISHING_SHARE)
         except BaseException as stop:
             self.report.stopped = "interrupted"
             # Find records that workers wrote after the build had stopped listening.
@@ -305,7 +305,7 @@ class Build:
                 self.watcher.finished(result)
                 yield result
                 tried = self.report.indexed + self.report.failed
-                if tried >= STOP_AFTER_TRIES and self.report.failed > STOP_ABOVE_SHARE * tried:
+                if tried >= _STOP_AFTER_TRIES and self.report.failed > _STOP_ABOVE_SHARE * tried:
                     self.report.stopped = f"{self.report.failed} of {tried} models failed"
                     return
 

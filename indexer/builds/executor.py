@@ -22,7 +22,7 @@ from indexer.errors import Failed
 from indexer.network.session import install_session
 
 # A unit whose process dies this often is given up.
-DEATHS_ALLOWED = 2
+_DEATHS_ALLOWED = 2
 
 
 def run_units(units: Sequence[U], worker: Worker[U], workers: int) -> Generator[Result[U]]:
@@ -50,7 +50,7 @@ def one_by_one(suspects: list[U], worker: Worker[U]) -> Generator[Result[U]]:
     while suspects:
         for unit in (yield from _until_broken(suspects, worker, 1, 1)):
             deaths[unit.identity.digest] += 1
-            if deaths[unit.identity.digest] < DEATHS_ALLOWED:
+            if deaths[unit.identity.digest] < _DEATHS_ALLOWED:
                 suspects.append(unit)
             else:
                 error = Failed("worker_died", "the process that read it died each time (out of memory?)")

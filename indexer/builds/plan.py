@@ -17,9 +17,9 @@ from indexer.records.row_plan import ROW_PLAN
 from indexer.records.store import READER, FailureRecord, RecordHeader, RecordStore, current_record
 
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
-RECHECKED = frozenset({"gated", "disabled"})
+_RECHECKED = frozenset({"gated", "disabled"})
 # The reason why an adapter is skipped if it needs whole matrices of a base, and the atlas keeps only some rows.
-NEEDS_BASE = "base_sampled"
+_NEEDS_BASE = "base_sampled"
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,10 @@ def _planned(
     # The last failure, of a sample or a full read: a model that cannot be read fails both ways.
     failures = [failure for one in _that_serve(unit.identity) if (failure := store.failure(one.digest)) is not None]
     outcome = max(failures, key=lambda one: one.when, default=None)
-    is_due = outcome is None or outcome.reason in RECHECKED or (outcome.status == "skipped" and outcome.reader < READER)
-    if outcome is not None and outcome.reason == NEEDS_BASE:
+    is_due = (
+        outcome is None or outcome.reason in _RECHECKED or (outcome.status == "skipped" and outcome.reader < READER)
+    )
+    if outcome is not None and outcome.reason == _NEEDS_BASE:
         is_due = is_due or not template.spec.sample  # the base is fetched whole for this build
     elif outcome is not None and outcome.status == "failed":
         is_due = is_due or retry_failed or outcome.is_due

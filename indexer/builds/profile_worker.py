@@ -29,7 +29,7 @@ from indexer.profiles.tokenizer import IsolatedTokenizer
 # Called with a model's id, what was done (``layer`` for a finished layer), and the number of the layer or 0.
 OnProgress = Callable[[str, str, int], None]
 
-OWN_VOCABULARY = (
+_OWN_VOCABULARY = (
     "its vocabulary is not the base's: it was measured with its own words, and there is no drift and no cka"
 )
 
@@ -98,7 +98,7 @@ class ProfileWorker:
             if probe is shared:
                 states = {layer: torch.from_numpy(found).to(self.device) for layer, found in self.states.items()}
             else:
-                subject = replace(subject, notes=(*subject.notes, OWN_VOCABULARY))
+                subject = replace(subject, notes=(*subject.notes, _OWN_VOCABULARY))
             store_profile(self.atlas, unit.identity, subject, probe, self.request, states, self.on_progress)
         except ModelError as error:
             return Result(unit, error)

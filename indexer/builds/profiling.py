@@ -37,10 +37,10 @@ from indexer.publish.publish import publish
 from indexer.quantities import duration_in_words, size_in_words
 
 # For the estimate: multiplications and additions a second of one thread, and the least that a model costs.
-FLOPS = 6e10
-OVERHEAD_SECONDS = 2.0
+_FLOPS = 6e10
+_OVERHEAD_SECONDS = 2.0
 
-IMAGE_TYPES = frozenset({"vit", "deit", "beit", "data2vec-vision", "vit_mae", "vit_msn", "dinov2"})
+_IMAGE_TYPES = frozenset({"vit", "deit", "beit", "data2vec-vision", "vit_mae", "vit_msn", "dinov2"})
 
 
 class ProfileArguments(TypedDict, total=False):
@@ -139,7 +139,7 @@ def profile_plan(folder: AtlasFolder, base: str, models: Sequence[str], options:
     if options.request.recover:
         tokens += 30 * 3 * 256 * work.layer_count / 2
     numbers = work.stored.block_bytes / work.stored.item_bytes
-    seconds = (len(work.due) + len(work.baselines)) * (OVERHEAD_SECONDS + 2 * numbers * tokens / FLOPS)
+    seconds = (len(work.due) + len(work.baselines)) * (_OVERHEAD_SECONDS + 2 * numbers * tokens / _FLOPS)
     return {
         "base": base,
         "models": work.report.discovered,
@@ -172,7 +172,7 @@ class _Profiling:
                 (base,),
             )
         self.commit, self.rank = str(row["commit"]), int(row["rank"])
-        self.takes_images = row["model_type"] in IMAGE_TYPES
+        self.takes_images = row["model_type"] in _IMAGE_TYPES
         self.stored = StoredBase(folder.base(base, self.commit))
         depth = self.stored.layout.depth.get("encoder", self.stored.layout.depth.get("", 1))
         self.layer_count = len(options.request.layers or chosen_layers(depth))

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 PROCESS_BYTES = 300 << 20
 # What one unit holds in addition, in matrices of the largest size as float32: the weight, the base's, the Krylov
 # blocks and what the exact decomposition of a small matrix needs.
-MATRICES_AT_WORK = 6
+_MATRICES_AT_WORK = 6
 # Enough to keep the connection busy through the slowest decomposition of a layer; more would only cost memory.
 AHEAD_BYTES = 64 << 20
 # A base larger than this is read from disk for every model, however much memory there is.
-RESIDENT_BYTES = 2 << 30
+_RESIDENT_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def share_out(
     into the given ``memory``.
     """
     budget = memory if memory is not None else available_memory() // 2
-    one = PROCESS_BYTES + MATRICES_AT_WORK * largest_bytes
+    one = PROCESS_BYTES + _MATRICES_AT_WORK * largest_bytes
     fitting = max((count for count in range(1, workers + 1) if _needed(count, one) <= budget), default=0)
     if not fitting:
         if memory is not None:
@@ -97,7 +97,7 @@ def share_out(
         fitting = 1
     left = max(0, budget - _needed(fitting, one))
     ahead = min(AHEAD_BYTES, left // fitting)
-    resident = base_bytes <= min(RESIDENT_BYTES, left // fitting - ahead)
+    resident = base_bytes <= min(_RESIDENT_BYTES, left // fitting - ahead)
     left -= fitting * (ahead + resident * base_bytes)
     return Resources(
         workers=fitting,

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from indexer.builds.estimate import Estimate
 
 # Bytes to be read above which the user is asked first.
-ASK_ABOVE = 2_000_000_000
+_ASK_ABOVE = 2_000_000_000
 
-NARROWEST_BAR = 5  # columns; a shorter bar shows less than the count next to it
+_NARROWEST_BAR = 5  # columns; a shorter bar shows less than the count next to it
 _PERCENT_AND_EDGES = 7  # " 45%|" and "| "
 
 
@@ -61,7 +61,7 @@ class BuildView:
         if not estimate.models:
             return True
         self(BuildEvent("note", estimate.sentence))
-        is_asked = not self.yes and estimate.bytes > ASK_ABOVE and sys.stdin.isatty() and sys.stderr.isatty()
+        is_asked = not self.yes and estimate.bytes > _ASK_ABOVE and sys.stdin.isatty() and sys.stderr.isatty()
         return not is_asked or click.confirm("Go on?", default=True, err=True)
 
     def _close(self) -> None:
@@ -107,7 +107,7 @@ class ModelsProgress(Progress):
         """The text next to the bar on a terminal of ``columns``, and whether there is room for the bar itself."""
         words = [f"{self.done}/{self.total}", *self.words()]
         text = ", ".join(words)
-        if columns is None or len(text) + NARROWEST_BAR + _PERCENT_AND_EDGES <= columns:
+        if columns is None or len(text) + _NARROWEST_BAR + _PERCENT_AND_EDGES <= columns:
             return text, True
         tight = " ".join(re.sub(r"(?<=\d) (?!failed|skipped)", "", word) for word in words)
         tightest = re.sub(r"(?<=\d\d)\.\d", "", tight).removesuffix(" left")

@@ -13,9 +13,9 @@ from indexer.cards.datasets import is_placeholder
 from indexer.names import is_hub_id
 from indexer.untrusted import hub_address, tidy
 
-MAX_FRONT_MATTER = 2**20  # characters; benchmark results can make it long
-MAX_EVENTS = 200_000
-MAX_DEPTH = 40
+_MAX_FRONT_MATTER = 2**20  # characters; benchmark results can make it long
+_MAX_EVENTS = 200_000
+_MAX_DEPTH = 40
 MAX_README = 2**20
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -35,7 +35,7 @@ def card_facts(readme_text: str) -> dict[str, Any]:
     Returns {} if there is no front matter, or if it cannot be read: not YAML, not an object, with aliases, too long or
     too deep.
     """
-    text = readme_text[: MAX_FRONT_MATTER + 10].lstrip("\ufeff \t\r\n")
+    text = readme_text[: _MAX_FRONT_MATTER + 10].lstrip("\ufeff \t\r\n")
     fences = _FENCE.finditer(text)
     first, last = next(fences, None), next(fences, None)
     if first is None or first.start() != 0 or last is None:
@@ -45,7 +45,7 @@ def card_facts(readme_text: str) -> dict[str, Any]:
         # A few lines of aliases expand to gigabytes, and the parser is recursive: look at the events first.
         for number, event in enumerate(yaml.parse(front, Loader=_LOADER)):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent) or depth > MAX_DEPTH or number > MAX_EVENTS:
+            if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH or number > _MAX_EVENTS:
                 return {}
         loaded = _plain(yaml.load(front, Loader=_LOADER))
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):

@@ -28,7 +28,7 @@ from indexer.weights.checkpoint import Checkpoint
 from indexer.weights.quantised import refuse_coarse
 
 # The inner loop over a matrix works on pieces of this size.
-PIECE_BYTES = 512 << 10
+_PIECE_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ def _dense_delta(
     kept = delta.clone() if with_weights else None
     square = inner = 0.0
     # In place and by pieces that fit the processor's cache: half the time of three passes.
-    rows = max(1, PIECE_BYTES // (delta.element_size() * delta.shape[1]))
+    rows = max(1, _PIECE_BYTES // (delta.element_size() * delta.shape[1]))
     for start in range(0, delta.shape[0], rows):
         part = reference[start : start + rows]
         piece = delta[start : start + rows].sub_(part).flatten()

@@ -25,7 +25,7 @@ from indexer.deltas.base import BaseMatrices
 from indexer.names import DeltaKey
 
 BLOCK = 64
-SCALES_BLOCK = 256
+_SCALES_BLOCK = 256
 
 # The levels as bitsandbytes writes them, float32.
 _LEVELS = (
@@ -111,7 +111,7 @@ def _scales(tensor: torch.Tensor, first: torch.dtype | None, *, double: bool) ->
         return scales
     mean = scales.mean()
     left = scales - mean
-    largest = _largest(left, SCALES_BLOCK).repeat_interleave(SCALES_BLOCK)[: len(left)]
+    largest = _largest(left, _SCALES_BLOCK).repeat_interleave(_SCALES_BLOCK)[: len(left)]
     levels = dynamic_levels()
     scaled = (left * (1.0 / largest.clamp(min=_SMALLEST_SCALE))).clamp(-1, 1)
     return levels[torch.bucketize(scaled, _bounds(levels))] * largest + mean

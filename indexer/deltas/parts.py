@@ -33,10 +33,10 @@ from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import dtype_name
 
 MATRICES = 8
-PART_BYTES = 256 << 10
-TOKEN_BYTES = 768 << 10
+_PART_BYTES = 256 << 10
+_TOKEN_BYTES = 768 << 10
 # Rows are read from this share of the vocabulary on: the first words are in every text, the last in few.
-TOKENS_FROM = 1 / 3
+_TOKENS_FROM = 1 / 3
 # A part has at least this many rows, so that the rank of a LoRA shows in it.
 LEAST_ROWS = 32
 
@@ -190,8 +190,8 @@ def _tokens(checkpoint: Checkpoint) -> Floats | None:
     if name is None:
         return None
     info = checkpoint.tensors[name]
-    first = int(TOKENS_FROM * info.shape[0]) // 1000 * 1000  # vocabularies of fine-tunes grow by a few words
-    count = min(TOKEN_BYTES // (4 * max(info.shape[1], 1)), info.shape[0] - first)
+    first = int(_TOKENS_FROM * info.shape[0]) // 1000 * 1000  # vocabularies of fine-tunes grow by a few words
+    count = min(_TOKEN_BYTES // (4 * max(info.shape[1], 1)), info.shape[0] - first)
     ((_, found),) = checkpoint.rows({name: range(first, first + count)})
     return found.float().numpy()
 
@@ -223,7 +223,7 @@ def _spread(tensors: Sequence[tuple[str, tuple[Matrix, ...]]], changed: Collecti
 def _leading_rows(matrix: Matrix, item_bytes: int) -> int:
     """The number of stored rows in a part; whole groups for interleaved matrices."""
     stored = (matrix.shape[1], matrix.stored_rows) if matrix.transposed else (matrix.stored_rows, matrix.shape[1])
-    rows = max(LEAST_ROWS, PART_BYTES // (stored[1] * item_bytes))
+    rows = max(LEAST_ROWS, _PART_BYTES // (stored[1] * item_bytes))
     if matrix.rows is not None and not matrix.transposed and matrix.rows.groups > 1:
         rows = max(rows // matrix.rows.size, 1) * matrix.rows.size
     return min(rows, stored[0])

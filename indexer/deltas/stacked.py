@@ -27,7 +27,7 @@ from indexer.records.row_plan import lines_of
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 # A model whose weights have a smaller cosine with the base's does not come from it, as for full fine-tunes.
-UNRELATED_BELOW = 0.3
+_UNRELATED_BELOW = 0.3
 # Check the relation only after this many matrices: a single one may have been reinitialised.
 _FEWEST_MATRICES = 4
 
@@ -127,7 +127,7 @@ class StackedAdapter:
             return
         square, inner, change = (math.fsum(column) for column in zip(*self._norms, strict=True))
         length = math.sqrt(square * max(square + 2 * inner + change, 0.0))
-        if not length or (square + inner) / length < UNRELATED_BELOW:
+        if not length or (square + inner) / length < _UNRELATED_BELOW:
             raise ForeignParent(f"the weights of {parent.model} are not made from the base's")
 
 

@@ -96,7 +96,7 @@ class StoredBase:
                 raise self._damaged("its checksum does not match")
 
         try:
-            status, stated = regular_status(self.path), stated_checksum(self.path)
+            status, stated = regular_status(self.path), _stated_checksum(self.path)
             if stated is not None:
                 check_once(self.path, stamp_of(status, stated), check, recheck=recheck)
             elif set(self._header.metadata) != {"base"}:
@@ -283,7 +283,7 @@ def with_checksum(header: bytes, data: Path) -> bytes:
         return header[:start] + _digest(header, file).encode() + header[stop:]
 
 
-def stated_checksum(path: Path) -> str | None:
+def _stated_checksum(path: Path) -> str | None:
     """The checksum in the header, not verified; None if there is none. Raises OSError."""
     found = _NOTE.search(_header(path))
     return found[1].decode() if found else None

@@ -49,14 +49,14 @@ _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
 # attention head change alike: the effect of a stripe of b rows is larger by ρ (b − 1) for an intraclass correlation ρ.
 # Both were chosen so that 95 % of intervals hold the norm, on one family of models, and checked on three others
 # (docs/reading.md).
-DESIGN_EFFECT = 1.5
-HEAD_CORRELATION = 0.3
+_DESIGN_EFFECT = 1.5
+_HEAD_CORRELATION = 0.3
 
 # Samples of matrices of one shape are decomposed together, up to this many numbers at a time.
-TOGETHER = 1 << 18
+_TOGETHER = 1 << 18
 
 # float32, in which norms and singular values are kept, ends at 2¹²⁸; sums over matrices have to fit, too.
-LARGEST_NORM = 2.0**120
+_LARGEST_NORM = 2.0**120
 
 
 def vectorise(
@@ -219,7 +219,7 @@ class _DeltaReader:
             self.sample[delta.key] = delta.sample.numpy()
             self.moved += delta.moved
         for (shape, _), group in alike.items():
-            together = max(1, TOGETHER // math.prod(shape))
+            together = max(1, _TOGETHER // math.prod(shape))
             for start in range(0, len(group), together):
                 self._add_samples(group[start : start + together])
         self.tokens = self._embeddings.changes(others)
@@ -311,7 +311,7 @@ class _DeltaReader:
                 # Heads are rows of queries, keys and values, and columns of the matrix that joins them.
                 family = delta.key.family.removeprefix("cross_")
                 is_of_heads = family == "output" if place.transposed else family in ("query", "key", "value")
-                effect = DESIGN_EFFECT + (HEAD_CORRELATION * (delta.lines / 2 - 1) if is_of_heads else 0.0)
+                effect = _DESIGN_EFFECT + (_HEAD_CORRELATION * (delta.lines / 2 - 1) if is_of_heads else 0.0)
                 error = place.lines * math.sqrt(effect * (1 - share) * variances[number]) / (2 * norm)
             rows = (left[number] * math.sqrt(share)).numpy().astype(np.float16)
             self._records[delta.key] = replace(found, u=None, u_rows=rows, lines=delta.lines, norm_error=error)
@@ -334,7 +334,7 @@ class _DeltaReader:
         """The record of one delta. Raises Skipped if its norm does not fit into float32."""
         place, norm, base_norm = self._base.layout.by_key[key], factors.norm, self._base.norms[key]
         relative = norm / base_norm if base_norm else 0.0
-        if not (norm <= LARGEST_NORM and relative <= LARGEST_NORM):  # also refuses NaN
+        if not (norm <= _LARGEST_NORM and relative <= _LARGEST_NORM):  # also refuses NaN
             raise Skipped("not_finite", f"the change of the matrix {key} is beyond float32 (its norm is {norm:.2g})")
         return DeltaRecord(
             key=key,

@@ -48,7 +48,7 @@ from indexer.network.hub_requests import fetch_small
 from indexer.network.rows import filenames_in
 from indexer.untrusted import Reader, is_too_deep
 
-LARGEST_ROW = 4 << 20
+_LARGEST_ROW = 4 << 20
 _LONGEST_NAME = 500
 
 # Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
@@ -104,8 +104,8 @@ class ClaimFilter:
             return BadRow.of(row, "the row has no valid model id")
         if identifier.lower() in self.ids:
             return None
-        if len(json.dumps(row)) > LARGEST_ROW:
-            return BadRow.of({"id": identifier}, f"the row is longer than {LARGEST_ROW:,} characters")
+        if len(json.dumps(row)) > _LARGEST_ROW:
+            return BadRow.of({"id": identifier}, f"the row is longer than {_LARGEST_ROW:,} characters")
         row = {**row, "id": identifier}
         stated, asked = stated_bases(row), hub_spelling(question.asked).lower()
         if question.kind == "names" and not stated:
@@ -136,7 +136,7 @@ class ClaimFilter:
                 return None
             self._candidates += 1
             try:
-                claim, why = find_claim(row, self.request.ids)
+                claim, why = _find_claim(row, self.request.ids)
             except Failed as error:
                 if error.reason in ("network", "rate_limited"):
                     raise as_user_error(error, f"the files of {identifier}") from error
@@ -162,7 +162,7 @@ def _passed(row: RawRow, relation: str | None, parent: str) -> Passed | None:
     return Passed(str(row["id"]), Step(parent, relation, downloads))
 
 
-def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str]:
+def _find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str]:
     """Whether the model of ``row`` comes from the base that ``ids`` name, the canonical id first.
 
     Returns its claim, None for a model of another base, and the evidence in words. Reads up to three small files.

@@ -39,13 +39,13 @@ from indexer.untrusted import Reader, printable
 
 MOST_PAGES = 10_000
 MOST_ROWS = 2_000_000
-MOST_ROWS_A_PAGE = 10_000
-MOST_PAGES_WITHOUT_NEWS = 3
+_MOST_ROWS_A_PAGE = 10_000
+_MOST_PAGES_WITHOUT_NEWS = 3
 # Rows of a page that the server cannot make in time, one after the other; the rest of the question stays as small.
 _SMALLER_PAGES = (100, 50, 25)
 _CURSOR_REFUSED = (400, 404, 410)
 # How often a question may be started again because a cursor is not accepted, each time after new rows.
-MOST_RESTARTS = 10
+_MOST_RESTARTS = 10
 # Rows of a page that is only read to find a place in the order.
 _LIGHT_PAGE = "1000"
 _EXPAND_BASES = "&expand=baseModels"
@@ -132,7 +132,7 @@ class _Crawl:
             except Exception as error:
                 # Where the cursor is no longer accepted, go on from the last date that was seen.
                 is_refused = address != first and _status(error) in _CURSOR_REFUSED
-                if not (is_refused and has_news and restarts < MOST_RESTARTS):
+                if not (is_refused and has_news and restarts < _MOST_RESTARTS):
                     raise as_user_error(error, question.what) from error
                 address = self._find_place(first, oldest)
                 links, ids, without_news = {address}, set(), 0
@@ -161,7 +161,7 @@ class _Crawl:
                 yield replace(page, is_last=True)
                 return
             problem = _misleading(next_link)
-            if not problem and (next_link in links or without_news >= MOST_PAGES_WITHOUT_NEWS):
+            if not problem and (next_link in links or without_news >= _MOST_PAGES_WITHOUT_NEWS):
                 problem = "its pages repeat themselves"
             if problem:
                 yield page
@@ -221,7 +221,7 @@ class _Crawl:
         rows = answer.value
         if not isinstance(rows, list):
             raise as_user_error(Failed("server_error", "the answer is not a list"), "a page of the listing")
-        if len(rows) > MOST_ROWS_A_PAGE:
+        if len(rows) > _MOST_ROWS_A_PAGE:
             problem = Failed("server_error", f"it holds {len(rows):,} rows, far more than were asked for")
             raise as_user_error(problem, "a page of the listing")
         self.rows += len(rows)
@@ -251,7 +251,7 @@ def _misleading(next_link: str) -> str:
 def _limit(address: str) -> int:
     """The rows of a page that an address asks for."""
     text = next((value for name, value in parse_qsl(urlsplit(address).query) if name == "limit"), "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else MOST_ROWS_A_PAGE
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else _MOST_ROWS_A_PAGE
 
 
 def _status(error: Exception) -> int | None:

@@ -54,10 +54,10 @@ from indexer.storage.checksummed_jsonl import add_checksum, has_checksum, parse_
 __all__ = ["ListedModel", "Listing", "select"]
 
 # A crawl older than this starts over, because it would miss what was uploaded since.
-RESUME_WITHIN_SECONDS = 24 * 3600.0
+_RESUME_WITHIN_SECONDS = 24 * 3600.0
 
 # The file is written again when it has this many lines for each one needed, and at least this many in all.
-SUPERSEDED_FACTOR = 2.5
+_SUPERSEDED_FACTOR = 2.5
 SUPERSEDED_LINES = 1_000
 
 # Later kinds win: a model that one listing rejected and another shows is listed, a rename is known to all, and a model
@@ -187,7 +187,7 @@ class Listing:
         crawl, parameters = state.crawl, request.as_json()
         if crawl is not None and not crawl.is_over and crawl.parameters == parameters:
             age = (now - crawl.started).total_seconds()
-            if 0 <= age <= RESUME_WITHIN_SECONDS:
+            if 0 <= age <= _RESUME_WITHIN_SECONDS:
                 return state.progress(crawl), True
         line = {"kind": "start", "crawl": uuid4().hex, "seen": now.isoformat(), "parameters": parameters}
         self.note_base(request.ids)
@@ -238,7 +238,7 @@ class Listing:
         self._append([*lines, {"kind": "finish", "crawl": crawl.id, "complete": is_complete}])
         state = self._read()
         needed = state.as_lines()
-        is_worthwhile = state.lines >= SUPERSEDED_LINES and state.lines >= SUPERSEDED_FACTOR * len(needed)
+        is_worthwhile = state.lines >= SUPERSEDED_LINES and state.lines >= _SUPERSEDED_FACTOR * len(needed)
         if is_worthwhile and not self._problems:  # a damaged file stays as it is
             self.write(needed)
         return gone

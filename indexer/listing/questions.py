@@ -14,7 +14,7 @@ from indexer.names import DEFAULT_RELATIONS, MOST_QUESTIONS, MOST_STEPS
 RawRow = dict[str, Any]
 
 # Fields that a listing can return (the Hub refuses childrenModelCount and usedStorage there).
-EXPANDED = (
+_EXPANDED = (
     "author", "baseModels", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
     "library_name", "likes", "pipeline_tag", "private", "safetensors", "sha", "siblings", "tags",
 )  # fmt: skip
@@ -118,7 +118,7 @@ class Question:
         author = [("author", request.author)] if request.author else []
         # Each untagged model costs requests of its own, whose results are stored a page at a time.
         size = min(request.page_size, _NAMES_A_PAGE) if self.kind in ("names", "weights") else request.page_size
-        return [*asked, *author, ("sort", "createdAt"), ("limit", str(size)), *(("expand", name) for name in EXPANDED)]
+        return [*asked, *author, ("sort", "createdAt"), ("limit", str(size)), *(("expand", name) for name in _EXPANDED)]
 
 
 @dataclass(frozen=True)

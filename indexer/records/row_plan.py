@@ -35,7 +35,7 @@ MORE_ROWS = 128
 # Coordinates of a transposed matrix, whatever the dtype: all models have to agree on them.
 LEAST_COORDINATES = 64
 # If more than this share of a matrix would be read, all of it is read: exact numbers cost little more.
-WHOLE_ABOVE = 0.5
+_WHOLE_ABOVE = 0.5
 
 
 def lines_to_read(shape: tuple[int, int], transposed: bool, item_bytes: int, *, more: bool = False) -> int:
@@ -47,7 +47,7 @@ def lines_to_read(shape: tuple[int, int], transposed: bool, item_bytes: int, *, 
     least = LEAST_COORDINATES if transposed else MORE_ROWS if more else LEAST_ROWS.get(item_bytes, MORE_ROWS)
     line_bytes = width * (4 if transposed else item_bytes)
     count = max(least, -(-LEAST_BYTES // line_bytes))
-    return lines if count > WHOLE_ABOVE * lines else count
+    return lines if count > _WHOLE_ABOVE * lines else count
 
 
 def is_partial(matrices: Iterable[tuple[tuple[int, int], bool]]) -> bool:

@@ -21,7 +21,7 @@ Positions = NDArray[np.int64]
 
 # Weights of each matrix, and of all matrices of a small base together: 18 kB in a record of roberta-base.
 EACH = 64
-FEWEST = 4096
+_FEWEST = 4096
 
 # Half a unit in the last place of a value in [1, 2), by dtype. A bfloat16 value may have been a float16 value before;
 # wider values are not rounded.
@@ -44,7 +44,7 @@ def sampled_positions(
     They are the same for all models of a base, and lie in the rows that every sample holds (of a ``transposed`` matrix
     in its input coordinates).
     """
-    return _positions(str(key), shape, max(EACH, -(-FEWEST // matrices)), transposed)
+    return _positions(str(key), shape, max(EACH, -(-_FEWEST // matrices)), transposed)
 
 
 @lru_cache(maxsize=512)

@@ -50,7 +50,7 @@ from indexer.weights.stored_tensor import (
 from indexer.weights.torch_files import read_torch_index
 
 MOST_SHARD_INDEX = 16 << 20
-MOST_SHARDS = 1000
+_MOST_SHARDS = 1000
 # Names of input embeddings, with any prefix.
 _TOKEN_EMBEDDING = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_embeddings|shared|embed_in)\.weight$")
 # Between stripes of rows: what lies between two matrices (biases, norms) costs less than another request.
@@ -382,8 +382,8 @@ def _shards(repository: Repository, choice: Choice) -> dict[str, list[str]]:
                 "malformed", f"{choice.name} names a shard {shown(name)}, which is not the name of a weight file"
             )
         shards.setdefault(choice.folder + name, []).append(tensor)
-    if len(shards) > MOST_SHARDS:
-        raise Skipped("malformed", f"{choice.name} names {len(shards)} shards; up to {MOST_SHARDS} are read")
+    if len(shards) > _MOST_SHARDS:
+        raise Skipped("malformed", f"{choice.name} names {len(shards)} shards; up to {_MOST_SHARDS} are read")
     missing = sorted(path for path in shards if path not in repository.filenames)
     if missing:
         raise Skipped("corrupt_file", f"{len(missing)} of {len(shards)} shards are missing, {shown(missing[0])} first")

@@ -41,7 +41,7 @@ _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin", "adapters.safeten
 _CONVERTED = ("model.safetensors", "model.safetensors.index.json")
 # What diffusers calls the weights of a component, and those of a LoRA (loaders/lora_base.py).
 _DIFFUSERS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
-LORA_FILE = "pytorch_lora_weights.safetensors"
+_LORA_FILE = "pytorch_lora_weights.safetensors"
 _FULL = (*_CONVERTED, *_DIFFUSERS, "pytorch_model.bin", "pytorch_model.bin.index.json")
 _VARIANT = re.compile(r"(diffusion_pytorch_)?model\.[\w\-]+\.safetensors", re.ASCII)
 _STEP = re.compile(r"(?P<stem>.+?)[-_](?:step-?|epoch-?|e|s)?(?P<step>\d{2,15})", re.ASCII)
@@ -54,7 +54,7 @@ _LAST = frozenset(("final", "final_model", "final-model", "final_checkpoint", "f
 _DEPTH = 2  # of folders
 _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
-MOST_CONFIG = 4 << 20
+_MOST_CONFIG = 4 << 20
 
 # Other formats of weights, named in the error if nothing can be read.
 _OTHER_FORMATS = (
@@ -175,7 +175,7 @@ def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | N
         ]
         candidates = [name for name in others if not _VARIANT.fullmatch(name)] or others
         full = Choice("full", folder, candidates[0]) if len(candidates) == 1 else None
-    if adapter is None and (LORA_FILE in names or (relation == "adapter" and "config.json" not in names)):
+    if adapter is None and (_LORA_FILE in names or (relation == "adapter" and "config.json" not in names)):
         adapter = _loose_adapter(folder, names)
         full = None if adapter is not None and full is not None and full.name == adapter.name else full
     return (adapter or full) if relation == "adapter" else (full or adapter)
@@ -187,8 +187,8 @@ def _loose_adapter(folder: str, names: Collection[str]) -> Choice | None:
     Of several numbers the file without one is the last, else the highest (sd-scripts: "name-000004", ai-toolkit:
     "name_000001250").
     """
-    if LORA_FILE in names:
-        return Choice("adapter", folder, LORA_FILE)
+    if _LORA_FILE in names:
+        return Choice("adapter", folder, _LORA_FILE)
     found: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         is_other = name not in _FULL and not any(one.fullmatch(name) for one in (_VARIANT, _SHARD, _UNFINISHED))
@@ -219,7 +219,7 @@ def read_config(repository: Repository, choice: Choice) -> dict[str, Any]:
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:
             try:
-                found = repository.read_json(path, MOST_CONFIG)
+                found = repository.read_json(path, _MOST_CONFIG)
             except Skipped:
                 if choice.kind == "full":
                     raise
@@ -246,4 +246,4 @@ def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any
         raise Skipped(
             "malformed", f"there is {choice.name}, but no adapter_config.json, so it is unknown how to apply it"
         )
-    return repository.read_json(path, MOST_CONFIG)
+    return repository.read_json(path, _MOST_CONFIG)

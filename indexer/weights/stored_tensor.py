@@ -47,7 +47,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 # Names and padding of a header in PyTorch's files take less than this.
-HEADER_SLACK = 512
+_HEADER_SLACK = 512
 # Unused bytes that may be fetched, as a share of the used ones: a small gap costs less than a request.
 GAP_SHARE = 0.01
 
@@ -192,7 +192,7 @@ class TensorIndex:
         """The places of some stripes of rows of a matrix, in ascending order. Raises like ``locate``.
 
         If only a header before the data says where they begin, and the first stripe does, the header is read with it:
-        then each place has a ``storage`` and HEADER_SLACK bytes more than its rows.
+        then each place has a ``storage`` and _HEADER_SLACK bytes more than its rows.
         """
         span = self._spans[name]
         storage, parts = self._storages[span.key], [span.of_rows(stripe) for stripe in stripes]
@@ -203,7 +203,7 @@ class TensorIndex:
             StoredTensor(
                 part,
                 lowest + part.first if number else storage.start,
-                min(lowest + part.last + HEADER_SLACK, storage.stop),
+                min(lowest + part.last + _HEADER_SLACK, storage.stop),
                 storage,
             )
             for number, part in enumerate(parts)

@@ -23,8 +23,8 @@ from indexer.weights.pickled import MOST_BYTES, PickledStorage, PickledTensor, r
 from indexer.weights.safetensors_header import corrupt, refuse_pointer
 from indexer.weights.stored_tensor import DTYPE_NAMES, Span, Storage, TensorIndex, TensorInfo, dtype_name
 
-MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
-PROTOCOL_VERSION = 1001
+_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+_PROTOCOL_VERSION = 1001
 
 # 32 KiB describe about 200 tensors in the older format; the directory of a zip file of as many takes 14 KiB.
 _FRONT = 32 << 10
@@ -72,7 +72,7 @@ def _span(source: ByteSource, name: str, tensor: PickledTensor, storage_bytes: i
 
 def _read_legacy(source: ByteSource) -> TensorIndex:
     file = _Front(source)
-    for number in (MAGIC_NUMBER, PROTOCOL_VERSION):
+    for number in (_MAGIC_NUMBER, _PROTOCOL_VERSION):
         if read_pickle(file, source.name)[0] != number:
             raise corrupt(source, "is neither a zip archive nor a PyTorch file of the older form")
     read_pickle(file, source.name)  # facts about the machine that wrote it
