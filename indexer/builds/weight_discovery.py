@@ -25,20 +25,21 @@ from indexer.builds.build import Build
 from indexer.deltas.base import BaseMatrices, open_base
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, Failed, Skipped
+from indexer.listing.claim_filter import bad_row
 from indexer.listing.claims import Claim, stated_bases
 from indexer.listing.questions import BadRow, CheckedRow, ClaimedRow, RawRow, Rejected
-from indexer.names import ModelRef, author_of, is_hub_id
+from indexer.names import ModelRef, author_of
 from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.quantities import size_in_words
 from indexer.records.row_plan import lines_to_read, stripes, stripes_of
-from indexer.untrusted import is_count, is_too_deep, shown
+from indexer.untrusted import is_count, shown
 from indexer.weights.ahead import in_threads
-from indexer.weights.checkpoint import MOST_SHARD_INDEX
-from indexer.weights.checkpoint_files import choose, is_plain_name
-from indexer.weights.repository import Repository, open_repository
+from indexer.weights.checkpoint import shards_of
+from indexer.weights.checkpoint_files import choose
+from indexer.weights.repository import open_repository
 from indexer.weights.safetensors_header import FIRST_GUESS
-from indexer.weights.stored_tensor import check_readable, read_safetensors
+from indexer.weights.stored_tensor import read_safetensors
 
 # Models examined in one run, unless `--max-candidates` says otherwise.
 MOST_CANDIDATES = 1_000
@@ -48,7 +49,6 @@ MOST_OF_AUTHOR = 50
 LARGEST_SIZE = 1.5
 # Bytes of a safetensors header for each block matrix, for an estimate.
 _HEADER_BYTES = 300
-_LARGEST_ROW = 4 << 20
 # Repositories that test programs and bots make, whose weights are random.
 _BOTS = re.compile(r"myawesomemodel|test-?repo|tiny-random|dummy", re.IGNORECASE)
 
@@ -145,11 +145,9 @@ class Examination:
 
     def _problem_of(self, row: Any) -> str:
         """Why a row is not a candidate, according to the listing; "" for a candidate."""
-        if not isinstance(row, dict) or is_too_deep(row) or len(str(row)) > _LARGEST_ROW:
+        if bad_row(row) or "id" not in row or commit_of(row) is None:
             return "unreadable"
-        identifier, filenames, config = row.get("id"), listed_filenames(row), row.get("config")
-        if not isinstance(identifier, str) or not is_hub_id(identifier) or commit_of(row) is None:
-            return "unreadable"
+        identifier, filenames, config = row["id"], listed_filenames(row), row.get("config")
         if identifier in self.build.facts.ids or stated_bases(row):
             return "names a base"
         if row.get("gated") or row.get("private") or row.get("disabled"):
@@ -248,7 +246,11 @@ class Examination:
         choice = choose(repository.filenames, "finetune")
         path = choice.folder + choice.name
         if choice.is_index:
-            path = choice.folder + _shard_with(repository, path, probe.tensor)
+            files = {name: file for file, names in shards_of(repository, choice).items() for name in names}
+            found = _name_like(probe.tensor, files)
+            if found is None:
+                raise Skipped("missing_matrices", f"its index names no shard with {shown(probe.tensor)}")
+            path = files[found]
         with closing(repository.open(path)) as source:
             index = read_safetensors(source)
             name = _name_like(probe.tensor, index.tensors)
@@ -258,14 +260,9 @@ class Examination:
             info = index.tensors[name]
             if info.shape != (expected[::-1] if probe.transposed else expected):
                 raise Skipped("shape_mismatch", f"its {shown(name)} is {info.shape}")
-            check_readable(info)
-            parts = []
-            for stored in index.locate_stripes(name, stripes_of(probe.stored_lines(self.lines))):
-                content = np.frombuffer(source.read(stored.start, stored.stop), np.uint8).copy()
-                part = stored.span.info
-                parts.append(torch.from_numpy(content).view(part.dtype).reshape(part.shape))
+            rows = torch.cat([index.read(name, stripe) for stripe in stripes_of(probe.stored_lines(self.lines))])
             digest = source.sha256 if not choice.is_index else None
-        return probe.extract_lines(torch.cat(parts)).float(), digest
+        return probe.extract_lines(rows).float(), digest
 
     def sentence(self) -> str:
         """What was found, or what it would take."""
@@ -297,13 +294,3 @@ def _name_like(wanted: str, names: Mapping[str, Any]) -> str | None:
         if found:
             return found[0] if len(found) == 1 else None
     return None
-
-
-def _shard_with(repository: Repository, path: str, tensor: str) -> str:
-    """The name of the shard that holds a tensor, by the (untrusted) index at ``path``. Raises ModelError."""
-    weight_map = repository.read_json(path, MOST_SHARD_INDEX).get("weight_map")
-    name = _name_like(tensor, weight_map) if isinstance(weight_map, dict) else None
-    shard = weight_map[name] if isinstance(weight_map, dict) and name is not None else None
-    if not is_plain_name(shard) or not str(shard).endswith(".safetensors"):
-        raise Skipped("missing_matrices", f"its index names no shard with {shown(tensor)}")
-    return str(shard)

@@ -93,19 +93,11 @@ class ClaimFilter:
 
         Raises AtlasError if the files of an untagged model are needed and the Hub cannot be asked at all.
         """
-        if is_too_deep(row):
-            identifier = row.get("id") if isinstance(row, dict) else None
-            named = identifier if isinstance(identifier, str) else None
-            return BadRow.of({"id": named}, "the row is nested too deeply")
-        if not isinstance(row, dict):
-            return BadRow.of(row, "the row is not an object")
-        identifier = row.get("id", row.get("modelId"))
-        if not isinstance(identifier, str) or not is_hub_id(identifier):
-            return BadRow.of(row, "the row has no valid model id")
+        if bad := bad_row(row):
+            return bad
+        identifier = str(row.get("id", row.get("modelId")))
         if identifier.lower() in self.ids:
             return None
-        if len(json.dumps(row)) > _LARGEST_ROW:
-            return BadRow.of({"id": identifier}, f"the row is longer than {_LARGEST_ROW:,} characters")
         row = {**row, "id": identifier}
         stated, asked = stated_bases(row), hub_spelling(question.asked).lower()
         if question.kind == "names" and not stated:
@@ -145,6 +137,22 @@ class ClaimFilter:
         if claim is None:
             return Rejected(identifier, commit, why)
         return ClaimedRow(row, claim) if claim.relation in self.request.relations else None
+
+
+def bad_row(row: Any) -> BadRow | None:
+    """What is wrong with a row of any kind; None for an object with a valid id, neither too deep nor too long."""
+    if is_too_deep(row):
+        identifier = row.get("id") if isinstance(row, dict) else None
+        named = identifier if isinstance(identifier, str) else None
+        return BadRow.of({"id": named}, "the row is nested too deeply")
+    if not isinstance(row, dict):
+        return BadRow.of(row, "the row is not an object")
+    identifier = row.get("id", row.get("modelId"))
+    if not isinstance(identifier, str) or not is_hub_id(identifier):
+        return BadRow.of(row, "the row has no valid model id")
+    if len(json.dumps(row)) > _LARGEST_ROW:
+        return BadRow.of({"id": identifier}, f"the row is longer than {_LARGEST_ROW:,} characters")
+    return None
 
 
 def _passed(row: RawRow, relation: str | None, parent: str) -> Passed | None:

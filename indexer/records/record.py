@@ -328,7 +328,7 @@ def read_record(path: Path) -> Record:
                 lines=row.get("lines"),
                 norm_error=row.get("norm_error", 0.0),
                 **{name: row[name] for name in _DELTA_FIELDS},
-                **{name: arrays.get(f"{row['key']}.{name}") for name in _OPTIONAL_ARRAYS},
+                **dict[str, Any]({name: arrays.get(f"{row['key']}.{name}") for name in _OPTIONAL_ARRAYS}),
             )
             for row in header["deltas"]
         )

@@ -350,7 +350,7 @@ def open_checkpoint(
 def _open(
     repository: Repository, choice: Choice, config: dict[str, Any], adapter_config: dict[str, Any] | None
 ) -> Checkpoint:
-    shards = _shards(repository, choice) if choice.is_index else None
+    shards = shards_of(repository, choice) if choice.is_index else None
     files: dict[str, TensorIndex] = {}
     sources: list[ByteSource] = []
     try:
@@ -370,7 +370,7 @@ def _open(
         raise
 
 
-def _shards(repository: Repository, choice: Choice) -> dict[str, list[str]]:
+def shards_of(repository: Repository, choice: Choice) -> dict[str, list[str]]:
     """The shards in order, with the tensors that the (untrusted) index says they hold."""
     found = repository.read_json(choice.folder + choice.name, MOST_SHARD_INDEX).get("weight_map")
     if not isinstance(found, dict) or not found:
