@@ -15,7 +15,8 @@ from indexer.errors import AtlasError
 from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
 from query.layers import Part, layers_of
-from query.lookup import ResolvedModel, facts_of_record, resolve_model, unrelated_notes, vector_of
+from query.lookup import resolve_model
+from query.resolved import ResolvedModel, facts_of_record, unrelated_notes, vector_of
 from query.results import Result
 from query.sampled import SAMPLE, needs_all, sample_gives
 from query.similar import similarity_of

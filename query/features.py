@@ -11,7 +11,8 @@ import numpy as np
 
 from indexer.errors import BadArgument, require
 from query.figures import THEMES, model_label, row_bars, show_pixels, styled_grid
-from query.lookup import READERS, reference_of
+from query.lookup import reference_of
+from query.resolved import READERS
 from query.results import Drawn, ThemeName
 from query.wording import counted
 

@@ -13,7 +13,8 @@ import numpy as np
 from indexer.database.deepening import deepening
 from indexer.names import DeltaKey, family_key, family_order
 from query.figures import THEMES, label, model_label, styled_grid
-from query.lookup import ResolvedModel, resolve_model, unrelated_notes
+from query.lookup import resolve_model
+from query.resolved import ResolvedModel, unrelated_notes
 from query.results import Drawn, ThemeName
 from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, estimated
 from query.wording import MEASURES

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import NEIGHBOURS, fewest_shared
 from indexer.errors import AtlasError
-from query.lookup import ResolvedModel, resolve_model, sampled_notes, unrelated_notes, vector_of
+from query.lookup import resolve_model
+from query.resolved import ResolvedModel, sampled_notes, unrelated_notes, vector_of
 from query.results import Rows
 from query.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
 from query.wording import rarity

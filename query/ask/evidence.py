@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.records.identity import canonical_json
 from indexer.storage.arrays import checksum, read_arrays, write_arrays
-from query.lookup import READERS
+from query.resolved import READERS
 from query.texts import Texts
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import numpy as np
 from indexer.errors import AtlasError, require
 from indexer.names import MEASURES, ModelRef
 from query.figures import THEMES, model_label, styled_grid
-from query.lookup import READERS, reference_of
+from query.lookup import reference_of
+from query.resolved import READERS
 from query.results import Drawn, ThemeName
 
 if TYPE_CHECKING:

@@ -26,16 +26,7 @@ from indexer.records.difference import (
 )
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
-from query.lookup import (
-    ResolvedModel,
-    facts_of_record,
-    indexed_model,
-    resolve_model,
-    sampled_notes,
-    thresholds,
-    vector_of,
-    vector_of_record,
-)
+from query.lookup import indexed_model, resolve_model
 from query.population import own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
 from query.predict.heads import Head, head_of
@@ -48,6 +39,7 @@ from query.predict.training_set import (
     TrainingSet,
     has_vocabulary,
 )
+from query.resolved import ResolvedModel, facts_of_record, sampled_notes, thresholds, vector_of, vector_of_record
 from query.results import Answered, Result, answered, to_frame
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Floats

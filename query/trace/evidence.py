@@ -18,8 +18,8 @@ from indexer.records.tokens import KINDS, MISSING, UNSURE, token_rows
 if TYPE_CHECKING:
     from indexer.profiles.tokenizer import IsolatedTokenizer
     from indexer.records.record import TokenChanges
-    from query.lookup import ResolvedModel
     from query.reader import AtlasReader
+    from query.resolved import ResolvedModel
 
 COLUMNS = (
     "token_class", "token_codes", "token_is_share", "token_scale", "token_rows", "base_token_rows", "position_rows",

@@ -16,7 +16,8 @@ from indexer.errors import AtlasError, require
 from indexer.names import ModelRef
 from indexer.records.representation import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
-from query.lookup import READERS, ResolvedModel, resolve_model
+from query.lookup import resolve_model
+from query.resolved import READERS, ResolvedModel
 from query.results import Result
 from query.texts import read_texts
 from query.trace.evidence import (

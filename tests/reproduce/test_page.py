@@ -6,8 +6,8 @@ import pytest
 
 from scripts.reproduce import page
 from scripts.reproduce.page import draw_purity, from_hub, number
-from scripts.tables import markdown
 from scripts.reproduce.study import REPRESENTATIONS
+from scripts.tables import markdown
 
 HOSTILE = "<b>x</b>|`a`\x1b[31m"
 
