@@ -116,7 +116,7 @@ def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:
 
 
 def sampled_notes(atlas: AtlasReader, model: ResolvedModel) -> tuple[str, ...]:
-    """A note that the vector of a model of which a sample was read is an estimate; none for other models."""
+    """A note that the vector of a sampled model is an estimate; none for other models."""
     if model.read != SAMPLE:
         return ()
     if model.record is not None:

@@ -216,7 +216,7 @@ def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, represen
     found = []
     for row in rows:
         model_id = row.pop("neighbour_id")
-        if model_id in known:  # the atlas may be somebody else's
+        if model_id in known:  # an atlas from elsewhere may name models that it does not hold
             shared = sum(pair == ("1", "1") for pair in zip(mine, masks.get(model_id, every), strict=True))
             found.append(
                 Neighbour(

@@ -44,7 +44,7 @@ def read_unindexed(
         record = read_model(described, published_base, read or ("full" if needs_full else SAMPLE))
     if not chosen.is_held_by(record) and record.is_sampled:
         raise AtlasError(
-            f"Of {record.identity.model} a sample of rows was read, which gives no {representation!r} vector.",
+            f"Only a sample of rows was read of {record.identity.model}, which gives no {representation!r} vector.",
             f"Read all of it ({size_in_words(record.block_bytes)}): `read='full'`",
         )
     identity = record.identity

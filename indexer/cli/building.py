@@ -174,7 +174,7 @@ def add(model: str, base: str, name: str | None, atlas: str, output: str, **chos
 @atlas_option
 @output_options
 def deepen(models: tuple[str, ...], base: str | None, atlas: str, output: str, yes: bool, **chosen: Any) -> None:
-    """Read all block matrices of MODELS, or of a base's fine-tunes, of which a sample was read.
+    """Read all block matrices of MODELS, or of a base's fine-tunes, that were only sampled so far.
 
     Norms and singular values become exact, and the representations that need U become available.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 METHOD = "inputs-2"  # change it when the features of a text change
 MOST_BYTES = 4 << 30
-# Sets of reference texts of a user's own: so many texts each, in the order of the file.
+# Number of texts in each set of a user's own reference texts, in the order of the file.
 TEXTS_OF_A_SET = 12
 INPUTS_OF_A_SET = 256  # of a set of reference texts
 

@@ -236,7 +236,7 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
         )
     if sampled := sum(facts[one.model]["read"] == SAMPLE for one in models):
         which = "all models" if sampled == len(models) else f"{sampled} of {len(models)} models"
-        notes += (f"of {which} a sample of rows was read: their ‖δW‖/‖W‖ are estimates",)
+        notes += (f"only a sample of rows was read of {which}: their ‖δW‖/‖W‖ are estimates",)
     of_base = read_profiled(atlas, canonical, subject="base", probe=models[0].probe_sha256)
     if not of_base:
         raise AtlasError(f"{canonical} itself has no profile with the same probe.", hint)

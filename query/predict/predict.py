@@ -1,6 +1,6 @@
 """The datasets a model was probably tuned on, by its vector, its vocabulary, its head in config.json, or all together.
 
-The vocabulary is the representation of that name, which tells of the tokens of the training text; adapters have none.
+The vocabulary is the representation of that name, which describes the tokens of the training text; adapters have none.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class TokenEvidence:
     """What is known of a model's input embedding.
 
     ``kind``: exact, statistical or frozen. ``rows`` (n,): the ids of the tokens whose rows were read, ascending;
-    ``codes`` (n,): how far each moved (``indexer.records.tokens``), of which ``is_share`` says what they stand for.
+    ``codes`` (n,): how far each moved (``indexer.records.tokens``); ``is_share`` says what the codes stand for.
     ``scale``: the common factor. ``vocabulary``, ``base_vocabulary``: rows of the two embeddings. ``positions`` and
     ``pairs``: see ``TokenChanges``.
     """
