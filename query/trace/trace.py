@@ -232,8 +232,8 @@ def trace(
                 f"Only the first {kept or USUAL_LENGTH} tokens of a text count"
                 + ("" if kept else ", because it is not known where training cut texts (`max_length=N`)")
                 + ". “Certainly not used” means as the text is written here, at the start of an input, and does not "
-                "cover the very last steps of a schedule that ran to zero in one epoch. A changed text may have been used. "
-                "A possible text was not necessarily used."
+                "cover the very last steps of a schedule that ran to zero in one epoch. A changed text may have been "
+                "used. A possible text was not necessarily used."
             )
     decay = -math.log(evidence.scale)
     return TracedModel(
