@@ -241,8 +241,8 @@ def best_group(
 
     Taken one at a time, the parents of a merge are hard to distinguish from their relatives, which explain nearly as
     much. Taken together, the parents leave a smaller residual than any other group. A group has one weight per model
-    for all matrices, and only plausible weights. Groups are extended one model at a time (beam search). ``left``: the residual
-    of the models read so far.
+    for all matrices, and only plausible weights. Groups are extended one model at a time (beam search). ``left``: the
+    residual of the models read so far.
     """
     likely: dict[int, Candidate] = {}
     for rest in (deltas, left):
