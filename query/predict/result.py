@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from query.figures import THEMES, label, styled_grid
+from query.figures import THEMES, add_legend, add_title, label, styled_grid
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.scoring import BINS, MEASURES, UNKNOWN_SHARES, Bin, Interval, PredictionScore
 from query.results import Drawn, Result, ThemeName, to_frame
@@ -295,13 +295,12 @@ class Evaluation(Drawn):
             if self.base
             else ""
         )
-        figure.suptitle(f"{what}\n{who}".strip(), x=0.01, horizontalalignment="left", fontsize=9, color=ink)
+        add_title(figure, f"{what}\n{who}".strip(), colours)
         handles: list[Any] = [
             Line2D([], [], color=ink, linestyle="", marker="o", markersize=4, label="models of similar probability"),
             Line2D([], [], color=ink, linewidth=1.2, alpha=0.6, label="95 % interval over authors"),
             Line2D([], [], label="perfectly calibrated", **diagonal),
             Patch(color=colours.faint, label="bar: share of all models"),
         ]
-        style: dict[str, Any] = {"ncols": 4, "fontsize": 6.5, "frameon": False, "labelcolor": ink}
-        figure.legend(handles=handles, loc="outside lower left", **style)
+        add_legend(figure, handles, colours, 4, 6.5)
         return figure
