@@ -18,7 +18,7 @@ from scripts.depth.models import GPT_STEPS, VIT_STEPS, make_gpt2, make_vit
 from scripts.family import make_family
 from scripts.loopback_hub import LoopbackHub
 from scripts.readme import BASE, BUILD, COMMANDS, EVALUATE, PREDICT, REPLIES
-from scripts.terminal import CommandFailed, Terminal
+from scripts.terminal import Terminal, exit_status
 
 PROFILED = "gridsweep/tiny-roberta-exception-types-lr1e-3-s7"  # one of a sweep of learning rates
 SENTENCE = "The value of the parameter is returned as a list of strings."
@@ -31,9 +31,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".demo"), help="where everything goes")
     parser.add_argument("--size", default="demo", choices=["demo", "full", "small"])
     arguments = parser.parse_args()
+    sys.exit(exit_status("The demo", lambda: run_demo(arguments.out.resolve(), arguments.size)))
+
+
+def run_demo(out: Path, size: str) -> None:
+    """Make the family unless it is there, serve it, and show every command."""
     started = time.monotonic()
-    out = arguments.out.resolve()
-    family = make_family(out / f"family-{arguments.size}", arguments.size)
+    family = make_family(out / f"family-{size}", size)
     with LoopbackHub(family) as hub, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         # Two models to look into are trained while the atlas is asked: most questions take one processor.
         small = [
@@ -41,10 +45,7 @@ def main() -> None:
             pool.submit(make_gpt2, out / "tiny-gpt2", family / BASE / "tokenizer.json", GPT_STEPS // 2),
         ]
         print(f"{family.name}: served at {hub.endpoint} ({time.monotonic() - started:.0f} s)", flush=True)
-        try:
-            _show(Terminal.of_hub(out, hub.endpoint), small)
-        except CommandFailed as failure:
-            sys.exit(f"the demo stopped: {failure}")
+        _show(Terminal.of_hub(out, hub.endpoint), small)
     print(f"\nAll this took {time.monotonic() - started:.0f} s. The atlas: {out / 'atlas'}")
 
 
