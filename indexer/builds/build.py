@@ -290,7 +290,7 @@ class Build:
         from indexer.builds.worker import RecordWorker  # imports torch
 
         options = self.options
-        resources = resources_for(units, base.shape, options, bool(self.spec.sample), self.watcher.say)
+        resources = resources_for(units, base, options, bool(self.spec.sample), self.watcher.say)
         self.database_bytes = resources.database_bytes
         worker = RecordWorker(self.folder.root, base.path, resources)
         if options.scheduler is not None:
