@@ -25,6 +25,7 @@ from indexer.publish.rows import Entry
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
 from query import Atlas
+from tests.database import execute
 from tests.tiny_hub import BASE, indexed
 
 TABLES = {
@@ -195,7 +196,6 @@ def test_a_database_that_is_mostly_holes_is_rewritten(atlas, monkeypatch):
 
 def bloat(atlas: Piecewise) -> None:
     """Something large goes, and what came after it keeps the file from shrinking."""
-    import duckdb
 
     with duckdb.connect(str(atlas.folder.database)) as connection:
         for statement in (
@@ -295,8 +295,7 @@ def test_the_database_is_held_to_the_memory_it_is_given_and_takes_more_where_it_
 
 def test_new_vectors_are_not_mixed_with_old_ones_whose_centre_is_missing(atlas):
     atlas.publish(*atlas.entries[:4])
-    with duckdb.connect(str(atlas.folder.database)) as connection:
-        connection.execute("DELETE FROM internal.centres")
+    execute(atlas.folder.database, "DELETE FROM internal.centres")
     before = atlas.folder.database.read_bytes()
     with pytest.raises(AtlasError, match=r"The centre of .* is missing from the database. Run `index rebuild`"):
         atlas.publish(*atlas.entries)

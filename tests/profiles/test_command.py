@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
@@ -17,6 +16,7 @@ from indexer.profiles.store import ProfileStore
 from indexer.publish.maintenance import rebuild, represent
 from indexer.publish.verification import verify
 from query import Atlas
+from tests.database import read_rows
 from tests.tiny_hub import BASE, indexed
 
 
@@ -33,8 +33,7 @@ def profile(shell, *words: str) -> dict:
 
 
 def rows(shell, statement: str) -> list[tuple]:
-    with duckdb.connect(str(Path(shell.folder) / "atlas" / "atlas.duckdb"), read_only=True) as connection:
-        return connection.execute(statement).fetchall()
+    return read_rows(Path(shell.folder) / "atlas" / "atlas.duckdb", statement)
 
 
 @pytest.fixture(scope="module")

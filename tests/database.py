@@ -1,0 +1,20 @@
+"""Reading and changing the database of an atlas by DuckDB alone, without any of the project's code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+
+def read_rows(database: Path, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """All rows of a SELECT; the file stays as it is."""
+    with duckdb.connect(str(database), read_only=True) as connection:
+        return connection.execute(statement, list(parameters) or None).fetchall()
+
+
+def execute(database: Path, statement: str, *parameters: Any) -> None:
+    """Change the file, as somebody with other tools could."""
+    with duckdb.connect(str(database)) as connection:
+        connection.execute(statement, list(parameters) or None)
