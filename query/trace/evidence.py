@@ -129,7 +129,8 @@ def evidence_of_all_rows(
 ) -> TokenEvidence | None:  # fmt: skip
     """Compare all rows of two embeddings; None if they cannot be compared.
 
-    ``say`` is first called with how much is read. ``sampled`` has what the positions and token types say. Raises AtlasError if the files cannot be read.
+    ``say`` is first called with how much is read. ``sampled`` has what the positions and token types say. Raises
+    AtlasError if the files cannot be read.
     """
     from indexer.deltas.whole_embedding import compare_embeddings
 
