@@ -101,7 +101,7 @@ def list_under_old_name(shell, sha: str, *, is_tagged: bool = False, **facts) ->
 def checked(shell) -> None:
     folder = AtlasFolder(shell.folder / "atlas")
     assert verify(folder) == []
-    assert {one.model for one in RecordStore(folder).identities()} == {
+    assert {one.identity.model for one in RecordStore(folder).headers()} == {
         m for m, s in models(shell).items() if s == "indexed"
     }
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from indexer.builds.commands import Shard
+from indexer.builds.shards import Shard
 from indexer.errors import AtlasError
 from tests.conftest import start_python
 from tests.database import read_rows

@@ -78,8 +78,8 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
     Give all shards the same options, then run `index publish` once.
     """
-    from indexer.builds.commands import Shard
-    from indexer.builds.commands import work as work_shard
+    from indexer.builds.shards import Shard
+    from indexer.builds.shards import work as work_shard
     from indexer.builds.view import BuildView
 
     chosen["keep_factors"] = not chosen.pop("no_keep_factors")
@@ -98,7 +98,7 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 @output_options
 def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:
     """Publish what `index work` has done, without using the network or reading a checkpoint."""
-    from indexer.builds.commands import publish_records
+    from indexer.builds.shards import publish_records
     from indexer.builds.view import BuildView
 
     with BuildView() as view:

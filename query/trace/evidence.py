@@ -132,7 +132,7 @@ def evidence_of_all_rows(
     ``say`` is first called with how much is read. ``sampled`` has what the positions and token types say. Raises
     AtlasError if the files cannot be read.
     """
-    from indexer.deltas.whole_embedding import compare_embeddings
+    from indexer.deltas.embeddings import compare_embeddings
 
     try:
         found = compare_embeddings(model, commit, relation, base, base_commit, say)

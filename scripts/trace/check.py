@@ -82,9 +82,7 @@ def claims_of(maker: Maker, run: Run) -> Claims | None:
     vocabulary = len(whole[TOKENS])
     sampled = {**whole, TOKENS: whole[TOKENS][token_rows(vocabulary)]}
     reader = EmbeddingReader(tuned, sampled, vocabulary)
-    for one, part in tuned.stripes(reader.stripes()):
-        reader.add(one, part)
-    changes = reader.changes(lambda stripes: dict(tuned.stripes(stripes)))
+    changes = reader.changes(dict(tuned.stripes(reader.stripes)))
     # Where the embedding of tokens alone was trained, the others say nothing.
     known = changes if run.make != "table" else None
     offset = _OFFSETS.get(BASES[run.base].architecture, 0)
