@@ -19,6 +19,7 @@ from indexer.publish.maintenance import rebuild, represent
 from indexer.publish.verification import verify
 from query import Atlas
 from tests.atlas_builder import Model, insert, write_atlas
+from tests.database import read_rows
 from tests.tiny_hub import BASE, indexed
 
 
@@ -35,8 +36,7 @@ def profile(shell, *words: str) -> dict:
 
 
 def rows(shell, statement: str) -> list[tuple]:
-    with duckdb.connect(str(Path(shell.folder) / "atlas" / "atlas.duckdb"), read_only=True) as connection:
-        return connection.execute(statement).fetchall()
+    return read_rows(Path(shell.folder) / "atlas" / "atlas.duckdb", statement)
 
 
 @pytest.fixture(scope="module")
