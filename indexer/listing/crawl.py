@@ -107,7 +107,7 @@ class _Crawl:
             yield from self._pages(Question("tag", identifier))
         for mirror in self.request.mirrors:
             yield from self._pages(Question("children", mirror))
-        for identifier in (*self.request.ids[:1], *self.request.mirrors) if self.request.mirrors else ():
+        for identifier in (self.request.base, *self.request.mirrors):
             if joined := joined_spelling(identifier):
                 yield from self._pages(Question("children", joined))
         for question in self.family.questions():
