@@ -25,7 +25,9 @@ from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HubClient
 from scripts.loopback_hub import LoopbackHub
 from tests.certificates import NAMES, Authority, Tunnels
+from tests.conftest import Shell
 from tests.hubs import QUICK, add_repo, http, reset_session, served, use_endpoint
+from tests.tiny_hub import BASE, make_store
 
 BODY = random.Random(0).randbytes(300_000)
 RANGES = ((0, 10), (1000, 90_000), (299_990, 300_000))
@@ -253,3 +255,35 @@ def test_a_proxy_that_cannot_be_used_is_one_line(root, monkeypatch, authority, a
 def test_a_certificate_error_is_told_from_other_errors():
     assert "certificate" not in as_user_error(ConnectionError("refused"), "the model a/b").message
     assert QUICK.retries_without_connection > 0  # else no test above would see that it is not tried again
+
+
+# --- a whole build
+
+
+@pytest.mark.slow
+def test_a_build_over_https_and_a_proxy(authority, stranger, tmp_path):
+    """By two processes; then with a certificate that they do not trust, in one line that says so."""
+    store = make_store(tmp_path / "store", per_dataset=2)
+    build = ("index", "build", "--base", BASE, "--read", "full", "--workers", "2")
+    trusted = {"SSL_CERT_FILE": str(authority.file), "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "localhost"}
+    with (
+        Tunnels() as proxy,
+        LoopbackHub(store, tls=authority.server(*NAMES), cdn_host="localhost") as hub,
+        LoopbackHub(store, tls=stranger.server(*NAMES)) as other,
+    ):
+        trusted["HTTPS_PROXY"] = f"http://127.0.0.1:{proxy.port}"
+        shell = Shell(hub.endpoint, tmp_path, trusted, hub, store)
+        ran = shell(*build, "--json")
+        assert ran.code == 0, ran.err
+        assert (ran.json["indexed"], ran.json["failed"]) == (6, 0)
+        assert {request.split()[1].partition(":")[0] for request in proxy.asked} == {"127.0.0.1"}
+        assert any(record.role == "cdn" for record in hub.requests)
+        assert shell("index", "verify").code == 0
+        refused = Shell(other.endpoint, tmp_path, trusted)(*build, "--json")
+        assert refused.code == 1
+        assert refused.err.splitlines()[-1].startswith(
+            f"Error: Cannot get the base model {BASE} from https://127.0.0.1:"
+        )
+        assert "the certificate of 127.0.0.1 is not trusted" in refused.err
+        assert "Traceback" not in refused.err
+        assert other.requests == []
