@@ -12,7 +12,7 @@ import torch
 from scripts.coverage.__main__ import DIRECTIONS, Outcome, directions_of, outcomes
 from scripts.coverage.kinds import KINDS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # two dozen builds
 
 INDEXED = (
     "full, a known type: qwen2_5_vl", "names that lacked a line: smolvlm", "CLIP, both towers", "Swin, in stages",

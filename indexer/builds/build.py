@@ -181,7 +181,7 @@ class Build:
         return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
 
     def note_mirrors(self) -> None:
-        """Remember the ids of ``same_as``, once each is looked up: a wrong one would stay, and its adapters be read wrong.
+        """Look up each new id of ``same_as``, and remember it: with a wrong one, adapters of another model are read.
 
         One that the Hub does not have is taken, because models can still name it. Raises AtlasError for a model of
         another type.
@@ -193,7 +193,8 @@ class Build:
                 config = model_row(name).get("config")
             except ModelError as error:
                 if error.reason != "not_found":
-                    raise AtlasError(f"Cannot look up {name} (same_as): {error.detail}.", "Run it again later.") from error
+                    problem = f"Cannot look up {name} (same_as): {error.detail}."
+                    raise AtlasError(problem, "Run it again later.") from error
                 self.watcher.say(f"there is no {name} on the Hub; models that name it are still looked for (same_as)")
                 continue
             theirs, ours = (config or {}).get("model_type"), self.facts.config.get("model_type")
