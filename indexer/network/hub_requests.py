@@ -201,7 +201,7 @@ def _send(
 ) -> tuple[httpx2.Response, str]:
     """The response to a GET, redirects followed, and its address; ``is_api``: only on the endpoint's own host.
 
-    A mirror may also send questions on to the Hub itself, as hf-mirror.com does since 2026 (huggingface_hub issue 4637).
+    A mirror may also send questions on to the Hub, as hf-mirror.com does since 2026 (huggingface_hub issue 4637).
     The access token is sent to the endpoint's own origin only. An https endpoint never leads to plain http.
     """
     for _ in range(_MOST_REDIRECTS):
