@@ -23,8 +23,8 @@ from huggingface_hub.errors import (
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, access_hint, without_user
 from indexer.names import is_hub_id
-from indexer.network.min_throughput import UnusableProxyError
 from indexer.network.session import INVALID_TOKEN, certificate_problem
+from indexer.network.transport import UnusableProxyError
 from indexer.untrusted import printable, tidy
 
 _LONGEST = 200

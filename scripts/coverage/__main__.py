@@ -9,8 +9,6 @@ codes of 8 bits, which add noise, if the norm of its leading triplets is the pla
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -18,9 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.child import PROJECT
+from scripts.child import PROJECT, run_shown
 from scripts.coverage.kinds import KINDS, Kind
 from scripts.coverage.making import Changes, norm_of
+from scripts.tables import markdown
+from scripts.terminal import hub_environment
 
 if TYPE_CHECKING:
     from indexer.records.record import Record
@@ -91,13 +91,8 @@ def outcomes(kinds: Iterable[Kind], folder: Path) -> list[Outcome]:
                      "is_noisy": kind.is_noisy})  # fmt: skip
     (folder / "plan.json").write_text(json.dumps(plan))
     with LoopbackHub(store) as hub:
-        environment = os.environ | {
-            "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(PROJECT), "HF_TOKEN": "",
-        }  # fmt: skip
-        words = [sys.executable, "-m", "scripts.coverage", "--builds", str(folder)]
-        done = subprocess.run(words, env=environment, cwd=PROJECT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-3000:])
+        environment = hub_environment(hub.endpoint, folder / "hf") | {"HF_TOKEN": ""}
+        run_shown("scripts.coverage", "--builds", str(folder), **environment)
     return [Outcome(**row) for row in json.loads((folder / "outcomes.json").read_text())]
 
 
@@ -145,8 +140,8 @@ def run_builds(folder: Path) -> None:
 
 def table(kinds: Iterable[Kind], found: Iterable[Outcome]) -> str:
     """Kind → outcome before and now, how many of the sample's uploads are indexed, and what is still refused."""
-    lines = ["| kind | share | of 72 | before | now |", "|---|---|---|---|---|"]
-    refused = ["| kind | share | of 72 | what is said |", "|---|---|---|---|"]
+    rows = [["kind", "share", "of 72", "before", "now"]]
+    refused = [["kind", "share", "of 72", "what is said"]]
     total = trained = before = before_trained = indexed = good = 0
     for kind, outcome in zip(kinds, found, strict=True):
         said = f"{outcome.status} {outcome.reason}".strip()
@@ -157,15 +152,15 @@ def table(kinds: Iterable[Kind], found: Iterable[Outcome]) -> str:
             said = f"indexed WRONG: ‖δW‖ {outcome.norm:.4g}, planted {outcome.planted:.4g}, "
             said += f"directions {outcome.directions:.3f}"
         else:
-            detail = " ".join(outcome.detail.split()).replace("|", "/")
-            refused.append(f"| {kind.name} | {kind.share} | {kind.sample or ''} | {detail} |")
-        lines.append(f"| {kind.name} | {kind.share} | {kind.sample or ''} | {kind.before} | {said} |")
+            refused.append([kind.name, kind.share, str(kind.sample or ""), outcome.detail])
+        rows.append([kind.name, kind.share, str(kind.sample or ""), kind.before, said])
         total += kind.sample
         trained += kind.sample * kind.is_trained
         before += kind.sample * kind.before.startswith("indexed")
         before_trained += kind.sample * kind.before.startswith("indexed") * kind.is_trained
         indexed += kind.sample * outcome.is_right
         good += kind.sample * (outcome.is_right and kind.is_trained)
+    lines = [markdown(rows)]
     if trained:
         lines += [
             "",
@@ -173,7 +168,7 @@ def table(kinds: Iterable[Kind], found: Iterable[Outcome]) -> str:
             f"trained {good} ({100 * good / trained:.0f} %), before {before_trained} "
             f"({100 * before_trained / trained:.0f} %).",
         ]
-    return "\n".join([*lines, "", "### Still refused", "", *refused])
+    return "\n".join([*lines, "", "### Still refused", "", markdown(refused)])
 
 
 def main() -> None:
