@@ -130,7 +130,8 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
         hint = _OF_CERTIFICATES
     elif isinstance(exception, UnusableProxyError):
         hint = "Correct the variable, or unset it."
-    return AtlasError(f"Cannot get {what} from {without_user(constants.ENDPOINT)}: {error.detail}.", hint)
+    where = without_user(constants.ENDPOINT) or "an empty HF_ENDPOINT"
+    return AtlasError(f"Cannot get {what} from {where}: {error.detail}.", hint)
 
 
 def _token_is_invalid(exception: HfHubHTTPError) -> bool:
