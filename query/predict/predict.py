@@ -36,9 +36,8 @@ from query.lookup import (
     vector_of,
     vector_of_record,
 )
-from query.population import own_datasets, relatives
+from query.population import Head, head_of, own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
-from query.predict.heads import Head, head_of
 from query.predict.training_set import (
     VOCABULARY,
     DatasetRuns,
