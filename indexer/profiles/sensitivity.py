@@ -8,6 +8,7 @@ by gradients.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Sequence
 
 import torch
@@ -212,7 +213,8 @@ def singular_values(
         tangent[:, place] = some
         if layers.patch is not None and layers.image_shape is not None:
             tangent = unpatchify(tangent, layers.patch, layers.image_shape)
-        with torch.no_grad(), forward_ad.dual_level():
+        with torch.no_grad(), forward_ad.dual_level(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch scripts some of its own derivatives
             dual = forward_ad.make_dual(inputs.detach().repeat(len(some), *[1] * (inputs.ndim - 1)), tangent)
             for layer, hidden in layers.states(dual, chosen).items():
                 moved = forward_ad.unpack_dual(hidden).tangent

@@ -190,10 +190,10 @@ def test_neurons_inside_explain_what_a_block_adds(name, request):
         added = torch.zeros_like(states[1])
         for module, taken in inside.items():
             names = {
-                "vit": {"attention": "attention.output.dense", "mlp": "output.dense"},
+                "vit": {"attention": "attention.o_proj", "mlp": "mlp.fc2"},
                 "gpt2": {"attention": "attn.c_proj", "mlp": "mlp.c_proj"},
             }[name]
-            prefix = f"encoder.layer.{layer - 1}" if name == "vit" else f"h.{layer - 1}"
+            prefix = f"layers.{layer - 1}" if name == "vit" else f"h.{layer - 1}"
             matrix, bias = (weights[f"{prefix}.{names[module]}.{part}"] for part in ("weight", "bias"))
             neurons = taken.state(image, layer)
             assert neurons.shape[-1] == {"vit": (24, 40), "gpt2": (48, 192)}[name][module == "mlp"]
