@@ -125,17 +125,17 @@ def test_the_bound_of_the_rank_holds_and_the_error_is_that_of_stripes():
     ids = token_rows(4096)
     misses = []
     for _ in range(60):
-        # Rows of one stretch of the vocabulary move alike; some are far larger than others.
-        level = np.exp(np.repeat(rng.normal(size=64), 64))
-        rows = rng.normal(size=(4096, 12)) * (level * np.exp(rng.normal(size=4096)))[:, None] * 1e-3
+        # Rows of one stretch of the vocabulary move alike; some move several times as far as others.
+        level = np.exp(np.repeat(rng.normal(size=64), 64) / 2)
+        rows = rng.normal(size=(4096, 12)) * (level * np.exp(rng.normal(size=4096) / 2))[:, None] * 1e-3
         sizes = np.linalg.norm(rows, axis=1)
         evidence = TokenEvidence(EXACT, ids, codes_of_sizes(sizes[ids]), False, 1.0, 4096, 4096, None, None)
         found = embedding_of(evidence)
         energy = np.square(np.linalg.svd(rows[ids], compute_uv=False)).cumsum()
         assert np.searchsorted(energy, energy[-1] / 2) + 1 <= found.rank_50_at_most
         misses.append((found.change - np.sqrt(np.square(sizes).mean())) / found.change_error)
-    assert np.mean(np.abs(misses) < 2) > 0.8  # of a heavy-tailed mean of sixteen stripes
-    assert np.mean(np.abs(misses) < 0.5) < 0.7
+    assert np.mean(np.abs(misses) < 2) > 0.8
+    assert np.mean(np.abs(misses) < 0.5) < 0.7  # it is not far too large either
 
 
 def test_no_size_is_printed_where_only_shares_are_known():
