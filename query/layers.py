@@ -76,9 +76,8 @@ class Embedding:
 
     Of a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. ``change``: its root mean square over
     the ``rows`` that were read, ``change_error`` the standard error over the stripes that they lie in. ``share_moved``:
-    of the rows. ``decay``: the factor by which weight decay multiplied every row. ``rank_50_at_most``: the number of
-    rows with half of Σ ‖δ‖²/‖e‖². No more directions are needed for half of the energy of the change of these rows,
-    each divided by ‖e‖, because eigenvalues majorise the diagonal (Schur, 1923). ``kind``: see ``query trace``.
+    of the rows. ``decay``: the factor by which weight decay multiplied every row. ``kind``: see ``query trace``. Sizes
+    of rows say nothing useful of the rank: a sum of the largest of them bounds it far above what it is.
     """
 
     kind: str
@@ -87,7 +86,6 @@ class Embedding:
     change: float
     change_error: float
     decay: float
-    rank_50_at_most: int
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -327,7 +325,6 @@ def embedding_of(evidence: TokenEvidence | None) -> Embedding | None:
     mean = total / len(squares)
     spread = float(np.square(sums - mean * sizes).sum()) * len(sizes) / max(len(sizes) - 1, 1)
     change = math.sqrt(mean)
-    order = np.sort(squares)[::-1].cumsum()
     return Embedding(
         kind=evidence.kind,
         rows=len(squares),
@@ -335,7 +332,6 @@ def embedding_of(evidence: TokenEvidence | None) -> Embedding | None:
         change=change,
         change_error=math.sqrt(spread) / len(squares) / (2 * change) if change and len(sizes) > 1 else 0.0,
         decay=evidence.scale,
-        rank_50_at_most=int(np.searchsorted(order, total / 2) + 1) if total else 0,
     )
 
 

@@ -112,15 +112,12 @@ def test_the_embedding_is_that_of_the_checkpoint(asked):
     assert found.share_moved == len(ROWS) / len(rows)
     assert found.change == pytest.approx(float(np.sqrt(np.square(relative).sum(axis=1).mean())), rel=0.05)
     assert found.decay == pytest.approx(1.0)
-    energy = np.square(np.linalg.svd(relative, compute_uv=False)).cumsum()
-    rank = int(np.searchsorted(energy, energy[-1] / 2) + 1)
-    assert 1 <= rank <= found.rank_50_at_most == 1
     assert "Of 64 rows of the input embedding 6% moved" in atlas.layers("ann/loud").headline
     untouched = atlas.layers("bob/glue-1").embedding
-    assert untouched.change == untouched.share_moved == untouched.rank_50_at_most == 0
+    assert untouched.change == untouched.share_moved == 0
 
 
-def test_the_bound_of_the_rank_holds_and_the_error_is_that_of_stripes():
+def test_the_error_of_the_embedding_is_that_of_stripes():
     rng = np.random.default_rng(1)
     ids = token_rows(4096)
     misses = []
@@ -131,8 +128,6 @@ def test_the_bound_of_the_rank_holds_and_the_error_is_that_of_stripes():
         sizes = np.linalg.norm(rows, axis=1)
         evidence = TokenEvidence(EXACT, ids, codes_of_sizes(sizes[ids]), False, 1.0, 4096, 4096, None, None)
         found = embedding_of(evidence)
-        energy = np.square(np.linalg.svd(rows[ids], compute_uv=False)).cumsum()
-        assert np.searchsorted(energy, energy[-1] / 2) + 1 <= found.rank_50_at_most
         misses.append((found.change - np.sqrt(np.square(sizes).mean())) / found.change_error)
     assert np.mean(np.abs(misses) < 2) > 0.8
     assert np.mean(np.abs(misses) < 0.5) < 0.7  # it is not far too large either

@@ -143,7 +143,10 @@ def draw_map(base: str | None, atlas: str, output: str, out: str, theme: ThemeNa
 def rank(
     base: str | None, details: bool, atlas: str, output: str, out: str | None, theme: ThemeName, **options: Any
 ) -> None:
-    """Show how the rank of the change, or of the weights, varies with depth, and the equation that fits best."""
+    """Show how the rank of the change, or of the weights, varies with depth, and the equation that fits best.
+
+    The input embedding is not included: only the sizes of its rows' changes are read (`query layers`).
+    """
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
         print_result(opened.rank(base, **options), output, details=details, file=file, theme=theme)

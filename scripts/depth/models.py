@@ -102,19 +102,24 @@ def _perceptron(width: int, hidden: int) -> nn.Module:
 
 
 class Convolution(nn.Module):
-    """A residual block of two 3 × 3 convolutions on the grid of patches: an output depends on 5 × 5 of them."""
+    """The block of a mixer with a 5 × 5 convolution of each number on the grid of patches instead of ``across``.
+
+    So it is a block of a ConvMixer (Trockman & Kolter, 2022, arXiv 2201.09792), and looks two patches far.
+    """
 
     def __init__(self, patches: int, width: int) -> None:
         super().__init__()
         self.side = round(patches**0.5)
-        self.norm = nn.LayerNorm(width)
-        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.near = nn.Conv2d(width, width, 5, padding=2, groups=width)
+        self.within = _perceptron(width, 2 * width)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(images, patches, width) → the same."""
-        grid = self.norm(hidden).transpose(1, 2).unflatten(2, (self.side, self.side))
-        found: torch.Tensor = hidden + self.second(nn.functional.gelu(self.first(grid))).flatten(2).transpose(1, 2)
-        return found
+        grid = self.norms[0](hidden).transpose(1, 2).unflatten(2, (self.side, self.side))
+        hidden = hidden + self.near(grid).flatten(2).transpose(1, 2)
+        mixed: torch.Tensor = hidden + self.within(self.norms[1](hidden))
+        return mixed
 
 
 class Mixer(nn.Module):
