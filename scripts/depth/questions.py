@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from indexer.profiles.features import DEFAULT, SHARP, find_features
+from indexer.profiles.features import SHARP, find_features
 from indexer.profiles.layers import Layers
 from indexer.profiles.probes import random_probe, shipped_images, shipped_text, text_probe
 from indexer.profiles.recovery import recover_images
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from scripts.depth.__main__ import Models
 
 LAYERS = (1, 2, 4)
-INPUTS = 16  # images that are reconstructed
+INPUTS = 12  # images that are reconstructed
 NOISE = 0.1  # added to them, so that they lie off the manifold
 ENERGY = 0.95  # of the training images, in the subspace that stands for their manifold
 JACOBIANS = 4  # inputs
-INSIDE = tuple(range(16))  # neurons of a module
+INSIDE = tuple(range(8))  # neurons of a module
 Row = dict[str, Any]
 
 
@@ -136,26 +136,29 @@ def conditions(models: Models) -> Iterator[Row]:
 
 
 def modules(models: Models) -> Iterator[Row]:
-    """Neurons inside attention and the MLP beside those of the block's output."""
+    """What the ascent on a neuron leaves as it is, and how alike patches become; of blocks, attention and the MLP.
+
+    Without blur and jitter, which move all patches. Untrained twins are the null.
+    """
+    asked = [(name, "block", layers) for name, layers in models.seeing.items()]
     for name, subject in (
         ("ViT", models.vit), ("ViT, untrained", models.vit_twin),
         ("GPT-2 behind a stem", models.gpt2), ("GPT-2 untrained, behind a stem", models.gpt2_twin),
     ):  # fmt: skip
         seeing = subject.layers if subject.layers.takes_images else seeded_patch_embedding(subject.layers)
-        assert seeing.image_shape is not None
-        probe = shipped_images(seeing.image_shape)
-        for module in ("block", *MODULES):
-            inside = seeing if module == "block" else neurons_inside(subject, seeing, module)
-            for way, ascent in (("default", DEFAULT), ("without blur", SHARP)):
-                for layer in LAYERS:
-                    found = find_features(inside, layer, INSIDE, ascent=ascent, seed=0, probe=probe)
-                    quarter = len(found[0].change_by_row) // 4
-                    above = sum(one.best_probe is not None and one.activation > one.best_probe for one in found)
-                    yield {"model": name, "module": module, "way": way, "layer": layer,
-                           "first quarter of rows": mean([sum(one.change_by_row[:quarter]) for one in found]),
-                           "unchanged": mean([one.unchanged for one in found]),
-                           "consistency": mean([one.consistency for one in found]),
-                           "above best image": f"{above}/{len(found)}"}  # fmt: skip
+        asked += [(name, module, neurons_inside(subject, seeing, module)) for module in MODULES]
+    for name, module, layers in asked:
+        assert layers.image_shape is not None
+        probe = shipped_images(layers.image_shape)
+        for layer in (LAYERS[0], LAYERS[-1]):
+            found = find_features(layers, layer, INSIDE, ascent=SHARP, seed=0, probe=probe)
+            quarter = len(found[0].change_by_row) // 4
+            above = sum(one.best_probe is not None and one.activation > one.best_probe for one in found)
+            yield {"model": name, "module": module, "layer": layer,
+                   "first quarter of rows": mean([sum(one.change_by_row[:quarter]) for one in found]),
+                   "unchanged": mean([one.unchanged for one in found]),
+                   "consistency": mean([one.consistency for one in found]),
+                   "above best image": f"{above}/{len(found)}"}  # fmt: skip
 
 
 def mean(values: list[float]) -> list[float]:
