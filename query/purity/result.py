@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from query.figures import THEMES, label, new_figure
+from query.figures import THEMES, add_legend, label, new_figure
 from query.results import Drawn, ThemeName, to_frame
-from query.statistics.authors import TOO_FEW_AUTHORS, too_few
+from query.statistics.authors import TOO_FEW_AUTHORS, UNCONVINCING, too_few
 from query.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_UNCONVINCING = 0.05  # a larger p may be chance
 _SHOWN = 15  # datasets, models or pairs on a terminal
 _DRAWN = 40  # datasets in a picture
 _WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
@@ -122,7 +121,7 @@ class PurityScore:
         """Whether purity exceeds chance significantly."""
         if self.purity is None or self.chance is None or self.p_value is None:
             return False
-        return self.purity > self.chance and self.p_value <= _UNCONVINCING
+        return self.purity > self.chance and self.p_value <= UNCONVINCING
 
 
 @dataclass(frozen=True, repr=False)
@@ -326,8 +325,7 @@ def purity_figure(
         Line2D([], [], linestyle="", label="chance", **tick),
         Line2D([], [], color=colour, linewidth=1.4, label="95 % interval over authors"),
     ]
-    style: dict[str, Any] = {"ncols": 4, "fontsize": 7.5, "frameon": False, "labelcolor": colours.ink}
-    figure.legend(handles=handles, loc="outside upper left", **style)
+    add_legend(figure, handles, colours, 4, 7.5, "upper left")
     return figure
 
 
@@ -339,7 +337,7 @@ def verdict(result: PurityResult) -> list[str]:
     of_data = result.by == "dataset"
     neighbours = "were tuned on data that it was tuned on too" if of_data else f"have the {result.by} that it has"
     alike = "tuned on the same data" if of_data else f"of the same {result.by}"
-    known = "know the data" if of_data else f"know the {result.by}"
+    known = "depend on the data" if of_data else f"depend on the {result.by}"
     sentences = [
         f"With the representation “{result.representation}”, {percent(result.purity)} of a model's nearest neighbours "
         f"{neighbours}; for random neighbours it would be {percent(result.chance)}. "
@@ -357,7 +355,7 @@ def verdict(result: PurityResult) -> list[str]:
     elif not result.is_more_than_chance:
         judgement = f"This may be chance: these numbers do not show that the vectors {known}."
     elif other.purity is None:
-        judgement = f"So it remains open whether the vectors {known} or only whose scripts were used."
+        judgement = f"So it remains open whether the vectors {known} or only on whose scripts were used."
     else:
         judgement = "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
     sentences[-1] += " " + judgement

@@ -9,8 +9,9 @@ import pytest
 
 from query.population import Head
 from query.predict.classifier import EVIDENCE, NONE_OF_THESE, OF_VOCABULARY, fit
-from query.predict.evaluation import Evaluation, evaluate_models
+from query.predict.evaluation import evaluate_models
 from query.predict.predict import predict_target
+from query.predict.result import Evaluation
 from query.predict.scoring import accuracy_at, auroc
 from query.predict.training_set import LabelledModels, TrainingSet
 from tests.predict.simulated import Simulation, target
