@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,11 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from scripts.child import PROJECT
 from scripts.family.family import build
 from scripts.family.plan import Adapter, DataSet, Plan, Run, load_plan
 from scripts.family.store import RESULTS, read_json
 from scripts.loopback_hub import LoopbackHub
-from scripts.terminal import Terminal
+from scripts.terminal import CommandFailed, Terminal
 
 PATH = Path(__file__).with_name("plan.toml")
 LABELS = ("class", "function", "method")
@@ -154,3 +158,17 @@ def build_family(out: Path) -> ArenaFamily:
                 run(f"index build --base {plan.base} --discover names --read {read}")
                 marker.touch()
     return ArenaFamily(plan, domains, models, atlases["sample"], atlases["full"])
+
+
+def in_process(terminal: Terminal, module: str, *arguments: str) -> Any:
+    """The JSON that ``python -m MODULE ARGUMENTS`` prints with the terminal's Hub and caches.
+
+    Raises CommandFailed.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(
+        command, cwd=PROJECT, env=terminal.environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise CommandFailed(f"python -m {module}", done.returncode)
+    return json.loads(done.stdout)
