@@ -113,8 +113,7 @@ def _runs(family: Plan, datasets: Mapping[str, str], data: Mapping[str, Any]) ->
         return values[number % len(values)]
 
     for place, (package, dataset) in enumerate(datasets.items()):
-        copies = 2 if package in settings["twice"] else settings["copies"]
-        kinds: list[Adapter | None] = [None] * copies
+        kinds: list[Adapter | None] = [None] * settings["copies"]
         if package in adapters["datasets"]:
             kinds.append(Adapter(adapters["rank"], 2 * adapters["rank"], tuple(adapters["targets"])))
         for copy, adapter in enumerate(kinds):
