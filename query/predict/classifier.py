@@ -8,9 +8,9 @@ common datasets get votes just by being common.
 
 The second model gives the probability of "none of these". It is a logistic regression on five signals: how similar the
 two nearest sweeps of a dataset are, how far the nearest sweep stands out, how well the head fits its best dataset,
-whether its label names have been seen before, and how certain the first model is. It is fitted on every model twice: as it is, and with its datasets hidden, as if no
-other author had used them. Its intercept is then moved from this even mixture to the true share of models whose dataset
-no other author names (King & Zeng, 2001).
+whether its label names have been seen before, and how certain the first model is. It is fitted on every model twice: as
+it is, and with its datasets hidden, as if no other author had used them. Its intercept is then moved from this even
+mixture to the true share of models whose dataset no other author names (King & Zeng, 2001).
 
 Both models are regularised towards fixed values with the weight of one model, so that little data changes little.
 

@@ -163,15 +163,18 @@ def build_family(out: Path) -> ArenaFamily:
     return ArenaFamily(plan, domains, models, atlases["sample"], atlases["full"])
 
 
-def in_process(terminal: Terminal, module: str, *arguments: str) -> Any:
+def in_process(terminal: Terminal, kept: Path, module: str, *arguments: str) -> Any:
     """The JSON that ``python -m MODULE ARGUMENTS`` prints with the terminal's Hub and caches.
 
-    Raises CommandFailed.
+    It is kept in the file ``kept``, from where it is read if a part is run again; remove the file to ask again. Raises
+    CommandFailed.
     """
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(
-        command, cwd=PROJECT, env=terminal.environment, stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        raise CommandFailed(f"python -m {module}", done.returncode)
-    return json.loads(done.stdout)
+    if not kept.exists():
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(
+            command, cwd=PROJECT, env=terminal.environment, stdout=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode:
+            raise CommandFailed(f"python -m {module}", done.returncode)
+        kept.write_text(done.stdout, encoding="utf-8")
+    return json.loads(kept.read_text(encoding="utf-8"))

@@ -78,7 +78,8 @@ def run(out: Path) -> Json:
             terminal = Terminal.of_hub(folder, everything.endpoint)
             terminal.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
             print(f"predicting {len(family.datasets)} models, {kind} {fold.name} …", flush=True)
-            for one in in_process(terminal, "scripts.arena.open_set", str(atlas), family.plan.base, str(asked)):
+            ask = ("scripts.arena.open_set", str(atlas), family.plan.base, str(asked))
+            for one in in_process(terminal, folder / "predictions.json", *ask):
                 name = family.datasets[one["model"]]
                 truth = NONE_OF_THESE if name in fold.unknown else name
                 is_adapter = one["model"] in adapters
