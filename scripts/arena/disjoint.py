@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from indexer.names import READS
-from scripts.arena.family import ArenaFamily, build_family, in_process
+from scripts.arena.family import ArenaFamily, build_family, in_process, read_twice, terminal_of
 from scripts.arena.headline import HELD_OUT, OTHERS, USED, write_texts
 from scripts.family import make_family
 from scripts.family.plan import load_plan
 from scripts.loopback_hub import LoopbackHub
-from scripts.terminal import Terminal
 from scripts.vectors import decimal
 
 Json = dict[str, Any]
@@ -26,20 +24,20 @@ def run(out: Path) -> Json:
     demo = load_plan("demo", "roberta")
     models = make_family(out / "demo-roberta", "demo")
     folder = out / "disjoint"
+    sources = {
+        "disjoint": (family.plan, family.models, {"sample": family.atlas, "full": family.full_atlas}),
+        "demo": (demo, models, read_twice(demo, models, folder / "demo")),
+    }
     columns: dict[str, Json] = {}
-    for name, plan, root in (("disjoint", family.plan, family.models), ("demo", demo, models)):
+    for name, (plan, root, atlases) in sources.items():
         texts = folder / f"texts-{name}"
         write_texts(plan, texts)
         with LoopbackHub(root) as hub:
-            for read in READS:
-                here = folder / f"{name}-{read}"
-                here.mkdir(parents=True, exist_ok=True)
-                terminal = Terminal.of_hub(here, hub.endpoint)
-                terminal.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
-                terminal(f"index build --base {plan.base} --discover names --read {read}")
+            for read, atlas in atlases.items():
                 print(f"asking about {plan.base}, read: {read} …", flush=True)
-                asked = ("scripts.arena.headline", str(here / "atlas"), plan.base, str(texts))
-                columns[f"{name}, {read}"] = in_process(terminal, here / "headline.json", *asked)
+                asked = ("scripts.arena.headline", str(atlas), plan.base, str(texts))
+                kept = folder / f"{name}-{read}.json"
+                columns[f"{name}, {read}"] = in_process(terminal_of(hub, atlas.parent), kept, *asked)
     return {"learnt": learnt(family), "columns": columns}
 
 
