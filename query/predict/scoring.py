@@ -51,7 +51,7 @@ _GRID = 1000  # shares at which the likelihood is computed
 def accuracy_at(probabilities: Reals, truth: Reals, none: float, share: float) -> Reals:
     """(rows,): whether the best answer is right if the prior of "none of these", the last one, is not ``none``.
 
-    It is ``share``, as for somebody who knows how many of the models were tuned on data that no other author names.
+    It is ``share`` instead, as if it were known how many of the models were tuned on data that no other author names.
     """
     top = with_prior(probabilities, none, share).argmax(axis=1)
     return (truth[np.arange(len(truth)), top] > 0).astype(np.float64)

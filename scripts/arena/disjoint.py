@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from scripts.arena.family import ArenaFamily, build_family, in_process, read_twice, terminal_of
+from scripts.arena.family import ArenaFamily, build_family, in_process, read_twice
 from scripts.arena.headline import HELD_OUT, OTHERS, USED, write_texts
 from scripts.family import make_family
 from scripts.family.plan import load_plan
 from scripts.loopback_hub import LoopbackHub
-from scripts.vectors import decimal
+from scripts.tables import decimal
+from scripts.terminal import Terminal
 
 Json = dict[str, Any]
 
@@ -37,7 +38,7 @@ def run(out: Path) -> Json:
                 print(f"asking about {plan.base}, read: {read} …", flush=True)
                 asked = ("scripts.arena.headline", str(atlas), plan.base, str(texts))
                 kept = folder / f"{name}-{read}.json"
-                columns[f"{name}, {read}"] = in_process(terminal_of(hub, atlas.parent), kept, *asked)
+                columns[f"{name}, {read}"] = in_process(Terminal.of_hub(atlas.parent, hub.endpoint), kept, *asked)
     return {"learnt": learnt(family), "columns": columns}
 
 

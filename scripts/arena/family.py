@@ -160,20 +160,13 @@ def read_twice(plan: Plan, models: Path, folder: Path) -> dict[str, Path]:
     with LoopbackHub(models) as hub:
         for read in READS:
             (folder / read).mkdir(parents=True, exist_ok=True)
-            run = terminal_of(hub, folder / read)
+            run = Terminal.of_hub(folder / read, hub.endpoint)
             atlases[read] = folder / read / "atlas"
             marker = folder / read / plan.fingerprint
             if not marker.exists():
                 run(f"index build --base {plan.base} --discover names --read {read}")
                 marker.touch()
     return atlases
-
-
-def terminal_of(hub: LoopbackHub, folder: Path) -> Terminal:
-    """A terminal in a folder that uses this Hub."""
-    terminal = Terminal.of_hub(folder, hub.endpoint)
-    terminal.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
-    return terminal
 
 
 def in_process(terminal: Terminal, kept: Path, module: str, *arguments: str) -> Any:

@@ -25,9 +25,10 @@ from query import Atlas
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.predict import FEWEST_MODELS
 from query.predict.scoring import auroc, calibration_error, estimated_share
-from scripts.arena.family import ArenaFamily, build_family, in_process, terminal_of
+from scripts.arena.family import ArenaFamily, build_family, in_process
 from scripts.loopback_hub import LoopbackHub
-from scripts.vectors import decimal
+from scripts.tables import decimal
+from scripts.terminal import Terminal
 
 Json = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -75,8 +76,9 @@ def run(out: Path) -> Json:
             asked = folder / "asked.json"
             asked.write_text(json.dumps(list(family.datasets)), encoding="utf-8")
             print(f"predicting {len(family.datasets)} models, {kind} {fold.name} …", flush=True)
+            terminal = Terminal.of_hub(folder, everything.endpoint)
             ask = ("scripts.arena.open_set", str(atlas), family.plan.base, str(asked))
-            for one in in_process(terminal_of(everything, folder), folder / "predictions.json", *ask):
+            for one in in_process(terminal, folder / "predictions.json", *ask):
                 name = family.datasets[one["model"]]
                 truth = NONE_OF_THESE if name in fold.unknown else name
                 is_adapter = one["model"] in adapters
@@ -109,7 +111,7 @@ def _atlas_without(family: ArenaFamily, fold: Fold, folder: Path, *, is_null: bo
                     file.unlink()  # it is a link to the file of the family
                     file.write_text(text, encoding="utf-8")
         with LoopbackHub(hub) as served:
-            terminal_of(served, folder)(f"index build --base {family.plan.base}")
+            Terminal.of_hub(folder, served.endpoint)(f"index build --base {family.plan.base}")
         marker.touch()
     return folder / "atlas"
 
