@@ -62,7 +62,7 @@ def load_arena_plan() -> tuple[Plan, dict[str, str]]:
     text = PATH.read_text(encoding="utf-8")
     data = tomllib.loads(text)
     family = load_plan("full", data["architecture"])
-    pretraining = {
+    pretraining: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in data["pretraining"].items()
     }
     steps = pretraining.pop("steps")
