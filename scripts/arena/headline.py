@@ -89,7 +89,11 @@ def headline(folder: Path, base: str, texts: Path) -> Json:
         clusters = atlas.clusters(base)
         family = read_family(atlas, base)
         population = family.population
+        (read,) = atlas.rows(
+            "SELECT count(*) FILTER (\"read\" = 'sample') AS sampled FROM models WHERE base = ?", [base]
+        )
         figures = {
+            **read,
             "purity": _scores(purity),
             "purity_across_authors": _scores(purity["cross_author"]),
             "adapter_to_full": adapter_to_full(family, population.vectors, population.blocks),

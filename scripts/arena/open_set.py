@@ -27,7 +27,7 @@ from query.predict.predict import FEWEST_MODELS
 from query.predict.scoring import auroc, calibration_error, estimated_share
 from scripts.arena.family import ArenaFamily, build_family, in_process
 from scripts.loopback_hub import LoopbackHub
-from scripts.tables import decimal
+from scripts.tables import decimal, markdown
 from scripts.terminal import Terminal
 
 Json = dict[str, Any]
@@ -35,6 +35,8 @@ Floats = NDArray[np.float64]
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
 EVIDENCE = ("vectors", "vocabulary", "head", "together")
+SHOWN = ("vectors", "together")  # share by share
+PRIORS = ("own", "estimated", "true")
 KINDS = ("data sets", "domains")  # what is unknown
 NULL = "permuted labels"
 NULLS = 2  # folds that are repeated with permuted labels
@@ -222,8 +224,7 @@ class _Table:
             each = np.where(self.is_known[mine], (1 - share) / size[True], share / size[False]) * mine.sum()
             estimated[mine] = estimated_share(self.none[mine], self.prior[mine], each)
         found = {"estimate": float(weights @ estimated)}
-        priors = {"own": self.prior, "estimated": estimated, "true": np.full(len(weights), share)}
-        for name, prior in priors.items():
+        for name, prior in zip(PRIORS, (self.prior, estimated, np.full(len(weights), share)), strict=True):
             found[name] = self.scores(weights, prior)
         found["constants"] = {
             "always": _log_loss(~self.is_known, np.full(len(weights), CERTAIN), weights),
@@ -263,41 +264,44 @@ def _log_loss(is_true: NDArray[np.bool_], probability: Floats, weights: Floats) 
 def tables(figures: Json) -> str:
     """Markdown: how well unknown data are told, and the scores by share."""
     kinds = [kind for kind in (*KINDS, NULL) if kind in figures]
-    lines = [
-        "| unknown | evidence | known models | unknown models | accuracy on the known | AUROC | OSCR |",
-        f"|{'---|' * 7}",
+    head = ["unknown", "evidence", "known, unknown", "accuracy on the known", "AUROC", "OSCR"]
+    rows = [head] + [
+        [
+            kind,
+            evidence,
+            f"{one['known']}, {one['unknown']}",
+            *(decimal(one[name]) for name in ("accuracy", "auroc", "oscr")),
+        ]
+        for kind in kinds
+        for evidence, one in figures[kind].items()
+    ]
+    losses = [
+        ["unknown", "evidence", "share", "estimate", "own prior", "estimated", "true", "always", "never", "the share"]
+    ]
+    whole = [
+        ["unknown", "evidence", "share", "none: accuracy", "calibration", "whole: accuracy", "calibration", "log loss"]
     ]
     for kind in kinds:
-        for evidence, one in figures[kind].items():
-            numbers = (decimal(one[name]) for name in ("accuracy", "auroc", "oscr"))
-            lines.append(f"| {kind} | {evidence} | {one['known']} | {one['unknown']} | {' | '.join(numbers)} |")
-    for title, columns in (
-        ('Log loss of "none of these"', ("none_log_loss",)),
-        ('Accuracy, calibration error of "none of these"', ("none_accuracy", "none_calibration")),
-        ("Accuracy, calibration error, log loss of the whole answer", ("accuracy", "calibration", "log_loss")),
-    ):
-        is_loss = columns == ("none_log_loss",)
-        constants = " always | never | the share |" if is_loss else ""
-        lines += [
-            "",
-            f"**{title}**",
-            "",
-            f"| unknown | evidence | share | estimate | own prior | estimated | true |{constants}",
-        ]
-        lines.append(f"|{'---|' * (10 if is_loss else 7)}")
-        for kind in kinds[: len(KINDS)]:
-            for evidence, one in figures[kind].items():
-                for share, at in one["shares"].items():
-                    cells = [kind, evidence, decimal(float(share)), decimal(at["estimate"])]
-                    cells += [
-                        ", ".join(decimal(at[prior][name]) for name in columns)
-                        for prior in ("own", "estimated", "true")
-                    ]
-                    cells += (
-                        [decimal(at["constants"][name]) for name in ("always", "never", "share")] if is_loss else []
+        for evidence in SHOWN if kind in KINDS else SHOWN[-1:]:
+            for share, at in figures[kind][evidence]["shares"].items():
+                which = [kind, evidence, decimal(float(share), 2)]
+                constants = (decimal(at["constants"][name]) for name in ("always", "never", "share"))
+                priors = (decimal(at[prior]["none_log_loss"]) for prior in PRIORS)
+                losses.append([*which, decimal(at["estimate"], 2), *priors, *constants])
+                measures = ("none_accuracy", "none_calibration", "accuracy", "calibration", "log_loss")
+                if kind in KINDS:
+                    whole.append(
+                        [*which, *(f"{decimal(at['own'][one])} → {decimal(at['estimated'][one])}" for one in measures)]
                     )
-                    lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n\n".join(
+        [
+            markdown(rows),
+            'Log loss of "none of these":',
+            markdown(losses),
+            "With the atlas's own prior → with the estimated one:",
+            markdown(whole),
+        ]
+    )
 
 
 if __name__ == "__main__":
