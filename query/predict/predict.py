@@ -123,8 +123,9 @@ def predict_many(
 ) -> Iterator[Answered[Prediction]]:
     """:func:`predict` for each of ``models``; the labelled models are read once.
 
-    Without an ``unknown_share`` it is estimated from all of these models of a base together if there are ten or more,
-    so the first answer comes when all models were read. ``are_indexed``: the names come from the atlas, and must not
+    Without an ``unknown_share`` it is estimated from all of these models of a base together if there are ten or more
+    (with a vocabulary, where the base has such vectors), so the first answer comes when all models were read.
+    ``are_indexed``: the names come from the atlas, and must not
     be read as folders of this machine. ``on_progress`` is called with the number of models read.
     """
     _check(unknown_share)
@@ -141,6 +142,9 @@ def predict_many(
     shares: dict[str, float] = {}
     for of_base in {one.answer.base for one in many if one.answer is not None}:
         found = [one.answer for one in many if one.answer is not None and one.answer.base == of_base]
+        if has_vocabulary(atlas, of_base):
+            # Of few adapters among full fine-tunes the evidence for unknown data is too strong on average.
+            found = [one for one in found if one.answers[0].vocabulary is not None]
         if unknown_share is not None:
             shares[of_base] = unknown_share
         elif len(found) >= FEWEST_MODELS:

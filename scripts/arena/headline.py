@@ -77,8 +77,8 @@ def used_texts(plan: Plan, run: Run, train: Sequence[tasks.Example]) -> list[tas
 
 
 def file_name(name: str) -> str:
-    """The file of a data set or a model."""
-    return f"{name.replace('/', '--')}.jsonl"
+    """The file of a data set or a model; an atlas writes names of data sets in small letters."""
+    return f"{name.replace('/', '--').lower()}.jsonl"
 
 
 def headline(folder: Path, base: str, texts: Path) -> Json:

@@ -82,7 +82,7 @@ def run(out: Path) -> Json:
             ask = ("scripts.arena.open_set", str(atlas), family.plan.base, str(asked))
             for one in in_process(terminal, folder / "predictions.json", *ask):
                 name = family.datasets[one["model"]]
-                truth = NONE_OF_THESE if name in fold.unknown else name
+                truth = NONE_OF_THESE if name in fold.unknown else name.lower()  # as an atlas writes it
                 is_adapter = one["model"] in adapters
                 rows.append({"fold": fold.name, "kind": kind, "is_adapter": is_adapter, **_row(one, truth)})
     counts = {"models": len(family.plan.runs), "datasets": len(family.domains), "domains": len(folds) - PARTS}
@@ -200,6 +200,8 @@ class _Table:
         self.is_known = np.array([row["is_known"] for row in rows])
         self.prior = np.array([row["prior"] for row in rows])
         self.folds = np.array([row["fold"] for row in rows])
+        # As in `query predict`, models without a vocabulary have no part in the estimate, unless by vectors alone.
+        self.counts = np.array([evidence == "vectors" or "vocabulary" in row["by"] for row in rows])
 
     def auroc(self) -> float:
         """Of the likelihood ratio: priors differ between folds."""
@@ -219,10 +221,10 @@ class _Table:
         # Of every fold the share is estimated from its own models, as one batch.
         estimated = np.zeros(len(weights))
         for fold in set(self.folds.tolist()):
-            mine = self.folds == fold
+            mine = (self.folds == fold) & self.counts
             size = {True: (self.is_known & mine).sum(), False: (~self.is_known & mine).sum()}
             each = np.where(self.is_known[mine], (1 - share) / size[True], share / size[False]) * mine.sum()
-            estimated[mine] = estimated_share(self.none[mine], self.prior[mine], each)
+            estimated[self.folds == fold] = estimated_share(self.none[mine], self.prior[mine], each)
         found = {"estimate": float(weights @ estimated)}
         for name, prior in zip(PRIORS, (self.prior, estimated, np.full(len(weights), share)), strict=True):
             found[name] = self.scores(weights, prior)
