@@ -18,6 +18,8 @@ from scripts.terminal import Terminal
 
 Json = dict[str, Any]
 
+LEARNT = 0.05  # a model has learnt something if its accuracy is this much above the commonest label's share
+
 
 def run(out: Path) -> Json:
     """Train both families and ask everything once.
@@ -41,28 +43,42 @@ def run(out: Path) -> Json:
             asked = ("scripts.arena.headline", str(atlas), plan.base, str(texts))
             terminal = Terminal.of_hub(atlas.parent, hub.endpoint)
             columns[name] = in_process(terminal, folder / f"{name}.json", *asked)
-    return {"learnt": learnt(family), "columns": columns}
+    by_model = {name: columns["disjoint"].pop(f"{name}_by_model") for name in ("right", "purity")}
+    for name in by_model:
+        columns["demo"].pop(f"{name}_by_model")
+    return {"learnt": learnt(family, **by_model), "columns": columns}
 
 
-def learnt(family: ArenaFamily) -> list[Json]:
-    """For each rate, adapters apart: models, mean held-out accuracy, that of the commonest label, the share above."""
-    groups: dict[tuple[str, float], list[Mapping[str, float]]] = {}
-    for run in family.plan.runs:
+def learnt(family: ArenaFamily, right: Mapping[str, float], purity: Mapping[str, float]) -> list[Json]:
+    """By rate, adapters apart: held-out accuracy, and how well predictions and purity do on these models.
+
+    The last two rows are the full fine-tunes whose accuracy is above the commonest label by .05 or more, and the others.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    above_majority = {model: one["eval_accuracy"] - one["eval_majority"] for model, one in family.results.items()}
+    runs = sorted(family.plan.runs, key=lambda run: (run.adapter is not None, run.learning_rate))
+    for run in runs:
         kind = "adapter" if run.adapter else "full"
-        groups.setdefault((kind, run.learning_rate), []).append(family.results[run.model])
+        groups.setdefault((kind, f"{run.learning_rate:g}"), []).append(run.model)
+    for is_above, name in ((True, "learnt"), (False, "did not learn")):
+        groups["full", name] = [
+            run.model for run in runs if not run.adapter and (above_majority[run.model] > LEARNT) == is_above
+        ]
     found = []
-    for (kind, rate), results in sorted(groups.items(), key=lambda pair: (pair[0][0] == "adapter", pair[0][1])):
-        above = [one["eval_accuracy"] - one["eval_majority"] for one in results]
+    for (kind, rate), models in groups.items():
+        results, above = [family.results[model] for model in models], [above_majority[model] for model in models]
         found.append(
             {
                 "kind": kind,
                 "rate": rate,
-                "models": len(results),
+                "models": len(models),
                 "accuracy": float(np.mean([one["eval_accuracy"] for one in results])),
                 "majority": float(np.mean([one["eval_majority"] for one in results])),
                 "least_above": float(np.min(above)),
                 "most_above": float(np.max(above)),
-                "above_by_.05": float(np.mean(np.array(above) > 0.05)),
+                "learnt": float(np.mean(np.array(above) > LEARNT)),
+                "right": float(np.mean([right[model] for model in models])),
+                "purity": float(np.mean([purity[model] for model in models if model in purity])),
             }
         )
     return found
@@ -82,12 +98,12 @@ def tables(figures: Json) -> str:
     rows = [head] + [
         [
             row["kind"],
-            f"{row['rate']:g}",
+            row["rate"],
             str(row["models"]),
             decimal(row["accuracy"], 2),
             decimal(row["majority"], 2),
             f"{decimal(row['least_above'], 2)} to {decimal(row['most_above'], 2)}",
-            decimal(row["above_by_.05"], 2),
+            *(decimal(row[name], 2) for name in ("learnt", "right", "purity")),
         ]
         for row in figures["learnt"]
     ]

@@ -84,8 +84,8 @@ def file_name(name: str) -> str:
 def headline(folder: Path, base: str, texts: Path) -> Json:
     """All figures of a base."""
     with Atlas(folder) as atlas:
-        purity = atlas.purity(base).to_dict()
-        evaluation = atlas.evaluate_prediction(base).to_dict()
+        found, predicted = atlas.purity(base), atlas.evaluate_prediction(base)
+        purity, evaluation = found.to_dict(), predicted.to_dict()
         clusters = atlas.clusters(base)
         family = read_family(atlas, base)
         population = family.population
@@ -103,6 +103,8 @@ def headline(folder: Path, base: str, texts: Path) -> Json:
             "retrieval": retrieval(atlas, base),
             "trace": traces(atlas, base, texts),
             "ask": asked(atlas, base, texts / HELD_OUT),
+            "right_by_model": {one.model: one.right for one in predicted.outcomes},
+            "purity_by_model": {one.model: one.purity for one in found.by_model},
         }
     return figures
 

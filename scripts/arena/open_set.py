@@ -85,8 +85,12 @@ def run(out: Path) -> Json:
                 truth = NONE_OF_THESE if name in fold.unknown else name.lower()  # as an atlas writes it
                 is_adapter = one["model"] in adapters
                 rows.append({"fold": fold.name, "kind": kind, "is_adapter": is_adapter, **_row(one, truth)})
-    counts = {"models": len(family.plan.runs), "datasets": len(family.domains), "domains": len(folds) - PARTS}
-    return counts | {kind: scores_of([row for row in rows if row["kind"] == kind]) for kind in (*KINDS, NULL)}
+    figures: Json = {"models": len(family.plan.runs), "datasets": len(family.domains), "domains": len(folds) - PARTS}
+    for kind in KINDS:
+        figures[kind] = scores_of([row for row in rows if row["kind"] == kind])
+        of_adapters = scores_of([row for row in rows if row["kind"] == kind and row["is_adapter"]])
+        figures[f"{kind}, adapters"] = {"vectors": of_adapters["vectors"]}
+    return figures | {NULL: scores_of([row for row in rows if row["kind"] == NULL])}
 
 
 def _atlas_without(family: ArenaFamily, fold: Fold, folder: Path, *, is_null: bool) -> Path:
@@ -265,7 +269,7 @@ def _log_loss(is_true: NDArray[np.bool_], probability: Floats, weights: Floats) 
 
 def tables(figures: Json) -> str:
     """Markdown: how well unknown data are told, and the scores by share."""
-    kinds = [kind for kind in (*KINDS, NULL) if kind in figures]
+    kinds = [*KINDS, *(f"{kind}, adapters" for kind in KINDS), NULL]
     head = ["unknown", "evidence", "known, unknown", "accuracy on the known", "AUROC", "OSCR"]
     rows = [head] + [
         [
@@ -283,7 +287,7 @@ def tables(figures: Json) -> str:
     whole = [
         ["unknown", "evidence", "share", "none: accuracy", "calibration", "whole: accuracy", "calibration", "log loss"]
     ]
-    for kind in kinds:
+    for kind in (*KINDS, NULL):
         for evidence in SHOWN if kind in KINDS else SHOWN[-1:]:
             for share, at in figures[kind][evidence]["shares"].items():
                 which = [kind, evidence, decimal(float(share), 2)]
