@@ -94,6 +94,8 @@ def tables(figures: Json) -> str:
         "commonest label",
         "above it, least to most",
         "above by .05",
+        "predicted rightly",
+        "purity",
     ]
     rows = [head] + [
         [

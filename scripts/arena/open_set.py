@@ -88,7 +88,7 @@ def run(out: Path) -> Json:
     figures: Json = {"models": len(family.plan.runs), "datasets": len(family.domains), "domains": len(folds) - PARTS}
     for kind in KINDS:
         figures[kind] = scores_of([row for row in rows if row["kind"] == kind])
-        of_adapters = scores_of([row for row in rows if row["kind"] == kind and row["is_adapter"]])
+        of_adapters = scores_of([row for row in rows if row["kind"] == kind and row["is_adapter"]], shares=())
         figures[f"{kind}, adapters"] = {"vectors": of_adapters["vectors"]}
     return figures | {NULL: scores_of([row for row in rows if row["kind"] == NULL])}
 
@@ -159,8 +159,11 @@ def _row(prediction: Json, truth: str) -> Json:
     return {"model": prediction["model"], "is_known": is_known, "prior": prediction["unknown_share"], "by": by}
 
 
-def scores_of(rows: Sequence[Json]) -> Json:
-    """Of every kind of evidence: AUROC, OSCR, and by unknown share the scores with each way of choosing the prior."""
+def scores_of(rows: Sequence[Json], shares: Sequence[float] = SHARES) -> Json:
+    """Of every kind of evidence: AUROC, OSCR, and by unknown share the scores with each way of choosing the prior.
+
+    For a share every fold must have both known and unknown models.
+    """
     found: Json = {}
     for evidence in EVIDENCE:
         some = [row for row in rows if evidence in row["by"]]
@@ -173,7 +176,7 @@ def scores_of(rows: Sequence[Json]) -> Json:
             "auroc": table.auroc(),
             "oscr": oscr(table.best[table.is_known], table.right[table.is_known], table.best[~table.is_known]),
             "accuracy": float(table.right[table.is_known].mean()),
-            "shares": {str(share): table.at(share) for share in SHARES},
+            "shares": {str(share): table.at(share) for share in shares if evidence in SHOWN},
         }
     return found
 
