@@ -24,6 +24,8 @@ ROWS = 64
 class Planted:
     """Features of texts without a base: a text that names a data set looks like the models of that data set."""
 
+    kept = None
+
     def __init__(self, atlas, base, own=None, device="cpu"):
         self.population = read_population(atlas, base)
         self.random = np.random.default_rng(0)
@@ -31,6 +33,12 @@ class Planted:
     def reference(self) -> Features:
         length = self.population.vectors.shape[1]
         return Features(self._unit(self.random.normal(size=(40, length))), np.full((40, ROWS), 1 / ROWS, np.float32))
+
+    def null(self):
+        return self.kept
+
+    def keep_null(self, null):
+        self.kept = null
 
     def pooled_rates(self):
         return np.full(ROWS, 1 / ROWS, np.float32)

@@ -69,7 +69,7 @@ def gpt2(folder):
 
 def vector(path, keys=KEYS, **settings) -> np.ndarray:
     base = read_base(str(path), None, keys, LENGTH)
-    return base.blocks(base.encode(ASKED), base.whitening(base.encode(REFERENCE)), **settings)
+    return base.blocks([base.encode(ASKED)], base.whitening(base.encode(REFERENCE)), **settings)[0]
 
 
 def by_numpy(states, key: str, width: int, held=None) -> np.ndarray:
@@ -147,7 +147,7 @@ def test_the_same_texts_as_the_reference_say_nothing_else(roberta):
     base = read_base(str(roberta), None, KEYS, LENGTH)
     encoded = base.encode(REFERENCE)
     whitening = base.whitening(encoded)
-    near = base.blocks(encoded, whitening)
+    near = base.blocks([encoded], whitening)
     assert np.isfinite(near).all()  # the rest is rounding
     assert base.rates(encoded).sum() == pytest.approx(1)
     assert max(map(len, base.encode(["w1 " * 500]))) <= 40
