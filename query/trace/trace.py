@@ -97,8 +97,8 @@ class TracedModel(Result):
     def _of_texts(self, text: JudgedTexts) -> str:
         if text.certainly_not_used is not None and text.share_upper is not None:
             return (
-                f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used, and at most "
-                f"{text.share_upper:.0%} can have been (95 % confidence)."
+                f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used in any step that "
+                f"changed its embedding, and at most {text.share_upper:.0%} can have been (95 % confidence)."
             )
         if text.likelihood is None:
             return f"None of the tokens of {counted(text.texts, 'text')} was read."
@@ -230,9 +230,10 @@ def trace(
             notes.append(
                 f"A text counts with its first {kept or USUAL_LENGTH} tokens"
                 + ("" if kept else ", because where training cut texts is not known (`max_length=N`)")
-                + ". It is certain that a text was not used as it is written here, first in its input, unless in the "
-                "very last steps of a schedule that ran to zero in one epoch. A changed text may have been used. To "
-                "be possible is no proof."
+                + ". Certainly not used means: no training step that changed a number of the embedding had the text as "
+                "it is written here, first in its input. A step whose learning rate was (nearly) zero leaves no trace, "
+                "as the last ones of a cosine schedule may; and a changed text may have been used. To be possible is "
+                "no proof."
             )
     decay = -math.log(evidence.scale)
     return TracedModel(
