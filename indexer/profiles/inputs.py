@@ -40,7 +40,7 @@ TOKENS_EACH = 64  # of a text; the rest is left out, as more texts say more than
 MOST_TOKENS = 6000  # of a set of texts; longer texts are cut shorter, so that none is left out
 SHORTEST = 8  # tokens that a text is cut to
 BATCH_TOKENS = 1024  # with padding
-MOST_BYTES = 512 << 20  # of inputs that are held
+MOST_BYTES = 256 << 20  # of inputs that are held
 # Of a wider matrix some of the inputs are kept, evenly spaced over all tokens, instead of their moment: the moment of
 # 3,072 numbers takes ten times as long as that of 768.
 WIDEST, INPUTS_KEPT = 1024, 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from click.testing import CliRunner
 import query.ask.ask
 from indexer.errors import AtlasError, BadArgument
 from query import Atlas
-from query.ask.evidence import Features
+from query.ask.evidence import Features, Reader
+from query.ask.models import Candidates
+from query.ask.scoring import null_of
 from query.cli import main
 from query.population import read_population
 from query.serve.tools import Tools
@@ -97,6 +100,51 @@ def test_which_of_these_texts(made, planted, files):
         none = atlas.ask(model="ann/squad-0", among=[files / "nothing.txt"])
     assert none.answer is None
     assert none.headline.startswith("None of them")
+
+
+def test_later_questions_compute_only_what_is_asked(made, planted, files, monkeypatch):
+    """The scores of the reference are computed once; a model that is read for the question is compared anew."""
+    kept, counted = {}, []
+    monkeypatch.setattr(Planted, "null", lambda self: kept.get("null"))
+    monkeypatch.setattr(Planted, "keep_null", lambda self, null: kept.update(null=null))
+    by_vectors = Candidates.by_vectors
+    monkeypatch.setattr(
+        Candidates,
+        "by_vectors",
+        lambda self, features: counted.append(len(features.blocks)) or by_vectors(self, features),
+    )
+    with Atlas(made) as atlas:
+        first = atlas.ask(files / "imdb.txt", k=4)
+        again = atlas.ask(files / "imdb.txt", k=4)
+        assert counted == [41, 1]
+        assert [(row.model, row.p_value) for row in again] == [(row.model, row.p_value) for row in first]
+        assert [row.score for row in again] == pytest.approx([row.score for row in first])
+        kept["null"] = replace(kept["null"], means=kept["null"].means[:, :-1])  # of another number of models
+        atlas.ask(files / "imdb.txt")
+        assert counted[2:] == [41]
+
+
+def test_scores_of_the_reference_are_of_one_publish(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(Reader, "_path", lambda self, name: tmp_path / name)
+    draw = np.random.default_rng(0)
+    null = null_of([draw.random((12, 9)), np.where(np.arange(9) < 6, draw.random((12, 9)), np.nan)], [0.7, 0.3])
+    with Atlas(made) as atlas:
+        reader = Reader(atlas, BASE)
+        assert reader.null() is None
+        reader.keep_null(null)
+        found = reader.null()
+        assert found is not None
+        assert {name: one.tobytes() for name, one in found.arrays().items()} == {
+            name: one.tobytes() for name, one in null.arrays().items()
+        }
+        other = Reader(atlas, BASE)
+        monkeypatch.setattr(type(atlas), "state", property(lambda self: "another publish"))
+        assert Reader(atlas, BASE).null() is None
+        assert other.null() is not None
+        monkeypatch.setattr(type(atlas), "state", property(lambda self: None))
+        Reader(atlas, BASE).keep_null(null)
+        assert Reader(atlas, BASE).null() is None
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_command(made, planted, files):
