@@ -156,7 +156,7 @@ class BaseModel:
     ) -> Floats:
         """(sets, blocks, length) each set of encoded texts as a vector: blocks of unit norm, or zero.
 
-        ``most``: use so many inputs of a set, evenly spaced over its tokens.
+        ``most``: use at most this many inputs of a set, evenly spaced over its tokens.
         """
         found = np.zeros((len(sets), len(self._keys), self._length), np.float32)
         white: dict[str, _White] = {}

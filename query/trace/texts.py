@@ -1,7 +1,7 @@
 """Which texts cannot have been in the training data: those with a token whose row did not move.
 
-Exactly: no step that changed a number of the token's row had it. Steps with a learning rate of zero, or one so small that
-no number of the row changes, cannot be told from steps that never were: the embedding is the same, bit for bit.
+Exactly: no step that changed a number of the token's row had it. Steps with a learning rate of zero, or one so small
+that no number of the row changes, cannot be told from steps that never were: the embedding is the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 CERTAIN, POSSIBLE = "certainly_not_used", "possible"
 CONFIDENCE = 0.95
-# Training cuts long texts, and where it does is not known without position embeddings: only so many tokens count then,
-# which is less than the shortest usual limit of 32, special tokens among them.
+# Training cuts long texts, and without position embeddings it is not known where. Then only this many tokens count,
+# which is less than the shortest usual limit of 32, special tokens included.
 USUAL_LENGTH = 24
 SHOWN_CHARACTERS = 80
 

@@ -16,7 +16,8 @@ from indexer.errors import AtlasError, require
 from indexer.names import ModelRef
 from indexer.records.representation import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
-from query.lookup import READERS, ResolvedModel, resolve_model
+from query.lookup import resolve_model
+from query.resolved import READERS, ResolvedModel
 from query.results import Result
 from query.texts import read_texts
 from query.trace.evidence import (
@@ -97,8 +98,8 @@ class TracedModel(Result):
     def _of_texts(self, text: JudgedTexts) -> str:
         if text.certainly_not_used is not None and text.share_upper is not None:
             return (
-                f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used in any step that "
-                f"changed its embedding, and at most {text.share_upper:.0%} can have been (95 % confidence)."
+                f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used in any step "
+                f"that changed its embedding, and at most {text.share_upper:.0%} can have been (95 % confidence)."
             )
         if text.likelihood is None:
             return f"None of the tokens of {counted(text.texts, 'text')} was read."
@@ -161,7 +162,7 @@ def trace(
 
     ``text``: a file of texts to compare (lines, JSON lines, CSV, TSV, Parquet; ``-`` is stdin), ``field`` of its rows;
     ``each``: say it of each text. ``max_length``: how many tokens of a text training kept, where that is known; else
-    the position embeddings tell, or the first 24 count. ``all_rows``: read the whole embedding, not the rows that the
+    the position embeddings show, or the first 24 count. ``all_rows``: read the whole embedding, not the rows that the
     atlas holds; ``say`` hears what that costs. ``read``: as in ``similar``.
 
     Raises AtlasError if the model is unknown or cannot be read, or a text is asked about and there is no tokenizer.
@@ -228,12 +229,11 @@ def trace(
         judged = judge_texts(texts.texts, tokenizer, evidence, met_probabilities(evidence), kept, each=each)
         if evidence.kind == EXACT:
             notes.append(
-                f"A text counts with its first {kept or USUAL_LENGTH} tokens"
-                + ("" if kept else ", because where training cut texts is not known (`max_length=N`)")
-                + ". Certainly not used means: no training step that changed a number of the embedding had the text as "
-                "it is written here, first in its input. A step whose learning rate was (nearly) zero leaves no trace, "
-                "as the last ones of a cosine schedule may; and a changed text may have been used. To be possible is "
-                "no proof."
+                f"Only the first {kept or USUAL_LENGTH} tokens of a text count"
+                + ("" if kept else ", because it is not known where training cut texts (`max_length=N`)")
+                + ". “Certainly not used” means that no training step that changed a number of the embedding had the "
+                "text as it is written here, at the start of an input. A step whose learning rate was zero, or nearly, "
+                "leaves no trace; and a changed text may have been used. A possible text was not necessarily used."
             )
     decay = -math.log(evidence.scale)
     return TracedModel(
