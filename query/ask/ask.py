@@ -253,8 +253,9 @@ def _scored(
             f"{what} models are compared by vectors alone: no rows of their embeddings are known to have moved"
         )
     for one in texts:
-        if len(one) < FEWEST_TEXTS:
-            notes.append(f"{one.name} holds {len(one)} texts, which say little; some dozen are better")
+        if (different := len(set(one.texts))) < FEWEST_TEXTS:
+            said = "1 text, which says" if different == 1 else f"{different} different texts, which say"
+            notes.append(f"{one.name} holds {said} little; some dozen are better")
     return found, (words, vectors), notes
 
 

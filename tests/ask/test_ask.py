@@ -160,9 +160,11 @@ def test_the_command(made, planted, files):
     assert "No model stands out" in ask(files / "nothing.txt").stdout
     answer = json.loads(ask("--model", "ann/glue-0", "--among", files, "--json").stdout)
     assert answer["answer"] == str(files / "glue.txt")
+    several = json.loads(ask("--model", "ann/glue-0", "--among", *sorted(files.iterdir()), "--json").stdout)
+    assert (several["answer"], len(several["files"])) == (answer["answer"], len(answer["files"]))
     assert list(answer["files"][0]) == ["rank", "file", "score", "p_value", "by_vocabulary", "by_vectors", "texts",
                                         "is_answer", "share", "share_low", "share_high"]  # fmt: skip
-    assert "holds 1 texts" not in ask(files / "glue.txt").stderr
+    assert "holds 1 text, which says little" in ask(files / "glue.txt").stderr  # eight times the same
 
 
 def test_texts_may_be_given_as_a_list(made, planted):
