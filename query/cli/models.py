@@ -277,7 +277,7 @@ def trace(
 ) -> None:
     """Show what MODEL was trained on, from its input embedding: only rows of tokens in the training text moved.
 
-    With --text, show which texts it was certainly not trained on.
+    With --text, show which texts certainly had no part in it: no step that changed the embedding used them.
     """
     with opened_atlas(atlas) as opened:
         found = opened.trace(
