@@ -27,8 +27,9 @@ from indexer.records.difference import (
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from query.lookup import indexed_model, resolve_model
-from query.population import Head, head_of, own_datasets, relatives
+from query.population import own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
+from query.predict.heads import Head, head_of
 from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
 from query.predict.scoring import estimated_share
 from query.predict.training_set import (
@@ -151,9 +152,8 @@ def predict_many(
             shares[of_base] = estimated_share(np.array(none), np.array([one.unknown_share for one in found]))
     for one in many:
         if one.answer is not None and one.answer.base in shares:
-            yield replace(one, answer=one.answer.with_unknown_share(shares[one.answer.base]))
-        else:
-            yield one
+            one = replace(one, answer=one.answer.with_unknown_share(shares[one.answer.base]))
+        yield one
 
 
 def undocumented(atlas: AtlasReader, base: str | None = None) -> list[str]:
