@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,7 +169,7 @@ class BaseModel:
                     {key: self._sketches(key, whitening.vectors[group]) for key in self._keys_of(group)},
                 )  # fmt: skip
             for place, inputs in enumerate(collected, start=first):
-                moment = inputs.moment
+                moment: NDArray[np.floating] | None = inputs.moment
                 if moment is None and inputs.rows:
                     rows = np.concatenate(inputs.rows)
                     if len(rows) < rows.shape[1]:
@@ -182,7 +183,7 @@ class BaseModel:
 
         for first, collected in self._passes(sets, progress, most):
             known = [group for group in collected if group in whitening.vectors]
-            _at_once(lambda group, first=first, every=collected: compare(group, first, every[group]), known)
+            _at_once(partial(_of_group, compare, first, collected), known)
         found -= whitening.roots
         norms = np.linalg.norm(found, axis=2, keepdims=True)
         return np.divide(found, norms, out=np.zeros_like(found), where=norms > 1e-9)
@@ -224,7 +225,7 @@ class BaseModel:
         done = 0
         for start in range(0, len(sets), step):
             some = sets[start : start + step]
-            yield start, self._collected(some, lambda count, before=done: progress(before + count), most)
+            yield start, self._collected(some, partial(_after, progress, done), most)
             done += sum(map(len, some))
 
     def _collected(
@@ -374,7 +375,7 @@ class _White:
         self.squares = (1 / held - np.where(self.is_large, 0.0, 1 / ridge)).astype(np.float32)
         self.sketches = {key: tuple(one.astype(np.float32) for one in both) for key, both in sketches.items()}
 
-    def gram(self, rows: Floats) -> tuple[Floats, Floats, Floats]:
+    def gram(self, rows: Floats) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Of rows x (n, d): vᵀx (n, k), x⊥ (n, d), and the products (W x)·(W y) (n, n)."""
         projected = rows @ self.vectors
         rest = rows - projected[:, self.is_large] @ self.vectors[:, self.is_large].T
@@ -392,6 +393,16 @@ class _White:
 def _kept(total: int, most: int | None) -> int:
     """How many of the inputs of a set of texts with so many tokens are used."""
     return min(total, most or INPUTS_KEPT)
+
+
+def _of_group(
+    work: Callable[[str, int, list[_Inputs]], None], first: int, collected: Mapping[str, list[_Inputs]], group: str
+) -> None:
+    work(group, first, collected[group])
+
+
+def _after(progress: Progress, before: int, done: int) -> None:
+    progress(before + done)
 
 
 def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:
@@ -420,7 +431,7 @@ def _frame(tokenizer: IsolatedTokenizer) -> tuple[list[int], list[int]]:
     return start, end
 
 
-def _eigen(inputs: _Inputs) -> tuple[NDArray[np.float64], Floats]:
+def _eigen(inputs: _Inputs) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """Eigenvalues (k,), none negative, and eigenvectors (d, k) of a moment; from the rows if there are only those."""
     if inputs.moment is not None:
         return _eigh(inputs.moment)
@@ -433,7 +444,7 @@ def _eigen(inputs: _Inputs) -> tuple[NDArray[np.float64], Floats]:
     return values, rows.T @ left / np.sqrt(values).astype(np.float32)
 
 
-def _eigh(matrix: NDArray[np.floating]) -> tuple[NDArray[np.float64], Floats]:
+def _eigh(matrix: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """Eigenvalues, ascending, none negative, and eigenvectors of a symmetric matrix, in single precision."""
     whole = torch.from_numpy(matrix.astype(np.float32))
     values, vectors = torch.linalg.eigh((whole + whole.T) / 2)  # in a third less time than NumPy

@@ -147,7 +147,7 @@ class Candidates:
             products[:, tile] = both @ sizes(tile).T
 
         with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(processors()) as pool:
-            mean = np.sum(list(pool.map(summed, tiles)), axis=0, dtype=np.float64) / len(chosen)
+            mean: Floats = np.stack(list(pool.map(summed, tiles))).sum(axis=0, dtype=np.float64) / len(chosen)
             both = np.concatenate([asked, mean.astype(np.float32)[None]])
             list(pool.map(multiply, tiles))
         products /= norms
