@@ -81,6 +81,24 @@ COUNTS = {
 }
 # For an edge decided by sizes and angles: 1 / (1 + exp(-SLOPE · (share of tokens - MIDDLE))), by Firth's regression.
 SLOPE, MIDDLE = 25.0, 0.78
+SIZES = "sizes and angles"
+
+
+def evidence_class(edge: Edge) -> str:
+    """The kind of evidence for an edge: a key of ``COUNTS``, or SIZES if sizes and angles decided."""
+    signals = edge.signals
+    if edge.kind == TUNED:
+        return "base"
+    if edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
+        is_sparse = edge.kind == MERGE and edge.method == SPARSE_METHODS
+        return "either way" if edge.direction != "known" else "dropped entries" if is_sparse else "exact"
+    if not signals:
+        return "record alone"
+    if signals["equal"] or signals.get("shared", 0) >= _DEFAULT.min_shared:
+        return "inherited" if edge.is_proven else "few inherited"
+    if signals["words"] >= _DEFAULT.min_tokens:
+        return SIZES
+    return "size alone" if edge.kind == CONTINUED else "run alone"
 
 
 def probability(edge: Edge) -> float:
@@ -89,19 +107,8 @@ def probability(edge: Edge) -> float:
     Where sizes and angles decided, it depends on the share of tokens whose update is more even from the parent than
     from the base. For all other evidence it is the share of the calibrating edges that were right.
     """
-    signals = edge.signals
-    if edge.kind == TUNED:
-        evidence = "base"
-    elif edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
-        is_sparse = edge.kind == MERGE and edge.method == SPARSE_METHODS
-        evidence = "either way" if edge.direction != "known" else "dropped entries" if is_sparse else "exact"
-    elif not signals:
-        evidence = "record alone"
-    elif signals["equal"] or signals.get("shared", 0) >= _DEFAULT.min_shared:
-        evidence = "inherited" if edge.is_proven else "few inherited"
-    elif signals["words"] >= _DEFAULT.min_tokens:
-        return 1 / (1 + math.exp(SLOPE * (MIDDLE - signals["flatter"])))
-    else:
-        evidence = "size alone" if edge.kind == CONTINUED else "run alone"
+    evidence = evidence_class(edge)
+    if evidence == SIZES:
+        return 1 / (1 + math.exp(SLOPE * (MIDDLE - edge.signals["flatter"])))
     right, count = COUNTS[evidence]
     return (right + 0.5) / (count + 1)  # Jeffreys' prior, so that a few cases do not give certainty

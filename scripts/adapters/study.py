@@ -61,11 +61,17 @@ class Study:
         return {run.model: run for run in self.plan.runs}
 
 
-def load_study(architecture: str) -> Study:
-    """The study of one architecture. Raises ValueError if the plan has nothing for it."""
-    text = PATH.read_text(encoding="utf-8")
+def load_study(architecture: str, path: Path = PATH, family: Plan | None = None) -> Study:
+    """The study of one architecture. Raises ValueError if the plan has nothing for it.
+
+    Args:
+        architecture: a name in the rows of the plan; without ``family`` also a table of ``scripts/family/plan.toml``.
+        path: the plan.
+        family: the base and its data sets, if they are not those of the family of this architecture.
+    """
+    text = path.read_text(encoding="utf-8")
     data = tomllib.loads(text)
-    family = load_plan("full", architecture)
+    family = family or load_plan("full", architecture)
     accounts = sorted(set(family.authors) - {family.base.partition("/")[0]})
 
     def run(dataset: str, seed: int, rate: float, label: str, adapter: Adapter | None) -> Run:
@@ -73,7 +79,7 @@ def load_study(architecture: str) -> Study:
         name = f"{dataset.partition('/')[2]}-{label}-{rate:g}-s{seed}"
         account = accounts[hashlib.sha256(name.encode()).digest()[0] % len(accounts)]
         return Run(
-            f"{account}/tiny-{family.architecture_name}-{name}", dataset=dataset, seed=seed, learning_rate=rate,
+            f"{account}/{family.base.partition('/')[2]}-{name}", dataset=dataset, seed=seed, learning_rate=rate,
             steps=data["steps"], batch=data["batch"], share=data["share"], adapter=adapter,
         )  # fmt: skip
 
@@ -87,7 +93,8 @@ def load_study(architecture: str) -> Study:
             for rate in row["rates"]:
                 for place, dataset in enumerate(data["datasets"]):
                     for seed in data["seeds"] if kind == "shared" else [row["first_seed"] + place]:
-                        targets = tuple(data["targets"][row["targets"]])
+                        named = data["targets"][row["targets"]]
+                        targets = tuple(one for one in named if one in family.architecture.modules)
                         adapter = Adapter(row["rank"], 2 * row["rank"], targets, start=seed)
                         one = run(dataset, seed, rate, f"r{row['rank']}-{row['targets']}", adapter)
                         runs.append(one)
@@ -101,7 +108,7 @@ def load_study(architecture: str) -> Study:
         for dataset in data["datasets"]
     ]
     if not shared:
-        raise ValueError(f"{PATH.name} has no rows for {architecture!r}")
+        raise ValueError(f"{path.name} has no rows for {architecture!r}")
     plan = replace(
         family,
         size="adapters",
