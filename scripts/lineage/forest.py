@@ -30,7 +30,6 @@ from scripts.lineage.plan import SHAPES, Node, plan_forest
 TRUTH = "truth.json"
 HIDDEN = ".hidden"  # models that were made and never uploaded; no account's name starts with a dot
 TEXTS = ".texts"
-BATCH = 16
 TASK = "text-classification"
 # Narrower than the family's networks, so that two hundred are trained in minutes; the depth is that of the shape.
 NARROW = {"hidden_size": 64, "n_embd": 64, "intermediate_size": 256}
@@ -73,7 +72,7 @@ def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 
             make_base(plan, texts, base)
     describe(root, plan.base, base, {"created_at": "2023-06-01T00:00:00.000Z", "tags": ["transformers"]})
     nodes = plan_forest(SHAPES[shape], tuple(plan.datasets), seed)
-    forest = _Forest(root, plan, texts)
+    forest = _Forest(root, plan, texts, SHAPES[shape].batch)
     for node in nodes:
         forest.make(node)
     made = [asdict(node) | {"created": as_iso(node.created)} for node in nodes]
@@ -120,8 +119,8 @@ def describe(root: Path, model: str, folder: Path, facts: Mapping[str, Any]) -> 
 
 
 class _Forest:
-    def __init__(self, root: Path, plan: Plan, texts: Path) -> None:
-        self.root, self.plan, self.texts = root, plan, texts
+    def __init__(self, root: Path, plan: Plan, texts: Path, batch: int) -> None:
+        self.root, self.plan, self.texts, self.batch = root, plan, texts, batch
         self.base = load_file(root / plan.base / WEIGHTS)
 
     def folder(self, name: str) -> Path:
@@ -181,7 +180,7 @@ class _Forest:
         freeze(model, self.plan.architecture, run.frozen)
         if adapter is not None:
             model = add_adapter(model, adapter, TASK, self.plan)
-        batches = endless(texts.train, BATCH, self.plan.text.tokens, run.seed)
+        batches = endless(texts.train, self.batch, self.plan.text.tokens, run.seed)
 
         def loss() -> Tensor:
             batch = next(batches)
@@ -196,7 +195,7 @@ class _Forest:
         freeze(model, self.plan.architecture, run.frozen)
         if adapter is not None:
             model = images.add_image_adapter(model, adapter, self.plan)
-        return model, images.image_loss(model, run.dataset, BATCH, run.seed)
+        return model, images.image_loss(model, run.dataset, self.batch, run.seed)
 
     def merge(self, node: Node, folder: Path) -> None:
         """Merge the tensors that all parents have; a head that the base does not have is the first parent's."""

@@ -84,6 +84,7 @@ class Shape:
     merges: Mapping[str, int] = field(default_factory=dict)
     copies: Mapping[str, int] = field(default_factory=dict)
     steps: float = 1.0
+    batch: int = 16  # texts or images of a step
     rates: tuple[float, ...] = (3e-4, 4.5e-4, 6e-4)
     seeds: int = 1
     resumed: int = 0
@@ -135,6 +136,7 @@ SHAPES: Mapping[str, Shape] = {
     ),
     # Trainings of other kinds (docs/arena.md).
     "recipes": Shape(recipes=RECIPES),
+    "recipes-short": Shape(recipes=RECIPES, steps=0.6, batch=8),
 }
 
 
