@@ -295,7 +295,8 @@ class Tracer:
         with self._blas.limit(limits=1):
             found = search.run([one for one in candidates if one.model in declared.models]).edges
         if not found:
-            found = (Edge(asked.model, None, TUNED, 1.0, 1.0, "no model that was read explains its change"),)
+            evidence, signals = "no model that was read explains its change", {"words": rules.siblings.even_tokens}
+            found = (Edge(asked.model, None, TUNED, 1.0, 1.0, evidence, signals=signals),)
         edges = tuple(self._completed(edge, declared) for edge in found)
         return Lineage(
             model=asked.model,

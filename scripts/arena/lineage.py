@@ -18,20 +18,20 @@ from scripts.terminal import Terminal
 
 
 class Forest(NamedTuple):
-    """A forest of one architecture and seed, and whether something was chosen on it."""
+    """A forest of one architecture, shape and seed, and whether something was chosen on it."""
 
     name: str
     architecture: str
+    shape: str
     seed: int
     is_chosen_on: bool
 
 
 FORESTS = (
-    Forest("RoBERTa 401", "roberta", 401, True),
-    Forest("ViT 402", "vit", 402, True),
-    Forest("BERT 403", "bert", 403, False),
-    Forest("GPT-2 404", "gpt2", 404, False),
-    Forest("ViT 405", "vit", 405, False),
+    Forest("RoBERTa 401", "roberta", "recipes-short", 401, True),
+    Forest("ViT 402", "vit", "recipes", 402, True),
+    Forest("BERT 403", "bert", "recipes-short", 403, False),
+    Forest("ViT 404", "vit", "recipes-short", 404, False),
 )
 WAYS: Mapping[str, tuple[str, ...]] = {
     "dates": (), "no dates": ("--no-dates",), "parent left out": ("--no-parents",),
@@ -50,8 +50,8 @@ def run(out: Path) -> Json:
 def measured(forest: Forest, folder: Path) -> Json:
     """The figures of one forest."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows, known, base = asked(folder, forest.architecture, "recipes", forest.seed, WAYS)
-    rival = rivals(folder / f"recipes-{forest.architecture}", base, known)[RIVAL]
+    rows, known, base = asked(folder, forest.architecture, forest.shape, forest.seed, WAYS)
+    rival = rivals(folder / f"{forest.shape}-{forest.architecture}", base, known)[RIVAL]
     recipes = {name: node["how"]["recipe"] for name, node in known.nodes.items() if not node["hidden"]}
     groups = []
     for recipe in dict.fromkeys(recipes.values()):
@@ -158,8 +158,8 @@ def cost(folder: Path) -> Json:
     """Seconds of processor that ``query lineage --all`` takes for the demo's family, and for one of its models."""
     from scripts.family import make_family
 
-    plan = load_plan("full", "roberta")
-    store = make_family(folder / "family", "full", "roberta")
+    plan = load_plan("demo", "roberta")
+    store = make_family(folder / "family", "demo", "roberta")
     with LoopbackHub(store) as hub:
         terminal = Terminal.of_hub(folder, hub.endpoint)
         terminal.environment.pop("HF_HUB_OFFLINE", None)

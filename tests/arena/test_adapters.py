@@ -28,7 +28,7 @@ def test_the_rows_cross_other_data_sets_and_seeds_than_those_of_the_choice(folde
     import tomllib
 
     chosen_on = tomllib.loads(PATH.read_text())
-    for study in (load_study(adapters.TINY, adapters.PLAN), adapters.pretrained_study(folder)):
+    for study in (load_study(adapters.TINY, adapters.PLANS[adapters.TINY]), adapters.pretrained_study(folder)):
         runs = [study.runs[model] for model in study.shared]
         assert not {run.dataset for run in runs} & set(chosen_on["datasets"])
         assert not {run.seed for run in runs} & set(chosen_on["seeds"])
@@ -42,7 +42,7 @@ def test_the_rows_cross_other_data_sets_and_seeds_than_those_of_the_choice(folde
 
 
 def test_all_linear_of_a_gated_network_has_the_gate():
-    runs = load_study(adapters.TINY, adapters.PLAN).runs.values()
+    runs = load_study(adapters.TINY, adapters.PLANS[adapters.TINY]).runs.values()
     assert max((run.adapter.targets for run in runs if run.adapter), key=len)[4] == "gate"
 
 
