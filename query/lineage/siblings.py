@@ -139,14 +139,19 @@ def sibling_cosine(m: ModelParts, s: ModelParts, p: ModelParts) -> float:
     return along / float(np.sqrt(after * before)) if after > 0 and before > 0 else 0.0
 
 
-def step_kept(m: ModelParts, p: ModelParts) -> float:
-    """How much of the change of p, outside its leading directions, m contains: the coefficient of a regression.
+def step_kept(m: ModelParts, p: ModelParts) -> tuple[float, float]:
+    """How much of the change of p, outside its leading directions, m contains, and how that differs between matrices.
 
-    It is near 1 for every model that was made from p, however far it was trained later. A run from the base moves only
-    in the leading directions as p does, and has little of the rest, even on the same data. 0 if p did not move.
+    The first number is the coefficient of a regression over all matrices, the second the standard deviation of the
+    coefficients of single ones. A model made from p has all of that change in every matrix, however far it was trained
+    later: 1 and 0. A run from the base moves only in the leading directions as p does, and has little of the rest, even
+    on the same data. 0 and 0 if p did not move.
     """
-    along, _, before = _outside_leading(m, p, p.deltas)
-    return 1 + along / before if before > 0 else 0.0
+    steps = {name: step for name, step in p.deltas.items() if step.any()}
+    found = [_outside_leading(m, p, {name: step}) for name, step in steps.items()]
+    along, before = (sum(one[place] for one in found) for place in (0, 2))
+    spread = float(np.std([one[0] / one[2] for one in found if one[2] > 0] or [0.0]))
+    return (1 + along / before if before > 0 else 0.0), spread
 
 
 def _outside_leading(m: ModelParts, s: ModelParts, steps: Mapping[str, Floats]) -> tuple[float, float, float]:
@@ -270,8 +275,8 @@ class Siblings:
             if fit.residual > thresholds.max_residual or abs(fit.cosine) > thresholds.max_cosine:
                 return None
         elif not can_compare:
-            signals["kept"] = step_kept(self.m, one.parts)
-            if signals["kept"] < thresholds.min_kept:
+            signals["kept"], signals["kept_spread"] = step_kept(self.m, one.parts)
+            if signals["kept"] < thresholds.min_kept or signals["kept_spread"] > thresholds.max_kept_spread:
                 return None
         # Runs from the base with the same data and seed, but another learning rate or length, differ in this way too.
         if can_compare and share <= 0.5 - 1 / np.sqrt(tokens):

@@ -40,7 +40,9 @@ class Thresholds:
     # Continued training.
     max_residual: float = 0.6  # left after a parent with coefficient 1, if nothing else speaks for it
     max_far_residual: float = 0.9  # the same, if token embeddings or ``min_kept`` speak for it
-    min_kept: float = 0.8  # share of a parent's change, without its leading directions, that a child has at least
+    # What a child has of the parent's change outside its leading directions, and how it varies between matrices.
+    min_kept: float = 0.8
+    max_kept_spread: float = 0.3
     max_cosine: float = 0.5  # |cosine| of that residual with the parent's change
     reversed_cosine: float = 0.1  # if |cosine| is larger one way than the other by this much, the order is reversed
     sibling_cosine: float = -0.15  # below this cosine of m − s with s − p, without leading directions, s is a sibling
