@@ -18,6 +18,7 @@ from scripts.adapters.study import (
     Row,
     Started,
     Study,
+    against_chance,
     null,
     read_started,
     starts,
@@ -86,7 +87,7 @@ def measure(atlas: Atlas, study: Study, family: Path) -> dict[str, Any]:
 
 def _by_row(started: Started, study: Study, family: Path, before: Floats) -> list[dict[str, Any]]:
     """By rank, matrices and rate: what was learnt, and how alike adapters are after and before."""
-    blocks, runs_by_model = started.population.blocks, study.runs
+    blocks, vectors, runs_by_model = started.population.blocks, started.population.vectors, study.runs
     places_of: dict[Row, list[int]] = {}
     for place, model in enumerate(started.population.models):
         if model in study.shared:
@@ -106,13 +107,15 @@ def _by_row(started: Started, study: Study, family: Path, before: Floats) -> lis
         ]
         alone = started.centred([run.dataset for run in runs], places)
         values = {
-            "after": triples(started.population.vectors[places], blocks, runs, learnt),
+            "after": triples(vectors[places], blocks, runs, learnt),
             "before": triples(before[places], blocks, runs, learnt),
             "alone": triples(alone, blocks, runs, learnt),
         }
         rows.append(
             {**row._asdict(), "adapters": len(runs), "accuracy": round(float(np.mean(accuracies)), 4),
              "worst": round(min(accuracies), 4), "gain": round(float(np.mean(gains)), 4),
+             "by_data": [round(against_chance(one, blocks, runs)[0], 4) for one in (before[places], vectors[places])],
+             "without_data": round(against_chance(vectors[places], blocks, runs)[1], 4),
              **{name: [None if math.isnan(one) else round(one, 4) for one in found] for name, found in values.items()}}
         )  # fmt: skip
     return rows
@@ -122,7 +125,8 @@ def tables(figures: dict[str, Any]) -> str:
     """The figures of one base as Markdown: before → after where there are two."""
     by_row = [
         ["rank, matrices, rate", "accuracy", "worst data set", "loss below guessing", "same data, other seed",
-         "other data, same seed", "neither", "right", "right, of learnt", "right, row alone", "before: right"]
+         "other data, same seed", "neither", "right", "right, if the data said nothing", "right, of learnt",
+         "right, row alone", "before: right", "other seed: same data before other data"]
     ]  # fmt: skip
     for row in figures["rows"]:
         *alike, right, of_learnt = row["after"]
@@ -132,8 +136,9 @@ def tables(figures: dict[str, Any]) -> str:
                 f"{row['rank']}, {MATRICES[row['targets']]}, {row['rate']:g}",
                 *(decimal(row[name], 2) for name in ("accuracy", "worst", "gain")),
                 *map(decimal, alike),
-                *(decimal(one, 2) for one in (right, of_learnt, row["alone"][3])),
+                *(decimal(one, 2) for one in (right, row["without_data"], of_learnt, row["alone"][3])),
                 f"{decimal(right_before, 2)} ({', '.join(map(decimal, alike_before))})",
+                f"{decimal(row['by_data'][0], 2)} → {decimal(row['by_data'][1], 2)}",
             ]
         )
     overall: list[Sequence[str]] = [["labels", *MEASURES]]

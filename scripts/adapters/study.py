@@ -225,6 +225,36 @@ def triples(vectors: Floats, blocks: int, runs: Sequence[Run], has_learnt: Seque
     ]
 
 
+def against_chance(vectors: Floats, blocks: int, runs: Sequence[Run]) -> tuple[float, float]:
+    """Two shares that put ``triples`` into perspective; arguments as there.
+
+    The first: of an adapter, one on the same data with another seed, and one on other data with another seed, how often
+    the first of these is more similar. Seeds play no part in it: it is .5 if the data say nothing. The second: how
+    often an adapter on other data with another seed is more similar than one on other data with the same seed. That is
+    what the share of right triples would be if the data said nothing: subtracting the mean of n adapters of a seed
+    makes them on average dissimilar, by −1 / (n − 1).
+    """
+    table = similarities(vectors.astype(np.float64), vectors.astype(np.float64), blocks)
+    by_data: list[bool] = []
+    without_data: list[bool] = []
+    for asked, run in enumerate(runs):
+        others = [place for place in range(len(runs)) if place != asked]
+        unlike = [one for one in others if runs[one].dataset != run.dataset and runs[one].seed != run.seed]
+        by_data += [
+            table[asked, one] > table[asked, other]
+            for one in others
+            for other in unlike
+            if runs[one].dataset == run.dataset and runs[one].seed != run.seed
+        ]
+        without_data += [
+            table[asked, other] > table[asked, one]
+            for one in others
+            for other in unlike
+            if runs[one].dataset != run.dataset and runs[one].seed == run.seed
+        ]
+    return float(np.mean(by_data)), float(np.mean(without_data))
+
+
 def whole(started: Started, vectors: Floats, labels: Sequence[str], *, is_null: bool = False) -> list[float]:
     """The values of MEASURES.
 
