@@ -10,7 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).resolve().parent.parent / "docs" / "atlas.ipynb"
+from scripts.child import PROJECT
+
+OUT = PROJECT / "docs" / "atlas.ipynb"
 SECONDS = 600  # for one cell
 CELLS = (
     """# An atlas of fine-tuned models, from Python

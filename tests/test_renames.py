@@ -85,7 +85,7 @@ def pin(shell, identifier: str) -> str:
 def checked(shell) -> None:
     folder = AtlasFolder(shell.folder / "atlas")
     assert verify(folder) == []
-    assert {one.model for one in RecordStore(folder).identities()} == {
+    assert {one.identity.model for one in RecordStore(folder).headers()} == {
         m for m, s in models(shell).items() if s == "indexed"
     }
 

@@ -10,7 +10,7 @@ from collections import Counter
 import duckdb
 import pytest
 
-from indexer.builds.commands import Shard
+from indexer.builds.shards import Shard
 from indexer.errors import AtlasError
 from tests.conftest import start_python
 from tests.tiny_hub import BASE, OLD_ID, served_shell

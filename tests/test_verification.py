@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.commands import publish_records
+from indexer.builds.shards import publish_records
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
 from indexer.publish.verification import verify

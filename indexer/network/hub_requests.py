@@ -138,7 +138,6 @@ def fetch_small(
     limit: int,
     *,
     repo_type: str = "model",
-    endpoint: str | None = None,
     retries: RetryPolicy | None = None,
     stay: bool = False,
 ) -> bytes:
@@ -149,7 +148,7 @@ def fetch_small(
     """
     ensure_session()
     policy = retries or RetryPolicy()
-    endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+    endpoint = constants.ENDPOINT.rstrip("/")
     url = hf_hub_url(repository, filename, repo_type=repo_type, revision=commit, endpoint=endpoint)
     deadline = time.monotonic() + policy.small_file_seconds
 
@@ -248,7 +247,7 @@ _MESSAGE = re.compile(r"<Message>([^<]{1,500})", re.IGNORECASE)
 def reason_in(response: httpx2.Response) -> str:
     """The reason that the body of a refusal gives, for a message: ": Access denied"; "" if it gives none.
 
-    It is what S3 and CloudFront send (XML), the Hub (JSON), or plain text, whose first line counts.
+    The body is XML (of S3 and CloudFront), JSON (of the Hub), or plain text, whose first line counts.
     """
     try:
         text = response.read()[:4000].decode("utf-8", errors="replace").strip()

@@ -8,8 +8,8 @@ including those of ``model_info`` and similar functions, which neither retry nor
 - A 429 waits as its ``RateLimit`` header says (``"api";r=0;t=55``: nothing left, 55 seconds to go), otherwise as
   ``Retry-After`` says. When little of the quota is left, requests are spread over the remaining time.
 - A 408, a 5xx or a lost connection is retried with growing waits if repeating the request does no harm.
-- A 401 or 403 to a request with a token is asked for once more without it: a fine-grained token can be refused what
-  anybody may read.
+- A request with a token that is answered by 401 or 403 is sent once more without it: a fine-grained token can be
+  refused what is public.
 - When the budget of a request is spent, its last response or error is returned as it is, so a 429 or a 5xx never looks
   like an empty response.
 
@@ -35,7 +35,7 @@ from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.console.messages import Progress
 from indexer.errors import Failed
-from indexer.network.min_throughput import MinThroughput, WatchedTransport
+from indexer.network.min_throughput import MinThroughput
 from indexer.network.rate_limit import (
     RateLimiter,
     announce,
@@ -44,15 +44,16 @@ from indexer.network.rate_limit import (
     note_response,
     requested_wait,
 )
+from indexer.network.transport import WatchedTransport
 from indexer.untrusted import MOST_VALUES, printable, values_in
 
-# In the refusal of a token that is wrong or has expired. Without it public models would be served, and nobody would
-# notice that private ones are missing.
+# In the refusal of a token that is wrong or has expired. Without a token public models would be served, and missing
+# private ones would go unnoticed.
 INVALID_TOKEN = "Invalid credentials"
 
 _MIB = 1 << 20
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-# Encodings that can be decoded chunk by chunk and cannot grow more than about a thousandfold.
+# Encodings that can be decoded chunk by chunk and expand at most about a thousandfold.
 _READABLE_ENCODINGS = ("gzip", "deflate")
 # Headers that the library's cache names files by, and the form such a name may have.
 _NAMING_HEADERS = ("ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Xet-Hash")
@@ -102,7 +103,7 @@ class RetryingTransport(httpx2.BaseTransport):
         self._limiter = limiter
         self._say = say or (lambda sentence: None)
         self._exhausted: dict[tuple[str, str], float] = {}
-        self._told_of_token = False
+        self._has_warned_of_token = False
 
     def close(self) -> None:
         """Close the connections."""
@@ -111,7 +112,7 @@ class RetryingTransport(httpx2.BaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, and retry it while that makes sense.
 
-        Returns a response whatever its status. Raises what httpx2 raises if there is none.
+        Returns a response whatever its status. Raises the error of httpx2 if there is no response.
         """
         limits = self._limits
         # Timeouts that the caller did not set (the library passes ``timeout=None`` while paging).
@@ -164,7 +165,7 @@ class RetryingTransport(httpx2.BaseTransport):
         return response
 
     def _may_be_public(self, request: httpx2.Request, response: httpx2.Response) -> bool:
-        """Whether the refusal may be for the token: one of few permissions is refused what anybody may read."""
+        """Whether the token may be the reason: one with few permissions can be refused what is public."""
         message = response.headers.get("X-Error-Message", "")
         is_explained = response.headers.get("X-Error-Code") == "GatedRepo" or INVALID_TOKEN in message
         return request.method in ("GET", "HEAD") and "Authorization" in request.headers and not is_explained
@@ -182,8 +183,8 @@ class RetryingTransport(httpx2.BaseTransport):
             other.close()
             return response
         response.close()
-        if not self._told_of_token:
-            self._told_of_token = True
+        if not self._has_warned_of_token:
+            self._has_warned_of_token = True
             self._say(
                 "the Hub refuses the access token where none is needed, so public models are asked for without it; "
                 "let the token read public repositories (huggingface.co/settings/tokens), or unset HF_TOKEN"

@@ -16,7 +16,7 @@ from query.texts import read_stdin
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
-    from query.predict.predict import Prediction
+    from query.predict.result import Prediction
     from query.results import Result
 
 MOST_STDIN = 64 << 20

@@ -1,6 +1,6 @@
 """The datasets a model was probably tuned on, by its vector, its vocabulary, its head in config.json, or all together.
 
-The vocabulary is the representation of that name, which tells of the tokens of the training text; adapters have none.
+The vocabulary is the representation of that name, which describes the tokens of the training text; adapters have none.
 """
 
 from __future__ import annotations
@@ -26,19 +26,11 @@ from indexer.records.difference import (
 )
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
-from query.lookup import (
-    ResolvedModel,
-    facts_of_record,
-    indexed_model,
-    resolve_model,
-    sampled_notes,
-    thresholds,
-    vector_of,
-    vector_of_record,
-)
+from query.lookup import indexed_model, resolve_model
 from query.population import own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
 from query.predict.heads import Head, head_of
+from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction
 from query.predict.training_set import (
     VOCABULARY,
     DatasetRuns,
@@ -48,27 +40,13 @@ from query.predict.training_set import (
     TrainingSet,
     has_vocabulary,
 )
-from query.results import Answered, Result, answered, to_frame
+from query.resolved import ResolvedModel, facts_of_record, sampled_notes, thresholds, vector_of, vector_of_record
+from query.results import Answered, answered
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Floats
-from query.wording import counted, percent
 
 if TYPE_CHECKING:
-    import pandas
-
     from query.reader import AtlasReader
-
-# Answers with at least this probability or vote are printed, and never fewer than this many.
-_MIN_SHOWN = 0.01
-_FEWEST = 3
-
-
-@dataclass(frozen=True)
-class Duplicate:
-    """A model of the atlas with the same weights, and the datasets it names."""
-
-    model: str
-    datasets: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -93,117 +71,6 @@ class Target:
     duplicates: tuple[Duplicate, ...]
     notes: tuple[str, ...]
     vocabulary: Floats | None = None
-
-
-@dataclass(frozen=True)
-class NeighbourVote:
-    """The vote of a sweep, cast by its nearest model."""
-
-    model: str
-    author: str
-    datasets: tuple[str, ...]
-    similarity: float
-    vote: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One dataset, or "none of these".
-
-    Attributes:
-        votes: of the k nearest sweeps; the nearest one's is 1.
-        authors: number of authors of these sweeps.
-        vectors, head, vocabulary: the probability by each alone; None if the model lacks it.
-        declared: whether the model names the dataset itself, which is not used for the prediction.
-        models: the models that voted for it, the largest vote first.
-    """
-
-    dataset: str
-    probability: float
-    votes: float
-    authors: int
-    vectors: float | None
-    head: float | None
-    declared: bool
-    models: tuple[str, ...]
-    vocabulary: float | None = None
-
-
-@dataclass(frozen=True, repr=False)
-class Prediction(Result):
-    """The answers for one model, the most probable first; their probabilities sum to 1.
-
-    The probability of a dataset is its expected share among the datasets of the model. If the model has one dataset,
-    that is the probability of this dataset. Only models by other authors vote and are used for fitting.
-
-    Attributes:
-        evidence: vectors or head, if the model has only that, else together.
-        calibrated: whether the probabilities were fitted to this atlas.
-        declared: the datasets that the model names itself.
-        repeats: models with the same weights, and the datasets they name.
-        voters: the votes, the largest first.
-    """
-
-    IS_LIST = True
-    SHOW_HEADLINE = True
-    DETAILS = ("declared", "models", "calibrated")
-    OPTIONAL_COLUMNS = ("calibrated", "declared", "models", "authors", "votes", "vocabulary", "head", "vectors")
-
-    model: str
-    base: str
-    representation: str
-    k: int
-    evidence: str
-    calibrated: bool
-    declared: tuple[str, ...]
-    repeats: tuple[Duplicate, ...]
-    answers: tuple[Answer, ...]
-    voters: tuple[NeighbourVote, ...]
-    notes: tuple[str, ...] = ()
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """The answers of ``shown_answers``."""
-        return [asdict(answer) | {"calibrated": self.calibrated} for answer in self.shown_answers()]
-
-    def shown_answers(self) -> list[Answer]:
-        """The answers with a probability or vote of 0.01 or more, at least three, and "none of these"."""
-        return [
-            answer
-            for place, answer in enumerate(self.answers)
-            if max(answer.votes, answer.probability) >= _MIN_SHOWN or place < _FEWEST or answer.dataset == NONE_OF_THESE
-        ]
-
-    def agreement(self, answer: Answer) -> float:
-        """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""
-        total = sum(voter.vote for voter in self.voters)
-        agreeing = sum(voter.vote for voter in self.voters if answer.dataset in voter.datasets)
-        return agreeing / total if total else 0.0
-
-    @property
-    def headline(self) -> str:
-        """The most probable answer, the evidence, and the number of votes."""
-        best = self.answers[0]
-        authors = len({voter.author for voter in self.voters})
-        parts = {"vectors": "its vector", "vocabulary": "its vocabulary", "head": "its head"}
-        *first, last = [words for name, words in parts.items() if getattr(best, name) is not None]
-        by = f"{', '.join(first)} and {last}" if first else last
-        what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
-        return (
-            f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by} and "
-            f"{counted(len(self.voters), 'vote')} of {counted(authors, 'author')}."
-        )
-
-    def table(self, *, details: bool = False) -> Any:
-        """The rows, rounded and with fewer columns; ``details``: all columns."""
-        rows = super().table(details=details)
-        if not details:
-            for row in rows:
-                row |= {name: round(cell, 4) for name, cell in row.items() if isinstance(cell, float)}
-        return rows
-
-    def to_df(self) -> pandas.DataFrame:
-        """A row for each answer."""
-        return to_frame(self.answers, list(Answer.__dataclass_fields__))
 
 
 def predict(

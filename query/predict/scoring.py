@@ -50,7 +50,7 @@ UNKNOWN_SHARES = (0.0, 0.25, 0.5, 0.75)
 def accuracy_at(probabilities: Reals, truth: Reals, none: float, share: float) -> Reals:
     """(rows,): whether the best answer is right if the prior of "none of these", the last one, is not ``none``.
 
-    It is ``share``, as for somebody who knows how many of the models were tuned on data that no other author names.
+    It is ``share`` instead, as if it were known how many of the models were tuned on data that no other author names.
     """
     odds = np.append(np.full(probabilities.shape[1] - 1, (1 - share) / (1 - none)), share / none)
     top = (probabilities * odds).argmax(axis=1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from query.figures import THEMES, label, new_figure
+from query.figures import THEMES, add_legend, label, new_figure
 from query.results import Drawn, ThemeName, to_frame
 from query.statistics.authors import TOO_FEW_AUTHORS, too_few
 from query.wording import counted, decimal, percent, span
@@ -313,8 +313,7 @@ def purity_figure(rows: Sequence[tuple[str, Any, Any]], theme: str = "light", ax
         Line2D([], [], linestyle="", label="chance", **tick),
         Line2D([], [], color=colour, linewidth=1.4, label="95 % interval over authors"),
     ]
-    style: dict[str, Any] = {"ncols": 4, "fontsize": 7.5, "frameon": False, "labelcolor": colours.ink}
-    figure.legend(handles=handles, loc="outside upper left", **style)
+    add_legend(figure, handles, colours, 4, 7.5, "upper left")
     return figure
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 CERTAIN, POSSIBLE = "certainly_not_used", "possible"
 CONFIDENCE = 0.95
-# Training cuts long texts, and where it does is not known without position embeddings: only so many tokens count then,
-# which is less than the shortest usual limit of 32, special tokens among them.
+# Training cuts long texts, and without position embeddings it is not known where. Then only this many tokens count,
+# which is less than the shortest usual limit of 32, special tokens included.
 USUAL_LENGTH = 24
 SHOWN_CHARACTERS = 80
 

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from indexer.errors import AtlasError
 from scripts.adapters.figures import figures_of, tables
 from scripts.adapters.study import load_study
 from scripts.family.__main__ import ENVIRONMENT
-from scripts.terminal import CommandFailed
+from scripts.terminal import exit_status
 
 ARCHITECTURES = ("roberta", "gpt2", "bert")
 
@@ -27,22 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     options = parser.parse_args(arguments)
     os.environ.update(ENVIRONMENT)  # before anything imports torch
-    try:
-        for name in options.architectures:
-            out = options.out.resolve() / name
-            written = tables(figures_of(load_study(name), out))
-            print(f"\n{written}", flush=True)
-            (out / "tables.md").write_text(f"{written}\n", encoding="utf-8")
-    except CommandFailed as failure:
-        print(f"The study stopped: {failure}. Run the same command again to continue.", file=sys.stderr)
-        return 1
-    except AtlasError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nStopped. Run the same command again to continue.", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status("The study", lambda: run_studies(options.architectures, options.out.resolve()))
+
+
+def run_studies(architectures: Sequence[str], folder: Path) -> None:
+    """Train, index and measure the adapters of each architecture below ``folder``, and write its tables there."""
+    for name in architectures:
+        written = tables(figures_of(load_study(name), folder / name))
+        print(f"\n{written}", flush=True)
+        (folder / name / "tables.md").write_text(f"{written}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

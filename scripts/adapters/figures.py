@@ -43,7 +43,6 @@ def figures_of(study: Study, out: Path) -> dict[str, Any]:
     build(out / "family", study.plan)
     with LoopbackHub(out / "family") as hub:
         run = Terminal.of_hub(out, hub.endpoint)
-        run.environment.pop("HF_HUB_OFFLINE")  # it was for training
         run(f"index build --base {study.plan.base} --discover names", show=False)
         edges = json.loads(run(f"query lineage --all --base {study.plan.base} --json", show=False))
     # None was made from another fine-tune.

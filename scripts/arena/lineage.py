@@ -162,7 +162,6 @@ def cost(folder: Path) -> Json:
     store = make_family(folder / "family", "demo", "roberta")
     with LoopbackHub(store) as hub:
         terminal = Terminal.of_hub(folder, hub.endpoint)
-        terminal.environment.pop("HF_HUB_OFFLINE", None)
         if not (folder / "atlas" / "atlas.duckdb").exists():
             terminal(f"index build --base {plan.base} --discover names", show=False)
         everything = processor_seconds(lambda: terminal("query lineage --all --json", show=False))

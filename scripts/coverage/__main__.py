@@ -8,16 +8,16 @@ that was planted, within one per cent; of codes of 8 bits, which add noise, its 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scripts.child import PROJECT
+from scripts.child import PROJECT, run_shown
 from scripts.coverage.kinds import KINDS, Kind
+from scripts.tables import markdown
+from scripts.terminal import hub_environment
 
 PAGE = PROJECT / "docs" / "coverage.md"
 MARK = "<!-- written by python -m scripts.coverage --page -->"
@@ -61,13 +61,8 @@ def outcomes(kinds: Iterable[Kind], folder: Path) -> list[Outcome]:
                      "is_noisy": kind.is_noisy, "planted": kind.make(store, base, upload)})  # fmt: skip
     (folder / "plan.json").write_text(json.dumps(plan))
     with LoopbackHub(store) as hub:
-        environment = os.environ | {
-            "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(PROJECT), "HF_TOKEN": "",
-        }  # fmt: skip
-        words = [sys.executable, "-m", "scripts.coverage", "--builds", str(folder)]
-        done = subprocess.run(words, env=environment, cwd=PROJECT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-3000:])
+        environment = hub_environment(hub.endpoint, folder / "hf") | {"HF_TOKEN": ""}
+        run_shown("scripts.coverage", "--builds", str(folder), **environment)
     return [Outcome(**row) for row in json.loads((folder / "outcomes.json").read_text())]
 
 
@@ -106,7 +101,7 @@ def run_builds(folder: Path) -> None:
 
 def table(kinds: Iterable[Kind], found: Iterable[Outcome]) -> str:
     """Kind → outcome, and how many of the sample's uploads are indexed."""
-    lines = ["| kind | share | of 72 | outcome |", "|---|---|---|---|"]
+    rows = [["kind", "share", "of 72", "outcome"]]
     total = trained = indexed = good = 0
     for kind, outcome in zip(kinds, found, strict=True):
         if outcome.is_right:
@@ -116,17 +111,16 @@ def table(kinds: Iterable[Kind], found: Iterable[Outcome]) -> str:
             said = f"indexed WRONG: ‖δW‖ {outcome.norm:.4g}, planted {outcome.planted:.4g}"
         else:
             said = " ".join(f"{outcome.status} {outcome.reason}: {outcome.detail}".split())[:170]
-        lines.append(f"| {kind.name} | {kind.share} | {kind.sample or ''} | {said.replace('|', '/')} |")
+        rows.append([kind.name, kind.share, str(kind.sample or ""), said.replace("|", "/")])
         total += kind.sample
         indexed += kind.sample * outcome.is_right
         trained += kind.sample * kind.is_trained
         good += kind.sample * (outcome.is_right and kind.is_trained)
     share = f"{100 * good / trained:.0f} %" if trained else "none"
-    lines += [
-        "",
-        f"Of {total} uploads of the sample {indexed} are indexed; of the {trained} that were trained {good} ({share}).",
-    ]
-    return "\n".join(lines)
+    return (
+        f"{markdown(rows)}\n\nOf {total} uploads of the sample {indexed} are indexed; of the {trained} that were trained "
+        f"{good} ({share})."
+    )
 
 
 def main() -> None:

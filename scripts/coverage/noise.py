@@ -23,6 +23,7 @@ from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from scripts.coverage import making
 from scripts.coverage.kinds import FP8, LLAMA, TEXT
 from scripts.coverage.stores import fp8_blocks, mlx
+from scripts.tables import markdown
 
 MLX8 = {"quantization": {"bits": 8, "group_size": 32}}
 
@@ -46,8 +47,9 @@ def main() -> None:
     """Print one row for each form and size of the change."""
     body = making.model_of("llama", TEXT, "CausalLM").state_dict()
     weights = {name: tensor.clone() for name, tensor in body.items()}
-    print("| stored as | ‖δW‖ planted, of ‖W‖ | ‖δW‖ ÷ planted | its first two triplets | without rounding the base |")
-    print("|---|---|---|---|---|")
+    rows = [
+        ["stored as", "‖δW‖ planted, of ‖W‖", "‖δW‖ ÷ planted", "its first two triplets", "without rounding the base"]
+    ]
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         (folder / "base").mkdir()
@@ -65,7 +67,8 @@ def main() -> None:
                 with mock.patch.object(Checkpoint, "rounded_like", lambda _self, _name, values, _rows=None: values):
                     plain, _ = norms(opened(tune, settings), base)
                 shares = [f"{one / planted:.2f}" for one in (whole, leading, plain)]
-                print(f"| {form} | {100 * planted / size:.2f} % | {' | '.join(shares)} |")
+                rows.append([form, f"{100 * planted / size:.2f} %", *shares])
+    print(markdown(rows))
 
 
 if __name__ == "__main__":

@@ -23,13 +23,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 
 LAYERS = 2
 FEW = 4
-# Keys of config.json for a number of layers, of experts, of rows of an embedding, and for one entry per layer.
+# Keys of config.json for a number of layers, and of experts.
 _LAYERS = re.compile(
     r"(\w+_)?(layers|n_layer|depth|num_blocks|layer_num|n_blocks)|(num_|n_)?(hidden_)?layers(_\w+)?|num_hidden_groups"
 )
 _NO_LAYERS = re.compile(r"\w*(conv|feat|first_k|cross|upsampl|postnet|prenet|per_|pyramid|resnet|skip|adapter)\w*")
 _EXPERTS = re.compile(r"(moe_)?(num|n)_(local_|routed_|total_)?experts?|num_local_experts|moe_num_experts")
-_TOKENS = re.compile(r"(\w+_)?vocab_size(_\w+)?|max_position_embeddings|n_positions|max_source_positions")
 # Settings that lead to code of other packages, or to weights of other models.
 _OFF = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
 # Values that a config leaves out and its model needs.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +117,7 @@ class Replay:
         more = vocabulary - len(self.counts)
         rows = {name: np.pad(getattr(self, name), (0, more)) for name in ("counts", "targets", "gradients")}
         rows |= {name: np.pad(getattr(self, name), (0, more), constant_values=NEVER) for name in ("first", "last")}
-        return Replay(**{**vars_of(self), **rows})
+        return replace(self, **rows)
 
     def save(self, path: Path) -> None:
         """Write ``path`` + ``.npz`` and then, by rename, ``path`` + ``.json``."""
@@ -144,11 +144,6 @@ ARRAYS = ("counts", "targets", "first", "last", "gradients")
 SCALARS = (
     "pads", "steps", "longest", "widest", "pairs", "masked", "scale", "last_rate", "given", "facts"
 )  # fmt: skip
-
-
-def vars_of(replay: Replay) -> dict[str, object]:
-    """The fields of a replay, as arguments."""
-    return {name: getattr(replay, name) for name in (*ARRAYS, *SCALARS, "seen")}
 
 
 def only_once(texts: Iterable[Sequence[int]]) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest
+from indexer.listing.questions import ClaimedRow, CrawlRequest
 from tests.crawl.conftest import claims
 from tests.hubs import BASE, RawServer, add_repo, http, requested, served, tags, use_endpoint
 
@@ -27,7 +27,7 @@ def test_every_page_is_asked_for_once_by_creation(store, monkeypatch):
     many(store)
     with served(store, monkeypatch, page_size=3) as hub:
         pages = list(crawl(ONE))
-        assert [len(page.rows) for page in pages] == [3, 3, 1, 3, 3, 1]
+        assert [len(page.of(ClaimedRow)) for page in pages] == [3, 3, 1, 3, 3, 1]
         assert [page.is_last for page in pages] == [False, False, True] * 2
         assert len(hub.requests) == 6
         assert all("sort=createdAt" in one and "expand=tags" in one for one in requested(hub))

@@ -13,7 +13,8 @@ from indexer.errors import AtlasError
 from query import Atlas
 from query.predict.classifier import NONE_OF_THESE, fit
 from query.predict.heads import Head
-from query.predict.predict import Duplicate, predict_target
+from query.predict.predict import predict_target
+from query.predict.result import Duplicate
 from query.predict.training_set import TrainingSet
 from tests.predict.simulated import CLASSIFIER, Simulation, answer, labelled_models, target
 from tests.tiny_hub import AUTHORS, BASE, SIZES, add_model, indexed, shift_weights

@@ -71,7 +71,7 @@ def mixed(shell: Shell, tmp_path_factory):
     for words in (("deepen", DEEP, "--workers", "1"), ("represent", "output")):
         ran = there("index", *words)
         assert ran.code == 0, ran.err
-    assert "output: skipped models of which a sample was read: 12" in ran.err  # the copy is one of them
+    assert "output: skipped models that were only sampled: 12" in ran.err  # the copy is one of them
     assert f"index deepen --base {BASE}" in ran.err
     with Atlas(folder / "atlas") as opened:
         yield opened
