@@ -29,7 +29,7 @@ def hub_environment(endpoint: str, caches: Path) -> dict[str, str]:
 
 
 def exit_status(what: str, work: Callable[[], int | None]) -> int:
-    """The exit status of ``work``, which may return it; errors that a person can mend are one line on stderr.
+    """The exit status of ``work`` (None is 0); an expected error is one line on stderr.
 
     ``what``: the subject of "… stopped".
     """

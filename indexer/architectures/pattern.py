@@ -358,10 +358,13 @@ class Settings:
         return []
 
     def _value(self, key: str) -> Any:
-        """A value of the config: of its text_config, which that of a model with several towers has, or its own."""
-        text = self.config.get("text_config")
-        value = text.get(key) if isinstance(text, Mapping) else None
-        return self.config.get(key) if value is None else value
+        """A value of the config: of its text_config (InternVL: llm_config), if it has several towers, or its own."""
+        for name in ("text_config", "llm_config"):
+            text = self.config.get(name)
+            value = text.get(key) if isinstance(text, Mapping) else None
+            if value is not None:
+                return value
+        return self.config.get(key)
 
 
 def _grid(sizes: list[int]) -> Iterator[Index]:

@@ -25,7 +25,7 @@ from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
 from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import ModelError
+from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.mirrors import known_mirrors
 from indexer.listing.parents import Parents, ask_hub
@@ -107,9 +107,35 @@ class Build:
     def mirrors(self) -> tuple[str, ...]:
         """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
         self.listing.note_base(self.facts.ids)
-        self.listing.note_mirrors(self.options.same_as, self.facts.id)
+        self.note_mirrors()
         found = [*self.listing.mirrors(), *known_mirrors(self.facts.ids), *self._copies_read]
         return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
+
+    def note_mirrors(self) -> None:
+        """Look up each new id of ``same_as``, and remember it: with a wrong one, adapters of another model are read.
+
+        One that the Hub does not have is taken, because models can still name it. Raises AtlasError for a model of
+        another type.
+        """
+        for name in self.options.same_as:
+            if name in self.listing.mirrors() or constants.HF_HUB_OFFLINE:
+                continue
+            try:
+                config = model_row(name).get("config")
+            except ModelError as error:
+                if error.reason != "not_found":
+                    problem = f"Cannot look up {name} (same_as): {error.detail}."
+                    raise AtlasError(problem, "Run it again later.") from error
+                self.watcher.say(f"there is no {name} on the Hub; models that name it are still looked for (same_as)")
+                continue
+            theirs, ours = (config or {}).get("model_type"), self.facts.config.get("model_type")
+            if isinstance(theirs, str) and isinstance(ours, str) and theirs != ours and not self.facts.component:
+                raise AtlasError(
+                    f"{name} is of type {printable(theirs, 60)}, {self.facts.id} of type {printable(ours, 60)}: "
+                    "they do not have the same weights (same_as).",
+                    "Name another id of the base's own weights.",
+                )
+        self.listing.note_mirrors(self.options.same_as, self.facts.id)
 
     @cached_property
     def _copies_read(self) -> tuple[str, ...]:
@@ -290,7 +316,7 @@ class Build:
         from indexer.builds.worker import RecordWorker  # imports torch
 
         options = self.options
-        resources = resources_for(units, base.shape, options, bool(self.spec.sample), self.watcher.say)
+        resources = resources_for(units, base, options, bool(self.spec.sample), self.watcher.say)
         self.database_bytes = resources.database_bytes
         worker = RecordWorker(self.folder.root, base.path, resources)
         if options.scheduler is not None:

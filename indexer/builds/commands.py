@@ -167,7 +167,7 @@ def add(
             raise AtlasError(message, "Name one of its fine-tunes.")
         stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
         one.listing.note_base(facts.ids)
-        one.listing.note_mirrors(chosen.same_as, facts.id)
+        one.note_mirrors()
         one.listing.add(row, untyped_relation(row), facts.id, claimed_by)
         selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
         folders = {} if reference.folder is None else {str(row["id"]): reference.folder}

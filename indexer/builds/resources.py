@@ -14,7 +14,7 @@ from indexer.quantities import size_in_words
 
 if TYPE_CHECKING:
     from indexer.builds.options import BuildOptions
-    from indexer.deltas.stored_base import BaseShape
+    from indexer.deltas.stored_base import StoredBase
     from indexer.records.identity import Unit
 
 # What a process holds before it has read anything (torch and the Hub's client, measured: 230 MiB), with a margin.
@@ -46,7 +46,7 @@ class Resources:
 
 
 def resources_for(
-    units: Sequence[Unit], base: BaseShape, options: BuildOptions, is_sampled: bool, say: Callable[[str], None]
+    units: Sequence[Unit], base: StoredBase, options: BuildOptions, is_sampled: bool, say: Callable[[str], None]
 ) -> Resources:
     """The resources of one build; ``say`` is called if they are less than was asked for.
 
@@ -62,7 +62,7 @@ def resources_for(
         most = options.connections
     wanted = workers_for(most, len(units))
     largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
-    base_bytes = base.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
+    base_bytes = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
     found = share_out(wanted, base_bytes, largest, options.memory, options.bandwidth)
     if found.workers < wanted:
         say(f"memory for {found.workers} of {wanted} workers")

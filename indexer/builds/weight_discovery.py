@@ -73,7 +73,7 @@ class Reference:
 
 @dataclass
 class Examination:
-    """Which untagged models come from a base, by rows of one matrix. Answers pages of the listing.
+    """Checks which untagged models of a listing come from a base, by rows of one matrix.
 
     ``known``: id → (commit, claim or None) of models that were examined before. With ``counts_only`` nothing is read.
     """
@@ -83,9 +83,7 @@ class Examination:
     counts_only: bool = False
     listed: int = 0
     candidates: int = 0
-    examined: int = 0
     claimed: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
     is_cut: bool = False
     _of_author: Counter[str] = field(default_factory=Counter)
 
@@ -113,8 +111,7 @@ class Examination:
         wanted: list[tuple[int, RawRow]] = []
         for number, row in enumerate(rows):
             self.listed += 1
-            if problem := self._problem_of(row):
-                self.skipped[problem] += 1
+            if not self._is_candidate(row):
                 continue
             identifier, commit = str(row["id"]), str(row["sha"])
             known = self.known.get(identifier)
@@ -139,35 +136,27 @@ class Examination:
         verdicts = in_threads([partial(self._examined, row) for _, row in wanted], self.build.options.connections)
         for (number, _), verdict in zip(wanted, verdicts, strict=True):
             found[number] = verdict
-            self.examined += 1
             self.claimed += isinstance(verdict, ClaimedRow)
         return found
 
-    def _problem_of(self, row: Any) -> str:
-        """Why a row is not a candidate, according to the listing; "" for a candidate."""
+    def _is_candidate(self, row: Any) -> bool:
+        """Whether a row may be an untagged fine-tune of the base, according to the listing."""
         if bad_row(row) or "id" not in row or commit_of(row) is None:
-            return "unreadable"
-        identifier, filenames, config = row["id"], listed_filenames(row), row.get("config")
-        if identifier in self.build.facts.ids or stated_bases(row):
-            return "names a base"
-        if row.get("gated") or row.get("private") or row.get("disabled"):
-            return "cannot be read"
+            return False
+        if row["id"] in self.build.facts.ids or stated_bases(row) or _BOTS.search(row["id"]):
+            return False
+        config, filenames = row.get("config"), listed_filenames(row)
         if not isinstance(config, dict) or config.get("model_type") != self.model_type:
-            return "another architecture"
-        if config.get("quantization_config"):
-            return "quantised"
-        if _BOTS.search(identifier):
-            return "made by a test or a bot"
-        if not filenames or "config.json" not in filenames:
-            return "no weights"
+            return False
+        if config.get("quantization_config") or any(row.get(name) for name in ("gated", "private", "disabled")):
+            return False
         try:
-            choice = choose(filenames, "finetune")
+            choice = choose(filenames or (), "finetune")
         except Skipped:
-            return "no weights"
-        if choice.kind != "full" or ".safetensors" not in choice.name:
-            return "no safetensors"
+            return False
         least, most = self.sizes
-        return "" if least <= _weights_in(row) <= most else "another size"
+        is_readable = choice.kind == "full" and ".safetensors" in choice.name and "config.json" in (filenames or ())
+        return is_readable and least <= _weights_in(row) <= most
 
     @cached_property
     def sizes(self) -> tuple[int, float]:

@@ -28,7 +28,7 @@ def _representations(_context: click.Context, _parameter: click.Parameter, typed
 @output_options
 @click.pass_context
 def status(context: click.Context, details: bool, hub: bool, atlas: str, output: str) -> None:
-    """What is in the atlas."""
+    """Show what is in the atlas."""
     from indexer import library
 
     if hub:

@@ -107,7 +107,7 @@ class _Crawl:
         for mirror in self.request.mirrors:
             yield from self.pages(Question("children", mirror))
         # Some tools write an id as the name of its folder: owner--name.
-        for identifier in (self.request.base, *self.request.mirrors) if self.request.mirrors else ():
+        for identifier in (self.request.base, *self.request.mirrors):
             if "/" in identifier:
                 yield from self.pages(Question("children", identifier.replace("/", "--")))
         for question in self.family.questions():

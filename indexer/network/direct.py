@@ -1,8 +1,9 @@
 """Connections for ranges of files: sockets that are kept open, and the standard library's parser of responses.
 
 A sample of a model is about a hundred small ranges, and for each of them httpx2's pool and parser take several times as
-much of the processor. These connections do what a GET of a range needs and nothing else: HTTP/1.1 to the host itself,
-without a proxy. Every response is held to the minimum throughput of ``indexer.network.min_throughput``.
+much of the processor. These connections do what a GET of a range needs and nothing else: HTTP/1.1 to the host itself.
+Where the environment names a proxy for a host, ``WatchedTransport`` does not use them. Every response is held to the
+minimum throughput of ``indexer.network.min_throughput``.
 """
 
 from __future__ import annotations
@@ -193,6 +194,8 @@ class _Body(httpx2.SyncByteStream):
 
 
 def _is_readable(connection: socket.socket) -> bool:
+    if isinstance(connection, ssl.SSLSocket) and connection.pending():  # decrypted, so the socket itself has no more
+        return True
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

@@ -23,6 +23,7 @@ import math
 import os
 import random
 import re
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -34,7 +35,7 @@ from huggingface_hub.utils import disable_progress_bars
 from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.console.messages import Progress
-from indexer.errors import Failed
+from indexer.errors import AtlasError, Failed
 from indexer.network.min_throughput import MinThroughput
 from indexer.network.rate_limit import (
     RateLimiter,
@@ -44,7 +45,7 @@ from indexer.network.rate_limit import (
     note_response,
     requested_wait,
 )
-from indexer.network.transport import WatchedTransport
+from indexer.network.transport import UnusableProxyError, WatchedTransport
 from indexer.untrusted import MOST_VALUES, printable, values_in
 
 # In the refusal of a token that is wrong or has expired. Without a token public models would be served, and missing
@@ -232,7 +233,8 @@ class RetryingTransport(httpx2.BaseTransport):
             if isinstance(error, httpx2.TimeoutException):
                 retries = limits.retries_after_timeout
             elif isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-                retries = limits.retries_without_connection
+                is_final = certificate_problem(error) or isinstance(error, UnusableProxyError)
+                retries = 0 if is_final else limits.retries_without_connection
             elif isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError):
                 retries = limits.retries
             return backoff if attempt < retries else None
@@ -243,6 +245,15 @@ class RetryingTransport(httpx2.BaseTransport):
         if is_rate_limited and self._limiter.pause(quota, seconds) and attempt < limits.retries:
             self._say(f"rate limited, waiting {math.ceil(seconds)} s")
         return seconds
+
+
+def certificate_problem(error: BaseException | None) -> str:
+    """What is wrong with a server's certificate ("certificate has expired"); "" if the error is not about that."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return str(getattr(error, "verify_message", "")) or str(error)
+        error = error.__cause__ or error.__context__  # httpcore2 names no cause
+    return ""
 
 
 def _is_file(url: httpx2.URL) -> bool:
@@ -312,13 +323,23 @@ class HubClient(httpx2.Client):
 def install_session(limits: HttpLimits | None = None, say: Callable[[str], None] | None = None) -> None:
     """Give huggingface_hub our client. Every command that may ask the Hub calls this, as often as it likes.
 
-    ``say`` is called with one short sentence about each long wait; None keeps the previous function.
+    ``say`` is called with one short sentence about each long wait; None keeps the previous function. Raises AtlasError
+    if the file of certificates that the environment names cannot be read.
     """
     if say is not None:
         listen(say)
     wanted = limits or HttpLimits()
-    if getattr(get_session(), "limits", None) != wanted:
-        set_client_factory(lambda: HubClient(wanted, common_limiter(), announce))
+    try:
+        if getattr(get_session(), "limits", None) != wanted:
+            set_client_factory(lambda: HubClient(wanted, common_limiter(), announce))
+            get_session()
+    except OSError as error:  # of ssl, too
+        name = "SSL_CERT_FILE" if os.environ.get("SSL_CERT_FILE") else "SSL_CERT_DIR"
+        what = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "it holds no certificate"
+        raise AtlasError(
+            f"The certificates in {printable(os.environ.get(name, ''), 200)} cannot be read ({name}): {what}.",
+            f"Correct {name}, or unset it to use the certificates of the system.",
+        ) from error
 
 
 def ensure_session() -> None:

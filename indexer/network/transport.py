@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
@@ -69,6 +70,25 @@ def _proxy_of(scheme: str, host: str, environment: tuple[bytes | None, ...]) -> 
     return proxies.get(scheme) or proxies.get("all") or ""
 
 
+class UnusableProxyError(httpx2.ProxyError):
+    """The environment names a proxy that cannot be used; trying again does not help."""
+
+
+def _proxy(address: str, scheme: str) -> httpcore2.Proxy:
+    """The proxy at an address of the environment, which may lack "http://". Raises UnusableProxyError."""
+    variable = f"the proxy in {scheme.upper()}_PROXY or ALL_PROXY"
+    try:
+        through = httpx2.URL(address if "://" in address else f"http://{address}")
+    except httpx2.InvalidURL as error:
+        raise UnusableProxyError(f"{variable} is not an address") from error
+    if through.scheme not in ("http", "https", "socks5", "socks5h") or not through.host:
+        raise UnusableProxyError(f"{variable} is not an address of http, https or socks5")
+    if through.scheme.startswith("socks5") and find_spec("socksio") is None:
+        raise UnusableProxyError(f"{variable} speaks SOCKS, for which the package socksio is needed")
+    auth = (through.username, through.password) if through.username or through.password else None
+    return httpcore2.Proxy(str(through.copy_with(username=None, password=None)), auth=auth)
+
+
 class _WatchedBackend(httpcore2.SyncBackend):
     def __init__(self, minimum: MinThroughput) -> None:
         self._minimum = minimum
@@ -104,11 +124,7 @@ class WatchedTransport(httpx2.BaseTransport):
         assert isinstance(request.stream, httpx2.SyncByteStream)
         with self._lock:
             if address not in self._pools:
-                proxy = None
-                if address:
-                    through = httpx2.URL(address if "://" in address else f"http://{address}")
-                    auth = (through.username, through.password) if through.username or through.password else None
-                    proxy = httpcore2.Proxy(str(through.copy_with(username=None, password=None)), auth=auth)
+                proxy = _proxy(address, request.url.scheme) if address else None
                 self._pools[address] = httpcore2.ConnectionPool(
                     self._tls, proxy=proxy, network_backend=self._backend, max_connections=100,
                     max_keepalive_connections=20, keepalive_expiry=5.0,

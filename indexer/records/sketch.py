@@ -88,7 +88,7 @@ def identity_sketch(count: int, name: str, length: int) -> NDArray[np.float64]:
     return np.bincount(buckets, weights=signs, minlength=length).astype(np.float64)
 
 
-def _count_sketch(columns: NDArray[np.float64], seed: str, length: int) -> NDArray[np.float64]:
+def _count_sketch(columns: NDArray[np.float64], seed: str, length: int = FIXED_LENGTH) -> NDArray[np.float64]:
     """CountSketch of each column of an (n, r) array: (length, r)."""
     packed = _hashes(seed, columns.shape[0], length)
     buckets = (packed >> 1).astype(np.intp)

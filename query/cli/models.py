@@ -263,7 +263,7 @@ def trace(
     atlas: str,
     output: str,
 ) -> None:
-    """Show what MODEL was trained on, from its input embedding: the rows of the tokens that it met moved.
+    """Show what MODEL was trained on, from its input embedding: only rows of tokens in the training text moved.
 
     With --text, show which texts it was certainly not trained on.
     """

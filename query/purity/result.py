@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from query.figures import THEMES, add_legend, label, new_figure
 from query.results import Drawn, ThemeName, to_frame
-from query.statistics.authors import TOO_FEW_AUTHORS, too_few
+from query.statistics.authors import TOO_FEW_AUTHORS, UNCONVINCING, too_few
 from query.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_UNCONVINCING = 0.05  # a larger p may be chance
 _SHOWN = 15  # datasets, models or pairs on a terminal
 _DRAWN = 40  # datasets in a picture
 _WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
@@ -124,7 +123,7 @@ class PurityScore:
         """Whether purity exceeds chance significantly."""
         if self.purity is None or self.chance is None or self.p_value is None:
             return False
-        return self.purity > self.chance and self.p_value <= _UNCONVINCING
+        return self.purity > self.chance and self.p_value <= UNCONVINCING
 
 
 @dataclass(frozen=True, repr=False)
@@ -337,9 +336,9 @@ def verdict(result: PurityResult) -> list[str]:
     if other.is_more_than_chance:
         judgement = "So models tuned on the same data do lie together, and not only because one person made them."
     elif not result.is_more_than_chance:
-        judgement = "This may be chance: these numbers do not show that the vectors know the data."
+        judgement = "This may be chance: these numbers do not show that the vectors depend on the data."
     elif other.purity is None:
-        judgement = "So it remains open whether the vectors know the data or only whose scripts were used."
+        judgement = "So it remains open whether the vectors depend on the data or only on whose scripts were used."
     else:
         judgement = "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
     sentences[-1] += " " + judgement

@@ -127,9 +127,10 @@ def evidence_of_all_rows(
     model: ModelRef, commit: str | None, relation: str, base: ModelRef, base_commit: str,
     sampled: TokenEvidence | None, say: Callable[[str], None],
 ) -> TokenEvidence | None:  # fmt: skip
-    """Compare all rows of two embeddings; ``say`` hears first how much is read. None if they cannot be compared.
+    """Compare all rows of two embeddings; None if they cannot be compared.
 
-    ``sampled`` has what the positions and token types say. Raises AtlasError if the files cannot be read.
+    ``say`` is first called with how much is read. ``sampled`` has what the positions and token types say. Raises
+    AtlasError if the files cannot be read.
     """
     from indexer.deltas.embeddings import compare_embeddings
 

@@ -30,9 +30,8 @@ _LAST_MARKS = re.compile(r"[^\w]+$")
 class JudgedText:
     """A text, shortened; ``untouched``: its tokens whose rows did not move.
 
-    ``verdict``: certainly_not_used or possible.
-
-    ``met``: the share of its tokens, among those whose rows were read, that moved; None if no row was read.
+    ``verdict``: certainly_not_used or possible. ``met``: the share of its tokens, among those whose rows were read,
+    that moved; None if no row was read.
     """
 
     text: str

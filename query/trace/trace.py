@@ -161,9 +161,9 @@ def trace(
     """What the input embedding of a model says of its training text: the rows of the tokens that were met moved.
 
     ``text``: a file of texts to compare (lines, JSON lines, CSV, TSV, Parquet; ``-`` is stdin), ``field`` of its rows;
-    ``each``: say it of each text. ``max_length``: how many tokens of a text training kept, where that is known; else
-    the position embeddings show, or the first 24 count. ``all_rows``: read the whole embedding, not the rows that the
-    atlas holds; ``say`` hears what that costs. ``read``: as in ``similar``.
+    ``each``: also a verdict on each text. ``max_length``: how many tokens of a text training kept, where that is known;
+    else the position embeddings show, or the first 24 count. ``all_rows``: read the whole embedding, not the rows that
+    the atlas holds; ``say`` is called with what that costs. ``read``: as in ``similar``.
 
     Raises AtlasError if the model is unknown or cannot be read, or a text is asked about and there is no tokenizer.
     """

@@ -21,8 +21,8 @@ from indexer.deltas.delta import dense_deltas, layout_against
 from indexer.names import ModelRef
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from scripts.coverage import making
-from scripts.coverage.kinds import FP8, LLAMA, TEXT
 from scripts.coverage.stores import fp8_blocks, mlx
+from scripts.coverage.uploads import FP8, LLAMA, TEXT
 from scripts.tables import markdown
 
 MLX8 = {"quantization": {"bits": 8, "group_size": 32}}
@@ -59,7 +59,8 @@ def main() -> None:
         for form, store, settings in (("fp8", fp8_blocks, FP8), ("MLX, 8 bits", mlx(8), MLX8)):
             for change in (0.02, 0.005, 0.001):
                 with mock.patch.object(making, "SIZE", change):
-                    tuned, planted = making.planted(weights, LLAMA)
+                    tuned, changes = making.planted(weights, LLAMA)
+                planted = making.norm_of(changes)
                 tune = folder / f"{form}-{change}"
                 tune.mkdir()
                 store(tune, tuned)

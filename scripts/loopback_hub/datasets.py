@@ -133,7 +133,7 @@ class Datasets:
                 elif files.pop(path, None) is None:
                     raise KeyError(path)
             files |= added
-            result = {
+            result: dict[str, Any] = {
                 "parent": head,
                 "summary": summary,
                 "files": dict(sorted(files.items())),

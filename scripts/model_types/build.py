@@ -42,6 +42,8 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0},  # of few layers none is left to share from
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
 }
+# Models whose Swin cannot have fewer stages.
+_WHOLE_BACKBONES = ("mask2former", "maskformer")
 # Which mapping names the class that people upload, most specific first.
 _HEADS = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT", "MODEL_FOR_MULTIMODAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
@@ -131,6 +133,8 @@ def small_config(model_type: str) -> PreTrainedConfig:
     for one in _configs(config, 0):
         _shrink(one)
         _fill(one)
+    if model_type in _WHOLE_BACKBONES:
+        config.backbone_config = maker().backbone_config
     return config
 
 

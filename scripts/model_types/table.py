@@ -6,9 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
-from indexer.architectures.architecture import load_architecture
+from indexer.architectures.architecture import known_model_types, load_architecture
 from indexer.errors import Skipped
 from indexer.names import STACKS
 from scripts.child import PROJECT
@@ -87,6 +88,8 @@ def page(entries: Mapping[str, Mapping[str, Any]], version: str) -> str:
     whole = sum(not one.passed_over for one in located)
     adapters = sum(one.adapters for one in located)
     built = sum("reason" not in entry for entry in entries.values())
+    # Classes of diffusers, which begin with a capital, are in docs/adapters.md.
+    elsewhere = [f"`{one}`" for one in known_model_types() if one not in entries and not one[0].isupper()]
     lines = [
         "# Model types",
         "",
@@ -102,6 +105,8 @@ def page(entries: Mapping[str, Mapping[str, Any]], version: str) -> str:
         "The tower for images or sound of a model that writes text is passed over: fine-tunes mostly leave it frozen, and",
         "a file that lacks it stays comparable with one that has it. In CLIP, SigLIP and their relatives both towers are",
         "stacks, `text` and `vision`; a network in stages has the stacks `stage1` to `stage4`.",
+        "",
+        *wrap(f"Located as well, by the names that their own code gives: {', '.join(elsewhere)}.", 120),
         "",
     ]
     rows = [["model type", "data file", "stacks", "located / numbered", "adapters", "passed over"]]

@@ -119,7 +119,7 @@ def test_a_filter_may_answer_with_rows_that_carry_no_tag(monkeypatch):
         use_endpoint(monkeypatch, server.endpoint)
         pages = list(crawl(CrawlRequest((BASE,), relations=("finetune",), descendants=False)))
     assert set(claims(pages)) == {"a/yes"}
-    assert len(pages) == 2
+    assert len(pages) == 3
     assert not any(page.of(BadRow) or page.of(Rejected) for page in pages)
 
 
