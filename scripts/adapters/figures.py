@@ -44,6 +44,7 @@ def figures_of(study: Study, out: Path) -> dict[str, Any]:
     with LoopbackHub(out / "family") as hub:
         run = Terminal.of_hub(out, hub.endpoint)
         run(f"index build --base {study.plan.base} --discover names", show=False)
+        run("index rebuild", show=False)  # a build that published twice may have kept the first centres
         edges = json.loads(run(f"query lineage --all --base {study.plan.base} --json", show=False))
     # None was made from another fine-tune.
     children = {edge["model"] for edge in edges if edge["parent"] not in (None, study.plan.base)}
