@@ -199,23 +199,32 @@ class Atlas(AtlasReader):
         kin: bool = True,
         confusions: bool = False,
         within: Sequence[str] = (),
+        by: Literal["dataset", "task"] = "dataset",
     ) -> PurityResult:
         """Whether models tuned on the same dataset are close to each other; see :func:`query.purity.study.purity`.
 
         Purity, chance and intervals are shares from 0 to 1. ``k``: the number of neighbours; by default as many as
         share a dataset with the model. ``draws``: permutations for p. ``kin``: whether models of the same family tree
         count, which are close whatever they were tuned on. ``confusions``: also compute which datasets are mistaken
-        for which. ``within``: also the chance level if only models of the same head, language, author or length (of
-        the longest input, see ``trace``) exchange labels. Raises AtlasError if the base or representation is unknown,
+        for which. ``within``: also the chance level if only models of the same head, language, author, length (of
+        the longest input, see ``trace``) or dataset exchange labels. ``by``: task to ask whether models of one task
+        (``query.population.tasks_of``) are close; then the chance level within dataset says whether they are closer
+        than their data make them. Raises AtlasError if the base or representation is unknown,
         or the atlas has no lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
         """
-        from query.population import family_trees, notes_on_sampled, read_population
+        from query.population import family_trees, notes_on_sampled, read_population, tasks_of
         from query.purity.study import purity, strata_of
 
-        population = read_population(self, base, representation, documented=True)
+        population = read_population(self, base, representation, documented=by == "dataset")
+        if by == "task":
+            within = (*within, "dataset")
+            tasks = [frozenset(filter(None, [task])) for task in tasks_of(self, population)]
+            population = replace(population, datasets=tasks)
         trees = None if kin else family_trees(self, population)
         strata = strata_of(self, population, within)
-        found = purity(population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata)
+        found = purity(
+            population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata, by=by
+        )
         return replace(found, on_sampled=notes_on_sampled(self, population))
 
     def clusters(
@@ -228,18 +237,21 @@ class Atlas(AtlasReader):
         count: int | None = None,
         seed: int = 0,
         draws: int = 1000,
+        by: Literal["dataset", "task"] = "dataset",
     ) -> Clusters:
         """Groups of similar models, and how they agree with datasets; see :func:`query.clusters.study.clusters`.
 
         ``method``: hdbscan (``min_size``: smallest cluster) or kmeans (``count``: number of clusters). ``draws``:
-        permutations for each chance level. Raises AtlasError for an option of the other method, ValueError on
-        draws < 1.
+        permutations for each chance level. ``by``: task to compare clusters with tasks too
+        (``query.population.tasks_of``), also among models on one dataset. Raises AtlasError for an option of the other
+        method, ValueError on draws < 1.
         """
         from query.clusters.study import clusters
-        from query.population import notes_on_sampled, read_population
+        from query.population import notes_on_sampled, read_population, tasks_of
 
         population = read_population(self, base, representation)
-        found = clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws)
+        tasks = tasks_of(self, population) if by == "task" else None
+        found = clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws, tasks=tasks)
         return replace(found, notes=(*found.notes, *notes_on_sampled(self, population)))
 
     def predict_many(
@@ -249,19 +261,26 @@ class Atlas(AtlasReader):
         k: int = 10,
         base: str | None = None,
         representation: str = "input",
+        unknown_share: float | None = None,
         store: bool = False,
     ) -> list[Answered[Prediction]]:
         """``predict`` for many models; by default for every indexed model of the base that names no dataset.
 
-        A model without an answer has an ``error`` instead of an ``answer``. ``store``: keep the answers for indexed
-        models in the atlas (table ``predictions``, view ``likely_datasets``).
+        Of ten models or more the ``unknown_share`` is estimated from them, unless it is given. A model without an
+        answer has an ``error`` instead of an ``answer``. ``store``: keep the answers for indexed models in the atlas
+        (table ``predictions``, view ``likely_datasets``).
         """
         from query.predict.predict import predict_many, undocumented
         from query.predict.predict import store as keep
 
         asked = undocumented(self, base) if models is None else [str(model) for model in models]
         is_all = models is None
-        found = list(predict_many(self, asked, k=k, base=base, representation=representation, are_indexed=is_all))
+        found = list(
+            predict_many(
+                self, asked, k=k, base=base, representation=representation, unknown_share=unknown_share,
+                are_indexed=is_all,
+            )
+        )  # fmt: skip
         if store:
             keep(self, [one.answer for one in found if one.answer is not None])
         return found

@@ -98,6 +98,9 @@ def compare(a: str, b: str, base: str | None, representation: str, read: str | N
     click.option(
         "--of", type=click.Choice(tuple(MEASURES)), default="relative_norm", show_default=True, help="Measure to show."
     ),
+    click.option(
+        "--heads", is_flag=True, help="Show how the change of each attention matrix is spread over its heads."
+    ),
     read_option,
     out_option(),
     theme_option,
@@ -106,6 +109,7 @@ def layers(
     model: str,
     base: str | None,
     of: str,
+    heads: bool,
     read: str | None,
     out: str | None,
     theme: ThemeName,
@@ -115,7 +119,7 @@ def layers(
     """Show where MODEL changed, by layer and family: an indexed id, any other Hub id, or a local folder."""
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        found = opened.layers(model, base, read=read)
+        found = opened.layers(model, base, read=read, heads=heads)
         if file is not None:
             found.write(file, theme, of)
         print_result(found, output, file=file, table=found.table(of=of))
@@ -131,6 +135,11 @@ def layers(
         "--evaluate", is_flag=True,
         help="Measure how often predictions are right on this atlas, compared with a baseline.",
     ),
+    click.option(
+        "--unknown-share", type=click.FloatRange(0, 1), metavar="S",
+        help="Share of models like these that are tuned on data that no other author names. Default: the share among "
+        "the labelled models of the atlas; of ten models or more it is estimated from them.",
+    ),
     out_option("With --evaluate: also draw the reliability: .png, .svg or .pdf."),
     representation_option,
     theme_option,
@@ -142,6 +151,7 @@ def predict(
     undocumented: bool,
     store: bool,
     evaluate: bool,
+    unknown_share: float | None,
     out: str | None,
     theme: ThemeName,
     details: bool,
@@ -159,13 +169,15 @@ def predict(
         raise click.UsageError("--out can only be used with --evaluate.")
     if store and evaluate:
         raise click.UsageError("--store can only be used with a MODEL or --undocumented.")
+    if unknown_share is not None and evaluate:
+        raise click.UsageError("--unknown-share can only be used with a MODEL or --undocumented.")
     names = names_on_stdin() if model == STDIN else None
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
         if undocumented or names is not None:
-            predict_batch(opened, names, base, store, output, options)
+            predict_batch(opened, names, base, store, output, options | {"unknown_share": unknown_share})
         elif model is not None:
-            prediction = opened.predict(model, base=base, **options)
+            prediction = opened.predict(model, base=base, unknown_share=unknown_share, **options)
             print_result(prediction, output, details=details)
             if store:
                 store_predictions(opened, [prediction])
@@ -265,7 +277,7 @@ def trace(
 ) -> None:
     """Show what MODEL was trained on, from its input embedding: only rows of tokens in the training text moved.
 
-    With --text, show which texts it was certainly not trained on.
+    With --text, show which texts certainly had no part in it: no step that changed the embedding used them.
     """
     with opened_atlas(atlas) as opened:
         found = opened.trace(

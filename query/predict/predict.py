@@ -6,7 +6,7 @@ The vocabulary is the representation of that name, which describes the tokens of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +27,10 @@ from indexer.records.difference import (
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from query.lookup import indexed_model, resolve_model
-from query.population import own_datasets, relatives
+from query.population import Head, head_of, own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
-from query.predict.heads import Head, head_of
-from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction
+from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
+from query.predict.scoring import estimated_share
 from query.predict.training_set import (
     VOCABULARY,
     DatasetRuns,
@@ -44,9 +44,13 @@ from query.resolved import ResolvedModel, facts_of_record, sampled_notes, thresh
 from query.results import Answered, answered
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Floats
+from query.wording import percent
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
+
+# The share of models on unknown data is estimated from so many models or more.
+FEWEST_MODELS = 10
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,35 @@ class Target:
 
 
 def predict(
-    atlas: AtlasReader, model: str | Path, *, k: int = 10, base: str | None = None, representation: str = "input"
+    atlas: AtlasReader,
+    model: str | Path,
+    *,
+    k: int = 10,
+    base: str | None = None,
+    representation: str = "input",
+    unknown_share: float | None = None,
 ) -> Prediction:
     """The datasets that ``model`` (an indexed id, any other Hub id, a local folder) was probably tuned on.
 
-    ``k``: the number of nearest models that vote. The probabilities sum to 1. Raises AtlasError if the model is unknown
-    or unreadable, has nothing to compare, or no model by another author names a dataset.
+    ``k``: the number of nearest models that vote. The probabilities sum to 1. ``unknown_share``: the share of models
+    like this one that are tuned on data that no other author names, from 0 to 1. By default it is that share among the
+    labelled models of the atlas. Raises AtlasError if the model is unknown or unreadable, has nothing to compare, or no
+    model by another author names a dataset.
     """
-    return _predict(atlas, str(model), LabelledModelReader(atlas, representation), k, base)
+    _check(unknown_share)
+    found = _predict(atlas, str(model), LabelledModelReader(atlas, representation), k, base)
+    if unknown_share is not None:
+        return found.with_unknown_share(unknown_share)
+    note = (
+        f"It is assumed that {percent(found.unknown_share)} of the models are tuned on data that no other author "
+        "names, as in this atlas; `unknown_share` changes that."
+    )
+    return replace(found, notes=(*found.notes, note))
+
+
+def _check(unknown_share: float | None) -> None:
+    if unknown_share is not None and not 0 <= unknown_share <= 1:
+        raise AtlasError(f"`unknown_share` is {unknown_share}; it must be from 0 to 1.", "")
 
 
 def predict_many(
@@ -91,18 +116,43 @@ def predict_many(
     k: int = 10,
     base: str | None = None,
     representation: str = "input",
+    unknown_share: float | None = None,
     are_indexed: bool = False,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[Answered[Prediction]]:
-    """:func:`predict` for each of ``models``, one after another; the labelled models are read once.
+    """:func:`predict` for each of ``models``; the labelled models are read once.
 
-    ``are_indexed``: the names come from the atlas, and must not be read as folders of this machine.
+    Without an ``unknown_share`` it is estimated from all of these models of a base together if there are ten or more
+    (with a vocabulary, where the base has such vectors), so the first answer comes when all models were read.
+    ``are_indexed``: the names come from the atlas, and must not
+    be read as folders of this machine. ``on_progress`` is called with the number of models read.
     """
+    _check(unknown_share)
     labelled = LabelledModelReader(atlas, representation)
 
     def ask(model: str) -> Prediction:
         return _predict(atlas, ModelRef(model) if are_indexed else model, labelled, k, base)
 
-    return answered(models, ask)
+    many: list[Answered[Prediction]] = []
+    for one in answered(models, ask):
+        many.append(one)
+        if on_progress is not None:
+            on_progress(len(many))
+    shares: dict[str, float] = {}
+    for of_base in {one.answer.base for one in many if one.answer is not None}:
+        found = [one.answer for one in many if one.answer is not None and one.answer.base == of_base]
+        if has_vocabulary(atlas, of_base):
+            # Of few adapters among full fine-tunes the evidence for unknown data is too strong on average.
+            found = [one for one in found if one.answers[0].vocabulary is not None]
+        if unknown_share is not None:
+            shares[of_base] = unknown_share
+        elif len(found) >= FEWEST_MODELS:
+            none = [answer.probability for one in found for answer in one.answers if answer.dataset == NONE_OF_THESE]
+            shares[of_base] = estimated_share(np.array(none), np.array([one.unknown_share for one in found]))
+    for one in many:
+        if one.answer is not None and one.answer.base in shares:
+            one = replace(one, answer=one.answer.with_unknown_share(shares[one.answer.base]))
+        yield one
 
 
 def undocumented(atlas: AtlasReader, base: str | None = None) -> list[str]:
@@ -288,9 +338,10 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
         calibrated=fitted.is_calibrated,
         declared=target.declared,
         repeats=target.duplicates,
-        answers=tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset))),
+        answers=ranked(answers),
         voters=voters,
         notes=tuple(notes),
+        unknown_share=fitted.none,
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from query.figures import THEMES, add_legend, add_title, label, styled_grid
 from query.predict.classifier import NONE_OF_THESE
-from query.predict.scoring import BINS, MEASURES, UNKNOWN_SHARES, Bin, Interval, PredictionScore
+from query.predict.scoring import BINS, MEASURES, UNKNOWN_SHARES, Bin, Interval, PredictionScore, with_prior
 from query.results import Drawn, Result, ThemeName, to_frame
 from query.wording import counted, decimal, percent, span
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 # Answers with at least this probability or vote are printed, and never fewer than this many.
 _MIN_SHOWN = 0.01
 _FEWEST = 3
+_PROBABILITIES = ("probability", "vectors", "head", "vocabulary")
 _SMALLEST, _LARGEST = 6.0, 55.0  # area of a point of the picture, in square points
 _TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
 
@@ -65,6 +69,11 @@ class Answer:
     vocabulary: float | None = None
 
 
+def ranked(answers: Iterable[Answer]) -> tuple[Answer, ...]:
+    """The most probable first."""
+    return tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset)))
+
+
 @dataclass(frozen=True, repr=False)
 class Prediction(Result):
     """The answers for one model, the most probable first; their probabilities sum to 1.
@@ -78,6 +87,8 @@ class Prediction(Result):
         declared: the datasets that the model names itself.
         repeats: models with the same weights, and the datasets they name.
         voters: the votes, the largest first.
+        unknown_share: the share of models assumed to be tuned on data that no other author names, the prior of "none of
+            these"; by default that among the labelled models of the atlas.
     """
 
     IS_LIST = True
@@ -96,6 +107,7 @@ class Prediction(Result):
     answers: tuple[Answer, ...]
     voters: tuple[NeighbourVote, ...]
     notes: tuple[str, ...] = ()
+    unknown_share: float = 0.5
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The answers of ``shown_answers``."""
@@ -108,6 +120,17 @@ class Prediction(Result):
             for place, answer in enumerate(self.answers)
             if max(answer.votes, answer.probability) >= _MIN_SHOWN or place < _FEWEST or answer.dataset == NONE_OF_THESE
         ]
+
+    def with_unknown_share(self, share: float) -> Prediction:
+        """The same if ``share`` of the models are tuned on data that no other author names."""
+        ordered = sorted(self.answers, key=lambda answer: answer.dataset == NONE_OF_THESE)
+        columns = [name for name in _PROBABILITIES if getattr(ordered[0], name) is not None]
+        table = np.array([[getattr(answer, name) for answer in ordered] for name in columns])
+        moved = with_prior(table, self.unknown_share, share).T.tolist()
+        answers = [
+            replace(answer, **dict(zip(columns, row, strict=True))) for answer, row in zip(ordered, moved, strict=True)
+        ]
+        return replace(self, answers=ranked(answers), unknown_share=share)
 
     def agreement(self, answer: Answer) -> float:
         """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""

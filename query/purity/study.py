@@ -34,6 +34,9 @@ STRATA = {
     "language": "array_to_string(list_sort(languages), ' ')",
     "author": "author",
     "length": "position_rows",
+    # A model that names none is alone: it may have been tuned on anything.
+    "dataset": "coalesce((SELECT string_agg(DISTINCT dataset, ' ' ORDER BY dataset) FROM model_datasets AS named "
+    "WHERE named.model_id = fine_tunes.model_id), concat('model ', fine_tunes.model_id))",
 }
 _CHANCE_DRAWS = 200  # for the chance level within strata
 _TIE = 1e-12  # smaller differences of means come from summing in another order
@@ -48,9 +51,11 @@ def purity(
     trees: Integers | None = None,
     confusions: bool = False,
     within: Mapping[str, Sequence[Hashable]] = MappingProxyType({}),
+    by: str = "dataset",
 ) -> PurityResult:
     """Purity of ``population``, plain and cross-author, with intervals over authors and permutation p-values.
 
+    ``by``: what its ``datasets`` are, as the answer calls them: ``dataset``, or ``task`` if they are tasks.
     ``trees``: the family tree of every model of the population; models of one tree are then not candidates for each
     other, and their label sets are permuted as an author's are. ``confusions``: also list confused datasets.
     ``within``: by name, a value for every model of the population; for each also the chance level and p if labels are
@@ -95,18 +100,20 @@ def purity(
             score = _score(trial, authors, names, draws, np.random.default_rng([seed, form]))
             found = confused_pairs(trial) if confusions and score.models else ()
             held = tuple(
-                _within(name, LabelledOrder(order, excluded, labels, k, codes), score, draws, seed)
+                _within(name, LabelledOrder(order, excluded, labels, k, codes, by == "task"), score, draws, seed)
                 for name, codes in strata.items()
                 if score.models
             )
             scores.append(replace(score, confusions=found, within=held))
     else:
         scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
+    scores = [replace(score, note=score.note.replace("dataset", by)) for score in scores]
     return PurityResult(
         **vars(scores[0]),
         base=population.base,
         representation=population.representation,
         k=k,
+        by=by,
         cross_author=scores[1],
     )
 
