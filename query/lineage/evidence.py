@@ -179,7 +179,8 @@ class Combinations:
 def _least_squares(gram: Floats, rows: Sequence[int]) -> tuple[Floats, float]:
     """The weights of ``rows`` that explain row 0 best, and the energy they leave."""
     inner, right = gram[np.ix_(rows, rows)], gram[rows, 0]
-    scale = np.sqrt(np.maximum(np.diag(inner), 1e-300))
+    norms = np.sqrt(np.diag(inner))
+    scale = np.where(norms > 0, norms, 1)  # a matrix that a model did not change has no norm, and gets no weight
     w = np.linalg.lstsq(inner / np.outer(scale, scale), right / scale, rcond=1e-12)[0] / scale
     return w, max(float(gram[0, 0] - 2 * w @ right + w @ inner @ w), 0.0)
 

@@ -5,7 +5,7 @@ The method is a matching pursuit on task vectors with exact checks first; see do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,8 +160,11 @@ class Tracer:
         )
         return [row["model_id"] for row in rows]
 
-    def of_indexed(self, model_id: int) -> Lineage:
-        """The lineage of a model of the atlas. Raises AtlasError if its weights cannot be read."""
+    def of_indexed(self, model_id: int, without: Collection[int] = ()) -> Lineage:
+        """The lineage of a model of the atlas, as if the atlas did not contain the models ``without``.
+
+        Raises AtlasError if its weights cannot be read.
+        """
         declared = declared_by(self.atlas, model_id, self.base)
         asked = self._candidates.get(model_id)
         if asked is None:  # a copy of the base, or weights of another origin: nothing needs to be read
@@ -187,7 +190,7 @@ class Tracer:
         parts = self._read(asked, selection, log)
         if isinstance(parts, ModelError):
             raise unreadable(asked.model, parts) from parts
-        return self._trace(asked, parts, selection, declared, log)
+        return self._trace(asked, parts, selection, declared, log, without)
 
     def of_described(self, described: Any) -> Lineage:
         """The lineage of a model that is not in the atlas, read for this answer and not stored."""
@@ -261,8 +264,9 @@ class Tracer:
         return selection.embeddings
 
     def _trace(
-        self, asked: Candidate, m: ModelParts, selection: _Selection, declared: DeclaredParents, log: ReadLog
-    ) -> Lineage:
+        self, asked: Candidate, m: ModelParts, selection: _Selection, declared: DeclaredParents, log: ReadLog,
+        without: Collection[int] = (),
+    ) -> Lineage:  # fmt: skip
         def read(one: Candidate) -> ModelParts | ModelError:
             """The parts of a candidate, or the error if it is gone. Raises AtlasError if the Hub does not answer."""
             found = self._read(one, selection, log, _MAX_HEADER)
@@ -271,7 +275,7 @@ class Tracer:
             return found
 
         store = selection.store
-        others = [one for one in self._candidates.values() if one.model_id != asked.model_id]
+        others = [one for one in self._candidates.values() if one.model_id not in {asked.model_id, *without}]
         possible = self._near(asked, earlier(others, asked.created, dates=self.dates))
         candidates = store.load(possible)
         if possible and not candidates:
@@ -292,7 +296,8 @@ class Tracer:
         with self._blas.limit(limits=1):
             found = search.run([one for one in candidates if one.model in declared.models]).edges
         if not found:
-            found = (Edge(asked.model, None, TUNED, 1.0, 1.0, "no model that was read explains its change"),)
+            evidence, signals = "no model that was read explains its change", {"words": rules.siblings.even_tokens}
+            found = (Edge(asked.model, None, TUNED, 1.0, 1.0, evidence, signals=signals),)
         edges = tuple(self._completed(edge, declared) for edge in found)
         return Lineage(
             model=asked.model,

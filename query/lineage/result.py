@@ -62,7 +62,7 @@ class Edge:
         same: other models that the weights cannot distinguish from the parent.
         parent_id: of the parent, where it is a model of the atlas.
         is_proven: whether equal weights prove the edge, rather than sizes and angles.
-        signals: of a continued model, the measurements behind the probability.
+        signals: of a continued or tuned model, the measurements behind the probability.
     """
 
     child: str

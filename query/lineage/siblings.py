@@ -6,7 +6,7 @@ row is. One compares block matrices: whether a related model moved the same way 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -134,20 +134,41 @@ def sibling_cosine(m: ModelParts, s: ModelParts, p: ModelParts) -> float:
     cosine is near 0. A sibling took a different step and lacks that of s, so the cosine is below 0. The value is 0 if
     one of the models did not move.
     """
+    steps = {name: s.weights[name] - p.weights[name] for name in m.weights}
+    along, after, before = _outside_leading(m, s, steps)
+    return along / float(np.sqrt(after * before)) if after > 0 and before > 0 else 0.0
+
+
+def step_kept(m: ModelParts, p: ModelParts) -> tuple[float, float]:
+    """How much of the change of p, outside its leading directions, m contains, and how that differs between matrices.
+
+    The first number is the coefficient of a regression over all matrices, the second the standard deviation of the
+    coefficients of single ones. A model made from p has all of that change in every matrix, however far it was trained
+    later: 1 and 0. A run from the base moves only in the leading directions as p does, and has little of the rest, even
+    on the same data. 0 and 0 if p did not move.
+    """
+    steps = {name: step for name, step in p.deltas.items() if step.any()}
+    found = [_outside_leading(m, p, {name: step}) for name, step in steps.items()]
+    along, before = (sum(one[place] for one in found) for place in (0, 2))
+    spread = float(np.std([one[0] / one[2] for one in found if one[2] > 0] or [0.0]))
+    return (1 + along / before if before > 0 else 0.0), spread
+
+
+def _outside_leading(m: ModelParts, s: ModelParts, steps: Mapping[str, Floats]) -> tuple[float, float, float]:
+    """⟨D, S⟩, ‖D‖² and ‖S‖² of D = m − s and a step S, both without the leading directions of S, over all matrices."""
     along = after = before = 0.0
-    for name, weight in m.weights.items():
-        step = s.weights[name] - p.weights[name]
+    for name, step in steps.items():
         if not step.any():
             continue
         u, _, vt = np.linalg.svd(step, full_matrices=False)
         leading = min(step.shape) // _LEADING
         u, vt = u[:, :leading], vt[:leading]
-        step = _project_out(step, u, vt)
-        rest = _project_out(weight - s.weights[name], u, vt)
-        along += float(np.vdot(rest, step))
+        outside = _project_out(step, u, vt)
+        rest = _project_out(m.weights[name] - s.weights[name], u, vt)
+        along += float(np.vdot(rest, outside))
         after += float(np.vdot(rest, rest))
-        before += float(np.vdot(step, step))
-    return along / float(np.sqrt(after * before)) if after > 0 and before > 0 else 0.0
+        before += float(np.vdot(outside, outside))
+    return along, after, before
 
 
 def _project_out(matrix: Floats, u: Floats, vt: Floats) -> Floats:
@@ -186,6 +207,14 @@ class Siblings:
         self.asked, self.m, self.tokens, self.thresholds, self.dates = asked, m, tokens, thresholds, dates
         self.ruled_out: set[int] = set()
         self._updates_from_base = None if tokens is None else row_updates(m, tokens)
+
+    @property
+    def even_tokens(self) -> int:
+        """The number of tokens that the asked model changed evenly from the base: these may show whose child it is."""
+        updates = self._updates_from_base
+        if updates is None:
+            return 0
+        return int(np.count_nonzero(updates.changed & (updates.evenness >= self.thresholds.even_update)))
 
     def has_order(self, other: Candidate) -> bool:
         """Whether dates show that the other model was created first; models created later are never candidates."""
@@ -238,14 +267,18 @@ class Siblings:
                 return None
             evidence = f"{shared} embeddings of its training, inherited"
             return relative(evidence, is_ordered or is_upright, not is_weak, shared)
-        if fit.residual > thresholds.max_residual or not is_upright:
+        if fit.residual > thresholds.max_far_residual or not is_upright:
             return None
-        # Training on the same data again may continue in the parent's direction. Then token embeddings must show it.
-        is_nearer_than_base = self._is_enough(tokens, share, thresholds.more_even_than_base)
-        if abs(fit.cosine) > thresholds.max_cosine and not is_nearer_than_base:
-            return None
-        # Runs from the base with the same data and seed, but another learning rate or length, differ in this way too.
         can_compare = tokens >= thresholds.min_tokens
+        if can_compare and not self._is_enough(tokens, share, thresholds.more_even_than_base):
+            # Training on the same data again may continue in the parent's direction. Then tokens must show it.
+            if fit.residual > thresholds.max_residual or abs(fit.cosine) > thresholds.max_cosine:
+                return None
+        elif not can_compare:
+            signals["kept"], signals["kept_spread"] = step_kept(self.m, one.parts)
+            if signals["kept"] < thresholds.min_kept or signals["kept_spread"] > thresholds.max_kept_spread:
+                return None
+        # Runs from the base with the same data and seed, but another learning rate or length, differ in this way too.
         if can_compare and share <= 0.5 - 1 / np.sqrt(tokens):
             self.ruled_out.add(one.candidate.model_id)
             return None  # fewer trainings lie between m and the base than between m and p

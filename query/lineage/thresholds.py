@@ -2,8 +2,8 @@
 
 The thresholds were set on one forest of small trained models (BERT, seed 11) and checked on forests of three
 architectures. The search started from the values of a matching pursuit on merges of known parents. The probabilities
-were calibrated on two more forests (RoBERTa 301, BERT 302) and confirmed on two families that were not used for
-calibration. Measurements: docs/lineage.md; to repeat them: ``python -m scripts.lineage``.
+were calibrated on four more forests (RoBERTa 301, BERT 302, RoBERTa 401, ViT 402) and confirmed on families that were
+not used for calibration. Measurements: docs/lineage.md; to repeat them: ``python -m scripts.lineage``.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class Thresholds:
 
     # Continued training.
     max_residual: float = 0.6  # left after a parent with coefficient 1, if nothing else speaks for it
+    max_far_residual: float = 0.9  # the same, if token embeddings or ``min_kept`` speak for it
+    # What a child has of the parent's change outside its leading directions, and how it varies between matrices.
+    min_kept: float = 0.8
+    max_kept_spread: float = 0.3
     max_cosine: float = 0.5  # |cosine| of that residual with the parent's change
     reversed_cosine: float = 0.1  # if |cosine| is larger one way than the other by this much, the order is reversed
     sibling_cosine: float = -0.15  # below this cosine of m − s with s − p, without leading directions, s is a sibling
@@ -69,18 +73,37 @@ SURE = 0.9
 
 # For each kind of evidence: how many edges of the calibrating forests were right, and how many there were.
 COUNTS = {
-    "exact": (101, 102),
+    "exact": (143, 147),
     "dropped entries": (51, 51),
-    "inherited": (119, 122),
-    "few inherited": (10, 10),
-    "size alone": (5, 6),
+    "inherited": (151, 155),
+    "few inherited": (11, 11),
+    "size alone": (53, 67),
     "run alone": (4, 28),
     "record alone": (0, 0),
     "either way": (1, 2),
-    "base": (96, 100),
+    "base": (110, 119),
+    "base, no words": (59, 65),
 }
 # For an edge decided by sizes and angles: 1 / (1 + exp(-SLOPE · (share of tokens - MIDDLE))), by Firth's regression.
 SLOPE, MIDDLE = 25.0, 0.78
+SIZES = "sizes and angles"
+
+
+def evidence_class(edge: Edge) -> str:
+    """The kind of evidence for an edge: a key of ``COUNTS``, or SIZES if sizes and angles decided."""
+    signals = edge.signals
+    if edge.kind == TUNED:
+        return "base" if signals.get("words", 0) >= _DEFAULT.min_tokens else "base, no words"
+    if edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
+        is_sparse = edge.kind == MERGE and edge.method == SPARSE_METHODS
+        return "either way" if edge.direction != "known" else "dropped entries" if is_sparse else "exact"
+    if not signals:
+        return "record alone"
+    if signals["equal"] or signals.get("shared", 0) >= _DEFAULT.min_shared:
+        return "inherited" if edge.is_proven else "few inherited"
+    if signals["words"] >= _DEFAULT.min_tokens:
+        return SIZES
+    return "size alone" if edge.kind == CONTINUED else "run alone"
 
 
 def probability(edge: Edge) -> float:
@@ -89,19 +112,8 @@ def probability(edge: Edge) -> float:
     Where sizes and angles decided, it depends on the share of tokens whose update is more even from the parent than
     from the base. For all other evidence it is the share of the calibrating edges that were right.
     """
-    signals = edge.signals
-    if edge.kind == TUNED:
-        evidence = "base"
-    elif edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
-        is_sparse = edge.kind == MERGE and edge.method == SPARSE_METHODS
-        evidence = "either way" if edge.direction != "known" else "dropped entries" if is_sparse else "exact"
-    elif not signals:
-        evidence = "record alone"
-    elif signals["equal"] or signals.get("shared", 0) >= _DEFAULT.min_shared:
-        evidence = "inherited" if edge.is_proven else "few inherited"
-    elif signals["words"] >= _DEFAULT.min_tokens:
-        return 1 / (1 + math.exp(SLOPE * (MIDDLE - signals["flatter"])))
-    else:
-        evidence = "size alone" if edge.kind == CONTINUED else "run alone"
+    evidence = evidence_class(edge)
+    if evidence == SIZES:
+        return 1 / (1 + math.exp(SLOPE * (MIDDLE - edge.signals["flatter"])))
     right, count = COUNTS[evidence]
     return (right + 0.5) / (count + 1)  # Jeffreys' prior, so that a few cases do not give certainty

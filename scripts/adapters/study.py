@@ -60,11 +60,17 @@ class Study:
         return {run.model: run for run in self.plan.runs}
 
 
-def load_study(architecture: str) -> Study:
-    """The study of one architecture. Raises ValueError if the plan has nothing for it."""
-    text = PATH.read_text(encoding="utf-8")
+def load_study(architecture: str, path: Path = PATH, family: Plan | None = None) -> Study:
+    """The study of one architecture. Raises ValueError if the plan has nothing for it.
+
+    Args:
+        architecture: a name in the rows of the plan; without ``family`` also a table of ``scripts/family/plan.toml``.
+        path: the plan.
+        family: the base and its data sets, if they are not those of the family of this architecture.
+    """
+    text = path.read_text(encoding="utf-8")
     data = tomllib.loads(text)
-    family = load_plan("full", architecture)
+    family = family or load_plan("full", architecture)
     accounts = sorted(set(family.authors) - {family.base.partition("/")[0]})
 
     def run(dataset: str, seed: int, rate: float, label: str, adapter: Adapter | None) -> Run:
@@ -72,7 +78,7 @@ def load_study(architecture: str) -> Study:
         name = f"{dataset.partition('/')[2]}-{label}-{rate:g}-s{seed}"
         account = accounts[hashlib.sha256(name.encode()).digest()[0] % len(accounts)]
         return Run(
-            f"{account}/tiny-{family.architecture_name}-{name}", dataset=dataset, seed=seed, learning_rate=rate,
+            f"{account}/{family.base.partition('/')[2]}-{name}", dataset=dataset, seed=seed, learning_rate=rate,
             steps=data["steps"], batch=data["batch"], share=data["share"], adapter=adapter,
         )  # fmt: skip
 
@@ -86,7 +92,8 @@ def load_study(architecture: str) -> Study:
             for rate in row["rates"]:
                 for place, dataset in enumerate(data["datasets"]):
                     for seed in data["seeds"] if kind == "shared" else [row["first_seed"] + place]:
-                        targets = tuple(data["targets"][row["targets"]])
+                        named = data["targets"][row["targets"]]
+                        targets = tuple(one for one in named if one in family.architecture.modules)
                         adapter = Adapter(row["rank"], 2 * row["rank"], targets, start=seed)
                         one = run(dataset, seed, rate, f"r{row['rank']}-{row['targets']}", adapter)
                         runs.append(one)
@@ -100,7 +107,7 @@ def load_study(architecture: str) -> Study:
         for dataset in data["datasets"]
     ]
     if not shared:
-        raise ValueError(f"{PATH.name} has no rows for {architecture!r}")
+        raise ValueError(f"{path.name} has no rows for {architecture!r}")
     plan = replace(
         family,
         size="adapters",
@@ -215,6 +222,36 @@ def triples(vectors: Floats, blocks: int, runs: Sequence[Run], has_learnt: Seque
         float(np.mean(wins)),
         float(np.mean(of_learnt)) if of_learnt else math.nan,
     ]
+
+
+def against_chance(vectors: Floats, blocks: int, runs: Sequence[Run]) -> tuple[float, float]:
+    """Two shares that put ``triples`` into perspective; arguments as there.
+
+    The first: of an adapter, one on the same data with another seed, and one on other data with another seed, how often
+    the first of these is more similar. Seeds play no part in it: it is .5 if the data say nothing. The second: how
+    often an adapter on other data with another seed is more similar than one on other data with the same seed. That is
+    what the share of right triples would be if the data said nothing: subtracting the mean of n adapters of a seed
+    makes them on average dissimilar, by −1 / (n − 1).
+    """
+    table = similarities(vectors.astype(np.float64), vectors.astype(np.float64), blocks)
+    by_data: list[bool] = []
+    without_data: list[bool] = []
+    for asked, run in enumerate(runs):
+        others = [place for place in range(len(runs)) if place != asked]
+        unlike = [one for one in others if runs[one].dataset != run.dataset and runs[one].seed != run.seed]
+        by_data += [
+            table[asked, one] > table[asked, other]
+            for one in others
+            for other in unlike
+            if runs[one].dataset == run.dataset and runs[one].seed != run.seed
+        ]
+        without_data += [
+            table[asked, other] > table[asked, one]
+            for one in others
+            for other in unlike
+            if runs[one].dataset != run.dataset and runs[one].seed == run.seed
+        ]
+    return float(np.mean(by_data)), float(np.mean(without_data))
 
 
 def whole(started: Started, vectors: Floats, labels: Sequence[str], *, is_null: bool = False) -> list[float]:

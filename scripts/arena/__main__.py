@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from scripts.arena.parts import PARTS, run_part, tables_of, write_page
+from scripts.arena.parts import PARTS, PRETRAINED, run_part, tables_of, write_page
 from scripts.family.__main__ import ENVIRONMENT
 from scripts.terminal import exit_status
 
@@ -20,10 +20,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to run (default: all)")
     parser.add_argument("--out", type=Path, default=Path(".demo/arena"), help="the folder (default: %(default)s)")
     parser.add_argument("--page", action="store_true", help="only write the page again, from docs/arena.json")
+    parser.add_argument(
+        "--pretrained", type=Path, metavar="FOLDER",
+        help="a folder with a real pretrained model, for parts that use one (default: an installed package of one)",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.parts) - set(PARTS)):
         parser.error(f"unknown part {unknown[0]!r} (choose from {', '.join(PARTS)})")
     os.environ.update(ENVIRONMENT)  # before anything imports torch
+    if options.pretrained:
+        os.environ[PRETRAINED] = str(options.pretrained.resolve())
     wanted = () if options.page else options.parts or PARTS
     return exit_status("The arena", lambda: run_parts(wanted, options.out.resolve()))
 

@@ -20,6 +20,8 @@ from scripts.tables import fill
 Json = dict[str, Any]
 
 PAGE, FIGURES = PROJECT / "docs" / "arena.md", PROJECT / "docs" / "arena.json"
+# Names the folder of a real pretrained model, for parts that use one (``--pretrained``).
+PRETRAINED = "ARENA_PRETRAINED"
 # In the order of the page.
 PARTS = {
     "adapters": "adapters and their seed",

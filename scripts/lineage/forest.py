@@ -21,19 +21,20 @@ from torch import Tensor
 from scripts.family import tasks
 from scripts.family.plan import Adapter, Plan, Run, load_plan
 from scripts.family.store import as_iso, commit_of, write_json
-from scripts.family.training import WEIGHTS, add_adapter, endless, freeze, load_start, make_base, train
+from scripts.family.training import WEIGHTS, add_adapter, endless, freeze, load_start, make_base
+from scripts.lineage import images
 from scripts.lineage.merging import int8, merged, nf4
+from scripts.lineage.optimisers import minimise
 from scripts.lineage.plan import SHAPES, Node, plan_forest
 
 TRUTH = "truth.json"
 HIDDEN = ".hidden"  # models that were made and never uploaded; no account's name starts with a dot
 TEXTS = ".texts"
-BATCH = 16
 TASK = "text-classification"
 # Narrower than the family's networks, so that two hundred are trained in minutes; the depth is that of the shape.
 NARROW = {"hidden_size": 64, "n_embd": 64, "intermediate_size": 256}
-DEPTH = {"small": 3, "full": 4, "sweeps": 4}
-PRETRAINING = {"small": 60, "full": 200, "sweeps": 200}
+DEPTH = {"small": 3}  # 4 of other shapes
+PRETRAINING = {"small": 60}  # steps; 200 of other shapes
 SMALL_DATASETS = ("code/line-kinds", "errors/raised-by", "unicode/character-names")
 _LAYER = re.compile(r"\.(\d+)\.")
 
@@ -43,8 +44,8 @@ def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 
 
     Args:
         root: a new or empty folder, or one with all or part of this forest.
-        architecture: a table of ``scripts/family/plan.toml``.
-        shape: ``small`` or ``full``.
+        architecture: a table of ``scripts/family/plan.toml``, or "vit".
+        shape: a key of ``SHAPES``.
         seed: of the plan.
     """
     wanted = fingerprint(architecture, shape, seed)
@@ -58,16 +59,20 @@ def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 
     plan = _plan(architecture, shape)
     texts = root / TEXTS
     texts.mkdir(parents=True, exist_ok=True)
-    if not (texts / "corpus.json").exists() or not (texts / "ready").exists():
+    is_of_images = architecture == images.ARCHITECTURE
+    if not is_of_images and not ((texts / "corpus.json").exists() and (texts / "ready").exists()):
         tasks.prepare(plan, texts)
         (texts / "ready").touch()
     base = root / plan.base
     if not (base / WEIGHTS).exists():
         base.mkdir(parents=True, exist_ok=True)
-        make_base(plan, texts, base)
+        if is_of_images:
+            images.make_image_base(plan, base)
+        else:
+            make_base(plan, texts, base)
     describe(root, plan.base, base, {"created_at": "2023-06-01T00:00:00.000Z", "tags": ["transformers"]})
     nodes = plan_forest(SHAPES[shape], tuple(plan.datasets), seed)
-    forest = _Forest(root, plan, texts)
+    forest = _Forest(root, plan, texts, SHAPES[shape].batch)
     for node in nodes:
         forest.make(node)
     made = [asdict(node) | {"created": as_iso(node.created)} for node in nodes]
@@ -78,7 +83,7 @@ def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 
 def fingerprint(architecture: str, shape: str, seed: int) -> str:
     """Changes with the code that makes forests, but not with its comments and docstrings."""
     digest = hashlib.sha256(f"{architecture} {shape} {seed}".encode())
-    for name in ("plan.py", "merging.py", "forest.py"):
+    for name in ("plan.py", "merging.py", "optimisers.py", "images.py", "forest.py"):
         tree = ast.parse((Path(__file__).parent / name).read_bytes())
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
@@ -88,7 +93,9 @@ def fingerprint(architecture: str, shape: str, seed: int) -> str:
 
 
 def _plan(architecture: str, shape: str) -> Plan:
-    """The family's plan of texts and pretraining, for a narrower network."""
+    """The family's plan of texts and pretraining, for a narrower network; or that of images."""
+    if architecture == images.ARCHITECTURE:
+        return images.plan_of_images()
     plan = load_plan("small", architecture)
     every = load_plan("full", architecture).datasets
     datasets = {name: one for name, one in every.items() if one.task == TASK}
@@ -96,11 +103,11 @@ def _plan(architecture: str, shape: str) -> Plan:
         datasets = {name: datasets[name] for name in SMALL_DATASETS}
     config = dict(plan.architecture.config)
     config |= {name: value for name, value in NARROW.items() if name in config}
-    config |= {name: DEPTH[shape] for name in ("num_hidden_layers", "n_layer") if name in config}
+    config |= {name: DEPTH.get(shape, 4) for name in ("num_hidden_layers", "n_layer") if name in config}
     return replace(
         plan,
         datasets=datasets,
-        settings=replace(plan.settings, files=40, pretraining_steps=PRETRAINING[shape]),
+        settings=replace(plan.settings, files=40, pretraining_steps=PRETRAINING.get(shape, 200)),
         architecture=replace(plan.architecture, config=config),
     )
 
@@ -112,8 +119,8 @@ def describe(root: Path, model: str, folder: Path, facts: Mapping[str, Any]) -> 
 
 
 class _Forest:
-    def __init__(self, root: Path, plan: Plan, texts: Path) -> None:
-        self.root, self.plan, self.texts = root, plan, texts
+    def __init__(self, root: Path, plan: Plan, texts: Path, batch: int) -> None:
+        self.root, self.plan, self.texts, self.batch = root, plan, texts, batch
         self.base = load_file(root / plan.base / WEIGHTS)
 
     def folder(self, name: str) -> Path:
@@ -159,21 +166,36 @@ class _Forest:
             frozen=how.get("frozen", 0),
         )
         torch.manual_seed(node.seed)
-        texts = tasks.LabelledTexts.load(self.texts, node.dataset)
+        is_of_images = self.plan.architecture_name == images.ARCHITECTURE
+        model, loss = (self._of_images if is_of_images else self._of_texts)(run, start, adapter)
+        minimise(model, loss, how["steps"], how["learning_rate"], how.get("optimiser", "adamw"))
+        if adapter is not None:
+            model = model.merge_and_unload()
+        model.to(getattr(torch, how.get("stored", "float32"))).save_pretrained(folder)
+
+    def _of_texts(self, run: Run, start: Path, adapter: Adapter | None) -> tuple[Any, Callable[[], Tensor]]:
+        """The network before training, and a function that draws a batch and returns the loss on it."""
+        texts = tasks.LabelledTexts.load(self.texts, run.dataset)
         model: Any = load_start(self.plan, run, TASK, texts.labels, start)
         freeze(model, self.plan.architecture, run.frozen)
         if adapter is not None:
             model = add_adapter(model, adapter, TASK, self.plan)
-        batches = endless(texts.train, BATCH, self.plan.text.tokens, node.seed)
+        batches = endless(texts.train, self.batch, self.plan.text.tokens, run.seed)
 
-        def loss() -> Any:
+        def loss() -> Tensor:
             batch = next(batches)
-            return model(input_ids=batch.ids, attention_mask=batch.attention, labels=batch.labels).loss
+            found: Tensor = model(input_ids=batch.ids, attention_mask=batch.attention, labels=batch.labels).loss
+            return found
 
-        train(model, loss, how["steps"], how["learning_rate"])
+        return model, loss
+
+    def _of_images(self, run: Run, start: Path, adapter: Adapter | None) -> tuple[Any, Callable[[], Tensor]]:
+        """The same for images."""
+        model = images.load_image_start(start, run.dataset)
+        freeze(model, self.plan.architecture, run.frozen)
         if adapter is not None:
-            model = model.merge_and_unload()
-        model.save_pretrained(folder)
+            model = images.add_image_adapter(model, adapter, self.plan)
+        return model, images.image_loss(model, run.dataset, self.batch, run.seed)
 
     def merge(self, node: Node, folder: Path) -> None:
         """Merge the tensors that all parents have; a head that the base does not have is the first parent's."""

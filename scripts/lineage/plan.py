@@ -18,8 +18,9 @@ EVERY_FAMILY = ("query", "key", "value", "output", "feedforward1", "feedforward2
 class Node:
     """One model. ``parents``: names of nodes, none if it was made from the base.
 
-    ``kind``: tuned, continued, lora, merge or copy. ``how``: learning rate and steps of a training, method and weights
-    of a merge, or the form of a copy. ``hidden``: made, but never uploaded.
+    ``kind``: tuned, continued, lora, merge or copy. ``how``: learning rate and steps of a training (and its recipe,
+    optimiser and stored dtype, where it has a recipe), method and weights of a merge, or the form of a copy. ``hidden``:
+    made, but never uploaded.
     """
 
     name: str
@@ -35,29 +36,66 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How the models of one tree are trained. ``steps``: of the models tuned from the base; ``later``: of all others.
+
+    ``optimiser``: a key of ``optimisers.OPTIMISERS``. ``stored``: the dtype of the upload. ``ranks``: of LoRA adapters,
+    which are merged before the upload; none if all weights are trained.
+    """
+
+    name: str
+    rates: tuple[float, float]
+    steps: tuple[int, int] = (50, 90)
+    later: tuple[int, int] = (30, 80)
+    optimiser: str = "adamw"
+    stored: str = "float32"
+    ranks: tuple[int, ...] = ()
+
+
+# Ways to train that no threshold was set on.
+RECIPES = (
+    Recipe("bf16, AdamW at 2e-5", (1.5e-5, 3e-5), (150, 250), (150, 250), stored="bfloat16"),
+    Recipe("Adafactor", (2e-4, 6e-4), optimiser="adafactor"),
+    Recipe("Lion", (3e-5, 1e-4), optimiser="lion"),
+    Recipe("SGD with momentum", (2e-2, 8e-2), (80, 120), (60, 120), optimiser="sgd"),
+    Recipe("long: 4 to 6 times the parent's steps", (1.5e-4, 4e-4), (35, 45), (180, 220)),
+    Recipe("LoRA merged, 2e-4 to 8e-4", (2e-4, 8e-4), ranks=(4, 8, 16)),
+    Recipe("LoRA merged, 2e-4 to 8e-4, bf16", (2e-4, 8e-4), stored="bfloat16", ranks=(4, 8, 16)),
+)
+
+
+@dataclass(frozen=True)
 class Shape:
     """The number of models of each kind. ``tree``: roots, children of each root, grandchildren of each child.
 
     ``rates``: the learning rates of a sweep; ``seeds``: the number of seeds for each rate. ``resumed``: models continued
     from a run of a sweep by its author, on its data, within a day, every second one with its seed. ``swept``: models
-    continued from a run of a sweep by any author on any data.
+    continued from a run of a sweep by any author on any data. ``recipes``: each has a tree of its own, as large as
+    ``recipe_tree`` says, with siblings of its roots and ``recipe_orphans`` continued from a model never uploaded; and
+    there is one tree more, in which every training has a recipe of its own.
     """
 
-    tree: tuple[int, int, int]
-    tuned: int
-    siblings: int
-    sweeps: int
-    orphans: int
-    loras: tuple[tuple[int, bool], ...]  # rank, and whether on a fine-tune
-    merges: Mapping[str, int]
-    copies: Mapping[str, int]
+    tree: tuple[int, int, int] = (0, 0, 0)
+    tuned: int = 0
+    siblings: int = 0
+    sweeps: int = 0
+    orphans: int = 0
+    loras: tuple[tuple[int, bool], ...] = ()  # rank, and whether on a fine-tune
+    merges: Mapping[str, int] = field(default_factory=dict)
+    copies: Mapping[str, int] = field(default_factory=dict)
     steps: float = 1.0
+    batch: int = 16  # texts or images of a step
     rates: tuple[float, ...] = (3e-4, 4.5e-4, 6e-4)
     seeds: int = 1
     resumed: int = 0
     swept: int = 0
+    recipes: tuple[Recipe, ...] = ()
+    recipe_tree: tuple[int, int, int] = (2, 2, 1)
+    recipe_siblings: int = 1
+    recipe_orphans: int = 3
 
 
+MIXED = "each training another"
 SHAPES: Mapping[str, Shape] = {
     "small": Shape(
         tree=(2, 2, 1),
@@ -96,6 +134,9 @@ SHAPES: Mapping[str, Shape] = {
         resumed=12,
         swept=12,
     ),
+    # Trainings of other kinds (docs/arena.md).
+    "recipes": Shape(recipes=RECIPES),
+    "recipes-short": Shape(recipes=RECIPES, steps=0.6, batch=8),
 }
 
 
@@ -135,7 +176,46 @@ class _Planner:
         for form, count in self.shape.copies.items():
             for _ in range(count):
                 self._copy(form, self.draw.choice(whole))
+        for recipe in self.shape.recipes:
+            self._recipe(recipe.name, (recipe,))
+        if self.shape.recipes:
+            self._recipe(MIXED, self.shape.recipes)
         return self.found
+
+    def _recipe(self, name: str, recipes: tuple[Recipe, ...]) -> None:
+        """A tree whose trainings have one of these recipes each, with siblings and models without a parent here."""
+
+        def trained(group: str, dataset: str, parent: Node | None = None, *, hidden: bool = False) -> Node:
+            recipe = self.draw.choice(recipes)
+            how = self._training(recipe.rates, recipe.later if parent else recipe.steps)
+            how |= {"recipe": name, "optimiser": recipe.optimiser, "stored": recipe.stored}
+            if recipe.ranks:
+                rank = self.draw.choice(recipe.ranks)
+                how |= {"rank": rank, "families": EVERY_FAMILY if rank == 8 else LORA_FAMILIES}
+            kind = "lora" if recipe.ranks else "continued" if parent else "tuned"
+            above = (parent,) if parent else ()
+            seed = self.draw.randrange(10**6)
+            return self._add(group, kind, above, dataset=dataset, seed=seed, how=how, hidden=hidden)
+
+        def after(parent: Node, group: str) -> Node:
+            same = self.draw.random() < 0.25
+            return trained(group, parent.dataset if same else self.draw.choice(self.datasets), parent)
+
+        roots, children, grandchildren = self.shape.recipe_tree
+        first = [trained("root", self.draw.choice(self.datasets)) for _ in range(roots)]
+        for number in range(self.shape.recipe_siblings):
+            trained("sibling", first[number % roots].dataset)
+        for root in first:
+            for _ in range(children):
+                child = after(root, "child")
+                for _ in range(grandchildren):
+                    after(child, "grandchild")
+        # Two of these have one parent: the hard case.
+        parent: Node | None = None
+        for number in range(self.shape.recipe_orphans):
+            if parent is None or number % 3 != 1:
+                parent = trained("hidden", self.draw.choice(self.datasets), hidden=True)
+            after(parent, "orphan")
 
     def _add(self, group: str, kind: str, parents: tuple[Node, ...], **facts: Any) -> Node:
         number = len(self.found)

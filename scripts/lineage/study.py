@@ -1,6 +1,7 @@
 """One forest from training to scores: make it, index it, ask for its lineage in four ways, and compare with a rival.
 
-``python -m scripts.lineage.study ATLAS OUT [--no-dates] [--no-embeddings]`` only asks, in a process of its own.
+``python -m scripts.lineage.study STORE ATLAS OUT [--no-dates] [--no-embeddings] [--no-parents]`` only asks, in a process
+of its own.
 
 The rival is MoTHer's published rule (Horwitz et al., ICLR 2025), for full fine-tunes. Distance of two models: the largest
 entry of W_i − W_j, for each square attention matrix, scaled between the smallest and the largest of all pairs, averaged
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -139,8 +140,8 @@ def rival_answers(parents: Mapping[str, str | None], root: str, truth: Truth) ->
     }
 
 
-def reliability(answers: Sequence[Mapping[str, Any]], truth: Truth) -> list[dict[str, Any]]:
-    """By class of probability: the number of edges, their mean probability, and the share of them that are right.
+def judged(answers: Sequence[Mapping[str, Any]], truth: Truth) -> list[tuple[float, bool]]:
+    """For every edge its probability, and whether it is right.
 
     An edge is right if it names a parent of the model or of its original, or the base of a model without a parent.
     """
@@ -151,6 +152,11 @@ def reliability(answers: Sequence[Mapping[str, Any]], truth: Truth) -> list[dict
             for row in one["rows"]:
                 right = not true if row["parent"] in (None, one["base"]) else truth.one(row["parent"]) in true
                 steps.append((float(row["probability"]), right))
+    return steps
+
+
+def reliability(steps: Sequence[tuple[float, bool]]) -> list[dict[str, Any]]:
+    """By class of probability: the number of edges, their mean probability, and the share of them that are right."""
     found = []
     for low, high in pairwise(CLASSES):
         inside = [(probability, right) for probability, right in steps if low <= probability < high]
@@ -266,8 +272,10 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 RIVALS = ("MoTHer as published", "MoTHer given root and dates")
 
 
-def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any]:
-    """Scores of one forest below ``root`` by way and by kind; what exists is not made again."""
+def asked(
+    root: Path, architecture: str, shape: str, seed: int, ways: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, list[dict[str, Any]]], Truth, str]:
+    """The answers of one forest below ``root`` in some ways, the truth, and the base; what exists is not made again."""
     store, atlas = root / f"{shape}-{architecture}", root / f"{shape}-{architecture}-atlas"
     if shape == DEMO:
         make_family(store, "full", architecture)
@@ -286,13 +294,19 @@ def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any
         if not (atlas / "atlas.duckdb").exists():
             words = ["indexer", "build", "--base", base, "--atlas", str(atlas), "--workers", "1"]
             run_shown(*words, *(("--discover", "names") if shape == DEMO else ()), **online)
-        for way, options in WAYS.items():
+        for way, options in ways.items():
             out = atlas.with_suffix(f".{'_'.join(options) or 'dates'}.json")
-            run_shown("scripts.lineage.study", str(atlas), str(out), *options, **online)
+            run_shown("scripts.lineage.study", str(store), str(atlas), str(out), *options, **online)
             rows[way] = json.loads(out.read_text(encoding="utf-8"))
+    return rows, known, base
+
+
+def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any]:
+    """Scores of one forest below ``root`` by way and by kind; what exists is not made again."""
+    rows, known, base = asked(root, architecture, shape, seed, WAYS)
     answers = {way: answers_of(found, known) for way, found in rows.items()}
     if shape != DEMO:  # the rival's code does not read the forms of some of the family's weights
-        answers |= _rivals(store, base, known)
+        answers |= rivals(root / f"{shape}-{architecture}", base, known)
     every = tuple(group for groups in KINDS.values() for group in groups)
     kinds = {
         "all": every,
@@ -305,7 +319,7 @@ def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any
     return {
         "architecture": architecture,
         "models": len(known.of(every)),
-        "reliability": {way: reliability(found, known) for way, found in rows.items()},
+        "reliability": {way: reliability(judged(found, known)) for way, found in rows.items()},
         "ways": {
             way: {name: score(found, known, known.of(groups)) for name, groups in kinds.items()}
             for way, found in answers.items()
@@ -313,22 +327,36 @@ def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any
     }
 
 
-def ask(atlas: Path, *, dates: bool, embeddings: bool) -> list[dict[str, Any]]:
+def ask(
+    atlas: Path, *, dates: bool = True, embeddings: bool = True, hidden: Mapping[str, Collection[str]] | None = None
+) -> list[dict[str, Any]]:
     """The lineage of every model: its rows, with the signals behind their probabilities, bytes and notes.
 
     ``embeddings``: whether the base's embeddings can be read; without them blocks alone decide, as for vision models.
+    ``hidden``: for some models, others that are left out of the atlas when they are asked; only these are asked then.
     """
     from query import Atlas
     from query.lineage.lineage import Tracer
+    from query.lineage.thresholds import evidence_class
 
     with Atlas(atlas) as opened:
         tracer = Tracer(opened, opened.base_named(None), dates=dates, embeddings=embeddings)
-        found = [tracer.of_indexed(model_id) for model_id in tracer.indexed()]
+        rows = opened.rows("SELECT model_id, model FROM models WHERE base = ?", [tracer.base])
+        names = {row["model_id"]: row["model"] for row in rows}
+        ids = {name: model_id for model_id, name in names.items()}
+        found = [
+            tracer.of_indexed(model_id, {ids[name] for name in (hidden or {}).get(names[model_id], ()) if name in ids})
+            for model_id in tracer.indexed()
+            if hidden is None or names[model_id] in hidden
+        ]
     return [
         {
             "model": one.model,
             "base": one.base,
-            "rows": [row | {"signals": {**edge.signals}} for row, edge in zip(one.to_rows(), one.edges, strict=True)],
+            "rows": [
+                row | {"signals": {**edge.signals}, "evidence": evidence_class(edge)}
+                for row, edge in zip(one.to_rows(), one.edges, strict=True)
+            ],
             "bytes": one.bytes_read,
             "models": one.models_read,
             "notes": list(one.notes),
@@ -337,7 +365,7 @@ def ask(atlas: Path, *, dates: bool, embeddings: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _rivals(store: Path, base: str, known: Truth) -> dict[str, dict[str, Answer]]:
+def rivals(store: Path, base: str, known: Truth) -> dict[str, dict[str, Answer]]:
     """Both forms of the rival, each with the direction of kurtosis that gives it the better score."""
     uploaded = [name for name, node in known.nodes.items() if not node["hidden"]]
     weights = {name: read_square(store / name) for name in [base, *uploaded]}
@@ -351,7 +379,18 @@ def _rivals(store: Path, base: str, known: Truth) -> dict[str, dict[str, Answer]
     return found
 
 
-if __name__ == "__main__":
-    folder, out, *options = sys.argv[1:]
-    answers = ask(Path(folder), dates="--no-dates" not in options, embeddings="--no-embeddings" not in options)
+def main(store: str, atlas: str, out: str, *options: str) -> None:
+    """Ask, and write the answers to the file ``out``."""
+    hidden = None
+    if "--no-parents" in options:
+        from scripts.lineage.forest import read_truth
+
+        known = Truth(read_truth(Path(store))["nodes"])
+        hidden = {name: known.parents(name) for name in known.nodes if known.parents(name)}
+    dates, embeddings = "--no-dates" not in options, "--no-embeddings" not in options
+    answers = ask(Path(atlas), dates=dates, embeddings=embeddings, hidden=hidden)
     Path(out).write_text(json.dumps(answers), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

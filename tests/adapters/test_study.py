@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from scripts.adapters.study import load_study, triples
+from scripts.adapters.study import against_chance, load_study, triples
 from scripts.family.plan import Adapter, Run
 
 ADAPTER = Adapter(8, 16, ("query",))
@@ -56,3 +56,20 @@ def test_triples_of_learnt_leave_out_adapters_that_learnt_nothing():
     assert right < 1
     assert of_learnt == 1
     assert np.isnan(triples(vectors, 1, RUNS, [False] * 6)[-1])
+
+
+def test_the_mean_of_a_seed_makes_triples_right_though_the_data_say_nothing():
+    members = [[place for place, run in enumerate(RUNS) if run.seed == seed] for seed in (1, 2)]
+    found = []
+    for draw in range(40):
+        noise = np.random.default_rng(draw).normal(size=(6, 400)).astype(np.float32)
+        for places in members:
+            noise[places] -= noise[places].mean(axis=0)
+        noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+        assert triples(noise, 1, RUNS, [True] * 6)[3] == 1
+        found.append(against_chance(noise, 1, RUNS))
+    by_data, without_data = np.mean(found, axis=0)
+    assert by_data == pytest.approx(0.5, abs=0.15)
+    assert without_data == 1
+    assert against_chance(vectors_by(lambda run: run.dataset), 1, RUNS) == (1, 0)
+    assert against_chance(vectors_by(lambda run: str(run.seed)), 1, RUNS)[0] == 0

@@ -15,10 +15,11 @@ from query.lineage.evidence import (
     parent_fit,
     quantisation_of,
     ranks_of,
+    residual,
     rounding,
     share_on_levels,
 )
-from query.lineage.siblings import shared_updates
+from query.lineage.siblings import shared_updates, step_kept
 from scripts.lineage.merging import dare, int8, nf4, slerp, ties
 
 NAMES = ("0.query", "1.value", "2.feedforward1")
@@ -54,6 +55,15 @@ def added(*terms):
 
 
 A, B, C = (matrices(seed, 0.05) for seed in (1, 2, 3))
+
+
+def in_common():
+    """A few directions, in which all runs on one data set move."""
+    random = np.random.default_rng(5)
+    return {
+        name: (random.standard_normal((shape[0], 4)) @ random.standard_normal((4, shape[1])) * 0.2).astype(np.float32)
+        for name, shape in zip(NAMES, SHAPES, strict=True)
+    }
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", "float32"])
@@ -93,6 +103,33 @@ def test_sums_are_those_of_least_squares():
         left, total = left + float(((y - x @ w) ** 2).sum()), total + float((y**2).sum())
     np.testing.assert_allclose(found.weights, expected, atol=1e-6)
     assert found.residual == pytest.approx(left / total, abs=1e-9)
+
+
+def test_matrices_that_a_model_did_not_change_explain_nothing():
+    """A LoRA of query matrices leaves the others as they are. Its weight there was a rounding error divided by 0."""
+    for seed in range(20):
+        some = [added((1, matrices(10 * seed + number, 0.05)), (0.1, in_common())) for number in range(1, 7)]
+        for untouched in some[::2]:
+            untouched["1.value"] = np.zeros_like(untouched["1.value"])
+        m, others = parts(added(*((0.3, one) for one in some))), [parts(one) for one in some]
+        weights = Combinations(m, others, BASE).by_matrix(range(6)).weights
+        np.testing.assert_allclose(weights[1], [0, 0.3] * 3, atol=1e-3)
+        left = residual(m, others, BASE)
+        assert all(np.abs(one).max() < 1e-3 for one in left.values())
+
+
+def test_a_child_keeps_the_change_of_its_parent_in_every_matrix_and_a_run_on_the_same_data_does_not():
+    shared = in_common()
+    parent = parts(added((1, shared), (1, A)))
+    trained_long = parts(added((1, shared), (1, A), (2, B)))
+    run = parts(added((1.1, shared), (1, C)))
+    kept, spread = step_kept(trained_long, parent)
+    assert kept == pytest.approx(1, abs=0.1)
+    assert spread < 0.1
+    assert step_kept(run, parent)[0] < 0.2
+    assert parent_fit(trained_long, parent).residual > parent_fit(run, parent).residual  # the run is the closer one
+    torn = parts({name: added((1, shared), (1.9 if place else 0.1, A))[name] for place, name in enumerate(NAMES)})
+    assert step_kept(torn, parent)[1] > 0.3
 
 
 def test_a_spherical_merge_is_exact_only_as_one():

@@ -16,7 +16,7 @@ from query.lineage.search import ReadLog, Search
 from query.lineage.siblings import row_updates, sibling_cosine
 from query.lineage.thresholds import SURE, Thresholds, probability
 from scripts.lineage.merging import int8
-from tests.lineage.test_evidence import BASE, NAMES, SHAPES, TOKENS, A, B, C, added, matrices, parts, trained
+from tests.lineage.test_evidence import BASE, NAMES, SHAPES, TOKENS, A, B, C, added, in_common, matrices, parts, trained
 
 DAY = datetime(2024, 5, 1)
 EARLIER = DAY - timedelta(days=9)
@@ -29,6 +29,21 @@ def candidate(number, created=DAY):
 def decided(asked, m, *others, dates=True):
     rules = LineageRules(asked, m, BASE, parts(A, tokens=TOKENS), Thresholds(), dates=dates)
     return rules.decide([SampledWeights(one, found) for one, found in others]).edges
+
+
+def test_without_words_a_run_on_the_same_data_is_no_parent_and_a_parent_is_one_however_long_the_training():
+    m, parent = parts(added((1, A), (2, B))), parts(added((1, A)))
+    (edge,) = decided_without_words(m, parent)
+    assert edge.residual > 0.7
+    shared = in_common()
+    m, parent, run = (parts(added((1, shared), *rest)) for rest in (((1, A), (2, B)), ((1, A),), ((1, C),)))
+    assert [edge.parent_id for edge in decided_without_words(m, parent, run)] == [0]
+    assert decided_without_words(m, run) == ()
+
+
+def decided_without_words(m, *others):
+    rules = LineageRules(candidate(9), m, BASE, None, Thresholds(), dates=True)
+    return rules.decide([SampledWeights(candidate(place, EARLIER), one) for place, one in enumerate(others)]).edges
 
 
 def test_a_merge_of_the_asked_model_on_the_same_day_is_not_its_parent():

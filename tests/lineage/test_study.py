@@ -14,7 +14,7 @@ from scripts.family.plan import load_plan
 from scripts.lineage import forest
 from scripts.lineage.merging import linear, nf4, slerp, task_arithmetic, ties
 from scripts.lineage.plan import SHAPES, plan_forest
-from scripts.lineage.study import Answer, Truth, parents, reliability, rival_answers, score, study
+from scripts.lineage.study import Answer, Truth, judged, parents, reliability, rival_answers, score, study
 
 DATA = ("a", "b", "c")
 
@@ -39,7 +39,7 @@ def test_a_full_forest_has_mothers_shape():
 
 def test_docstrings_and_comments_do_not_change_the_fingerprint_of_a_forest(tmp_path, monkeypatch):
     """So that a forest is not trained again because of them."""
-    for name in ("plan.py", "merging.py", "forest.py"):
+    for name in ("plan.py", "merging.py", "optimisers.py", "images.py", "forest.py"):
         shutil.copy(Path(forest.__file__).parent / name, tmp_path)
     monkeypatch.setattr(forest, "__file__", str(tmp_path / "forest.py"))
     before = forest.fingerprint("bert", "small", 1)
@@ -103,7 +103,7 @@ def test_reliability_counts_the_steps_of_each_class_and_those_that_are_right():
             ("r", None, 0.96),
         )
     ]
-    low, high = reliability(answers, truth)
+    low, high = reliability(judged(answers, truth))
     assert (low["from"], low["to"], low["steps"], low["right"]) == (0.1, 0.5, 2, 0)
     assert low["mean"] == pytest.approx(0.25)
     assert (high["from"], high["steps"], high["right"]) == (0.95, 3, 1)
