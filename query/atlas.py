@@ -194,7 +194,7 @@ class Atlas(AtlasReader):
         *,
         representation: str = "input",
         k: int | None = None,
-        draws: int = 1000,
+        draws: int | None = None,
         seed: int = 0,
         kin: bool = True,
         confusions: bool = False,
@@ -203,11 +203,12 @@ class Atlas(AtlasReader):
         """Whether models tuned on the same dataset are close to each other; see :func:`query.purity.study.purity`.
 
         Purity, chance and intervals are shares from 0 to 1. ``k``: the number of neighbours; by default as many as
-        share a dataset with the model. ``draws``: permutations for p. ``kin``: whether models of the same family tree
-        count, which are close whatever they were tuned on. ``confusions``: also compute which datasets are mistaken
-        for which. ``within``: also the chance level if only models of the same head, language, author or length (of
-        the longest input, see ``trace``) exchange labels. Raises AtlasError if the base or representation is unknown,
-        or the atlas has no lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
+        share a dataset with the model. ``draws``: permutations for p; by default all,
+        if they are few, else 1,000, and more if hardly any of them reaches the observed purity. ``kin``: whether models
+        of the same family tree count, which are close whatever they were tuned on. ``confusions``: also compute which
+        datasets are mistaken for which. ``within``: also the chance level if only models of the same head, language,
+        author or length (of the longest input, see ``trace``) exchange labels. Raises AtlasError if the base or
+        representation is unknown, or the atlas has no lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
         """
         from query.population import family_trees, notes_on_sampled, read_population
         from query.purity.study import purity, strata_of
