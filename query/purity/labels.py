@@ -130,13 +130,20 @@ class LabelledOrder:
         limits = matching if self.looked_at is None else np.broadcast_to(self.looked_at, matching.shape)
         limits = np.where(matching > 0, limits, 0)
         reach = int(limits.max(initial=0))
-        kinds = np.append(sweep_kinds[:, sweeps.of_model], np.full((draws, 1), width - 1), axis=1)
-        near = kinds[:, self.order[:, :reach].astype(np.intp)]
-        mine = kinds[:, :count, None]
-        matches = near == mine if self.is_one_each else self.share[mine, near]
-        matches &= np.arange(reach) < limits[:, :, None]
-        hits = matches.sum(axis=2)
-        gains = hits / np.maximum(limits, 1) - np.where(matching > 0, matching / np.maximum(self.pool, 1), 0)
+        # Most of the time goes into reading and writing these arrays: small numbers, with draws side by side.
+        kinds = np.full((count + 1, draws), width - 1, np.uint8 if width <= 256 else np.uint32)
+        kinds[:count] = sweep_kinds.T[sweeps.of_model]
+        mine, counted = (
+            kinds[:count],
+            np.ascontiguousarray(limits.T.astype(np.uint16 if count < 1 << 16 else np.uint32)),
+        )
+        hits = np.zeros_like(counted)
+        for rank, near in enumerate(self.order[:, :reach].T):
+            theirs = kinds[near]
+            matches = theirs == mine if self.is_one_each else self.share[mine, theirs]
+            matches &= counted > rank
+            hits += matches
+        gains = hits.T / np.maximum(limits, 1) - np.where(matching > 0, matching / np.maximum(self.pool, 1), 0)
         found: Floats = gains.sum(axis=1) / np.maximum((matching > 0).sum(axis=1), 1)
         return found
 

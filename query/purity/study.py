@@ -43,7 +43,7 @@ _MOST_COUNTED = 20_000  # arrangements that are all tried; more are drawn from, 
 # they look at no more neighbours than _LOOKS, which takes a second or two.
 ENOUGH = 10
 _MOST_DRAWS = 1_000_000
-_LOOKS = 3e8
+_LOOKS = 1e8
 _AT_ONCE = 1 << 21  # neighbours looked at in one step
 _TIE = 1e-12  # smaller differences of means come from summing in another order
 
