@@ -36,12 +36,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """How the base model is trained."""
+    """How the base model is trained, and on what: the texts of all data sets, or ``sources`` of other ``packages``."""
 
     batch: int
     learning_rate: float
     seed: int
     tokens: int
+    sources: tuple[str, ...] = ()  # keys of text.READERS
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Architecture:
     """A kind of network: its configuration and the names by which its parts are reached."""
 
     model_type: str
-    objective: str  # a key of pretrain.OBJECTIVES
+    objective: str  # a key of training.OBJECTIVES
     language_task: str  # the Hub's task name for its language model
     language_head: str  # module that turns hidden states into scores over the vocabulary
     layers: tuple[str, ...]  # of each stack, the path of its list of layers inside the parameter names
@@ -158,8 +160,9 @@ class Run(Repository):
     steps: int = 80
     batch: int = 16
     share: float = 0.8  # of the training texts
+    tokens: int | None = None  # of a text, other than the plan's
     task: str | None = None  # other than the data set's own
-    saved: str = "float32"  # a key of finetune.FORMATS
+    saved: str = "float32"  # a key of training.FORMATS
     parent: str | None = None  # tuned from this fine-tune instead of the base
     frozen: int = 0  # number of the lowest layers that, with the embeddings, are not trained
     scratch: bool = False

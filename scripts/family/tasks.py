@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -66,22 +67,33 @@ def file_name(dataset: str) -> str:
 def prepare(plan: Plan, folder: Path) -> None:
     """Collect the text, train the vocabulary, write the corpus and every data set of the plan below ``folder``.
 
+    If the base is pretrained on other packages, the vocabulary is of their text, too, and the data sets lose the texts
+    that the base reads and those that several packages have.
+
     Raises:
         AtlasError: a package is missing, or too old to hold enough text for a data set.
     """
     wanted = {(dataset.source, package) for dataset in plan.datasets.values() for package in dataset.packages}
     wanted |= {(dataset.source, "") for dataset in plan.datasets.values() if is_table(dataset.source)}
-    found = collect(wanted, plan.settings.files)
-    texts = sorted({excerpt.text for excerpts in found.values() for excerpt in excerpts}, key=by_hash)
+    pretraining = plan.pretraining
+    others = set(itertools.product(pretraining.sources, pretraining.packages))
+    found = collect(wanted | others, plan.settings.files)
+    texts = sorted({excerpt.text for pair in others or wanted for excerpt in found[pair]}, key=by_hash)
     tokenizer = train_tokenizer(texts, plan)
     save_tokenizer(tokenizer, plan, folder)
-    seen = plan.settings.pretraining_steps * plan.pretraining.batch
+    seen = plan.settings.pretraining_steps * pretraining.batch
     corpus = [encoding.ids for encoding in tokenizer.encode_batch(texts[:seen])]
     (folder / "corpus.json").write_text(json.dumps(corpus), encoding="utf-8")
+    left_out: set[str] = set()
+    if others:
+        pairs = {(excerpt.text, package) for source, package in wanted for excerpt in found[source, package]}
+        packages_with = Counter(text for text, _ in pairs)
+        left_out = {*texts, *(text for text, count in packages_with.items() if count > 1)}
     for dataset in plan.datasets.values():
         packages = dataset.packages or ("",)
         excerpts = [excerpt for package in packages for excerpt in found[dataset.source, package]]
-        label_texts(dataset, without_conflicts(excerpts), tokenizer).save(folder)
+        excerpts = [excerpt for excerpt in without_conflicts(excerpts) if excerpt.text not in left_out]
+        label_texts(dataset, excerpts, tokenizer).save(folder)
 
 
 def without_conflicts(excerpts: Iterable[Excerpt]) -> list[Excerpt]:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,18 +162,21 @@ def summary(losses: list[float]) -> dict[str, float]:
     }
 
 
-def masked_loss(model: transformers.PreTrainedModel, batch: Batch, architecture: Architecture) -> torch.Tensor:
+def masked_loss(
+    model: transformers.PreTrainedModel, batch: Batch, architecture: Architecture, *, from_start: bool = True
+) -> torch.Tensor:
     """Masked language modelling (Devlin et al., 2018), and prediction of one word of the text from its <s>.
 
-    The second part makes <s> a summary of the text, which heads that read <s> alone need: at this size it
-    saves most of the fine-tuning. Scores are computed only where a token is predicted.
+    The second part (``from_start``) makes <s> a summary of the text, which heads that read <s> alone need: at this
+    size it saves most of the fine-tuning. Scores are computed only where a token is predicted.
     """
     chosen = (torch.rand(batch.ids.shape) < MASKED_SHARE) & (batch.ids >= len(SPECIAL_TOKENS))
     targets = batch.ids.clone()
-    any_word = (torch.rand(batch.ids.shape) * (batch.ids >= len(SPECIAL_TOKENS))).argmax(dim=1)
-    targets[:, 0] = batch.ids.gather(1, any_word[:, None])[:, 0]
+    if from_start:
+        any_word = (torch.rand(batch.ids.shape) * (batch.ids >= len(SPECIAL_TOKENS))).argmax(dim=1)
+        targets[:, 0] = batch.ids.gather(1, any_word[:, None])[:, 0]
     ids = torch.where(chosen, disguise(batch.ids, model.config.vocab_size), batch.ids)
-    chosen[:, 0] = True
+    chosen[:, 0] |= from_start
     hidden = model.base_model(input_ids=ids, attention_mask=batch.attention).last_hidden_state
     scores = model.get_submodule(architecture.language_head)(hidden[chosen])
     return cross_entropy(scores, targets[chosen])
@@ -201,6 +205,7 @@ def denoising_loss(model: transformers.PreTrainedModel, batch: Batch, architectu
 
 OBJECTIVES: Mapping[str, Callable[[transformers.PreTrainedModel, Batch, Architecture], torch.Tensor]] = {
     "masked": masked_loss,
+    "masked words": partial(masked_loss, from_start=False),
     "causal": causal_loss,
     "denoising": denoising_loss,
 }
@@ -242,7 +247,7 @@ def make_run(plan: Plan, run: Run, work: Path, start: Path, folder: Path) -> dic
     if run.adapter:
         model = add_adapter(model, run.adapter, task, plan)
     chosen = random.Random(run.seed).sample(texts.train, round(run.share * len(texts.train)))
-    batches = endless(chosen, run.batch, plan.text.tokens, run.seed)
+    batches = endless(chosen, run.batch, run.tokens or plan.text.tokens, run.seed)
     steps = max(1, round(run.steps * plan.settings.steps))
 
     def loss() -> Any:

@@ -1,0 +1,174 @@
+"""The family that the parts share: a base that never read the data sets, fine-tuned at usual rates.
+
+``plan.toml`` says what is trained; ``scripts.family`` trains it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from scripts.child import PROJECT
+from scripts.family.family import build
+from scripts.family.plan import Adapter, DataSet, Plan, Run, load_plan
+from scripts.family.store import RESULTS, read_json
+from scripts.loopback_hub import LoopbackHub
+from scripts.terminal import CommandFailed, Terminal
+
+PATH = Path(__file__).with_name("plan.toml")
+LABELS = ("class", "function", "method")
+
+
+@dataclass(frozen=True)
+class ArenaFamily:
+    """A trained family with its atlases.
+
+    Attributes:
+        plan: base, data sets and runs.
+        domains: the domain of each data set.
+        models: the folder that a loopback Hub serves.
+        atlas: of samples of the models' rows, as `index build` reads them by default; None before it is built.
+        full_atlas: of all rows.
+    """
+
+    plan: Plan
+    domains: Mapping[str, str]
+    models: Path
+    atlas: Path
+    full_atlas: Path
+
+    @cached_property
+    def datasets(self) -> dict[str, str]:
+        """The data set of every model."""
+        return {run.model: run.dataset for run in self.plan.runs}
+
+    @cached_property
+    def results(self) -> dict[str, dict[str, float]]:
+        """What was measured of every model on held-out texts of its data set."""
+        return {model: read_json(self.models / model / RESULTS) for model in self.datasets}
+
+
+def load_arena_plan() -> tuple[Plan, dict[str, str]]:
+    """What is trained, and the domain of each data set."""
+    text = PATH.read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    family = load_plan("full", data["architecture"])
+    pretraining = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in data["pretraining"].items()
+    }
+    steps = pretraining.pop("steps")
+    domains = {
+        f"{domain}/{package.strip('_')}": domain for domain, packages in data["domains"].items() for package in packages
+    }
+    styles = list(family.authors.values())
+    packages = [package for packages in data["domains"].values() for package in packages]
+    datasets = {
+        name: DataSet(
+            name,
+            "docstrings",
+            "kind",
+            LABELS,
+            f"Docstrings of {package}, labelled with what they document.",
+            (package,),
+        )
+        for name, package in zip(domains, packages, strict=True)
+    }
+    return (
+        replace(
+            family,
+            size="arena",
+            settings=replace(family.settings, files=data["files"], pretraining_steps=steps, steps=1.0),
+            architecture=replace(family.architecture, objective=data["objective"]),
+            pretraining=replace(family.pretraining, **pretraining),
+            base=f"arena/tiny-{family.architecture_name}",
+            old_id=f"arena-tiny-{family.architecture_name}",
+            authors={name: styles[place % len(styles)] for place, name in enumerate(["arena", *data["accounts"]])},
+            datasets=datasets,
+            runs=tuple(_runs(family, dict(zip(packages, domains, strict=True)), data)),
+            oddities=(),
+            fingerprint=hashlib.sha256(f"{family.fingerprint} {text}".encode()).hexdigest(),
+        ),
+        domains,
+    )
+
+
+def _runs(family: Plan, datasets: Mapping[str, str], data: Mapping[str, Any]) -> list[Run]:
+    """Full fine-tunes and adapters; habits are dealt out in turn, so that none goes with a data set."""
+    accounts, settings, adapters = data["accounts"], data["runs"], data["adapters"]
+    found = []
+
+    def turn(values: list[Any], number: int) -> Any:
+        return values[number % len(values)]
+
+    for place, (package, dataset) in enumerate(datasets.items()):
+        copies = 2 if package in settings["twice"] else settings["copies"]
+        kinds: list[Adapter | None] = [None] * copies
+        if package in adapters["datasets"]:
+            kinds.append(Adapter(adapters["rank"], 2 * adapters["rank"], tuple(adapters["targets"])))
+        for copy, adapter in enumerate(kinds):
+            # The steps through the accounts differ, so that few accounts share more than one data set.
+            account = turn(accounts, place + copy * (1 + place // len(accounts)))
+            rates = adapters["rates"] if adapter else settings["rates"]
+            seed = 1000 + 10 * place + copy
+            name = f"{dataset.partition('/')[2].lower()}-{'lora' if adapter else copy + 1}"
+            found.append(
+                Run(
+                    f"{account}/tiny-{family.architecture_name}-{name}",
+                    dataset=dataset,
+                    seed=seed,
+                    learning_rate=turn(rates, place + copy + place // len(rates)),
+                    steps=adapters["steps"] if adapter else turn(settings["steps"], place + copy + place // 3),
+                    batch=turn(settings["batches"], place // 2 + copy),
+                    share=turn(settings["shares"], place + 3 * copy),
+                    tokens=turn(settings["tokens"], place // 4 + copy),
+                    adapter=adapter,
+                )
+            )
+    return found
+
+
+def build_family(out: Path) -> ArenaFamily:
+    """Train the family below ``out/family`` and build its two atlases, unless they are there.
+
+    Raises:
+        AtlasError: the folder holds something else, or a package whose text is needed is missing.
+        CommandFailed: `index build` failed.
+    """
+    plan, domains = load_arena_plan()
+    folder = out / "family"
+    models = folder / "models"
+    build(models, plan)
+    atlases = {}
+    with LoopbackHub(models) as hub:
+        for read in ("sample", "full"):
+            (folder / read).mkdir(exist_ok=True)
+            run = Terminal.of_hub(folder / read, hub.endpoint)
+            run.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
+            atlases[read] = folder / read / "atlas"
+            marker = folder / read / plan.fingerprint
+            if not marker.exists():
+                run(f"index build --base {plan.base} --discover names --read {read}")
+                marker.touch()
+    return ArenaFamily(plan, domains, models, atlases["sample"], atlases["full"])
+
+
+def in_process(terminal: Terminal, module: str, *arguments: str) -> Any:
+    """The JSON that ``python -m MODULE ARGUMENTS`` prints with the terminal's Hub and caches.
+
+    Raises CommandFailed.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(
+        command, cwd=PROJECT, env=terminal.environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise CommandFailed(f"python -m {module}", done.returncode)
+    return json.loads(done.stdout)

@@ -1,0 +1,200 @@
+"""The headline figures of one base: purity, prediction, clusters, retrieval, trace and `ask`, by the published questions.
+
+``python -m scripts.arena.headline ATLAS BASE TEXTS`` prints them as JSON. It is a process of its own, because the base is
+fetched from the Hub that its environment names.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import average_precision_score
+
+from query import Atlas
+from query.population import distinct, read_population
+from query.statistics.likeness import similarities
+from scripts.family import tasks
+from scripts.family.plan import Plan
+from scripts.vectors import adapter_to_full, read_family
+
+Json = dict[str, Any]
+
+MOST_USED, MOST_OTHERS = 200, 100  # texts of a file that a trace judges
+HELD_OUT, USED, OTHERS = "held-out", "used", "others"
+
+
+def write_texts(plan: Plan, out: Path) -> None:
+    """JSON lines below ``out``: held-out texts of every data set, texts used by every model, and texts of others.
+
+    ``others`` of a data set: held-out texts of the data sets that have no package in common with it.
+    """
+    if (out / "ready").exists():
+        return
+    work = out / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    tasks.prepare(plan, work)
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    loaded = {name: tasks.LabelledTexts.load(work, name) for name in plan.datasets}
+
+    def write(kind: str, name: str, examples: Sequence[tasks.Example]) -> None:
+        (out / kind).mkdir(exist_ok=True)
+        lines = [json.dumps({"text": tokenizer.decode(one.ids)}) for one in examples]
+        (out / kind / file_name(name)).write_text("\n".join(lines), encoding="utf-8")
+
+    for name, texts in loaded.items():
+        write(HELD_OUT, name, texts.held_out)
+        own = set(plan.datasets[name].packages)
+        apart = [
+            text
+            for other, one in loaded.items()
+            if other != name and own.isdisjoint(plan.datasets[other].packages)
+            for text in one.held_out
+        ]
+        write(OTHERS, name, random.Random(0).sample(apart, min(MOST_OTHERS, len(apart))))
+    for run in plan.runs:
+        train = loaded[run.dataset].train
+        chosen = random.Random(run.seed).sample(train, round(run.share * len(train)))  # as training draws them
+        write(USED, run.model, chosen[:MOST_USED])
+    (out / "ready").touch()
+
+
+def file_name(name: str) -> str:
+    """The file of a data set or a model."""
+    return f"{name.replace('/', '--')}.jsonl"
+
+
+def headline(folder: Path, base: str, texts: Path) -> Json:
+    """All figures of a base."""
+    with Atlas(folder) as atlas:
+        purity = atlas.purity(base).to_dict()
+        evaluation = atlas.evaluate_prediction(base).to_dict()
+        clusters = atlas.clusters(base)
+        family = read_family(atlas, base)
+        population = family.population
+        figures = {
+            "purity": _scores(purity),
+            "purity_across_authors": _scores(purity["cross_author"]),
+            "adapter_to_full": adapter_to_full(family, population.vectors, population.blocks),
+            "prediction": {one["evidence"]: one for one in evaluation["scores"]},
+            "none_of_these": {one["evidence"]: one for one in evaluation["none_of_these"]},
+            "clusters": {name: clusters.value("datasets", name) for name in ("ari", "ami")},
+            "retrieval": retrieval(atlas, base),
+            "trace": traces(atlas, base, texts),
+            "ask": asked(atlas, base, texts / HELD_OUT),
+        }
+    return figures
+
+
+def _scores(found: Mapping[str, Any]) -> Json:
+    names = ("models", "datasets", "purity", "chance", "ci_low", "ci_high", "p_value")
+    return {name: found[name] for name in names if name in found}
+
+
+def retrieval(atlas: Atlas, base: str) -> Json:
+    """Mean average precision of the models of a model's data set among all others, and among those of other authors.
+
+    ``chance``: the mean share of these models among the others.
+    """
+    population = distinct(read_population(atlas, base))
+    rows = [row for row, names in enumerate(population.datasets) if names]
+    vectors = population.vectors[rows].astype(np.float64)
+    table = similarities(vectors, vectors, population.blocks)
+    datasets = [population.datasets[row] for row in rows]
+    authors = np.array([population.authors[row] for row in rows])
+    found: Json = {}
+    for name in ("all", "across_authors"):
+        precision, chance = [], []
+        for place, own in enumerate(datasets):
+            is_candidate = np.arange(len(rows)) != place
+            if name == "across_authors":
+                is_candidate &= authors != authors[place]
+            is_match = np.array([not own.isdisjoint(other) for other in datasets])[is_candidate]
+            if is_match.any():
+                precision.append(average_precision_score(is_match, table[place][is_candidate]))
+                chance.append(is_match.mean())
+        found[name] = {"models": len(precision), "ap": float(np.mean(precision)), "chance": float(np.mean(chance))}
+    return found
+
+
+def traces(atlas: Atlas, base: str, texts: Path) -> Json:
+    """What the traces of full fine-tunes say of texts that were used, of held-out ones, and of those of other data sets.
+
+    ``met``: the share of tokens whose rows were read that were met. ``ruled_out``: the share of texts certified absent.
+    """
+    rows = atlas.rows(
+        "SELECT model, datasets FROM models WHERE base = ? AND relation <> 'adapter' AND len(datasets) > 0 "
+        "AND NOT is_copy AND NOT is_unrelated ORDER BY model",
+        [base],
+    )
+    classes: dict[str, int] = {}
+    found: dict[str, list[tuple[float, float]]] = {USED: [], HELD_OUT: [], OTHERS: []}
+    used, ruled_out = 0, 0
+    for row in rows:
+        name = row["datasets"][0]
+        files = {USED: row["model"], HELD_OUT: name, OTHERS: name}
+        for kind, key in files.items():
+            file = texts / kind / file_name(key)
+            if not file.exists():  # a copy of another model, say
+                break
+            traced = atlas.trace(row["model"], base, text=file)
+            if kind == USED:
+                classes[traced.trace_class] = classes.get(traced.trace_class, 0) + 1
+            if traced.text is None or traced.text.certainly_not_used is None or traced.text.likelihood is None:
+                break
+            found[kind].append((traced.text.likelihood, traced.text.certainly_not_used / traced.text.texts))
+            if kind == USED:
+                used += traced.text.texts
+                ruled_out += traced.text.certainly_not_used
+    shares = {
+        kind: dict(zip(("met", "ruled_out"), np.mean(values, axis=0).tolist(), strict=True)) | {"models": len(values)}
+        for kind, values in found.items()
+        if values
+    }
+    return {"classes": classes, "used_texts": used, "used_texts_ruled_out": ruled_out, **shares}
+
+
+def asked(atlas: Atlas, base: str, folder: Path) -> Json:
+    """`ask` with the held-out texts of every data set.
+
+    ``ap``: mean average precision over the data sets, of their models among all. ``to_dataset``: the share of models
+    whose own data set has the highest score of all. ``p_below_.05``: the share of true pairs with such a p-value.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    truth: dict[str, list[str]] = {}
+    precision, chance, small = [], [], []
+    files = sorted(folder.glob("*.jsonl"))
+    names = [file.stem.replace("--", "/") for file in files]
+    for name, file in zip(names, files, strict=True):
+        answer = atlas.ask(file, 100_000, base=base)
+        for one in answer.items:
+            scores.setdefault(one.model, {})[name] = one.score
+            truth[one.model] = one.datasets
+        is_own = np.array([name in one.datasets for one in answer.items])
+        if is_own.any():
+            precision.append(average_precision_score(is_own, [one.score for one in answer.items]))
+            chance.append(is_own.mean())
+            small += [one.p_value < 0.05 for one in answer.items if name in one.datasets]
+    labelled = {model: found for model, found in scores.items() if set(truth[model]) & set(names)}
+    right = [max(found, key=lambda name: found[name]) in truth[model] for model, found in labelled.items()]
+    return {
+        "datasets": len(precision),
+        "models": len(labelled),
+        "ap": float(np.mean(precision)),
+        "chance": float(np.mean(chance)),
+        "to_dataset": float(np.mean(right)),
+        "to_dataset_chance": 1 / len(names),
+        "p_below_.05": float(np.mean(small)),
+    }
+
+
+if __name__ == "__main__":
+    where, which, files = sys.argv[1:]
+    print(json.dumps(headline(Path(where), which, Path(files))))
