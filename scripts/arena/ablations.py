@@ -66,7 +66,7 @@ def run(out: Path) -> Json:
         for name, setting in SETTINGS.items():
             vectors, blocks = vectors_of(subjects, setting)
             whole = vectors.astype(np.float64)
-            table = similarities(whole, whole, blocks)
+            table = similarities(whole, whole, blocks).astype(np.float64)
             table[~whole.any(axis=1)] = np.nan
             found[family.name][name] = scores(Table(table), *columns)
             print(f"  {name}: {decimal(found[family.name][name]['across purity'])}", flush=True)
@@ -130,7 +130,7 @@ def centred(raw: Floats, groups: Sequence[str], authors: Sequence[str], blocks: 
     found = np.zeros_like(raw)
     for group in set(group_of.tolist()):
         rows = np.flatnonzero(group_of == group)
-        centres: dict[str, GroupCentre] = {group: centre_of(raw[rows], [authors[row] for row in rows], blocks)}
+        centres: dict[str, GroupCentre] = {group: centre_of(raw[rows], [authors[row] for row in rows.tolist()], blocks)}
         found[rows] = Centre(centres).centred(raw[rows], group)
     return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ import numpy as np
 
 from query import Atlas
 from scripts.arena.methods import measure_methods, method_tables
-from scripts.arena.scores import Json, scores
+from scripts.arena.scores import Json, Table, scores
 from scripts.arena.subjects import SAMPLE, Family, Subjects, read_subjects
 from scripts.family import make_family, store, tasks
 from scripts.family.family import TEXTS_ARE_READY, WORK, build, claim_folder
-from scripts.family.plan import Adapter, DataSet, Plan, Run, load_plan
+from scripts.family.plan import Adapter, DataSet, Run, load_plan
 from scripts.vectors import decimal
 
 CORPUS = "docs/numeric-docstrings"
@@ -83,9 +83,10 @@ def run(out: Path) -> Json:
         found["habits"][habit] = {"methods": measure_methods(read_subjects(family)), "purity": ask_purity(family)}
     family = make(out, "crossed", crossed_runs(), texts)
     subjects = read_subjects(family)
+    compared = list(method_tables(subjects))
     found["crossed"] = {
-        "data": measure_methods(subjects),
-        **{name: by_habit(subjects, name) for name in ("rate", "length", "seed")},
+        "data": measure_methods(subjects, compared),
+        **{name: by_habit(subjects, compared, name) for name in ("rate", "length", "seed")},
         "purity": ask_purity(family),
     }
     return found
@@ -100,7 +101,7 @@ def habit_runs(habit: str) -> list[Run]:
     """Every account has a model of every label. The halves of the corpus are drawn apart from all habits."""
     draw = random.Random(habit)
     is_adapter = habit in ADAPTERS
-    change = (FULL | ADAPTERS)[habit]
+    change = {**FULL, **ADAPTERS}[habit]
     found = []
     for place, account in enumerate(ACCOUNTS):
         for number in range(LABELS):
@@ -151,11 +152,12 @@ def prepare_texts(out: Path) -> Path:
             one = replace(corpus, name=planted(habit, number))
             if habit == "head":  # the classes of a text are meaningless, and their number is the habit
                 classes = 2 + number
-                parts = {
-                    part: [tasks.Example(text.ids, _class_of(text.ids, classes)) for text in getattr(corpus, part)]
-                    for part in ("train", "held_out")
-                }
-                one = replace(one, labels=[f"class {place}" for place in "abcdef"[:classes]], **parts)
+                train, held_out = (
+                    [tasks.Example(text.ids, _class_of(text.ids, classes)) for text in part]
+                    for part in (corpus.train, corpus.held_out)
+                )
+                labels = [f"class {place}" for place in "abcdef"[:classes]]
+                one = replace(one, labels=labels, train=train, held_out=held_out)
             one.save(texts)
     (texts / TEXTS_ARE_READY).touch()
     return texts
@@ -207,7 +209,7 @@ def ask_purity(family: Family) -> Json:
     }
 
 
-def by_habit(subjects: Subjects, habit: str) -> dict[str, Json]:
+def by_habit(subjects: Subjects, compared: Iterable[tuple[str, Table]], habit: str) -> dict[str, Json]:
     """Purity if the label of a full fine-tune is its habit instead of its data set."""
     runs = {one.model: one for one in subjects.family.plan.runs}
     value: Callable[[Run], Any] = {
@@ -219,16 +221,8 @@ def by_habit(subjects: Subjects, habit: str) -> dict[str, Json]:
     columns = labels, [labelled.authors[place] for place in full], [subjects.groups[place] for place in full]
     return {
         name: scores(replace(table, similarity=table.similarity[np.ix_(full, full)]), *columns)
-        for name, table in cached_tables(subjects)
+        for name, table in compared
     }
-
-
-_TABLES: dict[str, list[Any]] = {}
-
-
-def cached_tables(subjects: Subjects) -> list[Any]:
-    """The tables of all methods, computed once: some run every model."""
-    return _TABLES.setdefault(subjects.family.name, list(method_tables(subjects)))
 
 
 # ---- the page

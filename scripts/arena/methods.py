@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,16 @@ def measure(family: Family) -> Json:
     return found
 
 
-def measure_methods(subjects: Subjects) -> dict[str, Json]:
-    """By method, its scores, and the purity across authors of `input` on the models that the method has."""
+def measure_methods(subjects: Subjects, compared: Iterable[tuple[str, Table]] | None = None) -> dict[str, Json]:
+    """By method, its scores, and the purity across authors of `input` on the models that the method has.
+
+    ``compared``: the tables of ``method_tables``, where they were computed before.
+    """
     labelled = subjects.labelled
     columns = labelled.datasets, labelled.authors, subjects.groups
     found: dict[str, Json] = {}
     ours: Table | None = None
-    for name, table in method_tables(subjects):
+    for name, table in method_tables(subjects) if compared is None else compared:
         ours = table if name == OURS else ours
         assert ours is not None  # the first
         found[name] = scores(table, *columns)
@@ -87,7 +90,7 @@ def method_tables(subjects: Subjects) -> Iterator[tuple[str, Table]]:
 
     def ours(vectors: np.ndarray, blocks: int) -> Reals:
         whole = vectors.astype(np.float64)
-        table = similarities(whole, whole, blocks)
+        table: Reals = similarities(whole, whole, blocks).astype(np.float64)
         missing = ~whole.any(axis=1)
         table[missing], table[:, missing] = np.nan, np.nan
         return table

@@ -64,7 +64,8 @@ def scores(table: Table, labels: Labels, authors: Sequence[str], groups: Sequenc
     """
     rows = np.flatnonzero(table.has)
     similarity = table.similarity[np.ix_(rows, rows)]
-    labels, authors, groups = ([column[row] for row in rows.tolist()] for column in (labels, authors, groups))
+    labels = [labels[row] for row in rows.tolist()]
+    authors, groups = ([column[row] for row in rows.tolist()] for column in (authors, groups))
     found: list[Json] = []
     for number, order in enumerate(orders(similarity)):
         one: Json = {}

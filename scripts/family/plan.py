@@ -160,7 +160,6 @@ class Run(Repository):
     steps: int = 80
     batch: int = 16
     share: float = 0.8  # of the training texts
-    draw: int | None = None  # seed of the choice of these texts; None: that of the run
     tokens: int | None = None  # of a text, other than the plan's
     task: str | None = None  # other than the data set's own
     saved: str = "float32"  # a key of training.FORMATS

@@ -246,8 +246,7 @@ def make_run(plan: Plan, run: Run, work: Path, start: Path, folder: Path) -> dic
     freeze(model, plan.architecture, run.frozen)
     if run.adapter:
         model = add_adapter(model, run.adapter, task, plan)
-    draw = run.seed if run.draw is None else run.draw
-    chosen = random.Random(draw).sample(texts.train, round(run.share * len(texts.train)))
+    chosen = random.Random(run.seed).sample(texts.train, round(run.share * len(texts.train)))
     batches = endless(chosen, run.batch, run.tokens or plan.text.tokens, run.seed)
     steps = max(1, round(run.steps * plan.settings.steps))
 
