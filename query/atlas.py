@@ -250,19 +250,26 @@ class Atlas(AtlasReader):
         k: int = 10,
         base: str | None = None,
         representation: str = "input",
+        unknown_share: float | None = None,
         store: bool = False,
     ) -> list[Answered[Prediction]]:
         """``predict`` for many models; by default for every indexed model of the base that names no dataset.
 
-        A model without an answer has an ``error`` instead of an ``answer``. ``store``: keep the answers for indexed
-        models in the atlas (table ``predictions``, view ``likely_datasets``).
+        Of ten models or more the ``unknown_share`` is estimated from them, unless it is given. A model without an
+        answer has an ``error`` instead of an ``answer``. ``store``: keep the answers for indexed models in the atlas
+        (table ``predictions``, view ``likely_datasets``).
         """
         from query.predict.predict import predict_many, undocumented
         from query.predict.predict import store as keep
 
         asked = undocumented(self, base) if models is None else [str(model) for model in models]
         is_all = models is None
-        found = list(predict_many(self, asked, k=k, base=base, representation=representation, are_indexed=is_all))
+        found = list(
+            predict_many(
+                self, asked, k=k, base=base, representation=representation, unknown_share=unknown_share,
+                are_indexed=is_all,
+            )
+        )  # fmt: skip
         if store:
             keep(self, [one.answer for one in found if one.answer is not None])
         return found

@@ -13,6 +13,7 @@ from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError
 from query.results import Answered
 from query.texts import read_stdin
+from query.wording import percent
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
@@ -76,7 +77,7 @@ def predict_batch(
 
     Raises AtlasError at the end if a model has no answer.
     """
-    from query.predict.predict import predict_many, undocumented
+    from query.predict.predict import FEWEST_MODELS, predict_many, undocumented
 
     asked = undocumented(opened, base) if names is None else list(names)
     if not asked:
@@ -95,8 +96,20 @@ def predict_batch(
         return [(model if name != prediction.model else {}) | answer | counts]
 
     try:
-        many = predict_many(opened, asked, base=base, are_indexed=names is None, **options)
+        with Progress(len(asked), "models") as progress:
+            many = list(
+                predict_many(
+                    opened,
+                    asked,
+                    base=base,
+                    are_indexed=names is None,
+                    on_progress=lambda _: progress.update(1),
+                    **options,
+                )
+            )
         print_batch(many, len(asked), output, rows)
+        for share in sorted({one.unknown_share for one in kept}) if len(kept) >= FEWEST_MODELS else ():
+            say(f"{percent(share)} of the models are assumed to be tuned on data that no other author names")
         if output == "table":
             say("the first answer for each model; every answer: --format jsonl")
     finally:

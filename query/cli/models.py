@@ -139,6 +139,11 @@ def layers(
         "--evaluate", is_flag=True,
         help="Measure how often predictions are right on this atlas, compared with a baseline.",
     ),
+    click.option(
+        "--unknown-share", type=click.FloatRange(0, 1), metavar="S",
+        help="Share of models like these that are tuned on data that no other author names. Default: the share among "
+        "the labelled models of the atlas; of ten models or more it is estimated from them.",
+    ),
     out_option("With --evaluate: also draw the reliability: .png, .svg or .pdf."),
     representation_option,
     theme_option,
@@ -150,6 +155,7 @@ def predict(
     undocumented: bool,
     store: bool,
     evaluate: bool,
+    unknown_share: float | None,
     out: str | None,
     theme: ThemeName,
     details: bool,
@@ -167,13 +173,15 @@ def predict(
         raise click.UsageError("--out can only be used with --evaluate.")
     if store and evaluate:
         raise click.UsageError("--store can only be used with a MODEL or --undocumented.")
+    if unknown_share is not None and evaluate:
+        raise click.UsageError("--unknown-share can only be used with a MODEL or --undocumented.")
     names = names_on_stdin() if model == STDIN else None
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
         if undocumented or names is not None:
-            predict_batch(opened, names, base, store, output, options)
+            predict_batch(opened, names, base, store, output, options | {"unknown_share": unknown_share})
         elif model is not None:
-            prediction = opened.predict(model, base=base, **options)
+            prediction = opened.predict(model, base=base, unknown_share=unknown_share, **options)
             print_result(prediction, output, details=details)
             if store:
                 store_predictions(opened, [prediction])

@@ -6,7 +6,7 @@ The vocabulary is the representation of that name, which tells of the tokens of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +39,7 @@ from query.lookup import (
 from query.population import own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
 from query.predict.heads import Head, head_of
+from query.predict.scoring import estimated_share, with_prior
 from query.predict.training_set import (
     VOCABULARY,
     DatasetRuns,
@@ -61,6 +62,10 @@ if TYPE_CHECKING:
 # Answers with at least this probability or vote are printed, and never fewer than this many.
 _MIN_SHOWN = 0.01
 _FEWEST = 3
+_PROBABILITIES = ("probability", "vectors", "head", "vocabulary")
+
+# The share of models on unknown data is estimated from so many models or more.
+FEWEST_MODELS = 10
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,8 @@ class Prediction(Result):
         declared: the datasets that the model names itself.
         repeats: models with the same weights, and the datasets they name.
         voters: the votes, the largest first.
+        unknown_share: the share of models assumed to be tuned on data that no other author names, the prior of "none of
+            these"; by default that among the labelled models of the atlas.
     """
 
     IS_LIST = True
@@ -160,6 +167,7 @@ class Prediction(Result):
     answers: tuple[Answer, ...]
     voters: tuple[NeighbourVote, ...]
     notes: tuple[str, ...] = ()
+    unknown_share: float = 0.5
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The answers of ``shown_answers``."""
@@ -172,6 +180,17 @@ class Prediction(Result):
             for place, answer in enumerate(self.answers)
             if max(answer.votes, answer.probability) >= _MIN_SHOWN or place < _FEWEST or answer.dataset == NONE_OF_THESE
         ]
+
+    def with_unknown_share(self, share: float) -> Prediction:
+        """The same if ``share`` of the models are tuned on data that no other author names."""
+        ordered = sorted(self.answers, key=lambda answer: answer.dataset == NONE_OF_THESE)
+        columns = [name for name in _PROBABILITIES if getattr(ordered[0], name) is not None]
+        table = np.array([[getattr(answer, name) for answer in ordered] for name in columns])
+        moved = with_prior(table, self.unknown_share, share).T.tolist()
+        answers = [
+            replace(answer, **dict(zip(columns, row, strict=True))) for answer, row in zip(ordered, moved, strict=True)
+        ]
+        return replace(self, answers=_ranked(answers), unknown_share=share)
 
     def agreement(self, answer: Answer) -> float:
         """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""
@@ -207,14 +226,35 @@ class Prediction(Result):
 
 
 def predict(
-    atlas: AtlasReader, model: str | Path, *, k: int = 10, base: str | None = None, representation: str = "input"
+    atlas: AtlasReader,
+    model: str | Path,
+    *,
+    k: int = 10,
+    base: str | None = None,
+    representation: str = "input",
+    unknown_share: float | None = None,
 ) -> Prediction:
     """The datasets that ``model`` (an indexed id, any other Hub id, a local folder) was probably tuned on.
 
-    ``k``: the number of nearest models that vote. The probabilities sum to 1. Raises AtlasError if the model is unknown
-    or unreadable, has nothing to compare, or no model by another author names a dataset.
+    ``k``: the number of nearest models that vote. The probabilities sum to 1. ``unknown_share``: the share of models
+    like this one that are tuned on data that no other author names, from 0 to 1. By default it is that share among the
+    labelled models of the atlas. Raises AtlasError if the model is unknown or unreadable, has nothing to compare, or no
+    model by another author names a dataset.
     """
-    return _predict(atlas, str(model), LabelledModelReader(atlas, representation), k, base)
+    _check(unknown_share)
+    found = _predict(atlas, str(model), LabelledModelReader(atlas, representation), k, base)
+    if unknown_share is not None:
+        return found.with_unknown_share(unknown_share)
+    note = (
+        f"It is assumed that {percent(found.unknown_share)} of the models are tuned on data that no other author "
+        "names, as in this atlas; `unknown_share` changes that."
+    )
+    return replace(found, notes=(*found.notes, note))
+
+
+def _check(unknown_share: float | None) -> None:
+    if unknown_share is not None and not 0 <= unknown_share <= 1:
+        raise AtlasError(f"`unknown_share` is {unknown_share}; it must be from 0 to 1.", "")
 
 
 def predict_many(
@@ -224,18 +264,38 @@ def predict_many(
     k: int = 10,
     base: str | None = None,
     representation: str = "input",
+    unknown_share: float | None = None,
     are_indexed: bool = False,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[Answered[Prediction]]:
-    """:func:`predict` for each of ``models``, one after another; the labelled models are read once.
+    """:func:`predict` for each of ``models``; the labelled models are read once.
 
-    ``are_indexed``: the names come from the atlas, and must not be read as folders of this machine.
+    Without an ``unknown_share`` it is estimated from all of these models of a base together if there are ten or more,
+    so the first answer comes when all models were read. ``are_indexed``: the names come from the atlas, and must not
+    be read as folders of this machine. ``on_progress`` is called with the number of models read.
     """
+    _check(unknown_share)
     labelled = LabelledModelReader(atlas, representation)
 
     def ask(model: str) -> Prediction:
         return _predict(atlas, ModelRef(model) if are_indexed else model, labelled, k, base)
 
-    return answered(models, ask)
+    many: list[Answered[Prediction]] = []
+    for one in answered(models, ask):
+        many.append(one)
+        if on_progress is not None:
+            on_progress(len(many))
+    shares: dict[str, float] = {}
+    for of_base in {one.answer.base for one in many if one.answer is not None}:
+        found = [one.answer for one in many if one.answer is not None and one.answer.base == of_base]
+        if unknown_share is not None:
+            shares[of_base] = unknown_share
+        elif len(found) >= FEWEST_MODELS:
+            none = [answer.probability for one in found for answer in one.answers if answer.dataset == NONE_OF_THESE]
+            shares[of_base] = estimated_share(np.array(none), np.array([one.unknown_share for one in found]))
+    for one in many:
+        share = shares.get(one.answer.base) if one.answer is not None else None
+        yield one if share is None else replace(one, answer=one.answer.with_unknown_share(share))
 
 
 def undocumented(atlas: AtlasReader, base: str | None = None) -> list[str]:
@@ -421,10 +481,15 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
         calibrated=fitted.is_calibrated,
         declared=target.declared,
         repeats=target.duplicates,
-        answers=tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset))),
+        answers=_ranked(answers),
         voters=voters,
         notes=tuple(notes),
+        unknown_share=fitted.none,
     )
+
+
+def _ranked(answers: Iterable[Answer]) -> tuple[Answer, ...]:
+    return tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset)))
 
 
 def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ...]:

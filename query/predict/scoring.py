@@ -45,6 +45,7 @@ def score_models(probabilities: Reals, truth: Reals) -> Columns:
 
 
 UNKNOWN_SHARES = (0.0, 0.25, 0.5, 0.75)
+_GRID = 2000  # shares at which the likelihood is computed
 
 
 def accuracy_at(probabilities: Reals, truth: Reals, none: float, share: float) -> Reals:
@@ -52,9 +53,37 @@ def accuracy_at(probabilities: Reals, truth: Reals, none: float, share: float) -
 
     It is ``share``, as for somebody who knows how many of the models were tuned on data that no other author names.
     """
-    odds = np.append(np.full(probabilities.shape[1] - 1, (1 - share) / (1 - none)), share / none)
-    top = (probabilities * odds).argmax(axis=1)
+    top = with_prior(probabilities, none, share).argmax(axis=1)
     return (truth[np.arange(len(truth)), top] > 0).astype(np.float64)
+
+
+def with_prior(probabilities: Reals, none: float | Reals, share: float) -> Reals:
+    """(rows, answers + 1) if the prior of "none of these", the last one, is ``share`` and not ``none``.
+
+    Odds are multiplied by the ratio of the prior odds. That is right if models of unknown data, and those of known
+    data, look the same whatever their share is (prior shift; Saerens, Latinne & Decaestecker, 2002).
+    """
+    none = np.broadcast_to(np.asarray(none, dtype=np.float64), len(probabilities))
+    weights = np.repeat(((1 - share) / (1 - none))[:, None], probabilities.shape[1], axis=1)
+    weights[:, -1] = share / none
+    moved = probabilities * weights
+    total = moved.sum(axis=1, keepdims=True)
+    return np.divide(moved, total, out=probabilities.copy(), where=total > 0)
+
+
+def estimated_share(none: Reals, prior: Reals, weights: Reals | None = None) -> float:
+    """The share of models among these whose data set is none of the answers: its mean given the evidence of all.
+
+    ``none`` (n,): the probability of that for each model if the share is its ``prior`` (n,), which is neither 0 nor 1.
+    Before the evidence, every share is as likely as any other, so that the answer is never 0 or 1. ``weights`` (n,):
+    how often each model counts. Saerens, Latinne & Decaestecker (2002) iterate to the most likely share instead.
+    """
+    shares = np.linspace(0, 1, _GRID + 2)[1:-1]
+    # The likelihood ratio of a model does not depend on the prior.
+    of_none, of_known = (none / prior)[:, None], ((1 - none) / (1 - prior))[:, None]
+    likelihood = np.log(np.maximum(shares * of_none + (1 - shares) * of_known, 1e-300))
+    logs = (np.ones(len(none)) if weights is None else weights) @ likelihood
+    return float(np.average(shares, weights=np.exp(logs - logs.max())))
 
 
 def auroc(positive: Reals, negative: Reals, weights: tuple[Reals, Reals]) -> float | None:

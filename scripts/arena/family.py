@@ -86,7 +86,11 @@ def load_arena_plan() -> tuple[Plan, dict[str, str]]:
             family,
             size="arena",
             settings=replace(family.settings, files=data["files"], pretraining_steps=steps, steps=1.0),
-            architecture=replace(family.architecture, objective=data["objective"]),
+            architecture=replace(
+                family.architecture,
+                objective=data["objective"],
+                config={**family.architecture.config, **data["config"]},
+            ),
             pretraining=replace(family.pretraining, **pretraining),
             base=f"arena/tiny-{family.architecture_name}",
             old_id=f"arena-tiny-{family.architecture_name}",

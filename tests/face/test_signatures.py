@@ -27,7 +27,7 @@ COMMANDS = {
     "map": ("map", set()),
     "rank": ("rank", set()),
     "predict": ("predict", {"evaluate", "undocumented", "store"}),
-    "evaluate_prediction": ("predict", {"evaluate", "model", "undocumented", "store"}),
+    "evaluate_prediction": ("predict", {"evaluate", "model", "undocumented", "store", "unknown_share"}),
     "lineage": ("lineage", {"every"}),
     "depth": ("depth", {"study"}),
     "depth_study": ("depth", {"study", "model", "against"}),

@@ -1,0 +1,312 @@
+"""How well `query predict` says "none of these" of models on data sets, or of whole domains, that the atlas lacks.
+
+For every fold some data sets are unknown: the atlas is built without all their models, and without one model of every
+other data set. Both are then predicted from the Hub as anybody's models are. ``python -m scripts.arena.open_set ATLAS BASE
+FILE`` prints the predictions for the models that FILE lists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query import Atlas
+from query.predict.classifier import NONE_OF_THESE
+from query.predict.scoring import auroc, calibration_error, estimated_share
+from scripts.arena.family import ArenaFamily, build_family, in_process
+from scripts.loopback_hub import LoopbackHub
+from scripts.terminal import Terminal
+from scripts.vectors import decimal
+
+Json = dict[str, Any]
+Floats = NDArray[np.float64]
+
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
+EVIDENCE = ("vectors", "vocabulary", "head", "together")
+KINDS = ("data sets", "domains")  # what is unknown
+NULL = "permuted labels"
+PARTS = 4  # of the data sets, each of which is unknown once
+# What a constant answer says instead of 0 and 1: a certain answer that is wrong once would lose infinitely much.
+CERTAIN = 0.99
+SMALLEST = 1e-12  # probability that a log loss counts
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One choice of what the atlas lacks: ``unknown`` data sets, and of the others the models ``asked`` about."""
+
+    kind: str
+    name: str
+    unknown: tuple[str, ...]
+    asked: tuple[str, ...]
+
+
+def folds_of(family: ArenaFamily) -> list[Fold]:
+    """Every data set is unknown once among others of all domains, and once with its whole domain."""
+    of_dataset: dict[str, list[str]] = {}
+    for run in family.plan.runs:
+        of_dataset.setdefault(run.dataset, []).append(run.model)
+    dealt = sorted(of_dataset, key=lambda name: hashlib.sha256(name.encode()).digest())
+    choices = [("data sets", str(part + 1), set(dealt[part::PARTS])) for part in range(PARTS)]
+    for domain in dict.fromkeys(family.domains.values()):
+        choices.append(("domains", domain, {name for name, where in family.domains.items() if where == domain}))
+    return [
+        Fold(
+            kind,
+            name,
+            tuple(sorted(unknown)),
+            # Another one of its models in every fold.
+            tuple(
+                models[(place + number) % len(models)]
+                for place, (dataset, models) in enumerate(of_dataset.items())
+                if dataset not in unknown
+            ),
+        )
+        for number, (kind, name, unknown) in enumerate(choices)
+    ]
+
+
+def run(out: Path) -> Json:
+    """Build an atlas for every fold, predict, and score."""
+    family = build_family(out)
+    adapters = {run.model for run in family.plan.runs if run.adapter}
+    folds = folds_of(family)
+    rows: list[Json] = []
+    with LoopbackHub(family.models) as everything:
+        for fold, is_null in [*((fold, False) for fold in folds), *((fold, True) for fold in folds[:PARTS])]:
+            kind = NULL if is_null else fold.kind
+            folder = out / "open_set" / f"{kind.replace(' ', '-')}-{fold.name}"
+            atlas = _atlas_without(family, fold, folder, is_null=is_null)
+            unknown = [model for model, name in family.datasets.items() if name in fold.unknown]
+            asked = folder / "asked.json"
+            asked.write_text(json.dumps([*unknown, *fold.asked]), encoding="utf-8")
+            terminal = Terminal.of_hub(folder, everything.endpoint)
+            terminal.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
+            print(f"predicting {len(unknown)} unknown and {len(fold.asked)} known models …", flush=True)
+            for one in in_process(terminal, "scripts.arena.open_set", str(atlas), family.plan.base, str(asked)):
+                name = family.datasets[one["model"]]
+                truth = NONE_OF_THESE if name in fold.unknown else name
+                is_adapter = one["model"] in adapters
+                rows.append({"fold": fold.name, "kind": kind, "is_adapter": is_adapter, **_row(one, truth)})
+    counts = {"models": len(family.plan.runs), "datasets": len(family.domains), "domains": len(folds) - PARTS}
+    return counts | {kind: scores_of([row for row in rows if row["kind"] == kind]) for kind in (*KINDS, NULL)}
+
+
+def _atlas_without(family: ArenaFamily, fold: Fold, folder: Path, *, is_null: bool) -> Path:
+    """An atlas of a Hub that has neither the models of unknown data sets nor those asked about.
+
+    ``is_null``: the cards of its models name data sets that were permuted among them.
+    """
+    hub, marker = folder / "hub", folder / family.plan.fingerprint
+    if not marker.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        absent = set(fold.asked) | {model for model, name in family.datasets.items() if name in fold.unknown}
+        models = [model for model in family.datasets if model not in absent]
+        named = [family.datasets[model] for model in models]
+        if is_null:
+            random.Random(fold.name).shuffle(named)
+        for model, name in [(family.plan.base, ""), *zip(models, named, strict=True)]:
+            shutil.copytree(family.models / model, hub / model, copy_function=os.link)
+            os.link(family.models / f"{model}.repo.json", hub / f"{model}.repo.json")
+            if is_null and name:
+                for file in (hub / model / "README.md", hub / f"{model}.repo.json"):
+                    text = file.read_text(encoding="utf-8").replace(family.datasets[model], name)
+                    file.unlink()  # it is a link to the file of the family
+                    file.write_text(text, encoding="utf-8")
+        with LoopbackHub(hub) as served:
+            terminal = Terminal.of_hub(folder, served.endpoint)
+            terminal.environment.pop("HF_HUB_OFFLINE", None)
+            terminal(f"index build --base {family.plan.base}")
+        marker.touch()
+    return folder / "atlas"
+
+
+def predictions(atlas: Path, base: str, models: Sequence[str]) -> list[Json]:
+    """What `query predict` says of every model: all answers, and the prior of "none of these"."""
+    found = []
+    with Atlas(atlas) as opened:
+        for model in models:  # one by one: of many together the prior is estimated
+            one = opened.predict(model, base=base)
+            answers = [asdict(answer) for answer in one.answers]
+            found.append({"model": one.model, "answers": answers, "unknown_share": one.unknown_share})
+    return found
+
+
+def _row(prediction: Json, truth: str) -> Json:
+    """Of one model by every kind of evidence: the probabilities of none, of the best data set, and of the truth.
+
+    ``right``: whether the best data set is the truth. Kinds that the model lacks are left out.
+    """
+    by: Json = {}
+    for evidence in EVIDENCE:
+        column = "probability" if evidence == "together" else evidence
+        given = {one["dataset"]: one[column] for one in prediction["answers"] if one[column] is not None}
+        none = given.pop(NONE_OF_THESE, None)
+        if none is not None and given:
+            best = max(given, key=lambda name: given[name])
+            chances = {
+                "none": none,
+                "best": given[best],
+                "truth": none if truth == NONE_OF_THESE else given.get(truth, 0),
+            }
+            by[evidence] = chances | {"right": best == truth}
+    is_known = truth != NONE_OF_THESE
+    return {"model": prediction["model"], "is_known": is_known, "prior": prediction["unknown_share"], "by": by}
+
+
+def scores_of(rows: Sequence[Json]) -> Json:
+    """Of every kind of evidence: AUROC, OSCR, and by unknown share the scores with each way of choosing the prior."""
+    found: Json = {}
+    for evidence in EVIDENCE:
+        some = [row for row in rows if evidence in row["by"]]
+        if not any(row["is_known"] for row in some) or all(row["is_known"] for row in some):
+            continue
+        table = _Table(some, evidence)
+        found[evidence] = {
+            "known": int(table.is_known.sum()),
+            "unknown": int((~table.is_known).sum()),
+            "auroc": table.auroc(),
+            "oscr": oscr(table.best[table.is_known], table.right[table.is_known], table.best[~table.is_known]),
+            "accuracy": float(table.right[table.is_known].mean()),
+            "shares": {str(share): table.at(share) for share in SHARES},
+        }
+    return found
+
+
+def oscr(known: Floats, right: NDArray[np.bool_], unknown: Floats) -> float:
+    """The area under the open-set classification rate curve (Dhamija, Günther & Boult, 2018).
+
+    The curve has the share of known models that are classified rightly with a score above a threshold over the share of
+    unknown models with a score above it. ``known``, ``unknown``: scores of the best known answer, ``right`` whether it
+    is true. The area is the probability that a known model is classified rightly and scores higher than an unknown one.
+    """
+    if not right.any():
+        return 0.0
+    higher = auroc(known[right], unknown, (np.ones(int(right.sum())), np.ones(len(unknown))))
+    assert higher is not None
+    return float(right.mean()) * higher
+
+
+class _Table:
+    """Predictions by one kind of evidence as columns; entry i of each is the same model."""
+
+    def __init__(self, rows: Sequence[Json], evidence: str) -> None:
+        given = [row["by"][evidence] for row in rows]
+        self.none, self.best, self.truth = (
+            np.array([one[name] for one in given]) for name in ("none", "best", "truth")
+        )
+        self.right = np.array([one["right"] for one in given])
+        self.is_known = np.array([row["is_known"] for row in rows])
+        self.prior = np.array([row["prior"] for row in rows])
+        self.folds = np.array([row["fold"] for row in rows])
+
+    def auroc(self) -> float:
+        """Of the likelihood ratio: priors differ between folds."""
+        ratio = self.none / (1 - self.none) * (1 - self.prior) / self.prior
+        unknown, known = ratio[~self.is_known], ratio[self.is_known]
+        found = auroc(unknown, known, (np.ones(len(unknown)), np.ones(len(known))))
+        assert found is not None
+        return found
+
+    def weights(self, share: float) -> Floats:
+        """How much each model counts, so that this share is unknown; all together 1."""
+        return np.where(self.is_known, (1 - share) / self.is_known.sum(), share / (~self.is_known).sum())
+
+    def at(self, share: float) -> Json:
+        """Scores if this share is unknown, with the atlas's own prior, an estimated one and the true one."""
+        weights = self.weights(share)
+        # Of every fold the share is estimated from its own models, as one batch.
+        estimated = np.zeros(len(weights))
+        for fold in set(self.folds.tolist()):
+            mine = self.folds == fold
+            size = {True: (self.is_known & mine).sum(), False: (~self.is_known & mine).sum()}
+            each = np.where(self.is_known[mine], (1 - share) / size[True], share / size[False]) * mine.sum()
+            estimated[mine] = estimated_share(self.none[mine], self.prior[mine], each)
+        found = {"estimate": float(weights @ estimated)}
+        priors = {"own": self.prior, "estimated": estimated, "true": np.full(len(weights), share)}
+        for name, prior in priors.items():
+            found[name] = self.scores(weights, prior)
+        found["constants"] = {
+            "always": _log_loss(~self.is_known, np.full(len(weights), CERTAIN), weights),
+            "never": _log_loss(~self.is_known, np.full(len(weights), 1 - CERTAIN), weights),
+            "share": _log_loss(~self.is_known, np.full(len(weights), share), weights),
+        }
+        return found
+
+    def scores(self, weights: Floats, prior: Floats) -> Json:
+        """Of "none of these" and of the whole prediction with this prior (n,): accuracy, calibration error, log loss."""
+        of_none, of_known = prior / self.prior, (1 - prior) / (1 - self.prior)
+        total = self.none * of_none + (1 - self.none) * of_known
+        none, best = self.none * of_none / total, self.best * of_known / total
+        truth = np.where(self.is_known, self.truth * of_known / total, none)
+        is_none = none > best
+        answers = np.where(is_none, ~self.is_known, self.right & self.is_known)
+        return {
+            "none_accuracy": float(weights @ ((none > 0.5) == ~self.is_known)),
+            "none_calibration": calibration_error({"confidence": none, "right": ~self.is_known}, weights),
+            "none_log_loss": _log_loss(~self.is_known, none, weights),
+            "accuracy": float(weights @ answers),
+            "calibration": calibration_error({"confidence": np.maximum(none, best), "right": answers}, weights),
+            "log_loss": float(weights @ -np.log(np.maximum(truth, SMALLEST))),
+        }
+
+
+def _log_loss(is_true: NDArray[np.bool_], probability: Floats, weights: Floats) -> float:
+    of_truth = np.where(is_true, probability, 1 - probability)
+    return float(weights @ -np.log(np.maximum(of_truth, SMALLEST)))
+
+
+def tables(figures: Json) -> str:
+    """Markdown: how well unknown data are told, and the scores by share."""
+    kinds = [kind for kind in (*KINDS, NULL) if kind in figures]
+    lines = [
+        "| unknown | evidence | known models | unknown models | accuracy on the known | AUROC | OSCR |",
+        f"|{'---|' * 7}",
+    ]
+    for kind in kinds:
+        for evidence, one in figures[kind].items():
+            numbers = (decimal(one[name]) for name in ("accuracy", "auroc", "oscr"))
+            lines.append(f"| {kind} | {evidence} | {one['known']} | {one['unknown']} | {' | '.join(numbers)} |")
+    for title, columns in (
+        ('Log loss of "none of these"', ("none_log_loss",)),
+        ('Accuracy, calibration error of "none of these"', ("none_accuracy", "none_calibration")),
+        ("Accuracy, calibration error, log loss of the whole answer", ("accuracy", "calibration", "log_loss")),
+    ):
+        is_loss = columns == ("none_log_loss",)
+        constants = " always | never | the share |" if is_loss else ""
+        lines += [
+            "",
+            f"**{title}**",
+            "",
+            f"| unknown | evidence | share | estimate | own prior | estimated | true |{constants}",
+        ]
+        lines.append(f"|{'---|' * (10 if is_loss else 7)}")
+        for kind in kinds[: len(KINDS)]:
+            for evidence, one in figures[kind].items():
+                for share, at in one["shares"].items():
+                    cells = [kind, evidence, decimal(float(share)), decimal(at["estimate"])]
+                    cells += [
+                        ", ".join(decimal(at[prior][name]) for name in columns)
+                        for prior in ("own", "estimated", "true")
+                    ]
+                    cells += (
+                        [decimal(at["constants"][name]) for name in ("always", "never", "share")] if is_loss else []
+                    )
+                    lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    where, which, file = sys.argv[1:]
+    print(json.dumps(predictions(Path(where), which, json.loads(Path(file).read_text(encoding="utf-8")))))
