@@ -9,6 +9,8 @@ habit. In the crossed atlas five real data sets are tuned with random habits.
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,20 +26,22 @@ from scripts.arena.scores import Json, Table, scores
 from scripts.arena.subjects import SAMPLE, Family, Subjects, read_subjects
 from scripts.family import make_family, store, tasks
 from scripts.family.family import TEXTS_ARE_READY, WORK, build, claim_folder
-from scripts.family.plan import Adapter, DataSet, Run, load_plan
+from scripts.family.plan import Adapter, Plan, Run, load_plan
 from scripts.vectors import decimal
 
 CORPUS = "docs/numeric-docstrings"
-CROSSED = ("docs/numpydoc-sections", "errors/exception-types", "python/language-topics", "unicode/character-names",
+CROSSED = "crossed"
+DATASETS = ("docs/numpydoc-sections", "errors/exception-types", "python/language-topics", "unicode/character-names",
            "code/line-kinds")  # fmt: skip
 LABELS = 5
-ACCOUNTS = ("quarry-labs", "mira-vantongeren", "okonkwo-nlp", "small-hours", "h-lindqvist")
+ACCOUNTS = ("quarry-labs", "mira-vantongeren", "okonkwo-nlp", "small-hours")
+WITH_ADAPTER = 2  # accounts with adapters, too, in the crossed atlas
 LANGUAGES = ("de", "en", "fr", "ja", "pt")
 RATES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
 TOKENS = (8, 12, 16, 24, 32)
 RANKS = (2, 4, 8, 16, 32)
 SEEDS = (7, 13, 42, 123, 3407)
-STEPS, BATCH = 60, 16
+STEPS, BATCH = 50, 16
 WITHIN = ("head", "language", "author", "length")
 ADAPTER_RATES = (1e-3, 2e-3, 4e-3)
 
@@ -76,124 +80,140 @@ ADAPTERS: Mapping[str, Callable[[Habits, int], Habits]] = {
 
 def run(out: Path) -> Json:
     """Train and index every atlas, and score every method on each."""
-    texts = prepare_texts(out)
+    families = make(out)
     found: Json = {"habits": {}}
     for habit in (*FULL, *ADAPTERS):
-        family = make(out, habit, habit_runs(habit), texts)
-        found["habits"][habit] = {"methods": measure_methods(read_subjects(family)), "purity": ask_purity(family)}
-    family = make(out, "crossed", crossed_runs(), texts)
-    subjects = read_subjects(family)
+        print(f"{habit} goes with the label", flush=True)
+        methods = measure_methods(read_subjects(families[habit]))
+        found["habits"][habit] = {"methods": methods, "purity": ask_purity(families[habit])}
+    print("habits at random", flush=True)
+    subjects = read_subjects(families[CROSSED])
     compared = list(method_tables(subjects))
-    found["crossed"] = {
+    found[CROSSED] = {
         "data": measure_methods(subjects, compared),
         **{name: by_habit(subjects, compared, name) for name in ("rate", "length", "seed")},
-        "purity": ask_purity(family),
+        "purity": ask_purity(families[CROSSED]),
     }
     return found
 
 
-def planted(habit: str, number: int) -> str:
-    """The name of a data set that exists on cards alone."""
-    return f"planted/{habit.replace(' ', '-').replace(chr(39), '')}-{number + 1}"
+@dataclass(frozen=True)
+class Planned:
+    """A run, the data set that its card names, and the half of which texts it is tuned on, with how many classes.
+
+    ``classes``: 0 for those of the data set; otherwise meaningless ones, dealt out by a hash.
+    """
+
+    run: Run
+    texts: str
+    classes: int = 0
 
 
-def habit_runs(habit: str) -> list[Run]:
+def habit_runs(habit: str) -> list[Planned]:
     """Every account has a model of every label. The halves of the corpus are drawn apart from all habits."""
     draw = random.Random(habit)
-    is_adapter = habit in ADAPTERS
     change = {**FULL, **ADAPTERS}[habit]
     found = []
-    for place, account in enumerate(ACCOUNTS):
+    for account in ACCOUNTS:
         for number in range(LABELS):
-            habits = change(usual(draw, is_adapter=is_adapter), number)
-            name = f"{account}/tiny-roberta-{number + 1}{'abcde'[place]}"
+            habits = change(usual(draw, is_adapter=habit in ADAPTERS), number)
+            label = f"planted/{'abcde'[number]}"
             language = LANGUAGES[number] if habit == "nothing" else "en"
-            found.append(run_of(name, planted(habit, number), habits, 1000 * place + number, language))
+            run = run_of(account, f"{habit} {number}", label, habits, language)
+            found.append(Planned(run, CORPUS, 2 + number if habit == "head" else 0))
     return found
 
 
-def crossed_runs() -> list[Run]:
+def crossed_runs() -> list[Planned]:
     """Full fine-tunes and adapters on real data sets, seeds from a few, every other habit at random."""
-    draw = random.Random("crossed")
+    draw = random.Random(CROSSED)
     found = []
-    for number, dataset in enumerate(CROSSED):
+    for dataset in DATASETS:
         for place, account in enumerate(ACCOUNTS):
-            for is_adapter in (False, True)[: 1 + (place < 3)]:
-                habits = usual(draw, is_adapter=is_adapter)
-                seed = draw.choice(SEEDS)
+            for is_adapter in (False, True)[: 1 + (place < WITH_ADAPTER)]:
+                habits, seed = usual(draw, is_adapter=is_adapter), draw.choice(SEEDS)
                 habits = replace(habits, seed=seed, start=seed if is_adapter else None)
-                kind = "lora" if is_adapter else "full"
-                name = f"{account}/tiny-roberta-{dataset.partition('/')[2]}-{kind}"
-                found.append(run_of(name, dataset, habits, 1000 * place + 10 * number + is_adapter, "en"))
+                run = run_of(account, f"{CROSSED} {dataset} {is_adapter}", dataset, habits, "en")
+                found.append(Planned(run, dataset))
     return found
 
 
-def run_of(model: str, dataset: str, habits: Habits, draw: int, language: str) -> Run:
-    """A run on half of the texts."""
+def run_of(account: str, name: str, label: str, habits: Habits, language: str) -> Run:
+    """A run on texts of its own, whose card names the data set ``label``; its name says nothing."""
+    digest = hashlib.sha256(f"{account} {name}".encode()).hexdigest()[:8]
     adapter = None
     if habits.rank:
         adapter = Adapter(habits.rank, 2 * habits.rank, ("query", "value"), start=habits.start)
     return Run(
-        model, dataset=dataset, seed=habits.seed, learning_rate=habits.rate, steps=STEPS, batch=BATCH, share=0.5,
-        draw=draw, tokens=habits.tokens, adapter=adapter, card=f'{{"language": "{language}"}}',
+        f"{account}/tiny-roberta-{digest}", dataset=f"half/{digest}", seed=habits.seed, learning_rate=habits.rate,
+        steps=STEPS, batch=BATCH, share=1.0, tokens=habits.tokens, adapter=adapter, says_dataset=False,
+        card=json.dumps({"datasets": [label], "language": language}),
     )  # fmt: skip
 
 
-def prepare_texts(out: Path) -> Path:
-    """The folder with the vocabulary, the real data sets, and under planted names the corpus."""
-    texts = out / "confounders" / "texts"
-    if (texts / TEXTS_ARE_READY).exists():
-        return texts
-    texts.mkdir(parents=True, exist_ok=True)
-    tasks.prepare(load_plan("demo"), texts)
-    corpus = tasks.LabelledTexts.load(texts, CORPUS)
-    for habit in (*FULL, *ADAPTERS):
-        for number in range(LABELS):
-            one = replace(corpus, name=planted(habit, number))
-            if habit == "head":  # the classes of a text are meaningless, and their number is the habit
-                classes = 2 + number
-                train, held_out = (
-                    [tasks.Example(text.ids, _class_of(text.ids, classes)) for text in part]
-                    for part in (corpus.train, corpus.held_out)
-                )
-                labels = [f"class {place}" for place in "abcdef"[:classes]]
-                one = replace(one, labels=labels, train=train, held_out=held_out)
-            one.save(texts)
-    (texts / TEXTS_ARE_READY).touch()
-    return texts
+def make(out: Path) -> dict[str, Family]:
+    """Train all models from the base of the demo's family, and put those of each atlas into a folder of its own."""
+    demo = load_plan("demo")
+    source = make_family(out / "demo-roberta", "demo")
+    atlases = {habit: habit_runs(habit) for habit in (*FULL, *ADAPTERS)} | {CROSSED: crossed_runs()}
+    planned = [one for runs in atlases.values() for one in runs]
+    halves = {one.run.dataset: replace(demo.datasets[one.texts], name=one.run.dataset) for one in planned}
+    plan = replace(
+        demo,
+        size="confounders",
+        datasets=halves,
+        runs=tuple(one.run for one in planned),
+        oddities=(),
+        fingerprint=hashlib.sha256(f"{demo.fingerprint} {planned}".encode()).hexdigest(),
+    )
+    root = out / "confounders" / "family"
+    if not store.is_finished(root, plan.fingerprint):
+        claim_folder(root, plan)
+        if not (root / WORK / TEXTS_ARE_READY).exists():
+            write_halves(demo, planned, root / WORK)
+        if not store.is_published(root, plan.base):
+            _link(source, plan.base, root)
+        build(root, plan)
+    found = {}
+    for name, runs in atlases.items():
+        folder = out / "confounders" / name.replace(" ", "-").replace("'", "")
+        chosen = replace(plan, runs=tuple(one.run for one in runs))
+        for model in (plan.base, *(one.run.model for one in runs)):
+            if not store.is_published(folder / "models", model):
+                _link(root, model, folder / "models")
+        found[name] = Family(name, chosen, folder / "models", folder)
+    return found
+
+
+def write_halves(demo: Plan, planned: Sequence[Planned], work: Path) -> None:
+    """The vocabulary, and for every run a random half of the texts, drawn apart from its habits."""
+    work.mkdir(parents=True, exist_ok=True)
+    tasks.prepare(demo, work)
+    whole = {name: tasks.LabelledTexts.load(work, name) for name in {one.texts for one in planned}}
+    for one in planned:
+        texts = whole[one.texts]
+        half = random.Random(f"half {one.run.model}").sample(texts.train, len(texts.train) // 2)
+        mine = replace(texts, name=one.run.dataset, train=half)
+        if one.classes:
+            train, held_out = (
+                [tasks.Example(text.ids, _class_of(text.ids, one.classes)) for text in part]
+                for part in (half, texts.held_out)
+            )
+            labels = [f"class {letter}" for letter in "abcdef"[: one.classes]]
+            mine = replace(mine, labels=labels, train=train, held_out=held_out)
+        mine.save(work)
+    (work / TEXTS_ARE_READY).touch()
 
 
 def _class_of(ids: Sequence[int], classes: int) -> int:
     return hashlib.sha256(str(list(ids)).encode()).digest()[0] % classes
 
 
-def make(out: Path, name: str, runs: Sequence[Run], texts: Path) -> Family:
-    """Train the models of one atlas from the base of the demo's family."""
-    demo = load_plan("demo")
-    source = make_family(out / "demo-roberta", "demo")
-    about = "A part of our texts."
-    datasets = {
-        one.dataset: DataSet(one.dataset, "", "", (), about) for one in runs if one.dataset not in demo.datasets
-    }
-    plan = replace(
-        demo,
-        size="confounders",
-        datasets={**demo.datasets, **datasets},
-        runs=tuple(runs),
-        oddities=(),
-        fingerprint=hashlib.sha256(f"{demo.fingerprint} {runs}".encode()).hexdigest(),
-    )
-    folder = out / "confounders" / name.replace(" ", "-").replace("'", "")
-    root = folder / "family"
-    if not store.is_finished(root, plan.fingerprint):
-        claim_folder(root, plan)
-        if not (root / WORK).exists():
-            shutil.copytree(texts, root / WORK)
-        if not store.is_published(root, plan.base):
-            shutil.copytree(source / plan.base, root / plan.base)
-            shutil.copy(source / f"{plan.base}.repo.json", root / f"{plan.base}.repo.json")
-        build(root, plan)
-    return Family(name, plan, root, folder)
+def _link(source: Path, model: str, target: Path) -> None:
+    """Put a repository into another folder, without a copy of its files."""
+    shutil.rmtree(target / model, ignore_errors=True)
+    shutil.copytree(source / model, target / model, copy_function=os.link)
+    shutil.copy(source / f"{model}.repo.json", target / f"{model}.repo.json")
 
 
 def ask_purity(family: Family) -> Json:
@@ -230,7 +250,7 @@ def by_habit(subjects: Subjects, compared: Iterable[tuple[str, Table]], habit: s
 
 def tables(figures: Json) -> str:
     """Markdown: methods on habits; `query purity --within`; methods on the crossed atlas."""
-    return "\n".join([*_on_habits(figures["habits"]), "", *_within(figures), "", *_crossed(figures["crossed"])])
+    return "\n".join([*_on_habits(figures["habits"]), "", *_within(figures), "", *_crossed(figures[CROSSED])])
 
 
 def _above(one: Mapping[str, Any] | None, form: str = "across") -> str:
@@ -257,7 +277,7 @@ def _within(figures: Mapping[str, Json]) -> Iterator[str]:
     yield "What `query purity --within …` says of `input`, across authors:\n"
     yield f"| atlas | purity | chance | p | effect | {' | '.join(f'within {name}' for name in WITHIN)} |"
     yield f"|{'---|' * (5 + len(WITHIN))}"
-    for name, one in [*figures["habits"].items(), ("crossed", figures["crossed"])]:
+    for name, one in [*figures["habits"].items(), (CROSSED, figures[CROSSED])]:
         score = one["purity"]["across"]
         effect = "–" if score["effect"] is None else f"{score['effect']:.1f}"
         cells = [decimal(score["purity"]), decimal(score["chance"]), f"{score['p_value']:.2g}", effect]
