@@ -207,8 +207,9 @@ class Atlas(AtlasReader):
         if they are few, else 1,000, and more if hardly any of them reaches the observed purity. ``kin``: whether models
         of the same family tree count, which are close whatever they were tuned on. ``confusions``: also compute which
         datasets are mistaken for which. ``within``: also the chance level if only models of the same head, language,
-        author or length (of the longest input, see ``trace``) exchange labels. Raises AtlasError if the base or
-        representation is unknown, or the atlas has no lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
+        author, length (of the longest input, see ``trace``), norm (of δW, to a factor of two) or seed (of the factors
+        of adapters) exchange labels. Raises AtlasError if the base or representation is unknown, or the atlas has no
+        lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
         """
         from query.population import family_trees, notes_on_sampled, read_population
         from query.purity.study import purity, strata_of

@@ -35,6 +35,8 @@ STRATA = {
     "language": "array_to_string(list_sort(languages), ' ')",
     "author": "author",
     "length": "position_rows",
+    "norm": "round(log2(nullif(delta_norm, 0)))",  # to a factor of two: rates and steps show in it
+    "seed": "initialisation",
 }
 _CHANCE_DRAWS = 200  # for the chance level within strata, and for the effect in large populations
 _DRAWS = 1000

@@ -42,7 +42,7 @@ TOKENS = (8, 12, 16, 24, 32)
 RANKS = (2, 4, 8, 16, 32)
 SEEDS = (7, 13, 42, 123, 3407)
 STEPS, BATCH = 50, 16
-WITHIN = ("head", "language", "author", "length")
+WITHIN = ("head", "language", "author", "length", "norm", "seed")
 ADAPTER_RATES = (1e-3, 2e-3, 4e-3)
 
 

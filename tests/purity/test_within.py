@@ -95,8 +95,9 @@ def test_permutations_stay_within_strata():
 
 def test_in_an_atlas(made):
     with Atlas(made) as atlas:
-        found = atlas.purity(within=["author", "head", "language", "length", "head"], draws=50)
-        assert [one.within for one in found.within] == ["author", "head", "language", "length"]
+        names = ["author", "head", "language", "length", "norm", "seed"]
+        found = atlas.purity(within=[*names, "head"], draws=50)
+        assert [one.within for one in found.within] == names
         assert found.within[1].strata == 1  # all have one head, so this is the free permutation
         with pytest.raises(BadArgument, match="Labels cannot be exchanged within 'weather'"):
             atlas.purity(within=["weather"])
