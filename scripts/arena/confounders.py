@@ -23,7 +23,7 @@ import numpy as np
 from query import Atlas
 from scripts.arena.methods import measure_methods, method_tables
 from scripts.arena.scores import Json, Table, scores
-from scripts.arena.subjects import SAMPLE, Family, Subjects, read_subjects
+from scripts.arena.subjects import Family, Subjects, read_subjects
 from scripts.family import make_family, store, tasks
 from scripts.family.family import TEXTS_ARE_READY, WORK, build, claim_folder
 from scripts.family.plan import Adapter, Plan, Run, load_plan
@@ -41,7 +41,7 @@ RATES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
 TOKENS = (8, 12, 16, 24, 32)
 RANKS = (2, 4, 8, 16, 32)
 SEEDS = (7, 13, 42, 123, 3407)
-STEPS, BATCH = 50, 16
+STEPS, BATCH = 40, 16
 WITHIN = ("head", "language", "author", "length", "norm", "seed")
 ADAPTER_RATES = (1e-3, 2e-3, 4e-3)
 
@@ -218,7 +218,7 @@ def _link(source: Path, model: str, target: Path) -> None:
 
 def ask_purity(family: Family) -> Json:
     """What `query purity --within …` and `query predict --evaluate` say."""
-    with Atlas(family.atlas(SAMPLE)) as atlas:
+    with Atlas(family.atlas()) as atlas:
         whole = atlas.purity(family.plan.base, within=WITHIN).to_dict()
         predicted = {one.evidence: one.accuracy for one in atlas.evaluate_prediction(family.plan.base).scores}
     names = ("purity", "chance", "ci_low", "ci_high", "p_value", "effect", "permutations", "is_exact", "within")

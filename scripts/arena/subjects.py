@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
-from indexer.records.record import Record
+from indexer.deltas.adapter_deltas import deltas_on, dense
+from indexer.deltas.base import store_base
+from indexer.deltas.delta import LoraDelta, dense_deltas, layout_against
+from indexer.names import ModelRef
+from indexer.records.record import DeltaRecord, Record
 from indexer.records.store import RecordStore
+from indexer.weights.checkpoint import open_checkpoint
 from query import Atlas
 from query.predict.evaluation import Evaluation
 from query.predict.training_set import LabelledModelReader, LabelledModels
@@ -23,36 +31,31 @@ from scripts.loopback_hub import LoopbackHub
 from scripts.terminal import Terminal
 
 ARCHITECTURES = ("roberta", "bert", "gpt2", "t5")
-SAMPLE, WHOLE = "sample", "whole"
-# The shorter side of the matrices of all families, so that records hold every singular triplet.
-EVERY = 128
-OPTIONS = {SAMPLE: "", WHOLE: f" --read full --rank {EVERY}"}
 
 
 @dataclass(frozen=True)
 class Family:
-    """A trained family: its repositories below ``models``, and its atlases by how much was read of a model."""
+    """A trained family: its repositories are below ``models``, its atlas is in ``folder``."""
 
     name: str
     plan: Plan
     models: Path
     folder: Path
 
-    def atlas(self, kind: str) -> Path:
-        """The folder of an atlas, built now unless it is there: ``sample`` by default, ``whole`` with all triplets.
+    def atlas(self) -> Path:
+        """The folder of the atlas, built as `index build` does by default unless it is there.
 
         Raises CommandFailed if `index build` fails.
         """
-        here = self.folder / kind
-        here.mkdir(parents=True, exist_ok=True)
-        marker = here / self.plan.fingerprint
+        self.folder.mkdir(parents=True, exist_ok=True)
+        marker = self.folder / self.plan.fingerprint
         if not marker.exists():
             with LoopbackHub(self.models) as hub:
-                run = Terminal.of_hub(here, hub.endpoint)
+                run = Terminal.of_hub(self.folder, hub.endpoint)
                 run.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
-                run(f"index build --base {self.plan.base} --discover names{OPTIONS[kind]}")
+                run(f"index build --base {self.plan.base} --discover names")
             marker.touch()
-        return here / "atlas"
+        return self.folder / "atlas"
 
 
 def families(out: Path) -> Iterator[Family]:
@@ -74,6 +77,7 @@ class Subjects:
         evaluation: `query predict --evaluate` on the atlas of samples.
         records: with every singular triplet.
         sampled: the records of the samples, for what they cost.
+        seconds: to read and decompose a whole model.
     """
 
     family: Family
@@ -81,6 +85,7 @@ class Subjects:
     evaluation: Evaluation
     records: list[Record]
     sampled: list[Record]
+    seconds: float
 
     @cached_property
     def groups(self) -> list[str]:
@@ -99,21 +104,60 @@ class Subjects:
 
 
 def read_subjects(family: Family) -> Subjects:
-    """Raises CommandFailed if an atlas cannot be built, AtlasError if a record is missing."""
-    with Atlas(family.atlas(SAMPLE)) as atlas:
+    """Raises CommandFailed if the atlas cannot be built, AtlasError if a record is missing."""
+    with Atlas(family.atlas()) as atlas:
         labelled = LabelledModelReader(atlas).read(family.plan.base)
-        sampled = _records(atlas, labelled.models)
+        rows = atlas.rows("SELECT model, records.record_key FROM records JOIN fine_tunes USING (model_id)")
+        keys = {row["model"]: row["record_key"] for row in rows}
+        store = RecordStore(AtlasFolder(atlas.folder.root))
+        sampled = [store.read(keys[model]) for model in labelled.models]
         evaluation = atlas.evaluate_prediction(family.plan.base)
-    with Atlas(family.atlas(WHOLE)) as atlas:
-        records = _records(atlas, labelled.models)
-    return Subjects(family, labelled, evaluation, records, sampled)
+    started = time.perf_counter()
+    records = list(whole_records(family, sampled))
+    seconds = (time.perf_counter() - started) / len(records)
+    return Subjects(family, labelled, evaluation, records, sampled, seconds)
 
 
-def _records(atlas: Atlas, models: Sequence[str]) -> list[Record]:
-    rows = atlas.rows("SELECT model, record_key FROM records JOIN fine_tunes USING (model_id)")
-    keys = {row["model"]: row["record_key"] for row in rows}
-    store = RecordStore(AtlasFolder(atlas.folder.root))
-    return [store.read(keys[model]) for model in models]
+def whole_records(family: Family, sampled: Sequence[Record]) -> Iterator[Record]:
+    """The records with every singular triplet of every whole δW, in float32, from the files.
+
+    Raises ModelError if a checkpoint cannot be read.
+    """
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        source = open_checkpoint(ModelRef(family.plan.base, folder=family.models / family.plan.base))
+        base = store_base(source, family.plan.base, "0" * 40, Path(folder) / "base.safetensors")
+        source.close()
+        for record in sampled:
+            model = record.identity.model
+            relation = "adapter" if record.is_adapter else "finetune"
+            checkpoint = open_checkpoint(ModelRef(model, folder=family.models / model), relation=relation)
+            found = {}
+            if record.is_adapter:
+                for delta in deltas_on(checkpoint, base):
+                    is_lora = isinstance(delta, LoraDelta)
+                    found[delta.key] = (
+                        delta.scale * delta.b @ delta.a if is_lora else dense(delta, base.matrix(delta.key)).matrix
+                    )
+            else:
+                for one in dense_deltas(checkpoint, layout_against(checkpoint, base), base):
+                    found[one.key] = one.matrix
+            deltas = tuple(_decomposed(delta, found.get(delta.key)) for delta in record.deltas)
+            checkpoint.close()
+            yield replace(record, deltas=deltas, vectors={})
+        base.close()
+
+
+def _decomposed(delta: DeltaRecord, matrix: torch.Tensor | None) -> DeltaRecord:
+    if matrix is None or not matrix.any():
+        count = min(delta.shape)
+        u, v = (np.zeros((side, count), np.float32) for side in delta.shape)
+        whole = (u, np.zeros(count, np.float32), v)
+    else:
+        u, s, vt = np.linalg.svd(matrix.numpy(), full_matrices=False)
+        whole = (u, s, np.ascontiguousarray(vt.T))
+    norm = float(np.linalg.norm(whole[1]))
+    return replace(delta, u=whole[0], s=whole[1], v=whole[2], norm=norm, lines=None, norm_error=0.0, u_rows=None)
 
 
 def cut(record: Record, rank: int) -> Record:
