@@ -65,9 +65,7 @@ def measure_methods(subjects: Subjects, compared: Iterable[tuple[str, Table]] | 
         assert ours is not None  # the first
         found[name] = scores(table, *columns)
         same = np.where(np.outer(table.has, table.has), ours.similarity, np.nan)
-        found[name]["ours"] = (
-            found[name]["across purity"] if name == OURS else scores(Table(same), *columns)["across purity"]
-        )
+        found[name]["ours"] = scores(Table(same), *columns, with_null=False)["across purity"]
         print(f"  {name}: {decimal(found[name]['across purity'])}", flush=True)
     return found
 
@@ -81,7 +79,7 @@ def method_tables(subjects: Subjects) -> Iterator[tuple[str, Table]]:
     """Name and table of every method; `input`, as published, first."""
     labelled, records, count = subjects.labelled, subjects.records, len(subjects.records)
     at_rank = [cut(record, RANK) for record in records]
-    sample = float(np.mean([record.seconds for record in subjects.sampled]))
+    sample = subjects.sample_seconds
     sample_bytes = float(np.mean([record.bytes_read for record in subjects.sampled]))
     read = reading_seconds(subjects)
     decomposed = subjects.seconds
@@ -142,7 +140,7 @@ def head_names(head: Head) -> frozenset[str] | None:
 
 
 def reading_seconds(subjects: Subjects) -> float:
-    """Mean seconds to read the block matrices of a full fine-tune and subtract the base's, from files in memory."""
+    """Mean processor seconds to read the block matrices of a full fine-tune and subtract the base's, from files in memory."""
     family = subjects.family
     inside = family.plan.architecture.is_in_layers
     with safe_open(family.models / family.plan.base / "model.safetensors", "pt") as file:
@@ -153,13 +151,13 @@ def reading_seconds(subjects: Subjects) -> float:
         path = folder / "model.safetensors"
         if not path.is_file():
             continue
-        started = time.perf_counter()
+        started = time.process_time()
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 reference = base.get(name, by_end.get(name.partition(".")[2]))
                 if inside(name) and reference is not None:
                     (file.get_tensor(name).float() - reference).numpy()
-        found.append(time.perf_counter() - started)
+        found.append(time.process_time() - started)
     return float(np.mean(found))
 
 

@@ -53,8 +53,12 @@ def cosines(vectors: NDArray[np.floating[Any]]) -> Reals:
     return found
 
 
-def scores(table: Table, labels: Labels, authors: Sequence[str], groups: Sequence[str]) -> Json:
+def scores(
+    table: Table, labels: Labels, authors: Sequence[str], groups: Sequence[str], *, with_null: bool = True
+) -> Json:
     """All measures of one method over the models that it has a similarity for.
+
+    ``with_null``: whether labels are permuted, for p-values and effects.
 
     Returns:
         ``models``; ``purity``, ``chance``, ``p_value``, ``effect`` and the same under ``across`` (authors), as
@@ -71,7 +75,8 @@ def scores(table: Table, labels: Labels, authors: Sequence[str], groups: Sequenc
         one: Json = {}
         for name, codes in (("all", np.arange(len(rows))), ("across", codes_of(authors))):
             one |= {
-                f"{name} {key}": value for key, value in _purity(order, codes, labels, with_null=not number).items()
+                f"{name} {key}": value
+                for key, value in _purity(order, codes, labels, with_null=with_null and not number).items()
             }
         ranked = list(_ranked(order, labels, authors))
         one["retrieval"] = float(np.mean([average_precision(matches) for matches, _ in ranked]))

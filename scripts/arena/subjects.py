@@ -17,9 +17,12 @@ from indexer.atlas import AtlasFolder
 from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import store_base
 from indexer.deltas.delta import LoraDelta, dense_deltas, layout_against
+from indexer.deltas.single import describe, read_model
 from indexer.names import ModelRef
 from indexer.records.record import DeltaRecord, Record
+from indexer.records.representation import representation_named
 from indexer.records.store import RecordStore
+from indexer.vectors.published import PublishedBase
 from indexer.weights.checkpoint import open_checkpoint
 from query import Atlas
 from query.predict.evaluation import Evaluation
@@ -30,6 +33,7 @@ from scripts.family.plan import Plan, load_plan
 from scripts.loopback_hub import LoopbackHub
 from scripts.terminal import Terminal
 
+TIMED = 8
 ARCHITECTURES = ("roberta", "bert", "gpt2", "t5")
 
 
@@ -77,6 +81,7 @@ class Subjects:
         evaluation: `query predict --evaluate` on the atlas of samples.
         records: with every singular triplet.
         sampled: the records of the samples, for what they cost.
+        sample_seconds: processor seconds to read a sample of a model and make its vector.
         seconds: to read and decompose a whole model.
     """
 
@@ -85,6 +90,7 @@ class Subjects:
     evaluation: Evaluation
     records: list[Record]
     sampled: list[Record]
+    sample_seconds: float
     seconds: float
 
     @cached_property
@@ -112,10 +118,23 @@ def read_subjects(family: Family) -> Subjects:
         store = RecordStore(AtlasFolder(atlas.folder.root))
         sampled = [store.read(keys[model]) for model in labelled.models]
         evaluation = atlas.evaluate_prediction(family.plan.base)
-    started = time.perf_counter()
+        of_sample = sample_seconds(family, sampled, atlas.published_base(family.plan.base))
+    started = time.process_time()
     records = list(whole_records(family, sampled))
-    seconds = (time.perf_counter() - started) / len(records)
-    return Subjects(family, labelled, evaluation, records, sampled, seconds)
+    seconds = (time.process_time() - started) / len(records)
+    return Subjects(family, labelled, evaluation, records, sampled, of_sample, seconds)
+
+
+def sample_seconds(family: Family, sampled: Sequence[Record], base: PublishedBase) -> float:
+    """Mean processor seconds from the files of a full fine-tune to its vector, of TIMED models after a first one."""
+    found = []
+    for record in [record for record in sampled if not record.is_adapter][: 1 + TIMED]:
+        model = record.identity.model
+        started = time.process_time()
+        made = read_model(describe(ModelRef(model, folder=family.models / model)), base)
+        representation_named("input").of(made)
+        found.append(time.process_time() - started)
+    return float(np.mean(found[1:]))
 
 
 def whole_records(family: Family, sampled: Sequence[Record]) -> Iterator[Record]:
@@ -154,8 +173,8 @@ def _decomposed(delta: DeltaRecord, matrix: torch.Tensor | None) -> DeltaRecord:
         u, v = (np.zeros((side, count), np.float32) for side in delta.shape)
         whole = (u, np.zeros(count, np.float32), v)
     else:
-        u, s, vt = np.linalg.svd(matrix.numpy(), full_matrices=False)
-        whole = (u, s, np.ascontiguousarray(vt.T))
+        u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+        whole = (u.numpy(), s.numpy(), vt.mT.contiguous().numpy())
     norm = float(np.linalg.norm(whole[1]))
     return replace(delta, u=whole[0], s=whole[1], v=whole[2], norm=norm, lines=None, norm_error=0.0, u_rows=None)
 
