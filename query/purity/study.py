@@ -44,7 +44,7 @@ _MOST_COUNTED = 20_000  # arrangements that are all tried; more are drawn from, 
 # If fewer permutations than this reach the observed value, ten times as many are drawn, up to _MOST_DRAWS and as far as
 # they look at no more neighbours than _LOOKS, which takes a second or two.
 ENOUGH = 10
-_MOST_DRAWS = 1_000_000
+_MOST_DRAWS = 100_000
 _LOOKS = 1e8
 _AT_ONCE = 1 << 21  # neighbours looked at in one step
 _TIE = 1e-12  # smaller differences of means come from summing in another order
