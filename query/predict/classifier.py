@@ -6,11 +6,11 @@ share of the votes, the log of how common it is, and the log likelihood ratio of
 lift, a clear majority counts fully, and a dataset without votes is still possible. The frequency is needed because
 common datasets get votes just by being common.
 
-The second model gives the probability of "none of these". It is a logistic regression on four signals: how far the
-nearest sweep stands out, how well the head fits its best dataset, whether its label names have been seen before, and
-how certain the first model is. It is fitted on every model twice: as it is, and with its datasets hidden, as if no
-other author had used them. Its intercept is then moved from this even mixture to the true share of models whose dataset
-no other author names (King & Zeng, 2001).
+The second model gives the probability of "none of these". It is a logistic regression on five signals: how similar the
+two nearest sweeps of a dataset are, how far the nearest sweep stands out, how well the head fits its best dataset,
+whether its label names have been seen before, and how certain the first model is. It is fitted on every model twice: as
+it is, and with its datasets hidden, as if no other author had used them. Its intercept is then moved from this even
+mixture to the true share of models whose dataset no other author names (King & Zeng, 2001).
 
 Both models are regularised towards fixed values with the weight of one model, so that little data changes little.
 
@@ -257,8 +257,8 @@ def _signals(kind: str, features: Features, given: Reals) -> Reals:
     best = np.clip(given.max(axis=1, initial=0), 1e-4, 1 - 1e-4)
     certainty = np.log(best / (1 - best))
     signals: dict[str, tuple[Reals, ...]] = {
-        "together": (features.prominence, fitting, features.recognised, certainty),
-        "vectors": (features.prominence, certainty),
+        "together": (features.nearness, features.prominence, fitting, features.recognised, certainty),
+        "vectors": (features.nearness, features.prominence, certainty),
         "head": (fitting, features.recognised, certainty),
     }
     if (met := features.vocabulary) is not None:

@@ -45,7 +45,7 @@ def score_models(probabilities: Reals, truth: Reals) -> Columns:
 
 
 UNKNOWN_SHARES = (0.0, 0.25, 0.5, 0.75)
-_GRID = 2000  # shares at which the likelihood is computed
+_GRID = 1000  # shares at which the likelihood is computed
 
 
 def accuracy_at(probabilities: Reals, truth: Reals, none: float, share: float) -> Reals:

@@ -32,6 +32,7 @@ VOCABULARY = "vocabulary"
 
 SHARPNESS = 3  # power of a vote; with 1, many distant sweeps outvote a few near ones
 COMMON_SHARE = 0.2  # share of the votes that is given to datasets by how common they are
+_CORROBORATING = 2  # sweeps of a dataset that say how near it is; a third hardly changes that
 HALVES = 2  # blocks of a vocabulary vector
 _APART = -2.0  # in place of the similarity of models that cannot be compared
 _BLOCK = 1 << 23  # similarities in memory at a time
@@ -157,6 +158,8 @@ class Features:
             one of them.
         prominence: (rows,): ln of how far the nearest sweep is above the median of all sweeps, in units of the
             distance from the median to the lower quartile; 0 if there are no sweeps.
+        nearness: (rows,): of every dataset the similarities of its two nearest sweeps, added and divided by √2 (by 1 if
+            there is one); the largest of these. NaN if there are no sweeps or the model has no vector.
         has_head: (rows,).
         recognised: (rows,), see ``HeadMatches``.
         votes: for each answer, sparse.
@@ -171,6 +174,7 @@ class Features:
     head: Reals
     truth: Reals
     prominence: Reals
+    nearness: Reals
     has_head: Booleans
     recognised: Reals
     votes: csr_array
@@ -242,6 +246,7 @@ class TrainingSet:
             head=np.where(present, self._matches.log_ratios(places, allowed), 0),
             truth=sweeps.truth(rows, present),
             prominence=prominence,
+            nearness=self._nearness(places, allowed & has_vector[:, None]),
             has_head=self._matches.is_known[places],
             recognised=self._matches.recognised(places, allowed),
             votes=votes,
@@ -275,6 +280,22 @@ class TrainingSet:
             comparable = np.zeros(order.shape, dtype=bool)
             np.put_along_axis(comparable, order, similarity > _APART, axis=1)
         return _Nearest(order, similarity, comparable)
+
+    def _nearness(self, places: Integers, allowed: Booleans) -> Reals:
+        """(places,): ``Features.nearness`` by the ``allowed`` sweeps (places, sweeps)."""
+        found = self._nearest
+        table = np.empty(allowed.shape, dtype=np.float64)
+        np.put_along_axis(table, found.order[places], found.similarity[places], axis=1)
+        table[~allowed] = -np.inf
+        nearest = np.full(len(places), -np.inf)
+        of_answer = self.sweeps.shares.tocsc()
+        for answer in range(of_answer.shape[1]):
+            members = of_answer.indices[of_answer.indptr[answer] : of_answer.indptr[answer + 1]]
+            two = -np.sort(-table[:, members], axis=1)[:, :_CORROBORATING]
+            is_there = np.isfinite(two)
+            total = np.where(is_there, two, 0).sum(axis=1) / np.sqrt(np.maximum(is_there.sum(axis=1), 1))
+            nearest = np.maximum(nearest, np.where(is_there.any(axis=1), total, -np.inf))
+        return np.where(np.isfinite(nearest), nearest, np.nan)
 
     def _cast_votes(
         self, found: _Nearest, places: Integers, allowed: Booleans

@@ -39,7 +39,7 @@ def run(out: Path) -> Json:
                 terminal(f"index build --base {plan.base} --discover names --read {read}")
                 print(f"asking about {plan.base}, read: {read} …", flush=True)
                 asked = ("scripts.arena.headline", str(here / "atlas"), plan.base, str(texts))
-                columns[f"{name}, {read}"] = in_process(terminal, *asked)
+                columns[f"{name}, {read}"] = in_process(terminal, here / "headline.json", *asked)
     return {"learnt": learnt(family), "columns": columns}
 
 

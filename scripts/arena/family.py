@@ -113,8 +113,7 @@ def _runs(family: Plan, datasets: Mapping[str, str], data: Mapping[str, Any]) ->
         return values[number % len(values)]
 
     for place, (package, dataset) in enumerate(datasets.items()):
-        copies = 2 if package in settings["twice"] else settings["copies"]
-        kinds: list[Adapter | None] = [None] * copies
+        kinds: list[Adapter | None] = [None] * settings["copies"]
         if package in adapters["datasets"]:
             kinds.append(Adapter(adapters["rank"], 2 * adapters["rank"], tuple(adapters["targets"])))
         for copy, adapter in enumerate(kinds):
@@ -164,15 +163,18 @@ def build_family(out: Path) -> ArenaFamily:
     return ArenaFamily(plan, domains, models, atlases["sample"], atlases["full"])
 
 
-def in_process(terminal: Terminal, module: str, *arguments: str) -> Any:
+def in_process(terminal: Terminal, kept: Path, module: str, *arguments: str) -> Any:
     """The JSON that ``python -m MODULE ARGUMENTS`` prints with the terminal's Hub and caches.
 
-    Raises CommandFailed.
+    It is kept in the file ``kept``, from where it is read if a part is run again; remove the file to ask again. Raises
+    CommandFailed.
     """
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(
-        command, cwd=PROJECT, env=terminal.environment, stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        raise CommandFailed(f"python -m {module}", done.returncode)
-    return json.loads(done.stdout)
+    if not kept.exists():
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(
+            command, cwd=PROJECT, env=terminal.environment, stdout=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode:
+            raise CommandFailed(f"python -m {module}", done.returncode)
+        kept.write_text(done.stdout, encoding="utf-8")
+    return json.loads(kept.read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from query import Atlas
 from query.population import distinct, read_population
 from query.statistics.likeness import similarities
 from scripts.family import tasks
-from scripts.family.plan import Plan
+from scripts.family.plan import Plan, Run
 from scripts.vectors import adapter_to_full, read_family
 
 Json = dict[str, Any]
@@ -60,10 +60,20 @@ def write_texts(plan: Plan, out: Path) -> None:
         ]
         write(OTHERS, name, random.Random(0).sample(apart, min(MOST_OTHERS, len(apart))))
     for run in plan.runs:
-        train = loaded[run.dataset].train
-        chosen = random.Random(run.seed).sample(train, round(run.share * len(train)))  # as training draws them
-        write(USED, run.model, chosen[:MOST_USED])
+        write(USED, run.model, used_texts(plan, run, loaded[run.dataset].train)[:MOST_USED])
     (out / "ready").touch()
+
+
+def used_texts(plan: Plan, run: Run, train: Sequence[tasks.Example]) -> list[tasks.Example]:
+    """The texts that were in a batch of a run, drawn as training draws them."""
+    from scripts.family.training import endless  # imports torch
+
+    chosen = random.Random(run.seed).sample(train, round(run.share * len(train)))
+    numbered = [tasks.Example(one.ids, number) for number, one in enumerate(chosen)]
+    batches = endless(numbered, run.batch, run.tokens or plan.text.tokens, run.seed)
+    steps = max(1, round(run.steps * plan.settings.steps))
+    used = {number for _ in range(steps) for number in next(batches).labels.tolist()}
+    return [chosen[number] for number in sorted(used)]
 
 
 def file_name(name: str) -> str:

@@ -1,8 +1,8 @@
 """How well `query predict` says "none of these" of models on data sets, or of whole domains, that the atlas lacks.
 
-For every fold some data sets are unknown: the atlas is built without all their models, and without one model of every
-other data set. Both are then predicted from the Hub as anybody's models are. ``python -m scripts.arena.open_set ATLAS BASE
-FILE`` prints the predictions for the models that FILE lists.
+For every fold some data sets are unknown: the atlas is built without their models, which are then predicted from the Hub.
+The models of the atlas are predicted, too: neither a model itself nor others by its author vote. ``python -m
+scripts.arena.open_set ATLAS BASE FILE`` prints the predictions for the models that FILE lists.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from query import Atlas
 from query.predict.classifier import NONE_OF_THESE
+from query.predict.predict import FEWEST_MODELS
 from query.predict.scoring import auroc, calibration_error, estimated_share
 from scripts.arena.family import ArenaFamily, build_family, in_process
 from scripts.loopback_hub import LoopbackHub
@@ -36,44 +37,28 @@ SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
 EVIDENCE = ("vectors", "vocabulary", "head", "together")
 KINDS = ("data sets", "domains")  # what is unknown
 NULL = "permuted labels"
+NULLS = 2  # folds that are repeated with permuted labels
 PARTS = 4  # of the data sets, each of which is unknown once
 # What a constant answer says instead of 0 and 1: a certain answer that is wrong once would lose infinitely much.
 CERTAIN = 0.99
 SMALLEST = 1e-12  # probability that a log loss counts
 
 
-@dataclass(frozen=True)
-class Fold:
-    """One choice of what the atlas lacks: ``unknown`` data sets, and of the others the models ``asked`` about."""
+class Fold(NamedTuple):
+    """One choice of the data sets that the atlas lacks."""
 
     kind: str
     name: str
-    unknown: tuple[str, ...]
-    asked: tuple[str, ...]
+    unknown: frozenset[str]
 
 
-def folds_of(family: ArenaFamily) -> list[Fold]:
+def folds_of(domains: Mapping[str, str]) -> list[Fold]:
     """Every data set is unknown once among others of all domains, and once with its whole domain."""
-    of_dataset: dict[str, list[str]] = {}
-    for run in family.plan.runs:
-        of_dataset.setdefault(run.dataset, []).append(run.model)
-    dealt = sorted(of_dataset, key=lambda name: hashlib.sha256(name.encode()).digest())
-    choices = [("data sets", str(part + 1), set(dealt[part::PARTS])) for part in range(PARTS)]
-    for domain in dict.fromkeys(family.domains.values()):
-        choices.append(("domains", domain, {name for name, where in family.domains.items() if where == domain}))
-    return [
-        Fold(
-            kind,
-            name,
-            tuple(sorted(unknown)),
-            # Another one of its models in every fold.
-            tuple(
-                models[(place + number) % len(models)]
-                for place, (dataset, models) in enumerate(of_dataset.items())
-                if dataset not in unknown
-            ),
-        )
-        for number, (kind, name, unknown) in enumerate(choices)
+    dealt = sorted(domains, key=lambda name: hashlib.sha256(name.encode()).digest())
+    parts = [Fold("data sets", str(part + 1), frozenset(dealt[part::PARTS])) for part in range(PARTS)]
+    return parts + [
+        Fold("domains", domain, frozenset(name for name, where in domains.items() if where == domain))
+        for domain in dict.fromkeys(domains.values())
     ]
 
 
@@ -81,20 +66,20 @@ def run(out: Path) -> Json:
     """Build an atlas for every fold, predict, and score."""
     family = build_family(out)
     adapters = {run.model for run in family.plan.runs if run.adapter}
-    folds = folds_of(family)
+    folds = folds_of(family.domains)
     rows: list[Json] = []
     with LoopbackHub(family.models) as everything:
-        for fold, is_null in [*((fold, False) for fold in folds), *((fold, True) for fold in folds[:PARTS])]:
+        for fold, is_null in [*((fold, False) for fold in folds), *((fold, True) for fold in folds[:NULLS])]:
             kind = NULL if is_null else fold.kind
             folder = out / "open_set" / f"{kind.replace(' ', '-')}-{fold.name}"
             atlas = _atlas_without(family, fold, folder, is_null=is_null)
-            unknown = [model for model, name in family.datasets.items() if name in fold.unknown]
             asked = folder / "asked.json"
-            asked.write_text(json.dumps([*unknown, *fold.asked]), encoding="utf-8")
+            asked.write_text(json.dumps(list(family.datasets)), encoding="utf-8")
             terminal = Terminal.of_hub(folder, everything.endpoint)
             terminal.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
-            print(f"predicting {len(unknown)} unknown and {len(fold.asked)} known models …", flush=True)
-            for one in in_process(terminal, "scripts.arena.open_set", str(atlas), family.plan.base, str(asked)):
+            print(f"predicting {len(family.datasets)} models, {kind} {fold.name} …", flush=True)
+            ask = ("scripts.arena.open_set", str(atlas), family.plan.base, str(asked))
+            for one in in_process(terminal, folder / "predictions.json", *ask):
                 name = family.datasets[one["model"]]
                 truth = NONE_OF_THESE if name in fold.unknown else name
                 is_adapter = one["model"] in adapters
@@ -104,15 +89,17 @@ def run(out: Path) -> Json:
 
 
 def _atlas_without(family: ArenaFamily, fold: Fold, folder: Path, *, is_null: bool) -> Path:
-    """An atlas of a Hub that has neither the models of unknown data sets nor those asked about.
+    """An atlas of a Hub that does not have the models of unknown data sets.
 
     ``is_null``: the cards of its models name data sets that were permuted among them.
     """
     hub, marker = folder / "hub", folder / family.plan.fingerprint
     if not marker.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        absent = set(fold.asked) | {model for model, name in family.datasets.items() if name in fold.unknown}
-        models = [model for model in family.datasets if model not in absent]
+        # What was read of a model is the same in every atlas, so it is not read again.
+        for part in ("records", "bases"):
+            shutil.copytree(family.atlas / part, folder / "atlas" / part, copy_function=os.link)
+        models = [model for model, name in family.datasets.items() if name not in fold.unknown]
         named = [family.datasets[model] for model in models]
         if is_null:
             random.Random(fold.name).shuffle(named)
@@ -136,10 +123,14 @@ def predictions(atlas: Path, base: str, models: Sequence[str]) -> list[Json]:
     """What `query predict` says of every model: all answers, and the prior of "none of these"."""
     found = []
     with Atlas(atlas) as opened:
-        for model in models:  # one by one: of many together the prior is estimated
-            one = opened.predict(model, base=base)
-            answers = [asdict(answer) for answer in one.answers]
-            found.append({"model": one.model, "answers": answers, "unknown_share": one.unknown_share})
+        # From more models together the prior would be estimated.
+        few = FEWEST_MODELS - 1
+        for start in range(0, len(models), few):
+            for one in opened.predict_many(models[start : start + few], base=base):
+                if one.answer is None:
+                    raise ValueError(f"{one.asked}: {one.error}")
+                answers = [asdict(answer) for answer in one.answer.answers]
+                found.append({"model": one.asked, "answers": answers, "unknown_share": one.answer.unknown_share})
     return found
 
 
@@ -252,12 +243,17 @@ class _Table:
         truth = np.where(self.is_known, self.truth * of_known / total, none)
         is_none = none > best
         answers = np.where(is_none, ~self.is_known, self.right & self.is_known)
+        counts = weights > 0
+
+        def calibration(confidence: Floats, right: NDArray[np.bool_]) -> float:
+            return calibration_error({"confidence": confidence[counts], "right": right[counts]}, weights[counts])
+
         return {
             "none_accuracy": float(weights @ ((none > 0.5) == ~self.is_known)),
-            "none_calibration": calibration_error({"confidence": none, "right": ~self.is_known}, weights),
+            "none_calibration": calibration(none, ~self.is_known),
             "none_log_loss": _log_loss(~self.is_known, none, weights),
             "accuracy": float(weights @ answers),
-            "calibration": calibration_error({"confidence": np.maximum(none, best), "right": answers}, weights),
+            "calibration": calibration(np.maximum(none, best), answers),
             "log_loss": float(weights @ -np.log(np.maximum(truth, SMALLEST))),
         }
 

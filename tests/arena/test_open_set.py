@@ -42,15 +42,15 @@ def test_oscr_is_the_area_under_its_curve():
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.9])
 def test_the_unknown_share_is_estimated_from_calibrated_probabilities(share):
     rng = np.random.default_rng(3)
-    is_none = rng.random(4000) < share
-    score = rng.normal(size=4000) + 2 * is_none  # log likelihood ratio: 2·score - 2
-    prior = rng.choice([0.02, 0.3], 4000)
+    is_none = rng.random(1000) < share
+    score = rng.normal(size=1000) + 2 * is_none  # log likelihood ratio: 2·score - 2
+    prior = rng.choice([0.02, 0.3], 1000)
     odds = np.exp(2 * score - 2) * prior / (1 - prior)
     found = estimated_share(odds / (1 + odds), prior)
-    assert found == pytest.approx(share, abs=0.03)
+    assert found == pytest.approx(share, abs=0.05)
     # The same from each model twice, half as much.
     both = np.concatenate([odds, odds])
-    again = estimated_share(both / (1 + both), np.concatenate([prior, prior]), np.full(8000, 0.5))
+    again = estimated_share(both / (1 + both), np.concatenate([prior, prior]), np.full(2000, 0.5))
     assert again == pytest.approx(found, abs=1e-9)
 
 
@@ -70,18 +70,12 @@ def test_another_prior_changes_the_odds_alone():
     np.testing.assert_allclose(with_prior(guess, np.array([0.3, 0.5]), 0.0)[:, 2], [0, 1])
 
 
-def test_every_data_set_is_unknown_once_and_never_asked_about_as_known(family):
-    folds = open_set.folds_of(family)
+def test_every_data_set_is_unknown_once(family):
+    folds = open_set.folds_of(family.domains)
     for kind in open_set.KINDS:
         unknown = [name for fold in folds if fold.kind == kind for name in fold.unknown]
         assert sorted(unknown) == sorted(family.domains)
-    for fold in folds:
-        asked = [family.datasets[model] for model in fold.asked]
-        assert len(set(asked)) == len(asked)
-        assert set(asked) | set(fold.unknown) == set(family.domains)
-        assert not set(asked) & set(fold.unknown)
-        left = {model for model in family.datasets if model not in fold.asked}
-        assert set(asked) <= {family.datasets[model] for model in left}
+    assert all(len(fold.unknown) < len(family.domains) / 3 for fold in folds)
 
 
 def test_habits_do_not_go_with_a_data_set(family):

@@ -59,6 +59,15 @@ def loop_votes(sweeps, k):
     return votes, math.log((near[0] - middle + 1e-4) / (middle - low + 1e-4))
 
 
+def loop_nearness(sweeps):
+    """The two nearest sweeps of a dataset, of the dataset that is nearest by them."""
+    of_dataset: dict[str, list[float]] = {}
+    for similarity, names, _ in sweeps:  # nearest first
+        for name in names:
+            of_dataset.setdefault(name, []).append(similarity)
+    return max((sum(two[:2]) / math.sqrt(len(two[:2])) for two in of_dataset.values()), default=math.nan)
+
+
 def tangled(seed=0, count=40):
     """Models of several datasets each, with collections and their tasks, by few authors."""
     rng = np.random.default_rng(seed)
@@ -85,6 +94,7 @@ def test_votes_are_those_of_a_double_loop(withheld, is_hidden):
         assert {name for name, _ in got.items() if _ > 0} == {name for name, vote in expected.items() if vote > 0}
         assert all(got[name] == pytest.approx(vote, abs=2e-5) for name, vote in expected.items())
         assert features.prominence[row] == pytest.approx(prominence, abs=2e-3)
+        assert features.nearness[row] == pytest.approx(loop_nearness(heard), abs=1e-5, nan_ok=True)
         named = [name for _, names, _ in heard for name in names]
         present = {name for name, there in zip(training.sweeps.answers, features.present[row], strict=True) if there}
         assert present == set(named)

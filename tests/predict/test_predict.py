@@ -13,7 +13,7 @@ from indexer.errors import AtlasError
 from query import Atlas
 from query.predict.classifier import NONE_OF_THESE, fit
 from query.predict.heads import Head
-from query.predict.predict import Duplicate, predict_target
+from query.predict.predict import Duplicate, predict_many, predict_target
 from query.predict.training_set import TrainingSet
 from tests.predict.simulated import CLASSIFIER, Simulation, answer, labelled_models, target
 from tests.tiny_hub import AUTHORS, BASE, SIZES, add_model, indexed, shift_weights
@@ -218,3 +218,44 @@ def test_the_evaluation_on_the_command_line(shell):
     assert "not calibrated" in ran.err
     assert shell("query", "predict", "--evaluate", "--out", "r.gif").code == 2
     assert max(map(len, shell("query", "predict", "--evaluate").out.splitlines()[1:])) <= 80
+
+
+def test_another_share_of_unknown_data_changes_the_odds_of_all_evidence(population):
+    found = predict_target(target(population.vectors[3], Head(CLASSIFIER, 3)), population, k=10)
+    moved = found.with_unknown_share(0.6)
+    factor = (0.6 / 0.4) / (found.unknown_share / (1 - found.unknown_share))
+    for column in ("probability", "vectors", "head"):
+        before, after = (getattr(answer(one, NONE_OF_THESE), column) for one in (found, moved))
+        assert after / (1 - after) == pytest.approx(factor * before / (1 - before))
+        assert sum(getattr(one, column) for one in moved.answers) == pytest.approx(1)
+    best, second = (one.dataset for one in found.answers[:2])
+    ratio = [answer(one, best).probability / answer(one, second).probability for one in (found, moved)]
+    assert NONE_OF_THESE in (best, second) or ratio[0] == pytest.approx(ratio[1])
+    assert [one.probability for one in moved.answers] == sorted(
+        (one.probability for one in moved.answers), reverse=True
+    )
+    back = moved.with_unknown_share(found.unknown_share)
+    assert [one.dataset for one in back.answers] == [one.dataset for one in found.answers]
+    assert answer(found.with_unknown_share(0.0), NONE_OF_THESE).probability == 0
+
+
+@pytest.mark.parametrize("unknown", [0, 9])
+def test_of_many_models_the_share_of_unknown_data_is_estimated(population, monkeypatch, unknown):
+    rng = np.random.default_rng(4)
+    strange = rng.normal(size=(unknown, population.vectors.shape[1]))
+    vectors = np.concatenate([population.vectors[: 12 - unknown], strange])
+
+    def ask(atlas, model, *rest):
+        return predict_target(target(vectors[int(model)]), population, k=10)
+
+    monkeypatch.setattr("query.predict.predict._predict", ask)
+    few, many, given = (
+        [one.answer for one in predict_many(None, map(str, range(count)), unknown_share=share)]
+        for count, share in ((9, None), (12, None), (12, 0.25))
+    )
+    assert {one.unknown_share for one in few} == {predict_target(target(vectors[0]), population, k=10).unknown_share}
+    assert len({one.unknown_share for one in many}) == 1
+    assert many[0].unknown_share < 0.25 if not unknown else many[0].unknown_share > 0.5
+    assert {one.unknown_share for one in given} == {0.25}
+    with pytest.raises(AtlasError, match="from 0 to 1"):
+        list(predict_many(None, ["0"], unknown_share=2.0))

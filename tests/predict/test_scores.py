@@ -78,7 +78,12 @@ def test_novelty_is_a_logistic_regression_without_negative_slopes(fitted, kind):
         fit = np.where(evidence.has_head, np.where(evidence.present, evidence.head, -np.inf).max(axis=1), np.nan)
         of_head = [] if kind == "vectors" else [fit, evidence.recognised]
         return np.stack(
-            [*([] if kind == "head" else [evidence.prominence]), *of_head, np.log(best / (1 - best))], axis=1
+            [
+                *([] if kind == "head" else [evidence.nearness, evidence.prominence]),
+                *of_head,
+                np.log(best / (1 - best)),
+            ],
+            axis=1,
         )
 
     known = counted * shown.truth.sum(axis=1)
