@@ -17,7 +17,7 @@ from indexer.vectors.centre import GROUPS, Centre, GroupCentre, centre_of
 from query.statistics.likeness import similarities
 from scripts.arena.methods import OURS, method_tables
 from scripts.arena.scores import Json, Table, scores
-from scripts.arena.subjects import Family, Subjects, families, read_subjects
+from scripts.arena.subjects import Subjects, families, read_subjects
 from scripts.vectors import decimal
 
 Floats = NDArray[np.float32]
@@ -54,15 +54,14 @@ PUBLISHED = "as published, from a sample"
 
 def run(out: Path) -> Json:
     """The scores of every setting on every family."""
-    return {"families": {family.name: measure(family) for family in families(out)}}
+    return {"families": {family.name: measure(read_subjects(family)) for family in families(out)}}
 
 
-def measure(family: Family) -> dict[str, Json]:
+def measure(subjects: Subjects) -> dict[str, Json]:
     """The scores of every setting on one family."""
-    subjects = read_subjects(family)
     labelled = subjects.labelled
     columns = labelled.datasets, labelled.authors, subjects.groups
-    print(f"{family.name}: {len(labelled.models)} labelled models", flush=True)
+    print(f"{subjects.family.name}: {len(labelled.models)} labelled models", flush=True)
     name, published = next(method_tables(subjects))
     assert name == OURS
     found = {PUBLISHED: scores(published, *columns)}
@@ -71,7 +70,7 @@ def measure(family: Family) -> dict[str, Json]:
         whole = vectors.astype(np.float64)
         table = similarities(whole, whole, blocks).astype(np.float64)
         table[~whole.any(axis=1)] = np.nan
-        found[name] = scores(Table(table), *columns, with_null=setting == DEFAULT)
+        found[name] = scores(Table(table), *columns, draws=None if setting == DEFAULT else 0)
         print(f"  {name}: {decimal(found[name]['across purity'])}", flush=True)
     return found
 

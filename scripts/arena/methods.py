@@ -15,7 +15,7 @@ from query.predict.heads import Head
 from query.statistics.likeness import similarities
 from scripts.arena import rivals
 from scripts.arena.scores import Json, Reals, Table, cosines, scores
-from scripts.arena.subjects import Family, Subjects, cut, families, read_subjects
+from scripts.arena.subjects import Subjects, cut, families, read_subjects
 from scripts.vectors import decimal
 
 RANK = 8  # of records by default
@@ -32,15 +32,14 @@ COLUMNS = ("models", "purity", "across authors", "`input` on them", "effect", "a
 
 def run(out: Path) -> Json:
     """Compare all methods on every family."""
-    return {"families": {family.name: measure(family) for family in families(out)}}
+    return {"families": {family.name: measure(read_subjects(family)) for family in families(out)}}
 
 
-def measure(family: Family) -> Json:
+def measure(subjects: Subjects) -> Json:
     """The scores of all methods on one family."""
-    subjects = read_subjects(family)
     labelled = subjects.labelled
-    print(f"{family.name}: {len(labelled.models)} labelled models", flush=True)
-    found = {
+    print(f"{subjects.family.name}: {len(labelled.models)} labelled models", flush=True)
+    return {
         "models": len(labelled.models),
         "authors": len(set(labelled.authors)),
         "datasets": len(set().union(*labelled.datasets)),
@@ -48,7 +47,6 @@ def measure(family: Family) -> Json:
         "methods": measure_methods(subjects),
         "predict": predicted(subjects),
     }
-    return found
 
 
 def measure_methods(subjects: Subjects, compared: Iterable[tuple[str, Table]] | None = None) -> dict[str, Json]:
@@ -65,7 +63,7 @@ def measure_methods(subjects: Subjects, compared: Iterable[tuple[str, Table]] | 
         assert ours is not None  # the first
         found[name] = scores(table, *columns)
         same = np.where(np.outer(table.has, table.has), ours.similarity, np.nan)
-        found[name]["ours"] = scores(Table(same), *columns, with_null=False)["across purity"]
+        found[name]["ours"] = scores(Table(same), *columns, draws=0)["across purity"]
         print(f"  {name}: {decimal(found[name]['across purity'])}", flush=True)
     return found
 

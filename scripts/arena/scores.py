@@ -6,7 +6,6 @@ authors alone. Equal similarities come in random order, and numbers are means ov
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ Labels = Sequence[frozenset[str]]
 
 TIES = 8  # orders of equal similarities
 VOTERS = 5
+DRAWS = 1000
 _TIE = 1e-12
 
 
@@ -54,17 +54,17 @@ def cosines(vectors: NDArray[np.floating[Any]]) -> Reals:
 
 
 def scores(
-    table: Table, labels: Labels, authors: Sequence[str], groups: Sequence[str], *, with_null: bool = True
+    table: Table, labels: Labels, authors: Sequence[str], groups: Sequence[str], *, draws: int | None = DRAWS
 ) -> Json:
     """All measures of one method over the models that it has a similarity for.
 
-    ``with_null``: whether labels are permuted, for p-values and effects.
+    ``draws``: permutations of the labels, for p-values and effects; None as in `query purity`, 0 for none.
 
     Returns:
         ``models``; ``purity``, ``chance``, ``p_value``, ``effect`` and the same under ``across`` (authors), as
         `query purity` defines them; ``to_full``: the share of matches among the m full fine-tunes nearest to an adapter,
         where m match; ``retrieval``: mean average precision of the same data set among other authors' models;
-        ``accuracy``: of a vote of the VOTERS nearest models of other authors, one vote each, ties to the nearest.
+        ``accuracy``: of a vote of the VOTERS nearest models of other authors, the n-th of which has 1/n votes.
     """
     rows = np.flatnonzero(table.has)
     similarity = table.similarity[np.ix_(rows, rows)]
@@ -75,8 +75,7 @@ def scores(
         one: Json = {}
         for name, codes in (("all", np.arange(len(rows))), ("across", codes_of(authors))):
             one |= {
-                f"{name} {key}": value
-                for key, value in _purity(order, codes, labels, with_null=with_null and not number).items()
+                f"{name} {key}": value for key, value in _purity(order, codes, labels, 0 if number else draws).items()
             }
         ranked = list(_ranked(order, labels, authors))
         one["retrieval"] = float(np.mean([average_precision(matches) for matches, _ in ranked]))
@@ -111,7 +110,7 @@ def average_precision(matches: Sequence[bool]) -> float:
     return float(np.mean(np.arange(1, len(hits) + 1) / (hits + 1))) if len(hits) else np.nan
 
 
-def _purity(order: NDArray[np.uint16], codes: NDArray[np.intp], labels: Labels, *, with_null: bool) -> Json:
+def _purity(order: NDArray[np.uint16], codes: NDArray[np.intp], labels: Labels, draws: int | None) -> Json:
     lists = order.copy()
     leave_out(lists, codes)
     trial = LabelledOrder(lists, codes, list(labels), None)
@@ -119,9 +118,9 @@ def _purity(order: NDArray[np.uint16], codes: NDArray[np.intp], labels: Labels, 
     if not len(purity):
         return {"purity": None, "chance": None, "p_value": None, "effect": None}
     found: Json = {"purity": float(purity.mean()), "chance": float(chance.mean()), "p_value": None, "effect": None}
-    if with_null:
+    if draws != 0:
         observed = float((purity - chance).mean()) - _TIE
-        null = null_distribution(trial, observed, None, np.random.default_rng(0))
+        null = null_distribution(trial, observed, draws, np.random.default_rng(0))
         found |= {"p_value": null.p_value, "effect": null.effect}
     return found
 
@@ -135,12 +134,13 @@ def _ranked(order: NDArray[np.uint16], labels: Labels, authors: Sequence[str]) -
 
 
 def _vote(near: NDArray[np.uint16], row: int, labels: Labels, authors: Sequence[str]) -> float:
-    """1 if the nearest models of other authors name a data set of the model."""
+    """1 if the nearest models of other authors, voting, name a data set of the model."""
     voters = [other for other in near.tolist() if authors[other] != authors[row]][:VOTERS]
-    votes = Counter(name for other in voters for name in sorted(labels[other]))
-    most = max(votes.values())
-    winner = next(name for other in voters for name in sorted(labels[other]) if votes[name] == most)
-    return float(winner in labels[row])
+    votes: dict[str, float] = {}
+    for rank, other in enumerate(voters, 1):
+        for name in sorted(labels[other]):
+            votes[name] = votes.get(name, 0) + 1 / rank
+    return float(max(votes, key=lambda name: votes[name]) in labels[row])
 
 
 def _adapter_to_full(order: NDArray[np.uint16], labels: Labels, groups: Sequence[str]) -> Iterator[float]:

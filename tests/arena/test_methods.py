@@ -71,16 +71,17 @@ def test_scores_are_those_of_the_published_question_and_of_loops():
     for form, score in (("all", asked), ("across", asked.cross_author)):
         assert found[f"{form} purity"] == pytest.approx(score.purity, abs=1e-9)
         assert found[f"{form} chance"] == pytest.approx(score.chance, abs=1e-9)
-        assert found[f"{form} effect"] == pytest.approx(score.effect, rel=0.1)
+        assert found[f"{form} effect"] == pytest.approx(score.effect, rel=0.15)
     precisions, right, full = [], [], []
     for row in range(count):
         others = [one for one in range(count) if authors[one] != authors[row]]
         matches = [labels[one] == labels[row] for one in others]
         precisions.append(average_precision_score(matches, similarity[row, others]))
         near = sorted(others, key=lambda one: -similarity[row, one])[:5]
-        votes = Counter(labels[one] for one in near)
-        best = next(labels[one] for one in near if votes[labels[one]] == max(votes.values()))
-        right.append(best == labels[row])
+        votes = Counter()
+        for place, one in enumerate(near):
+            votes[labels[one]] += 1 / (1 + place)
+        right.append(votes.most_common(1)[0][0] == labels[row])
         if groups[row] == "adapter":
             near = sorted((one for one in range(count) if groups[one] == "full"), key=lambda one: -similarity[row, one])
             same = [labels[one] == labels[row] for one in near]
