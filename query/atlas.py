@@ -212,13 +212,14 @@ class Atlas(AtlasReader):
         lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
         """
         from query.population import family_trees, notes_on_sampled, read_population
-        from query.purity.study import purity, strata_of
+        from query.purity.study import HABITS, habits_with_labels, purity, strata_of
 
         population = read_population(self, base, representation, documented=True)
         trees = None if kin else family_trees(self, population)
         strata = strata_of(self, population, within)
         found = purity(population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata)
-        return replace(found, on_sampled=notes_on_sampled(self, population))
+        habits = habits_with_labels(population, strata_of(self, population, HABITS))
+        return replace(found, on_sampled=notes_on_sampled(self, population), on_habits=habits)
 
     def clusters(
         self,

@@ -150,6 +150,7 @@ class PurityResult(Drawn, PurityScore):
     k: int | None = None
     cross_author: PurityScore = PurityScore(0, 0, 0)
     on_sampled: tuple[str, ...] = ()  # a note on models that were left out, as a sample gives no such vector
+    on_habits: tuple[str, ...] = ()  # notes on habits that go with the labels
 
     @property
     def headline(self) -> str:
@@ -158,9 +159,9 @@ class PurityResult(Drawn, PurityScore):
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Why an interval is missing, and which models are."""
+        """Why an interval is missing, which models are, and which habits go with the labels."""
         why = filter(None, (self.interval_note, self.cross_author.interval_note))
-        return (*dict.fromkeys(why), *self.on_sampled)
+        return (*dict.fromkeys(why), *self.on_habits, *self.on_sampled)
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Dots for all models and for each dataset, with chance. Raises AtlasError if matplotlib is missing."""

@@ -38,8 +38,10 @@ STRATA = {
     "norm": "round(log2(nullif(delta_norm, 0)))",  # to a factor of two: rates and steps show in it
     "seed": "initialisation",
 }
+HABITS = tuple(name for name in STRATA if name != "author")  # purity across authors is about authors
 _CHANCE_DRAWS = 200  # for the chance level within strata, and for the effect in large populations
 _DRAWS = 1000
+_HABIT_DRAWS = 20
 _MOST_COUNTED = 20_000  # arrangements that are all tried; more are drawn from, which is faster
 # If fewer permutations than this reach the observed value, ten times as many are drawn, up to _MOST_DRAWS and as far as
 # they look at no more neighbours than _LOOKS, which takes a second or two.
@@ -137,6 +139,34 @@ def strata_of(atlas: AtlasReader, population: Population, names: Sequence[str]) 
         values = {row["model_id"]: row["value"] for row in rows}
         found[name] = [values.get(int(model_id)) for model_id in population.ids]
     return found
+
+
+def habits_with_labels(population: Population, strata: Mapping[str, Sequence[Hashable]]) -> tuple[str, ...]:
+    """A note on each habit (a name of ``strata``) that goes with the labels, so that purity may be due to it.
+
+    It goes with them if fewer than half as many models as by chance share its value with a model of another label.
+    """
+    rows, datasets = representatives(population)
+    holders = Counter(datasets)
+    kept = [place for place, names in enumerate(datasets) if names and holders[names] > 1]
+    labels, rng = codes_of([datasets[place] for place in kept]), np.random.default_rng(0)
+    notes = []
+    for name, values in strata.items():
+        codes = codes_of([values[rows[place]] for place in kept])
+
+        def mixed(labels: Integers, codes: Integers = codes) -> int:
+            """How many models are in a stratum with several labels."""
+            pairs = np.unique(np.stack([codes, labels]), axis=1)
+            several = np.bincount(pairs[0]) > 1
+            return int(several[codes].sum())
+
+        expected = float(np.mean([mixed(rng.permutation(labels)) for _ in range(_HABIT_DRAWS)])) if kept else 0.0
+        if mixed(labels) < expected / 2:
+            notes.append(
+                f"The labels go with the {name}: {mixed(labels)} of {len(kept)} models share it with a model of another"
+                f" label (by chance {expected:.0f}), so purity may be due to it (--within {name})."
+            )
+    return tuple(notes)
 
 
 def _reach(labels: Sequence[frozenset[str]], authors: Integers, families: Integers, k: int | None) -> Integers:

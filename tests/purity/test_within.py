@@ -10,7 +10,7 @@ import pytest
 
 from indexer.errors import BadArgument
 from query import Atlas
-from query.purity.study import purity
+from query.purity.study import habits_with_labels, purity
 from query.statistics.authors import AuthorRuns
 from tests.purity.loops import Models, candidates_of, mean, naive
 
@@ -75,6 +75,19 @@ def test_one_data_set_a_stratum():
     found = purity(population("data"), within={"set": [next(iter(one)) for one in population("data").datasets]})
     assert found.within[0].chance is found.within[0].p_value is None
     assert "no label can be exchanged" in found.headline
+
+
+def test_a_habit_that_goes_with_the_labels_is_noted():
+    rng = np.random.default_rng(0)
+    labels = [[name] for name in "abcd" for _ in range(6)] + [["alone"]]
+    models = Models(rng.standard_normal((25, 4)), labels)
+    own = [*("wxyz"[row // 6] for row in range(24)), "w"]
+    apart = [f"{value}{row}" if row % 8 == 0 else value for row, value in enumerate(own)]
+    habits = {"own": own, "apart": apart, "random": rng.permutation(own).tolist(), "one": [1] * 25, "each": range(25)}
+    notes = habits_with_labels(models, habits)
+    assert [note.split(":")[0] for note in notes] == ["The labels go with the own", "The labels go with the apart"]
+    assert "0 of 24 models share it with a model of another label (by chance 24)" in notes[0]
+    assert habits_with_labels(Models(np.zeros((0, 3)), []), {"own": []}) == ()
 
 
 def test_permutations_stay_within_strata():
