@@ -138,13 +138,13 @@ def centred(raw: Floats, groups: Sequence[str], authors: Sequence[str], blocks: 
 
 
 def tables(figures: Json) -> str:
-    """Markdown: by family, purity across authors / accuracy, and the mean difference to the default."""
+    """Markdown: by family, purity across authors / accuracy; the mean difference in purity, with its standard error."""
     return "\n".join(_lines(figures["families"]))
 
 
 def _lines(found: dict[str, Json]) -> Iterator[str]:
     names = list(found)
-    yield f"| vectors | {' | '.join(names)} | mean | less than the default, ± its error |"
+    yield f"| vectors | {' | '.join(names)} | mean | difference to the default |"
     yield f"|{'---|' * (3 + len(names))}"
 
     def cell(one: dict[str, Any]) -> str:
@@ -157,8 +157,8 @@ def _lines(found: dict[str, Json]) -> Iterator[str]:
         gains = [
             one["across purity"] - found[name][default]["across purity"] for name, one in zip(names, each, strict=True)
         ]
-        error = float(np.std(gains, ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else 0.0
-        apart = "" if setting == default else f"{-float(np.mean(gains)):+.3f} ± {error:.3f}"
+        error = f" ± {float(np.std(gains, ddof=1) / np.sqrt(len(gains))):.3f}" if len(gains) > 1 else ""
+        apart = "" if setting == default else f"{float(np.mean(gains)):+.3f}{error}"
         yield f"| {setting} | {' | '.join(map(cell, each))} | {cell(mean)} | {apart} |"
     effects = [one[default]["across effect"] for one in found.values()]
     bounds = [one[default]["across p_value"] for one in found.values()]
