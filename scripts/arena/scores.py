@@ -26,6 +26,8 @@ TIES = 8  # orders of equal similarities
 VOTERS = 5
 DRAWS = 1000
 _TIE = 1e-12
+MEASURES = (*(f"{form} {key}" for form in ("all", "across") for key in ("purity", "chance", "p_value", "effect")),
+            "retrieval", "accuracy", "to_full")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,17 @@ def scores(
     ``draws``: permutations of the labels, for p-values and effects; None as in `query purity`, 0 for none.
 
     Returns:
-        ``models``; ``purity``, ``chance``, ``p_value``, ``effect`` and the same under ``across`` (authors), as
-        `query purity` defines them; ``to_full``: the share of matches among the m full fine-tunes nearest to an adapter,
-        where m match; ``retrieval``: mean average precision of the same data set among other authors' models;
-        ``accuracy``: of a vote of the VOTERS nearest models of other authors, the n-th of which has 1/n votes.
+        ``models``, MEASURES and costs. ``all purity``, ``across purity`` (authors) and so on are as `query purity`
+        defines them; ``to_full``: the share of matches among the m full fine-tunes nearest to an adapter, where m match;
+        ``retrieval``: mean average precision of the same data set among other authors' models; ``accuracy``: of a vote
+        of the VOTERS nearest models of other authors, the n-th of which has 1/n votes. None where nothing is scored.
     """
     rows = np.flatnonzero(table.has)
     similarity = table.similarity[np.ix_(rows, rows)]
     labels = [labels[row] for row in rows.tolist()]
     authors, groups = ([column[row] for row in rows.tolist()] for column in (authors, groups))
+    if not len(rows):
+        return dict.fromkeys(MEASURES) | {"models": 0, "seconds": table.seconds, "bytes": table.bytes}
     found: list[Json] = []
     for number, order in enumerate(orders(similarity)):
         one: Json = {}
@@ -78,10 +82,11 @@ def scores(
                 f"{name} {key}": value for key, value in _purity(order, codes, labels, 0 if number else draws).items()
             }
         ranked = list(_ranked(order, labels, authors))
-        one["retrieval"] = float(np.mean([average_precision(matches) for matches, _ in ranked]))
-        one["accuracy"] = float(np.mean([_vote(order[row], row, labels, authors) for _, row in ranked]))
+        right = [average_precision(matches) for matches, _ in ranked]
+        votes = [_vote(order[row], row, labels, authors) for _, row in ranked]
+        one |= {"retrieval": _mean(right), "accuracy": _mean(votes)}
         shares = list(_adapter_to_full(order, labels, groups))
-        one["to_full"] = float(np.mean(shares)) if shares else None
+        one["to_full"] = _mean(shares)
         found.append(one)
     mean = {
         key: None
@@ -131,6 +136,10 @@ def _ranked(order: NDArray[np.uint16], labels: Labels, authors: Sequence[str]) -
         matches = [bool(labels[other] & labels[row]) for other in near if authors[other] != authors[row]]
         if any(matches):
             yield matches, row
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _vote(near: NDArray[np.uint16], row: int, labels: Labels, authors: Sequence[str]) -> float:

@@ -99,6 +99,9 @@ def test_models_that_a_method_cannot_compare_are_left_out():
     labels = [frozenset(one) for one in "aabbab"]
     found = scores(Table(similarity), labels, list("uvwxyz"), ["full"] * 6)
     assert (found["models"], found["across purity"], found["retrieval"]) == (4, 1.0, 1.0)
+    nothing = scores(Table(np.full((6, 6), np.nan)), labels, list("uvwxyz"), ["full"] * 6)
+    assert (nothing["models"], set(found)) == (0, set(nothing))
+    assert {nothing[key] for key in nothing if key != "models"} == {None}
 
 
 def test_equal_similarities_come_in_random_order():
