@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -154,10 +155,10 @@ def whole_records(family: Family, sampled: Sequence[Record]) -> Iterator[Record]
             found = {}
             if record.is_adapter:
                 for delta in deltas_on(checkpoint, base):
-                    is_lora = isinstance(delta, LoraDelta)
-                    found[delta.key] = (
-                        delta.scale * delta.b @ delta.a if is_lora else dense(delta, base.matrix(delta.key)).matrix
-                    )
+                    if isinstance(delta, LoraDelta):
+                        found[delta.key] = delta.scale * delta.b @ delta.a
+                    else:
+                        found[delta.key] = dense(delta, base.matrix(delta.key)).matrix
             else:
                 for one in dense_deltas(checkpoint, layout_against(checkpoint, base), base):
                     found[one.key] = one.matrix
@@ -168,15 +169,17 @@ def whole_records(family: Family, sampled: Sequence[Record]) -> Iterator[Record]
 
 
 def _decomposed(delta: DeltaRecord, matrix: torch.Tensor | None) -> DeltaRecord:
+    u: Any  # float32, as v is, where a stored record has float16
+    v: Any
     if matrix is None or not matrix.any():
         count = min(delta.shape)
         u, v = (np.zeros((side, count), np.float32) for side in delta.shape)
-        whole = (u, np.zeros(count, np.float32), v)
+        s = np.zeros(count, np.float32)
     else:
-        u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
-        whole = (u.numpy(), s.numpy(), vt.mT.contiguous().numpy())
-    norm = float(np.linalg.norm(whole[1]))
-    return replace(delta, u=whole[0], s=whole[1], v=whole[2], norm=norm, lines=None, norm_error=0.0, u_rows=None)
+        u, s, v = (part.contiguous().numpy() for part in torch.linalg.svd(matrix, full_matrices=False))
+        v = v.T
+    norm = float(np.linalg.norm(s))
+    return replace(delta, u=u, s=s, v=v, norm=norm, lines=None, norm_error=0.0, u_rows=None)
 
 
 def cut(record: Record, rank: int) -> Record:
