@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from indexer.version import __version__
 
 if TYPE_CHECKING:
-    from indexer.builds.commands import add, build, publish_records, work
+    from indexer.builds.commands import add, build
     from indexer.builds.deepen import deepen
     from indexer.builds.removal import remove
+    from indexer.builds.shards import publish_records, work
     from indexer.library import doctor, merge, profile, pull, push, rebuild, represent, status, verify
 
 __all__ = [
@@ -24,9 +25,13 @@ __all__ = [
     "remove", "represent", "status", "verify", "work",
 ]  # fmt: skip
 
-_HOMES = dict.fromkeys(("add", "build", "publish_records", "work"), "builds.commands") | {
+_HOMES = {
+    "add": "builds.commands",
+    "build": "builds.commands",
     "deepen": "builds.deepen",
+    "publish_records": "builds.shards",
     "remove": "builds.removal",
+    "work": "builds.shards",
 }
 
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from query.layers import Layers
     from query.lineage.result import Lineage, Lineages
     from query.map.model_map import ModelMap
-    from query.predict.evaluation import Evaluation
-    from query.predict.predict import Prediction
+    from query.predict.result import Evaluation, Prediction
     from query.purity.result import PurityResult
     from query.rank.study import RankStudy
     from query.report.report import Report
@@ -43,7 +42,7 @@ _MODULES = {
     "Comparison": "query.compare",
     "Depth": "query.depth.depth",
     "DepthStudy": "query.depth.study",
-    "Evaluation": "query.predict.evaluation",
+    "Evaluation": "query.predict.result",
     "FeatureGrid": "query.features",
     "ImagesBack": "query.invert",
     "Layers": "query.layers",
@@ -54,7 +53,7 @@ _MODULES = {
     "ModelMap": "query.map.model_map",
     "ModelVectors": "query.export",
     "Neighbour": "query.similar",
-    "Prediction": "query.predict.predict",
+    "Prediction": "query.predict.result",
     "PurityResult": "query.purity.result",
     "RankStudy": "query.rank.study",
     "Report": "query.report.report",

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from query.lineage.result import Lineages
     from query.map.model_map import model_map as _map
     from query.predict.evaluation import evaluate as _evaluate_prediction
-    from query.predict.predict import Prediction
     from query.predict.predict import predict as _predict
+    from query.predict.result import Prediction
     from query.purity.result import PurityResult
     from query.rank.study import rank_by_depth as _rank
     from query.report.report import report as _report

@@ -15,7 +15,8 @@ from indexer.errors import AtlasError
 from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
 from query.layers import Part, layers_of
-from query.lookup import ResolvedModel, facts_of_record, resolve_model, unrelated_notes, vector_of
+from query.lookup import resolve_model
+from query.resolved import ResolvedModel, facts_of_record, unrelated_notes, vector_of
 from query.results import Result
 from query.sampled import SAMPLE, needs_all, sample_gives
 from query.similar import similarity_of
@@ -131,7 +132,7 @@ def compare(
 
     ``a`` and ``b`` are indexed ids, other Hub ids, or local folders. ``read``: how those that are not indexed are read,
     sample (the default) or full. Raises AtlasError if one is unknown or cannot be read, if their bases differ, or if
-    the representation needs all of the matrices of a model of which a sample was read.
+    the representation needs whole matrices and only a sample of one of them was read.
     """
     first, second = (resolve_model(atlas, str(name), base, representation, read) for name in (a, b))
     if first.base != second.base:

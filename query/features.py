@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import BadArgument, require
-from query.figures import THEMES, model_label, row_bars, show_pixels, styled_grid
-from query.lookup import READERS, reference_of
+from query.figures import THEMES, add_title, model_label, row_bars, show_pixels, styled_grid
+from query.lookup import reference_of
+from query.resolved import READERS
 from query.results import Drawn, ThemeName
 from query.wording import counted
 
@@ -110,11 +111,11 @@ class FeatureGrid(Drawn):
             row_bars(grid[row][count], np.mean([one.change_by_row for one in line], axis=0), colours)
         grid[0][count].set_title("change by row", fontsize=7, color=colours.ink, pad=3)
         where = "" if self.patch is None else f" at patch {self.patch}"
-        figure.suptitle(
+        title = (
             f"What neurons of {model_label(self.model, 48)} respond to{where}\n"
-            "below: the activation reached (that of the best of 16 images)",
-            x=0.01, horizontalalignment="left", fontsize=8.5, color=colours.ink,
-        )  # fmt: skip
+            "below: the activation reached (that of the best of 16 images)"
+        )
+        add_title(figure, title, colours, 8.5)
         return figure
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,20 @@ def styled_grid(
         for spine in one.spines.values():
             spine.set_color(colours.faint)
     return figure, axes
+
+
+def add_title(figure: Any, text: str, colours: Theme, size: float = 9) -> None:
+    """A title at the left of the whole picture; ``size`` in points."""
+    figure.suptitle(text, x=0.01, horizontalalignment="left", fontsize=size, color=colours.ink)
+
+
+def add_legend(
+    figure: Any, handles: Sequence[Any], colours: Theme, columns: int, size: float = 7, place: str = "lower left"
+) -> None:
+    """A legend outside the panels; ``size`` in points."""
+    figure.legend(
+        handles=handles, loc=f"outside {place}", ncols=columns, fontsize=size, frameon=False, labelcolor=colours.ink
+    )
 
 
 def label(text: str, longest: int = LONGEST_LABEL) -> str:

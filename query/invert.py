@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import BadArgument, require
-from query.figures import THEMES, label, model_label, new_figure, row_bars, show_pixels, styled_grid
-from query.lookup import READERS, reference_of
+from query.figures import THEMES, add_title, label, model_label, new_figure, row_bars, show_pixels, styled_grid
+from query.lookup import reference_of
+from query.resolved import READERS
 from query.results import Drawn, ThemeName
 from query.wording import percent
 
@@ -147,8 +148,7 @@ class ImagesBack(Drawn):
             row_bars(last, one.rows, colours)
             last.set_title(f"error {one.error:.2f}", fontsize=7, color=colours.ink, loc="left")
         grid[-1][count].set_xlabel("its share by row of patches", fontsize=6.5, color=colours.ink)
-        figure.suptitle(f"Images recovered from layers of {model_label(self.model, 48)}", x=0.01,
-                        horizontalalignment="left", fontsize=9, color=colours.ink)  # fmt: skip
+        add_title(figure, f"Images recovered from layers of {model_label(self.model, 48)}", colours)
         return figure
 
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from indexer.database.deepening import deepening
 from indexer.names import DeltaKey, family_key, family_order
-from query.figures import THEMES, label, model_label, styled_grid
-from query.lookup import ResolvedModel, resolve_model, unrelated_notes
+from query.figures import THEMES, add_title, label, model_label, styled_grid
+from query.lookup import resolve_model
+from query.resolved import ResolvedModel, unrelated_notes
 from query.results import Drawn, ThemeName
 from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, estimated
 from query.wording import MEASURES
@@ -193,7 +194,7 @@ class Layers(Drawn):
             f"Where {model_label(self.model, 48)} changed\n{MEASURES[of]}, by layer and family; empty: {empty}\n"
             f"a fine-tune of {label(self.base)}"
         )
-        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=8, color=colours.ink)
+        add_title(figure, title, colours, 8)
         return figure
 
     def write(self, path: str | Path, theme: ThemeName = "light", of: str = "relative_norm") -> None:

@@ -134,8 +134,8 @@ def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, .
 def representatives(population: Population) -> tuple[Integers, list[frozenset[str]]]:
     """Rows of the models to compare, in order of id, and their datasets, with those of a duplicate group united.
 
-    Copies, unrelated models and zero vectors are left out. Of a duplicate group only its representative is kept, or the
-    lowest id if that one is left out. Raises ValueError on columns of different lengths or repeated ids.
+    Copies, unrelated models and zero vectors are left out. Only the representative of a duplicate group is kept, or
+    the lowest id if that one is left out. Raises ValueError on columns of different lengths or repeated ids.
     """
     ids = [int(identity) for identity in population.ids]
     columns = ("vectors", "models", "authors", "datasets", "is_copy", "is_unrelated", "group", "representative")

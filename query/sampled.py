@@ -1,4 +1,4 @@
-"""Models of which a sample of rows was read: what is said of them, and what reading the rest would cost."""
+"""Sampled models, of which only some rows were read: notes about them, and what reading the rest would cost."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def sample_gives(representation: str) -> bool:
 
 
 def needs_all(atlas: AtlasReader, base: str, models: Sequence[str], what: str, *, spectra: bool = False) -> AtlasError:
-    """The error for a question about ``what`` ("'output' vectors") of models of which a sample was read."""
+    """The error for a question about ``what`` ("'output' vectors") of sampled models."""
     names = " and ".join(models)
     return AtlasError(
-        f"Of {names} a sample of rows was read, which gives no {what}.",
+        f"Only a sample of rows was read of {names}, which gives no {what}.",
         deepening(atlas, base, models, spectra=spectra),
     )
 

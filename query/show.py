@@ -11,9 +11,11 @@ from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import ModelRef, family_order
 from query.lineage.stored import stored_lineage
-from query.lookup import base_in_hint, indexed_model, model_of_folder, unknown_model, unrelated_notes
+from query.lookup import indexed_model
+from query.resolved import base_in_hint, unknown_model, unrelated_notes
 from query.results import Result
 from query.sampled import CHECKSUM, COPY, LIKE_THE_BASE, SAMPLE, rows_in_words
+from query.unindexed import model_of_folder
 from query.wording import percent
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import NEIGHBOURS, fewest_shared
 from indexer.errors import AtlasError
-from query.lookup import ResolvedModel, resolve_model, sampled_notes, unrelated_notes, vector_of
+from query.lookup import resolve_model
+from query.resolved import ResolvedModel, sampled_notes, unrelated_notes, vector_of
 from query.results import Rows
 from query.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
 from query.wording import rarity
@@ -215,7 +216,7 @@ def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, represen
     found = []
     for row in rows:
         model_id = row.pop("neighbour_id")
-        if model_id in known:  # the atlas may be somebody else's
+        if model_id in known:  # an atlas from elsewhere may name models that it does not hold
             shared = sum(pair == ("1", "1") for pair in zip(mine, masks.get(model_id, every), strict=True))
             found.append(
                 Neighbour(

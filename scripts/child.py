@@ -40,6 +40,13 @@ def run_python(*words: str) -> tuple[float, str]:
     return seconds, done.stdout
 
 
+def run_shown(*words: str, **environment: str) -> None:
+    """Run ``python -m WORDS`` with these variables; what it prints is shown. Raises RuntimeError if it fails."""
+    variables = {**os.environ, "PYTHONPATH": str(PROJECT), **environment}
+    if subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, env=variables, check=False).returncode:
+        raise RuntimeError(f"{' '.join(words)} failed; its own message is above")
+
+
 def run_module(module: str, *arguments: str) -> Ran:
     """Run ``python -m module`` and note its memory, too. Raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as folder:

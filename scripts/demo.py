@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import time
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from scripts.depth.models import GPT_STEPS, VIT_STEPS, make_gpt2, make_vit
 from scripts.family import make_family
 from scripts.loopback_hub import LoopbackHub
 from scripts.readme import BASE, BUILD, COMMANDS, EVALUATE, PREDICT, REPLIES
-from scripts.terminal import CommandFailed, Terminal
+from scripts.terminal import Terminal, exit_status
 
 PROFILED = "gridsweep/tiny-roberta-exception-types-lr1e-3-s7"  # one of a sweep of learning rates
 SENTENCE = "The value of the parameter is returned as a list of strings."
@@ -28,19 +31,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".demo"), help="where everything goes")
     parser.add_argument("--size", default="demo", choices=["demo", "full", "small"])
     arguments = parser.parse_args()
+    sys.exit(exit_status("The demo", lambda: run_demo(arguments.out.resolve(), arguments.size)))
+
+
+def run_demo(out: Path, size: str) -> None:
+    """Make the family unless it is there, serve it, and show every command."""
     started = time.monotonic()
-    out = arguments.out.resolve()
-    family = make_family(out / f"family-{arguments.size}", arguments.size)
-    with LoopbackHub(family) as hub:
+    family = make_family(out / f"family-{size}", size)
+    with LoopbackHub(family) as hub, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        # Two models to look into are trained while the atlas is asked: most questions take one processor.
+        small = [
+            pool.submit(make_vit, out / "tiny-vit", VIT_STEPS // 2),
+            pool.submit(make_gpt2, out / "tiny-gpt2", family / BASE / "tokenizer.json", GPT_STEPS // 2),
+        ]
         print(f"{family.name}: served at {hub.endpoint} ({time.monotonic() - started:.0f} s)", flush=True)
-        try:
-            _show(Terminal.of_hub(out, hub.endpoint), family)
-        except CommandFailed as failure:
-            sys.exit(f"the demo stopped: {failure}")
+        _show(Terminal.of_hub(out, hub.endpoint), small)
     print(f"\nAll this took {time.monotonic() - started:.0f} s. The atlas: {out / 'atlas'}")
 
 
-def _show(run: Terminal, family: Path) -> None:
+def _show(run: Terminal, small: list[Future[Any]]) -> None:
     run(BUILD + " --dry-run")
     replies = {BUILD: run(BUILD)}
     run(BUILD)
@@ -75,28 +84,27 @@ def _show(run: Terminal, family: Path) -> None:
     run(f"query rank --base {BASE} --out rank.png")
     for file in ("map.png", "map.html"):
         run(f"query map --base {BASE} --method tsne --out {file}", show=file == "map.png")
-    _look_inside(run, family)
+    _look_inside(run, small)
     run(f"query report --base {BASE} --out report.html")
     print(f"\nThe map: {run.folder / 'map.png'}, and to explore in a browser: {run.folder / 'map.html'}")
     print(f"What layers keep, words again, what neurons see: {run.folder / 'depth.png'}, words.png, features.png")
     print(f"All of it on one page: {run.folder / 'report.html'}")
 
 
-def _look_inside(run: Terminal, family: Path) -> None:
+def _look_inside(run: Terminal, small: list[Future[Any]]) -> None:
     """Layer by layer: what a sweep of fine-tunes keeps of its input, a sentence again, and what neurons look for."""
-    started = time.monotonic()
-    print("\nA small ViT and a small GPT-2 to look into", end=" ", flush=True)
-    make_vit(run.folder / "tiny-vit", VIT_STEPS // 2)
-    make_gpt2(run.folder / "tiny-gpt2", family / BASE / "tokenizer.json", GPT_STEPS // 2)
-    print(f"({time.monotonic() - started:.0f} s)", flush=True)
+    for training in small:
+        training.result()
     indexed = json.loads(run('query sql "SELECT model FROM models" --json', show=False))
-    asked = sorted({str(row["model"]) for row in indexed if str(row["model"]).startswith("gridsweep/")})
+    # One sweep of learning rates, all with one seed.
+    asked = sorted(name for row in indexed if (name := str(row["model"])).startswith("gridsweep/") and "-lr" in name)
+    asked = [name for name in asked if name.endswith("-s7")]
     if PROFILED not in asked:  # the small family has no sweep
         asked = sorted(str(row["model"]) for row in indexed)[:5]
     run(f"index profile {' '.join(asked)} --base {BASE} --with-untrained --recover")
     run(f"query depth {PROFILED if PROFILED in asked else asked[0]} --out depth.png")
     run(f'query invert tiny-gpt2 "{SENTENCE}" --out words.png')
-    run("query features tiny-vit --layers 1,2,4 --out features.png")
+    run("query features tiny-vit --layers 1,4 --out features.png")
 
 
 def _typical(models: list[dict[str, object]]) -> str:

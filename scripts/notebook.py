@@ -10,17 +10,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).resolve().parent.parent / "docs" / "atlas.ipynb"
+from scripts.child import PROJECT
+
+OUT = PROJECT / "docs" / "atlas.ipynb"
 SECONDS = 600  # for one cell
 CELLS = (
     """# An atlas of fine-tuned models, from Python
 
-Every question of the command line is a method of `Atlas`, with the same names and defaults. Answers show themselves in
-a notebook and give data frames (`to_df()`), rows (`to_rows()`), JSON (`to_dict()`) and pictures (`figure()`,
+Every question of the command line is a method of `Atlas`, with the same names and defaults. A notebook displays the
+answers, which also give data frames (`to_df()`), rows (`to_rows()`), JSON (`to_dict()`) and pictures (`figure()`,
 `write("map.png")`).
 
-The atlas here holds small models that were really trained: `make demo` makes such a one. This notebook is made again
-with `make notebook`.""",
+This atlas holds small trained models. `make demo` makes such an atlas, and `make notebook` makes this notebook.""",
     """>>> from query import Atlas, AtlasError
 %matplotlib inline
 %config InlineBackend.print_figure_kwargs = {"dpi": 80}
@@ -44,8 +45,8 @@ near""",
     """>>> [(one.model, round(one.similarity, 2), one.datasets) for one in near[:2]]""",
     """## The vectors themselves
 
-With names. Where models changed different matrices a cosine of whole rows is wrong; `similarity()` is the one that
-`similar` uses.""",
+Each row belongs to a model in `models`. If two models changed different matrices, the cosine of their whole rows is
+wrong; `similarity()` computes what `similar` shows.""",
     """>>> vectors = atlas.vectors()
 print(vectors.matrix.shape, vectors.blocks)
 vectors.similarity([model]).round(2)[0, :5], vectors.models[:5]""",
@@ -66,7 +67,7 @@ print(judged.headline)
 judged.to_df()[["model", "datasets", "answer", "probability", "right"]].head()""",
     """## How does the rank of the change move with depth?
 
-This needs whole spectra (`build(base, spectra=True)`). What a person can mend is an `AtlasError` that says how.""",
+This needs all singular values (`build(base, spectra=True)`). An `AtlasError` says what is wrong and what to do.""",
     """>>> try:
     study = atlas.rank()
 except AtlasError as error:
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="Where the notebook goes.")
     options = parser.parse_args()
     nbformat.write(executed(options.atlas), options.out)
-    print(f"{options.out.name} is made again from {options.atlas}")
+    print(f"wrote {options.out} from {options.atlas}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[1]
+from scripts.child import PROJECT
+from scripts.tables import decimal, filled
+
 README, REPLIES = PROJECT / "README.md", PROJECT / "docs" / "demo.json"
 
 BASE = "atlas-demo/tiny-roberta"
@@ -34,7 +36,6 @@ EVALUATE = f"query predict --evaluate --base {BASE} --json"
 
 _BLOCK = re.compile(r"(?<=```console\n).*?(?=^```)", re.DOTALL | re.MULTILINE)
 _ASKED = re.compile(r"^\$ (.+)\n((?:(?!\$ |\n\$ ).*\n)*)", re.MULTILINE)
-_SENTENCE = re.compile(r"(<!-- demo:(\w+) -->\n).*?(\n<!-- /demo -->)", re.DOTALL)
 
 
 def with_replies(text: str, replies: Mapping[str, str]) -> str:
@@ -50,8 +51,8 @@ def with_replies(text: str, replies: Mapping[str, str]) -> str:
 
         return _ASKED.sub(answered, found[0])
 
-    sentences = {"models": _models(replies), "prediction": _prediction(replies)}
-    return _SENTENCE.sub(lambda found: found[1] + sentences[found[2]] + found[3], _BLOCK.sub(block, text))
+    sentences = {"demo:models": _models(replies), "demo:prediction": _prediction(replies)}
+    return filled(_BLOCK.sub(block, text), sentences)
 
 
 def _models(replies: Mapping[str, str]) -> str:
@@ -68,7 +69,7 @@ def _prediction(replies: Mapping[str, str]) -> str:
     by = {score["evidence"]: score for score in found["scores"]}
 
     def share(number: float) -> str:
-        return f"{number:.2f}".removeprefix("0")
+        return decimal(number, 2)
 
     together = by["together"]
     return (

@@ -7,12 +7,43 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from indexer.errors import AtlasError
 from scripts.child import PROJECT
+from scripts.loopback_hub import StoreError
 
 MODULES = {"index": "indexer", "query": "query"}
+
+
+def hub_environment(endpoint: str, caches: Path) -> dict[str, str]:
+    """The variables with which a process uses the Hub at ``endpoint`` and keeps its caches in ``caches``."""
+    return {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(caches),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_OFFLINE": "0",  # this process may be offline, to train
+    }
+
+
+def exit_status(what: str, work: Callable[[], int | None]) -> int:
+    """The exit status of ``work`` (None is 0); an expected error is one line on stderr.
+
+    ``what``: the subject of "… stopped".
+    """
+    try:
+        return work() or 0
+    except CommandFailed as failure:
+        print(f"{what} stopped: {failure}. Run the same command again to continue.", file=sys.stderr)
+        return 1
+    except (AtlasError, StoreError, RuntimeError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped. Run the same command again to continue.", file=sys.stderr)
+        return 130
 
 
 class CommandFailed(Exception):
@@ -34,8 +65,7 @@ class Terminal:
     @classmethod
     def of_hub(cls, folder: Path, endpoint: str) -> Terminal:
         """A terminal whose commands use the Hub at ``endpoint`` and caches below ``folder``."""
-        caches = str(folder / "huggingface")
-        return cls(folder, HF_ENDPOINT=endpoint, HF_HOME=caches, HF_HUB_DISABLE_TELEMETRY="1")
+        return cls(folder, **hub_environment(endpoint, folder / "huggingface"))
 
     def __call__(self, command: str, *, show: bool = True) -> str:
         """Run ``command`` and return what it printed.

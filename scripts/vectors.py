@@ -31,6 +31,7 @@ from query.purity.study import purity
 from query.statistics.authors import AuthorRuns
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import codes_of
+from scripts.tables import decimal
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -222,11 +223,6 @@ def with_interval(score: PurityScore) -> str:
     """As ".92 (.87–.96)"."""
     interval = "" if score.ci_low is None else f" ({decimal(score.ci_low)}–{decimal(score.ci_high)})"
     return decimal(score.purity) + interval
-
-
-def decimal(number: float | None) -> str:
-    """Three digits, without the zero before the point."""
-    return "–" if number is None else f"{number:.3f}".replace("0.", ".", 1)
 
 
 @dataclass(frozen=True)

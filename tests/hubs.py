@@ -16,7 +16,7 @@ from huggingface_hub import constants, set_client_factory
 
 from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest
+from indexer.listing.questions import BadRow, CrawlRequest
 from indexer.network.rate_limit import RateLimiter
 from indexer.network.session import HttpLimits, HubClient, install_session
 from scripts.loopback_hub import LoopbackHub
@@ -60,11 +60,16 @@ def add_base(root: Path) -> None:
     add_repo(root, BASE, {"config.json": {"model_type": "roberta"}}, old_ids=[SHORT], downloads=1_000_000)
 
 
-def use_endpoint(monkeypatch: Any, endpoint: str, limits: HttpLimits = QUICK, say: Any = None) -> None:
+def set_endpoint(monkeypatch: Any, endpoint: str) -> None:
     """As if HF_ENDPOINT had been set before this process began."""
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+
+
+def use_endpoint(monkeypatch: Any, endpoint: str, limits: HttpLimits = QUICK, say: Any = None) -> None:
+    """The same, with a session of these limits."""
+    set_endpoint(monkeypatch, endpoint)
     install_session(limits, say or (lambda sentence: None))
 
 
@@ -134,7 +139,7 @@ def update_listing(listing: Listing, request: CrawlRequest) -> Report:
     report = Report(resumed)
     for page in crawl(request, progress):
         report.new += listing.append_page(page)
-        report.bad += len(page.bad)
+        report.bad += len(page.of(BadRow))
     report.gone = listing.finish(is_complete=not request.is_narrowed)
     return report
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pytest
 
@@ -18,6 +17,7 @@ from indexer.publish.maintenance import rebuild, represent, status
 from indexer.publish.verification import verify
 from query import Atlas
 from tests.conftest import start_python
+from tests.database import execute
 from tests.halves import a_few
 from tests.patience import PATIENCE
 from tests.tiny_hub import BASE, OLD_ID
@@ -212,8 +212,7 @@ def test_a_lock_that_is_held_and_one_that_cannot_be_had_are_distinguished(tmp_pa
 
 
 def test_a_newer_schema_is_refused_with_what_to_do(atlas):
-    with duckdb.connect(str(atlas.database)) as connection:
-        connection.execute("UPDATE atlas_info SET schema_version = 99")
+    execute(atlas.database, "UPDATE atlas_info SET schema_version = 99")
     with pytest.raises(AtlasError, match="Upgrade"):
         Atlas(atlas.root)
 

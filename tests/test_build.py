@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 
-import duckdb
 import numpy as np
 import pytest
 
 from tests.conftest import ROOT, Shell, start_python
+from tests.database import read_rows
 from tests.patience import PATIENCE, wait_for
 from tests.tiny_hub import BASE, DATASETS, OLD_ID, served_shell
 
@@ -32,8 +32,7 @@ def build(shell, *more, base=BASE, code=0, **environment):
 
 
 def rows(shell, statement):
-    with duckdb.connect(str(shell.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
-        return connection.execute(statement).fetchall()
+    return read_rows(shell.folder / "atlas" / "atlas.duckdb", statement)
 
 
 def counts(report):

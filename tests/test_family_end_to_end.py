@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 
-import duckdb
 import pytest
 
 from tests.conftest import BASE
+from tests.database import read_rows
 
 pytestmark = pytest.mark.slow  # the family is trained
 
 
 def rows(built, statement, *parameters):
-    with duckdb.connect(str(built.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
-        return connection.execute(statement, list(parameters)).fetchall()
+    return read_rows(built.folder / "atlas" / "atlas.duckdb", statement, *parameters)
 
 
 def test_every_repository_ends_as_expected(built, expected):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.commands import publish_records
+from indexer.builds.shards import publish_records
 from indexer.database.reading import Reading
 from indexer.publish.maintenance import rebuild, represent
 from indexer.publish.verification import verify

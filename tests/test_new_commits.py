@@ -9,10 +9,10 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.commands import publish_records
 from indexer.builds.options import BuildOptions
 from indexer.builds.plan import Planned
 from indexer.builds.report import Result
+from indexer.builds.shards import publish_records
 from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
 from indexer.errors import Skipped

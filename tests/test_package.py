@@ -45,7 +45,7 @@ def test_stored_neighbours_come_without_numpy(atlas):
 def test_looking_after_an_atlas_starts_without_torch():
     """Only reading weights needs it: a build that finds nothing new should not wait for it either."""
     heavy = {"torch", "transformers", "sklearn", "scipy", "pandas", "matplotlib", "peft"}
-    imports = "import indexer.publish.maintenance, indexer.publish.verification, indexer.builds.commands"
+    imports = "import indexer.publish.maintenance, indexer.publish.verification, indexer.builds.shards"
     assert not modules_after(f"{imports}, indexer.builds.view, indexer.builds.report") & heavy
 
 

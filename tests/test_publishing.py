@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +23,7 @@ from indexer.publish.rows import Entry
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
 from query import Atlas
+from tests.database import execute, leave_log
 from tests.tiny_hub import BASE, indexed
 
 TABLES = {
@@ -195,7 +194,6 @@ def test_a_database_that_is_mostly_holes_is_rewritten(atlas, monkeypatch):
 
 def bloat(atlas: Piecewise) -> None:
     """Something large goes, and what came after it keeps the file from shrinking."""
-    import duckdb
 
     with duckdb.connect(str(atlas.folder.database)) as connection:
         for statement in (
@@ -237,12 +235,7 @@ def ids_in(folder: AtlasFolder) -> dict[str, int]:
 def test_what_another_program_left_next_to_the_database_does_not_outlive_it(atlas):
     """A shell that was killed leaves a write-ahead log, which fits the database that was there then."""
     atlas.publish(*atlas.entries[:4])
-    code = (
-        "import duckdb, os, sys; connection = duckdb.connect(sys.argv[1]); "
-        "connection.execute('CREATE TABLE notes AS SELECT 1 AS one'); os._exit(9)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(atlas.folder.database)], check=False)
-    assert atlas.folder.database.with_name("atlas.duckdb.wal").exists()
+    leave_log(atlas.folder.database, "CREATE TABLE notes AS SELECT 1 AS one")
     atlas.publish(*atlas.entries[4:])
     assert len(ids_in(atlas.folder)) == len(atlas.entries)
     assert verify(atlas.folder) == []
@@ -295,8 +288,7 @@ def test_the_database_is_held_to_the_memory_it_is_given_and_takes_more_where_it_
 
 def test_new_vectors_are_not_mixed_with_old_ones_whose_centre_is_missing(atlas):
     atlas.publish(*atlas.entries[:4])
-    with duckdb.connect(str(atlas.folder.database)) as connection:
-        connection.execute("DELETE FROM internal.centres")
+    execute(atlas.folder.database, "DELETE FROM internal.centres")
     before = atlas.folder.database.read_bytes()
     with pytest.raises(AtlasError, match=r"The centre of .* is missing from the database. Run `index rebuild`"):
         atlas.publish(*atlas.entries)

@@ -17,6 +17,7 @@ from indexer.publish.verification import verify
 from query import Atlas
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
+from tests.database import read_rows
 from tests.flips import flip
 from tests.once import made_once
 from tests.tiny_hub import BASE, SIZES, add_model, describe, make_store, served_shell, shift_weights
@@ -70,8 +71,7 @@ def shell(indexed_store, tmp_path):
 
 
 def rows(atlas, statement):
-    with duckdb.connect(str(atlas.database), read_only=True) as connection:
-        return connection.execute(statement).fetchall()
+    return read_rows(atlas.database, statement)
 
 
 TOLD = (

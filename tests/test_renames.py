@@ -1,4 +1,4 @@
-"""Whatever the Hub takes for an id is one, and a model under an old name is indexed under its new one, once."""
+"""An id is whatever the Hub accepts as one, and a model under an old name is indexed once, under its new one."""
 
 from __future__ import annotations
 
@@ -82,10 +82,26 @@ def pin(shell, identifier: str) -> str:
     return sha
 
 
+ALL = {"ann/glue-0": "indexed", "new/name": "indexed", "ann/squad-0": "indexed"}
+
+
+def list_under_old_name(shell, sha: str, *, is_tagged: bool = False, **facts) -> None:
+    """Rename a model, and have the listing give its row under the old name, at the commit ``sha``.
+
+    ``is_tagged``: whether the row under the new name says, too, that it is a fine-tune of the base.
+    """
+    rename(shell, "ann/imdb-0", "new/name")
+    settings = settings_of(shell, "new/name")
+    row = {"id": "ann/imdb-0", "sha": sha, "tags": settings["tags"], **facts}
+    if not is_tagged:
+        describe(shell.folder / "store", "new/name", **{**settings, "tags": [], "card_data": {}})
+    shell.hub.faults.add("/api/models.filter", splice_row=row)
+
+
 def checked(shell) -> None:
     folder = AtlasFolder(shell.folder / "atlas")
     assert verify(folder) == []
-    assert {one.model for one in RecordStore(folder).identities()} == {
+    assert {one.identity.model for one in RecordStore(folder).headers()} == {
         m for m, s in models(shell).items() if s == "indexed"
     }
 
@@ -124,61 +140,47 @@ def test_a_base_may_begin_with_an_underscore(shell):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_row_under_an_old_name_is_the_model_under_its_new_one(shell, workers):
-    """The listing knows it under its old name alone."""
-    sha = pin(shell, "ann/imdb-0")
-    rename(shell, "ann/imdb-0", "new/name")
-    row = {"id": "ann/imdb-0", "sha": sha, "tags": settings_of(shell, "new/name")["tags"]}
-    describe(shell.folder / "store", "new/name", **{**settings_of(shell, "new/name"), "tags": [], "card_data": {}})
-    shell.hub.faults.add("/api/models.filter", splice_row=row)
+    """The listing has it under its old name only."""
+    list_under_old_name(shell, pin(shell, "ann/imdb-0"))
     report = build(shell, "--workers", workers)
-    assert models(shell) == {"ann/glue-0": "indexed", "new/name": "indexed", "ann/squad-0": "indexed"}
+    assert models(shell) == ALL
     assert (report["discovered"], report["indexed"], report["skipped"], report["failed"]) == (3, 3, 0, 0)
     assert "ann/imdb-0 is now called new/name" in report["said"]
     again = build(shell)
     assert (again["discovered"], again["unchanged"], again["bytes_read"]) == (3, 3, 0)
-    assert models(shell) == {"ann/glue-0": "indexed", "new/name": "indexed", "ann/squad-0": "indexed"}
+    assert models(shell) == ALL
     checked(shell)
 
 
 @pytest.mark.slow
 def test_a_row_under_an_old_name_and_of_an_old_commit(shell):
-    """Nothing is served under that commit; the name is asked for all the same."""
-    rename(shell, "ann/imdb-0", "new/name")
-    row = {"id": "ann/imdb-0", "sha": "a" * 40, "tags": settings_of(shell, "new/name")["tags"]}
-    describe(shell.folder / "store", "new/name", **{**settings_of(shell, "new/name"), "tags": [], "card_data": {}})
-    shell.hub.faults.add("/api/models.filter", splice_row=row)
+    """Nothing is served at that commit; the name is asked for nevertheless."""
+    list_under_old_name(shell, "a" * 40)
     report = build(shell)
-    assert models(shell) == {"ann/glue-0": "indexed", "new/name": "indexed", "ann/squad-0": "indexed"}
+    assert models(shell) == ALL
     assert (report["discovered"], report["indexed"], report["skipped"], report["failed"]) == (3, 3, 0, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_listing_lost", [False, True])
 def test_a_rebuild_does_not_bring_an_old_name_back(shell, is_listing_lost):
-    """What stands in place of the old name's record says no more than that it is called otherwise."""
-    sha = pin(shell, "ann/imdb-0")
-    rename(shell, "ann/imdb-0", "new/name")
-    row = {"id": "ann/imdb-0", "sha": sha, "tags": settings_of(shell, "new/name")["tags"]}
-    describe(shell.folder / "store", "new/name", **{**settings_of(shell, "new/name"), "tags": [], "card_data": {}})
-    shell.hub.faults.add("/api/models.filter", splice_row=row)
+    """In place of a record under the old name there is only a note of the new name."""
+    list_under_old_name(shell, pin(shell, "ann/imdb-0"))
     build(shell)
     folder = AtlasFolder(shell.folder / "atlas")
     if is_listing_lost:
         folder.listing(BASE).unlink()
     for _ in range(2):
         assert shell("index", "rebuild").code == 0
-        assert models(shell) == {"ann/glue-0": "indexed", "new/name": "indexed", "ann/squad-0": "indexed"}
+        assert models(shell) == ALL
         assert verify(folder) == []
 
 
 @pytest.mark.slow
 def test_rows_under_the_old_and_the_new_name_count_once(shell):
-    sha = pin(shell, "ann/imdb-0")
-    rename(shell, "ann/imdb-0", "new/name")
-    row = {"id": "ann/imdb-0", "sha": sha, "tags": settings_of(shell, "new/name")["tags"], "downloads": 10**6}
-    shell.hub.faults.add("/api/models.filter", splice_row=row)
+    list_under_old_name(shell, pin(shell, "ann/imdb-0"), is_tagged=True, downloads=10**6)
     report = build(shell)
-    assert models(shell) == {"ann/glue-0": "indexed", "new/name": "indexed", "ann/squad-0": "indexed"}
+    assert models(shell) == ALL
     assert (report["discovered"], report["indexed"], report["skipped"]) == (3, 3, 0)
     build(shell)
     assert len(models(shell)) == 3
@@ -191,11 +193,11 @@ def test_a_model_that_was_renamed_since_is_neither_twice_there_nor_read_again(sh
     build(shell)
     rename(shell, "ann/imdb-0", "new/name")
     report = build(shell)
-    assert models(shell) == {"ann/glue-0": "indexed", "new/name": "indexed", "ann/squad-0": "indexed"}
+    assert models(shell) == ALL
     assert (report["indexed"], report["unchanged"], report["bytes_read"]) == (0, 3, 0)
     checked(shell)
     rebuild(AtlasFolder(shell.folder / "atlas"))
-    assert set(models(shell)) == {"ann/glue-0", "new/name", "ann/squad-0"}
+    assert set(models(shell)) == set(ALL)
     checked(shell)
 
 

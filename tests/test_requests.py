@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from indexer.builds.requests import Requests, children_sentence, requests_of
+from indexer.builds.estimate import Requests, children_sentence, requests_of
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from indexer.network import rate_limit
@@ -77,7 +77,7 @@ def test_models_below_an_adapter_are_read_too_and_folders_ask_nobody(tmp_path):
 def limits(monkeypatch):
     """No token, and no Hub that said what it allows."""
     monkeypatch.setattr(rate_limit, "_policies", {})
-    monkeypatch.setattr("indexer.builds.requests.get_token", lambda: None)
+    monkeypatch.setattr("indexer.builds.estimate.get_token", lambda: None)
     return monkeypatch
 
 
@@ -96,7 +96,7 @@ def test_what_does_not_fit_takes_windows_and_a_token_is_urged(limits):
     )
     assert "1,000 and 5,000" in second
     assert "HF_TOKEN" in second
-    limits.setattr("indexer.builds.requests.get_token", lambda: "hf_x")
+    limits.setattr("indexer.builds.estimate.get_token", lambda: "hf_x")
     assert many.seconds == 540
     (only,) = many.sentences()
     assert only.endswith("allows 1,000 and 5,000 in 5 min")

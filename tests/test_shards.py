@@ -7,12 +7,12 @@ import shutil
 import subprocess
 from collections import Counter
 
-import duckdb
 import pytest
 
-from indexer.builds.commands import Shard
+from indexer.builds.shards import Shard
 from indexer.errors import AtlasError
 from tests.conftest import start_python
+from tests.database import read_rows
 from tests.tiny_hub import BASE, OLD_ID, served_shell
 
 pytestmark = pytest.mark.slow
@@ -137,8 +137,9 @@ def finish(job):
 
 
 def digests(shell, atlas):
-    with duckdb.connect(str(shell.folder / atlas / "atlas.duckdb"), read_only=True) as connection:
-        return connection.execute("SELECT model, record_key, datasets FROM models ORDER BY model").fetchall()
+    return read_rows(
+        shell.folder / atlas / "atlas.duckdb", "SELECT model, record_key, datasets FROM models ORDER BY model"
+    )
 
 
 def similar(shell, atlas):

@@ -10,13 +10,14 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.commands import publish_records
+from indexer.builds.shards import publish_records
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
 from indexer.publish.verification import verify
 from indexer.vectors import files
 from indexer.vectors.choice import IndexChoice
 from query import Atlas
+from tests.database import execute, read_rows
 
 MODEL = "ann/glue-0"
 
@@ -31,10 +32,9 @@ def made(made, tmp_path_factory):
 
 
 def segment(atlas: AtlasFolder, representation: str = "input") -> Path:
-    with duckdb.connect(str(atlas.database), read_only=True) as connection:
-        ((name,),) = connection.execute(
-            "SELECT faiss_file FROM internal.segments WHERE representation = ?", [representation]
-        ).fetchall()
+    ((name,),) = read_rows(
+        atlas.database, "SELECT faiss_file FROM internal.segments WHERE representation = ?", representation
+    )
     return atlas.root / name
 
 
@@ -48,8 +48,7 @@ def flip(path: Path, position: int) -> None:
 
 def edit(atlas: AtlasFolder, statement: str) -> None:
     """As a publish that goes wrong would write it; without a checksum, as atlases of before are."""
-    with duckdb.connect(str(atlas.database)) as connection:
-        connection.execute(statement)
+    execute(atlas.database, statement)
     atlas.checksums.unlink(missing_ok=True)
 
 

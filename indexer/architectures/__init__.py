@@ -1,1 +1,1 @@
-"""Which tensor of a checkpoint is what: one data file for each kin of architectures, and what reads them."""
+"""Which tensors of a checkpoint are its block matrices: a data file for each group of architectures, and the reader."""

@@ -35,6 +35,9 @@ __all__ = [
 # How names begin whose dots are underscores (sd-scripts, networks/lora*.py: LORA_PREFIX_UNET; LyCORIS).
 _FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
 
+# Robot policies that LeRobot trains from nothing: there are no weights of a base to subtract.
+_WITHOUT_BASE = ("act", "diffusion", "tdmpc", "vqbet")
+
 _FOLDER = Path(__file__).parent
 
 # The names found under one prefix, by stack.
@@ -286,7 +289,10 @@ def load_architecture(model_type: str) -> Architecture:
     """The architecture of a config's ``model_type``. Raises Skipped("unknown_architecture")."""
     found = _catalogue().get(model_type) if isinstance(model_type, str) else None
     if found is None:
-        raise Skipped("unknown_architecture", f"model type {shown(model_type)} has no architecture file")
+        problem = f"model type {shown(model_type)} has no architecture file"
+        if model_type in _WITHOUT_BASE:
+            problem = f"policies of type {shown(model_type)} are trained from nothing, so there is no base to subtract"
+        raise Skipped("unknown_architecture", problem)
     return found
 
 

@@ -45,8 +45,7 @@ class Matrix:
     ``tensor`` is the full name of the tensor that holds it, ``shape`` its own (out features, in features).
     ``transposed``: the checkpoint stores it (in × out). If the tensor holds other matrices too, ``fused`` names the
     whole ("query_key_value") and ``rows`` are those of this one. If it stacks the matrices of several experts,
-    ``leading`` is the number of its first rows that hold those of the first one, as if it had two sizes: all rows, and
-    columns.
+    ``leading`` is the number of rows of the first expert, which come first if the tensor counts as one matrix.
     """
 
     key: DeltaKey

@@ -15,16 +15,16 @@ The format of a file in ``architectures/``:
     name = "encoder"                       left out where there is one stack
     numbering = "listed"                   layers are counted as they are found (default: numbers without gaps)
     layer = "encoder.layer.{layer}"        the prefix of a layer's tensors; {group} and {layer} count together
-    depth = "num_hidden_layers"            key of config.json: so many layers, and those after them are ignored
+    depth = "num_hidden_layers"            key of config.json with the number of layers; later ones are ignored
                                            (default: as many as there are types, or tensors)
     types = ["layer_types"]                keys of config.json, the first found wins: the type of each layer, as a list
                                            of names or as a string of one letter for each
-    [[stack.attention]]                    a part of every layer; several tables are its variants, of which every layer
-                                           has one: the config and the tensors that exist choose it
+    [[stack.attention]]                    a part of every layer; several tables are its variants: the config and the
+                                           tensors that exist decide which one a layer has
     when = { multi_query = true }          a variant for these values of switches,
     types = ["full_attention", "*"]        for layers of these types, or
     last = "num_kv_shared_layers"          for as many of the last layers as this key of config.json says, which have
-                                           no other variant; what the config does not say, the tensors decide
+                                           no other variant; if the config does not say it, the tensors decide
     unused = ["self_attn.k_proj"]          names that layers of this variant may have, and do not use
     layer = "layers.{layer}"               a variant may name layers its own way
     "attention.self.query" = "query"       tensor, without ".weight" = family
@@ -33,7 +33,7 @@ The format of a file in ``architectures/``:
                                            fused: relative numbers of rows ("heads*head_dim" is a product), and how
                                            often the sequence repeats; rows of the family "" are left out
     "mlp.experts.up_proj" = { family = "expert_feedforward1", stacked = true, parameter = true, transposed = true }
-                                           stacked: the tensor holds the matrix of every expert, of which the first is
+                                           stacked: the tensor holds the matrices of all experts, and the first is
                                            read; parameter: its name does not end in ".weight"; transposed: as above,
                                            of this tensor only; inputs = "hidden" instead: it may be stored either way,
                                            and this count is the number of its inputs
@@ -57,9 +57,9 @@ from indexer.architectures.layout import Rows
 from indexer.errors import Skipped
 from indexer.untrusted import shown
 
-MAX_HEADS = 4096  # far above any model
-MAX_SIZE = 1 << 20  # of one side of a matrix
-MAX_LAYER = 10**9  # larger layer numbers are read as this
+_MAX_HEADS = 4096  # far above any model
+_MAX_SIZE = 1 << 20  # of one side of a matrix
+_MAX_LAYER = 10**9  # larger layer numbers are read as this
 
 NAMES_SHOWN = 3  # of untrusted names in an error
 
@@ -119,7 +119,7 @@ class Pattern:
             if expected.startswith("{"):
                 if not (part.isascii() and part.isdigit() and (part == "0" or part[0] != "0")):
                     return None
-                numbers.append(int(part) if len(part) <= 9 else MAX_LAYER)
+                numbers.append(int(part) if len(part) <= 9 else _MAX_LAYER)
             elif expected != part:
                 return None
         return tuple(reversed(numbers))
@@ -136,7 +136,7 @@ class Pattern:
     def is_transposed(self, sizes: tuple[int, ...], usually: bool, settings: Settings) -> bool:
         """Whether a tensor of these sizes is stored in × out; ``usually``: what the data file says of all tensors."""
         if self.inputs:
-            return sizes[-2] == settings.count(self.inputs, MAX_SIZE) != sizes[-1]
+            return sizes[-2] == settings.count(self.inputs, _MAX_SIZE) != sizes[-1]
         return usually if self.transposed is None else self.transposed
 
     def divide(self, tensor: str, out: int, settings: Settings) -> list[Rows | None]:
@@ -252,7 +252,7 @@ class Stack:
 class _Layers:
     """The layers of one stack of one checkpoint, each with the variants of its parts.
 
-    ``present``: the layers of which there is a tensor; ``sizes``: how many there are, by each of their numbers.
+    ``present``: the layers with at least one tensor; ``sizes``: how many there are, by each of their numbers.
     """
 
     def __init__(self, stack: Stack, found: Found, settings: Settings) -> None:
@@ -277,7 +277,7 @@ class _Layers:
         ]
 
     def chosen(self, index: Index) -> list[Pattern]:
-        """The tensors of one layer: of each part the variant of which most are present, then of which fewest lack."""
+        """The tensors of one layer: of each part the variant with most tensors present, then with fewest missing."""
         patterns: list[Pattern] = []
         for part in self._parts:
             fitting = [variant for variant, last in part if last is not None and index[-1] >= self.sizes[-1] - last]
@@ -309,15 +309,15 @@ class _Layers:
 class Settings:
     """The few values of an untrusted config.json that say how fused tensors divide.
 
-    ``counts`` gives for each count the keys of the config, of which the first present one is used; ``switches`` are
-    booleans with their defaults. Both come from the data file.
+    ``counts`` gives for each count the keys of the config, the preferred one first; ``switches`` are booleans with
+    their defaults. Both come from the data file.
     """
 
     config: Mapping[str, Any]
     counts: Mapping[str, tuple[str, ...]]
     switches: Mapping[str, bool]
 
-    def count(self, name: str, most: int = MAX_HEADS) -> int:
+    def count(self, name: str, most: int = _MAX_HEADS) -> int:
         """A number of heads, or another count; "kv_heads" defaults to "heads".
 
         Raises Skipped("malformed").
@@ -343,8 +343,8 @@ class Settings:
     def number(self, key: str) -> int | None:
         """A number of layers; None if the config does not say it. Raises Skipped("malformed")."""
         value = self._value(key)
-        if value is not None and (type(value) is not int or not 0 <= value <= MAX_HEADS):
-            raise Skipped("malformed", f"config.json says {key} = {shown(value)}, not a number of 0 to {MAX_HEADS}")
+        if value is not None and (type(value) is not int or not 0 <= value <= _MAX_HEADS):
+            raise Skipped("malformed", f"config.json says {key} = {shown(value)}, not a number of 0 to {_MAX_HEADS}")
         return value
 
     def types(self, keys: tuple[str, ...]) -> list[str]:
@@ -358,10 +358,13 @@ class Settings:
         return []
 
     def _value(self, key: str) -> Any:
-        """A value of the config: of its text_config, which that of a model with several towers has, or its own."""
-        text = self.config.get("text_config")
-        value = text.get(key) if isinstance(text, Mapping) else None
-        return self.config.get(key) if value is None else value
+        """A value of the config: of its text_config (InternVL: llm_config), if it has several towers, or its own."""
+        for name in ("text_config", "llm_config"):
+            text = self.config.get(name)
+            value = text.get(key) if isinstance(text, Mapping) else None
+            if value is not None:
+                return value
+        return self.config.get(key)
 
 
 def _grid(sizes: list[int]) -> Iterator[Index]:

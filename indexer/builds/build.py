@@ -17,21 +17,20 @@ from typing import Any
 from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
+from indexer.builds.build_base import BuildBase
+from indexer.builds.estimate import Estimate, estimate_of
 from indexer.builds.options import BuildOptions
-from indexer.builds.plan import Estimate, Planned, existing_record, item_bytes, move_records, plan
+from indexer.builds.plan import Planned, existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
-from indexer.builds.requests import requests_of
-from indexer.builds.resources import share_out, workers_for
+from indexer.builds.resources import resources_for
 from indexer.database.reading import earlier_rows
-from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
+from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.mirrors import known_mirrors
 from indexer.listing.parents import Parents, ask_hub
-from indexer.machine import processors
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.hub import BaseFacts, model_row
-from indexer.network.rate_limit import limit_bandwidth
 from indexer.publish.previous_atlas import published_rank
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
@@ -43,13 +42,13 @@ from indexer.untrusted import printable
 # Results are published as they come, so that an interrupted build is useful: at most this often (in seconds), and
 # seldom enough that publishing takes no more than this share of the time.
 PUBLISH_EVERY_SECONDS = 60.0
-PUBLISHING_SHARE = 0.05
+_PUBLISHING_SHARE = 0.05
 
 # Above this share of failures (skips do not count) the cause is not the models, and the build stops.
-STOP_AFTER_TRIES = 20
-STOP_ABOVE_SHARE = 0.5
+_STOP_AFTER_TRIES = 20
+_STOP_ABOVE_SHARE = 0.5
 
-# What a record may lack of what a build wants.
+# What a build wants and a record may lack; what is said before and after the build.
 _LACKING = {
     "spectra": (
         "records without spectra",
@@ -59,9 +58,9 @@ _LACKING = {
 }
 
 # At most this many models that were found to be copies of the base are asked for their children as its mirrors.
-MOST_COPIES = 20
+_MOST_COPIES = 20
 
-# At most this many requests for the new names of models, even where thousands have left the listing at once.
+# At most this many requests for the new names of models, even if thousands have left the listing at once.
 MOST_ASKED = 200
 
 
@@ -78,107 +77,65 @@ class Build:
         asks_hub: bool = True,
     ) -> None:
         self.folder = folder
-        self.facts = facts
         self.options = options
         spectra = SPECTRA_FORM if options.spectra else False
         self.spec = Spec(rank=options.rank, spectra=spectra, svd=SVD_METHOD)
         self.watcher = watcher or Watcher()
+        self.base = BuildBase(folder, facts, options, self.watcher.say)
         self.store = RecordStore(folder)
         self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # to find the bases of adapters
         self.listing = listing or Listing(folder.listing(facts.id))
         self.superseded: list[str] = []  # digests of records under old names of models
-        self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, where there is a crawl
+        self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, if there is a crawl
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
-        self._opened_hashes: tuple[str | None, ...] = ()
         self.crawl_calls = 0  # questions that a crawl asked of the Hub's API
         self.database_bytes: int | None = None  # known once the workers have their share
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC)
 
-    @cached_property
-    def base_shape(self) -> BaseShape:
-        """The base's block matrices, from the header alone if need be. Raises AtlasError."""
-        if stored := self._undamaged_base(self.facts.commit):
-            return stored.shape
-        from indexer.deltas.base import open_base, shape_of_base
-
-        limit_bandwidth(str(self.folder.root), self.options.bandwidth)  # before the first byte: headers count too
-        with closing(open_base(self.facts)) as checkpoint:
-            self._opened_hashes = tuple(facts.sha256 for facts in checkpoint.files)
-            return shape_of_base(checkpoint)
-
     @property
-    def _base_hashes(self) -> tuple[str | None, ...]:
-        """The checksums of the base's weight files; () where they are not known without asking."""
-        stored = [one for one in stored_bases(self.folder, self.facts.id) if one.commit == self.facts.commit]
-        return stored[0].file_hashes if stored else self._opened_hashes
-
-    def check_base(self) -> None:
-        """Raises AtlasError where the base cannot be used, before the Hub is asked about its fine-tunes."""
-        if not stored_bases(self.folder, self.facts.id):
-            self.base_shape  # noqa: B018 - raises
+    def facts(self) -> BaseFacts:
+        """What is known of the base."""
+        return self.base.facts
 
     def stored_base(self) -> StoredBase:
-        """The base's block matrices, fetched where the atlas does not have them yet.
-
-        A new commit that does not change the weight files (an edited card) is not a new base: the atlas keeps the
-        commit it knows, and with it every record.
-        """
-        if (stored := self._undamaged_base(self.facts.commit)) and not self._is_too_little(stored):
-            return stored
-        from indexer.deltas.base import open_base, store_base
-
-        limit_bandwidth(str(self.folder.root), self.options.bandwidth)
-        with closing(open_base(self.facts)) as checkpoint:
-            hashes = tuple(facts.sha256 for facts in checkpoint.files)
-            for known in stored_bases(self.folder, self.facts.id):
-                if None not in hashes and known.file_hashes == hashes:
-                    self.facts = replace(self.facts, commit=known.commit)
-                    self.report.base_commit = known.commit
-                    if (stored := self._undamaged_base(known.commit)) and not self._is_too_little(stored):
-                        return stored
-                    break
-            self.watcher.say(f"fetching the block matrices of {self.facts.id}")
-            path = self.folder.base(self.facts.id, self.facts.commit)
-            # Of models of images and video nearly all that is trained are LoRAs, whose changes need no base.
-            is_sampled = bool(self.facts.component) and not self.options.spectra and self.options.read == "sample"
-            return store_base(
-                checkpoint, self.facts.id, self.facts.commit, path,
-                component=self.facts.component, is_sampled=is_sampled,
-            )  # fmt: skip
-
-    def _is_too_little(self, stored: StoredBase) -> bool:
-        """Whether a sample of the base is stored, and the build needs all of it. Raises AtlasError offline."""
-        if not stored.is_sampled or not (self.options.spectra or self.options.read == "full"):
-            return False
-        if constants.HF_HUB_OFFLINE:
-            raise AtlasError(
-                f"This atlas keeps a sample of the rows of {self.facts.id}, and HF_HUB_OFFLINE is set.",
-                "Unset it, or read a sample of the models too: --read sample.",
-            )
-        return True
-
-    def _undamaged_base(self, commit: str) -> StoredBase | None:
-        """The base's file, if it is there as it was written. Raises AtlasError for a damaged one offline."""
-        path = self.folder.base(self.facts.id, commit)
-        if not path.is_file():
-            return None
-        stored = StoredBase(path)
-        try:
-            stored.check()
-        except AtlasError as error:
-            if constants.HF_HUB_OFFLINE:
-                raise
-            self.watcher.say(error.message)
-            return None
+        """The base's block matrices, fetched if the atlas does not have them yet."""
+        stored = self.base.stored()
+        self.report.base_commit = self.facts.commit
         return stored
 
     def mirrors(self) -> tuple[str, ...]:
         """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
         self.listing.note_base(self.facts.ids)
-        self.listing.note_mirrors(self.options.same_as, self.facts.id)
+        self.note_mirrors()
         found = [*self.listing.mirrors(), *known_mirrors(self.facts.ids), *self._copies_read]
         return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
+
+    def note_mirrors(self) -> None:
+        """Look up each new id of ``same_as``, and remember it: with a wrong one, adapters of another model are read.
+
+        One that the Hub does not have is taken, because models can still name it. Raises AtlasError for a model of
+        another type.
+        """
+        for name in self.options.same_as:
+            if name in self.listing.mirrors() or constants.HF_HUB_OFFLINE:
+                continue
+            try:
+                config = model_row(name).get("config")
+            except ModelError as error:
+                if error.reason != "not_found":
+                    problem = f"Cannot look up {name} (same_as): {error.detail}."
+                    raise AtlasError(problem, "Run it again later.") from error
+                self.watcher.say(f"there is no {name} on the Hub; models that name it are still looked for (same_as)")
+                continue
+            theirs, ours = (config or {}).get("model_type"), self.facts.config.get("model_type")
+            if isinstance(theirs, str) and isinstance(ours, str) and theirs != ours and not self.facts.component:
+                raise AtlasError(
+                    f"{name} is of type {printable(theirs, 60)}, {self.facts.id} of type {printable(ours, 60)}: "
+                    "they do not have the same weights (same_as).",
+                    "Name another id of the base's own weights.",
+                )
+        self.listing.note_mirrors(self.options.same_as, self.facts.id)
 
     @cached_property
     def _copies_read(self) -> tuple[str, ...]:
@@ -189,7 +146,7 @@ class Build:
         )
         (rows,) = earlier_rows(self.folder.database, ["fine_tunes", "records"], [statement]) or ([],)
         found = [row for row in rows if row["base"] == self.facts.id and is_hub_id(row["model"])]
-        return tuple(row["model"] for row in sorted(found, key=lambda row: -(row["downloads"] or 0))[:MOST_COPIES])
+        return tuple(row["model"] for row in sorted(found, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES])
 
     def selected(self) -> list[ListedModel]:
         """The listed models that the options select."""
@@ -212,7 +169,7 @@ class Build:
         asked_length = options.index.budget if options.index else None
         published = published_rank(self.folder, self.facts.id)
         if self.options.read == "sample":
-            self.spec = replace(self.spec, sample=self.base_shape.row_plan)
+            self.spec = replace(self.spec, sample=self.base.shape.row_plan)
         template = Unit(
             model=ModelRef(self.facts.id),
             commit="",
@@ -224,13 +181,13 @@ class Build:
             keep_factors=options.keep_factors,
             vector_length=asked_length or (published.budget if published is not None else None),
         )
+        mirrors = {name.lower(): self.facts.id for name in (*options.same_as, *self._copies_read)}
         parents = Parents(
             self.facts.ids,
             models,
             ask_hub if self.asks_hub else None,
-            self.listing.copies()
-            | {name.lower(): self.facts.id for name in (*self.options.same_as, *self._copies_read)},
-            self._base_hashes if self.asks_hub else (),
+            self.listing.copies() | mirrors,
+            self.base.hashes() if self.asks_hub else (),
         )
         planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)
         for one in planned:
@@ -254,23 +211,8 @@ class Build:
         return planned
 
     def estimate(self, planned: Sequence[Planned]) -> Estimate:
-        """What is to be read, and how long that takes at the rate of the atlas's builds so far.
-
-        Bytes are those of the full models' block matrices, and of their rows in a sample; a model whose row names no
-        dtypes is assumed to be stored like the base.
-        """
-        statement = "SELECT bytes_read, seconds FROM builds WHERE bytes_read > 0 AND seconds > 0"
-        (rows,) = earlier_rows(self.folder.database, ["builds"], [statement]) or ([],)
-        seconds = sum(row["seconds"] for row in rows)
-        rate = sum(row["bytes_read"] for row in rows) / seconds if seconds else None
-        base = self.base_shape
-        units = [one for one in planned if one.unit is not None]
-        requests = requests_of([one.unit for one in planned if one.unit is not None])
-        full = [one.entry.listed.row for one in units if one.entry.listed.relation != "adapter"]
-        sizes = [item_bytes(row, base.item_bytes) for row in full]
-        whole = sum(base.block_bytes * size // base.item_bytes for size in sizes)
-        sample = sum(map(base.sample_bytes, sizes))
-        return Estimate(len(units), len(units) - len(full), self.options.read, sample, whole, rate, requests)
+        """What is to be read, and how long that takes."""
+        return estimate_of(planned, self.base.shape, self.options.read, self.folder.database)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
@@ -285,7 +227,7 @@ class Build:
                     self.publish(waiting.values(), base, None)
                     waiting.clear()
                     ended = time.monotonic()
-                    due = ended + max(PUBLISH_EVERY_SECONDS, (ended - began) / PUBLISHING_SHARE)
+                    due = ended + max(PUBLISH_EVERY_SECONDS, (ended - began) / _PUBLISHING_SHARE)
         except BaseException as stop:
             self.report.stopped = "interrupted"
             # Find records that workers wrote after the build had stopped listening.
@@ -317,7 +259,7 @@ class Build:
 
         The Hub redirects from the old name to the new one. An old name is noticed when the model is read (its files are
         served from another repository), or when a crawl no longer lists it. A name that the Hub does not know, or
-        cannot look up now, stays as it is. One that leads to the base is unlisted.
+        cannot look up now, stays as it is. A name that leads to the base is removed from the listing.
         """
         renamed: dict[str, str] = {}
         for old in [] if constants.HF_HUB_OFFLINE else [name for name in names if is_hub_id(name)][:MOST_ASKED]:
@@ -346,7 +288,7 @@ class Build:
             return
         renamed = self.follow(names)
         wanted = {model.id for model in self.listing.models()} & set(renamed.values()) - set(settled)
-        # An old name counts as its new one, and not at all where the new one was planned anyway.
+        # An old name counts as its new one, and not at all if the new one was planned anyway.
         self.report.skipped -= sum(reasons[name] == "renamed" for name in renamed)
         self.report.failed -= sum(reasons[name] == "not_found" for name in renamed)
         discovered = self.report.discovered - len(renamed) + len(wanted)
@@ -374,23 +316,7 @@ class Build:
         from indexer.builds.worker import RecordWorker  # imports torch
 
         options = self.options
-        # Reading a sample is mostly waiting. Every worker has a connection, and all together no more than are allowed.
-        is_sampled = bool(self.spec.sample)
-        most = options.workers or processors() * (1 + is_sampled)
-        is_remote = not constants.HF_HUB_OFFLINE and any(unit.model.folder is None for unit in units)
-        if is_remote and most > options.connections:
-            if options.workers:
-                allowed = f"{options.connections} connection{'s' if options.connections > 1 else ''}"
-                self.watcher.say(f"{options.connections} of {most} workers: `connections` allows {allowed} to the Hub")
-            most = options.connections
-        wanted = workers_for(most, len(units))
-        largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
-        resident = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
-        resources = share_out(wanted, resident, largest, options.memory, options.bandwidth)
-        connections = max(1, options.connections // resources.workers)
-        resources = replace(resources, connections=connections, resident=resources.resident and not is_sampled)
-        if resources.workers < wanted:
-            self.watcher.say(f"memory for {resources.workers} of {wanted} workers")
+        resources = resources_for(units, base, options, bool(self.spec.sample), self.watcher.say)
         self.database_bytes = resources.database_bytes
         worker = RecordWorker(self.folder.root, base.path, resources)
         if options.scheduler is not None:
@@ -405,7 +331,7 @@ class Build:
                 self.watcher.finished(result)
                 yield result
                 tried = self.report.indexed + self.report.failed
-                if tried >= STOP_AFTER_TRIES and self.report.failed > STOP_ABOVE_SHARE * tried:
+                if tried >= _STOP_AFTER_TRIES and self.report.failed > _STOP_ABOVE_SHARE * tried:
                     self.report.stopped = f"{self.report.failed} of {tried} models failed"
                     return
 
@@ -446,7 +372,7 @@ class Build:
                     withdrawn=tuple(renamed),
                     rank=self.options.rank,
                     rejected_rows=[row.as_row() for row in self.listing.rejected_rows()] if outcome else None,
-                    build=self._build_row(outcome) if outcome else None,
+                    build=_build_row(self, outcome) if outcome else None,
                     index=self.options.index,
                     thresholds=self.options.thresholds,
                 )
@@ -457,22 +383,23 @@ class Build:
         while self.superseded:  # nothing published names them any more
             self.store.discard(self.superseded.pop())
 
-    def _build_row(self, outcome: str) -> dict[str, Any]:
-        """The row of the table builds."""
-        counts = ("discovered", "indexed", "unchanged", "skipped", "failed", "bytes_read", "bytes_total", "seconds")
-        versions = {"python": platform.python_version()}
-        for name in ("vectors-in-the-wild", "torch", "transformers", "huggingface_hub", "faiss-cpu", "duckdb", "numpy"):
-            try:
-                versions[name] = version(name)
-            except Exception:  # not installed, or its metadata is damaged
-                versions[name] = "unknown"
-        return {
-            "base_commit": self.report.base_commit,
-            "started": self.started_at,
-            "finished": datetime.now(UTC),
-            "outcome": outcome,
-            **{name: getattr(self.report, name) for name in counts},
-            "spec": canonical_json(self.spec.as_row() | self.asked),
-            "thresholds": canonical_json(asdict(self.options.thresholds)),
-            "versions": canonical_json(versions),
-        }
+
+def _build_row(build: Build, outcome: str) -> dict[str, Any]:
+    """The row of the table builds."""
+    counts = ("discovered", "indexed", "unchanged", "skipped", "failed", "bytes_read", "bytes_total", "seconds")
+    versions = {"python": platform.python_version()}
+    for name in ("vectors-in-the-wild", "torch", "transformers", "huggingface_hub", "faiss-cpu", "duckdb", "numpy"):
+        try:
+            versions[name] = version(name)
+        except Exception:  # not installed, or its metadata is damaged
+            versions[name] = "unknown"
+    return {
+        "base_commit": build.report.base_commit,
+        "started": build.started_at,
+        "finished": datetime.now(UTC),
+        "outcome": outcome,
+        **{name: getattr(build.report, name) for name in counts},
+        "spec": canonical_json(build.spec.as_row() | build.asked),
+        "thresholds": canonical_json(asdict(build.options.thresholds)),
+        "versions": canonical_json(versions),
+    }

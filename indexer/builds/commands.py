@@ -1,11 +1,8 @@
-"""What `index build`, `add`, `work` and `publish` do, as functions: find the base, crawl, plan, build, publish."""
+"""What `index build` and `index add` do, as functions: find the base, crawl, plan, build, publish."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, overload
 
@@ -13,24 +10,22 @@ from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, RecordArguments, index_change
-from indexer.builds.plan import move_records
+from indexer.builds.estimate import children_sentence, tree_of, tree_rows, tree_sentences
+from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
-from indexer.builds.requests import children_sentence
-from indexer.builds.tree import Tree
 from indexer.cards.local import local_name, local_row, place_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import AtlasError, BadArgument, ModelError, UnknownRevision, require, unreadable, without_user
+from indexer.errors import AtlasError, ModelError, UnknownRevision, require, unreadable, without_user
 from indexer.listing.claim_filter import NO_PATH
 from indexer.listing.claims import BY_FOLDER, untyped_relation
 from indexer.listing.crawl import answers, crawl
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest, Question
+from indexer.listing.questions import CrawlRequest, Question, Rejected
 from indexer.machine import check_device
-from indexer.names import RELATIONS, ModelRef, is_hub_id, is_local_id, without_address
+from indexer.names import ModelRef, is_hub_id, is_local_id, without_address
 from indexer.network.hub import BaseFacts, count_children, model_row, resolve_base, unknown_model
 from indexer.network.session import install_session
-from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
+from indexer.publish.previous_atlas import check_rank
 from indexer.storage.atomic_files import remove_leftovers
 
 
@@ -69,7 +64,7 @@ def build(
 
     ``dry_run``: crawl, then only report how many models and bytes would be read. ``progress`` is called with a
     :class:`BuildEvent` for everything that happens. ``confirm`` is called with an :class:`Estimate` before anything is
-    read; where it returns False, nothing is. ``options``, with their defaults:
+    read; if it returns False, nothing is. ``options``, with their defaults:
 
     - ``limit`` (None), ``sort`` ("downloads", or created, likes): only the first ``limit`` models in that order
     - ``relation`` ("finetune,adapter,merge"): of finetune, adapter, merge and quantized, separated by commas
@@ -83,12 +78,11 @@ def build(
     - ``author`` (None): only models of this author
     - ``retry_failed`` (False): try every failure again now
     - ``read`` ("sample"; "full" with ``spectra``): some rows of every block matrix, a thirtieth of the bytes or less,
-    or
-      all of them; what a sample cannot tell is said where it is asked for, and :func:`deepen` reads the rest
+      or all of them; an answer that a sample cannot give says so, and :func:`deepen` reads the rest
     - ``rank`` (8): singular triplets kept of each δW; ``spectra`` (False): also keep all its singular values
     - ``keep_factors`` (True): False keeps only vectors and norms, to save disk space
-    - ``device`` ("cpu"), ``workers`` (one for each processor, two of a sample): where and in how many processes the SVD
-      runs; ``connections`` (8): to the Hub, of all workers together
+    - ``device`` ("cpu"), ``workers`` (one for each processor, two for samples): on what and in how many processes the
+      SVD runs; ``connections`` (8): to the Hub, of all workers together
     - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
     - ``index`` (auto), ``index_memory`` (1 GiB), ``recall`` (0.95): the FAISS index, the largest size of a compressed
       one, and its smallest recall@10
@@ -97,7 +91,7 @@ def build(
 
     Returns the report of the one base, or a list of reports; ``report.stopped`` says why a build did not finish. Each
     base is published before the next begins. Several workers are started as new processes: in a script, call this
-    under ``if __name__ == "__main__"``. Raises AtlasError where a base is unknown or published at another rank, an
+    under ``if __name__ == "__main__"``. Raises AtlasError if a base is unknown or published at another rank, an
     argument is wrong, or another process writes to the atlas.
     """
     chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress, confirm), AtlasFolder(atlas)
@@ -116,20 +110,16 @@ def build(
         for facts in found:
             one = Build(folder, facts, chosen, watcher)
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
-            one.check_base()
+            one.base.check()
             was_listed = one.listing.path.exists()
             update_listing(one, counts_only=dry_run)
             # A base without listed models is not fetched, and nothing is published for it.
             if not one.listing.models():
                 reports.append(one.finished())
             elif dry_run:
-                expected = one.estimate(one.plan())
-                tree = Tree.of(one.selected(), one.crawl_calls)
-                one.report.dry_run = expected.as_row() | tree.as_row()
-                for sentence in tree.sentences():
-                    watcher.say(sentence)
-                watcher.say(expected.sentence)
-                for sentence in expected.requests.sentences():
+                expected, tree, calls = one.estimate(one.plan()), tree_of(one.selected()), one.crawl_calls
+                one.report.dry_run = expected.as_row() | {"tree": tree_rows(tree), "api_calls": calls}
+                for sentence in (*tree_sentences(tree, calls), expected.sentence, *expected.requests.sentences()):
                     watcher.say(sentence)
                 reports.append(one.report)
             else:
@@ -177,7 +167,7 @@ def add(
             raise AtlasError(message, "Name one of its fine-tunes.")
         stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
         one.listing.note_base(facts.ids)
-        one.listing.note_mirrors(chosen.same_as, facts.id)
+        one.note_mirrors()
         one.listing.add(row, untyped_relation(row), facts.id, claimed_by)
         selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
         folders = {} if reference.folder is None else {str(row["id"]): reference.folder}
@@ -185,7 +175,7 @@ def add(
 
 
 def _name_of_folder(folder: Path, name: str | None, listing: Listing) -> str:
-    """What the atlas calls a folder. Raises AtlasError where another model has the name that was asked for."""
+    """The name of a folder in the atlas. Raises AtlasError if another model has the name that was asked for."""
     places = {one.id: str(one.row.get("folder", "")) for one in listing.models() if one.claimed_by == BY_FOLDER}
     if name is None:
         return local_name(folder, {one: place for one, place in places.items() if is_local_id(one)})
@@ -198,16 +188,21 @@ def _name_of_folder(folder: Path, name: str | None, listing: Listing) -> str:
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
     """A base by any of its names: from the Hub, or offline from the atlas.
 
-    Raises AtlasError where neither knows it.
+    Raises AtlasError if neither knows it.
     """
     if not constants.HF_HUB_OFFLINE:
         return resolve_base(name)
     typed = without_address(name).lower()
     for base in stored_bases(folder):
-        aliases = Listing(folder.listing(base.base)).aliases()
-        if typed in {base.base.lower(), *(alias.lower() for alias in aliases)}:
-            return BaseFacts(base.base, base.commit, aliases, dict(base.config), component=base.component)
+        facts = facts_of_stored(base, Listing(folder.listing(base.base)))
+        if typed in {one.lower() for one in facts.ids}:
+            return facts
     raise AtlasError(f"The base {name} is not in this atlas, and HF_HUB_OFFLINE is set.", "Unset it to ask the Hub.")
+
+
+def facts_of_stored(base: StoredBase, listing: Listing) -> BaseFacts:
+    """A base as the atlas knows it, without asking the Hub."""
+    return BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config), component=base.component)
 
 
 def update_listing(build: Build, *, counts_only: bool = False) -> None:
@@ -231,7 +226,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         max_depth=options.depth,
         **({"max_candidates": options.max_candidates} if options.max_candidates else {}),
     )
-    pathless = 0  # untagged models that name nothing, as transformers 5 saves them
+    pathless = 0  # untagged models that name no base, as transformers 5 saves them
     try:
         progress, resumed = listing.begin(request)
         if resumed:
@@ -244,7 +239,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         for page in crawl(request, progress):
             found += listing.append_page(page)
             is_complete = is_complete and not page.is_cut
-            pathless += sum(one.why == NO_PATH for one in page.rejected)
+            pathless += sum(one.why == NO_PATH for one in page.of(Rejected))
             watcher.listed(f"listing {page.question.what}: {found} new")
         build.crawl_calls = progress.calls
         if progress.unasked:
@@ -278,7 +273,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
 
 
 def _run(build: Build, was_listed: bool) -> BuildReport:
-    """Ask whether to go on, and build. Raises AtlasError where the answer is no; nothing is left behind then."""
+    """Ask whether to continue, and build. Raises AtlasError if the answer is no; then nothing is left behind."""
     # The plan needs the base's commit, so a stored base is opened first. A new one is fetched after the answer.
     base = build.stored_base() if stored_bases(build.folder, build.facts.id) else None
     planned = build.plan()
@@ -302,135 +297,3 @@ def prepare(options: BuildOptions, watcher: Watcher) -> None:
     require("Reading weights", "torch", "transformers")
     check_device(options.device)
     install_session(say=watcher.say)
-
-
-# ---- shares of a build: processes that see one folder and need no scheduler
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Share ``number`` (from 0) of ``count``. A model belongs to a shard by its name alone."""
-
-    number: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """From "i/n". Raises BadArgument."""
-        number, slash, count = text.partition("/")
-        if not (slash and number.isdecimal() and count.isdecimal() and 0 < int(count[:9]) <= 1_000_000):
-            raise BadArgument(f"`shard`: {text!r} is not of the form i/n, like 0/16.", "")
-        if int(number) >= int(count):
-            last = int(count) - 1
-            raise BadArgument(f"`shard`: shards count from 0: the last of {count} is {last}/{count}, not {text}.", "")
-        return cls(int(number), int(count))
-
-    def holds(self, model: str) -> bool:
-        """Whether a model belongs here: each model belongs to exactly one of ``count`` shards."""
-        return int.from_bytes(hashlib.sha256(model.encode()).digest()[:8], "big") % self.count == self.number
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
-
-def work(
-    base: str,
-    shard: str,
-    atlas: str | Path = "atlas",
-    *,
-    progress: Progress | None = None,
-    **options: Unpack[BuildArguments],
-) -> BuildReport:
-    """Do one share of a build (``shard``: "0/16" to "15/16") and publish nothing: what `index work` does.
-
-    The first shard crawls the Hub and fetches the base while the others wait; a complete listing that is already there
-    is used as it is. ``options``: those of :func:`build`, the same for all shares. Raises AtlasError as ``build`` does.
-    """
-    share, chosen = Shard.parse(shard), BuildOptions.parse(**options)
-    watcher, folder = Watcher(progress), AtlasFolder(atlas)
-    prepare(chosen, watcher)
-    facts = find_base(folder, base)
-    check_rank(folder, facts.id, chosen.rank)
-    one = Build(folder, facts, chosen, watcher)
-    with folder.locked(f"index work --base {base} --shard {share}", wait=True):
-        if not one.listing.is_crawled:
-            one.check_base()
-            update_listing(one)
-        stored = one.stored_base()
-    planned = one.plan([model for model in one.selected() if share.holds(model.id)])
-    settled = {each.entry.listed.id: each.entry for each in planned}
-    for _ in one.work(planned, stored, settled):
-        pass
-    return one.finished()
-
-
-def publish_records(
-    bases: str | Sequence[str] = (),
-    atlas: str | Path = "atlas",
-    *,
-    rank: int | None = None,
-    vector_length: int | None = None,
-    progress: Progress | None = None,
-    **index: Unpack[IndexArguments],
-) -> list[BuildReport]:
-    """Publish what :func:`work` has done for ``bases`` (all, if none is named): what `index publish` does.
-
-    It is not named ``publish`` because the package ``indexer.publish`` is. ``rank``: of the records; by default the
-    atlas's, else that of the records where nothing is published yet. ``index``: index, index_memory and recall, as in
-    :func:`build`. The network is not used. Raises AtlasError where a base is not in the folder, where ranks do not fit,
-    and where no published model would be left.
-    """
-    folder, watcher = AtlasFolder(atlas), Watcher(progress)
-    options = BuildOptions(relations=RELATIONS, index=index_change(vector_length=vector_length, **index))
-    names = [bases] if isinstance(bases, str) else list(bases)
-    stored: dict[str, StoredBase] = {}
-    for one in stored_bases(folder):  # the newest commit first
-        stored.setdefault(one.base, one)
-    listings = {base: Listing(folder.listing(base)) for base in stored}
-    known = {name.lower(): base for base in stored for name in (base, *listings[base].aliases())}
-    wanted = [known.get(name.lower()) for name in names]
-    for name, found in zip(names, wanted, strict=True):
-        if found is None:
-            raise AtlasError(
-                f"{name} is not in {folder.root}: no shard of it was worked on.",
-                f"Run: index work --base {name} --shard 0/1",
-            )
-    if not stored:
-        raise AtlasError(f"There is nothing to publish in {folder.root}.", "Run: index work --base ID --shard 0/1")
-    with folder.locked("index publish"):
-        remove_leftovers(folder)
-        chosen = [stored[base] for base in dict.fromkeys(wanted or stored) if base]
-        ranks = [rank_to_publish(folder, base, rank) for base in chosen]  # all, before anything is published
-        return [
-            _publish(folder, base, listings[base.base], replace(options, rank=found), watcher)
-            for base, found in zip(chosen, ranks, strict=True)
-        ]
-
-
-def _publish(
-    folder: AtlasFolder, base: StoredBase, listing: Listing, options: BuildOptions, watcher: Watcher
-) -> BuildReport:
-    facts = BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config), component=base.component)
-    build = Build(folder, facts, options, watcher, listing, asks_hub=False)
-    build.superseded = move_records(build.store, base.base, listing.renamed)
-    entries = [one.entry for one in build.plan()]
-    counts = Counter(entry.status for entry in entries)
-    before = published_rank(folder, base.base)
-    if before is not None and not counts["indexed"]:
-        raise AtlasError(
-            f"This publish would take all {before.vectors} vectors of {base.base} out of the atlas: "
-            f"no listed model has a record of rank {options.rank} here.",
-            f"Nothing was changed. Bring the records back, or make them again: `build({base.base!r}, "
-            f"rank={options.rank})`",
-        )
-    build.report = replace(
-        build.report,
-        discovered=counts["indexed"] + counts["skipped"] + counts["failed"],
-        unchanged=counts["indexed"],
-        skipped=counts["skipped"],
-        failed=counts["failed"],
-    )
-    if counts["listed"]:
-        watcher.say(f"{base.base}: {counts['listed']} listed models were not tried yet")
-    build.publish(entries, base, "finished")
-    return build.finished()

@@ -35,14 +35,14 @@ from indexer.version import __version__
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-CONNECT_SECONDS = 20.0
+_CONNECT_SECONDS = 20.0
 # A cluster may lose its last worker and get new ones; after this long without any the build stops.
-WITHOUT_WORKERS_SECONDS = 120.0
-LOOK_SECONDS = 5.0
+_WITHOUT_WORKERS_SECONDS = 120.0
+_LOOK_SECONDS = 5.0
 # Enough to keep every thread busy while the client sleeps, few enough to stop soon.
-WAITING_PER_THREAD = 3
+_WAITING_PER_THREAD = 3
 # When this many units may have killed a worker, they are tried alone before others begin.
-MOST_SUSPECTS = 8
+_MOST_SUSPECTS = 8
 # A file written on another machine is visible here when NFS asks again, which it does at least once a minute.
 VISIBLE_SECONDS = 65.0
 
@@ -63,21 +63,21 @@ class DaskExecutor:
         self.address = address
 
     def check(self) -> None:
-        """Raises AtlasError where no scheduler answers; called before a long crawl."""
+        """Raises AtlasError if no scheduler answers; called before a long crawl."""
         self.connect().close(timeout=5)
 
     def run(self, units: Sequence[Unit], worker: RecordWorker) -> Generator[Result[Unit]]:
         """Yield one result for each unit, as they come.
 
-        Raises AtlasError where the scheduler cannot be reached or goes away, where a worker cannot work (another
-        version, another Hub, a folder it does not see), or where the cluster stays without workers.
+        Raises AtlasError if the scheduler cannot be reached or goes away, if a worker cannot work (another
+        version, another Hub, a folder it does not see), or if the cluster stays without workers.
         """
         from distributed import CancelledError
         from distributed.comm import CommClosedError
 
         client = self.connect()
         try:
-            deadline = time.monotonic() + WITHOUT_WORKERS_SECONDS
+            deadline = time.monotonic() + _WITHOUT_WORKERS_SECONDS
             while not _threads(client):
                 if time.monotonic() > deadline:
                     raise AtlasError(
@@ -105,7 +105,7 @@ class DaskExecutor:
             client.close(timeout=5)
 
     def connect(self) -> Client:
-        """A client. Raises AtlasError where no scheduler answers."""
+        """A client. Raises AtlasError if no scheduler answers."""
         require("`executor='dask'`", "distributed")
         from distributed import Client
 
@@ -114,7 +114,7 @@ class DaskExecutor:
         client = Client.__new__(Client)
         try:
             client.__init__(  # type: ignore[misc]
-                self.address, timeout=CONNECT_SECONDS, set_as_default=False, name="vectors-in-the-wild"
+                self.address, timeout=_CONNECT_SECONDS, set_as_default=False, name="vectors-in-the-wild"
             )
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             client.status = "closed"  # otherwise it is closed at exit, which takes long and leaves a traceback
@@ -133,11 +133,11 @@ class DaskExecutor:
 
         running: dict[Future, Unit] = {}
         killed: list[Unit] = []
-        most_killed = len(waiting) + 1 if is_alone else MOST_SUSPECTS
+        most_killed = len(waiting) + 1 if is_alone else _MOST_SUSPECTS
         empty_since: float | None = None  # when the cluster was first seen without workers
         while running or (waiting and len(killed) < most_killed):
             threads = _threads(client)
-            most = 1 if is_alone else WAITING_PER_THREAD * max(1, threads)
+            most = 1 if is_alone else _WAITING_PER_THREAD * max(1, threads)
             room = most - len(running) if len(killed) < most_killed else 0
             for _ in range(min(room, len(waiting))):
                 unit = waiting.pop()
@@ -145,7 +145,7 @@ class DaskExecutor:
                 running[client.submit(_attempt, unit, worker, required, key=key, pure=False)] = unit
             try:
                 with client.as_current():
-                    done = wait(list(running), timeout=LOOK_SECONDS, return_when="FIRST_COMPLETED").done
+                    done = wait(list(running), timeout=_LOOK_SECONDS, return_when="FIRST_COMPLETED").done
             except NothingDone:
                 done = set()
             for future in done:
@@ -162,17 +162,17 @@ class DaskExecutor:
                 empty_since = None
             elif empty_since is None:
                 empty_since = time.monotonic()
-            elif time.monotonic() - empty_since > WITHOUT_WORKERS_SECONDS:
+            elif time.monotonic() - empty_since > _WITHOUT_WORKERS_SECONDS:
                 raise AtlasError(
-                    f"The Dask cluster at {self.address} has had no worker for {WITHOUT_WORKERS_SECONDS:.0f} s.",
+                    f"The Dask cluster at {self.address} has had no worker for {_WITHOUT_WORKERS_SECONDS:.0f} s.",
                     "Start workers and run it again; what was done stays.",
                 )
         return killed
 
     def _result(self, future: Future, unit: Unit, worker: RecordWorker) -> Result[Unit] | None:
-        """What the future holds; None where Dask gave up because the workers that ran it died.
+        """The result of a future; None if Dask gave up because the workers that ran it died.
 
-        Raises OSError where the atlas cannot be written to, AtlasError where a worker cannot work at all or the
+        Raises OSError if the atlas cannot be written to, AtlasError where a worker cannot work at all or the
         scheduler has gone.
         """
         from distributed import KilledWorker
@@ -203,7 +203,7 @@ def _attempt(unit: Unit, worker: RecordWorker, required: Requirements) -> Result
     Dask's client stalls on tracebacks that it cannot unpickle.
     """
     try:
-        check_here(required)
+        _check_here(required)
         return worker(unit)
     except AtlasError as error:
         return AtlasError(error.message, error.hint)
@@ -232,7 +232,7 @@ def _threads(client: Client) -> int:
 
 @contextmanager
 def _requirements(atlas: Path) -> Iterator[Requirements]:
-    """What this process has."""
+    """What this process has, as what every worker must have."""
     from huggingface_hub import constants
 
     for left in atlas.glob(".seen-*.token"):  # of a client that was killed: there is one writer at a time
@@ -246,8 +246,8 @@ def _requirements(atlas: Path) -> Iterator[Requirements]:
 
 
 @lru_cache(maxsize=8)
-def check_here(required: Requirements) -> None:
-    """Called on a worker. Raises AtlasError where it does not fit."""
+def _check_here(required: Requirements) -> None:
+    """Called on a worker. Raises AtlasError if it does not fit."""
     from distributed import get_worker
 
     _check(required, _introduce(required.token), get_worker().address)

@@ -1,4 +1,4 @@
-"""`index deepen`: read the rest of models of which a sample was read."""
+"""`index deepen`: read the rest of sampled models."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import TypedDict, Unpack
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.commands import prepare
+from indexer.builds.commands import facts_of_stored, prepare
 from indexer.builds.options import BuildOptions, Size
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
-from indexer.database.connection import base_named, model_ending_in, published_bases
+from indexer.database.connection import base_named, indexed_models, published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, BadArgument
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing
-from indexer.names import ModelRef, nearest
-from indexer.network.hub import BaseFacts
 
 
 class DeepenArguments(TypedDict, total=False):
@@ -46,14 +44,14 @@ def deepen(
 ) -> BuildReport:
     """Read all block matrices of ``models``, or of the sampled fine-tunes of ``base``: what `index deepen` does.
 
-    Norms and singular values become exact, U and with it the other representations become available. Only models of
-    which a sample was read are read, at the commit that is in the atlas; the others count as unchanged. ``where``: an
-    SQL condition on the view ``models``; ``limit``: only so many, most downloads first. ``dry_run``: only report what
-    would be read. ``confirm`` is called with an :class:`Estimate` before anything is read; where it returns False,
-    nothing is. ``options``: spectra, device, workers, connections, memory and bandwidth, as in :func:`build`.
+    Norms and singular values become exact, U and with it the other representations become available. Only sampled
+    models are read, at the commit that is in the atlas; the others count as unchanged. ``where``: an SQL condition on
+    the view ``models``; ``limit``: only this many models, most downloads first. ``dry_run``: only report what would be
+    read. ``confirm`` is called with an :class:`Estimate` before anything is read; if it returns False, nothing is
+    read. ``options``: spectra, device, workers, connections, memory and bandwidth, as in :func:`build`.
 
-    Raises AtlasError where a model is not indexed, belongs to several bases and none is named, or its folder is not
-    known any more.
+    Raises AtlasError if a model is not indexed, if models belong to several bases, and for a model that was added from
+    a folder, whose path is not stored.
     """
     names = [models] if isinstance(models, str) else list(models)
     if not names and base is None:
@@ -64,7 +62,15 @@ def deepen(
     with folder.locked("index deepen"):
         with Reading(folder.database) as connection:
             named = base_named(connection, base) if base is not None else None
-            found, sampled = _chosen(connection, names, named, where, limit)
+            if names:
+                found = indexed_models(connection, names, named)
+            else:
+                condition = "" if where is None else f" AND (\n{where}\n)"
+                found = connection.rows(
+                    f'SELECT model, base, "read" FROM models WHERE base = $base AND "read" = \'sample\'{condition} '
+                    "ORDER BY downloads DESC NULLS LAST, model LIMIT coalesce($limit, 1000000000)",
+                    {"base": named, "limit": limit},
+                )
             if not found and where is not None:
                 raise AtlasError(f"No sampled model of {named} matches this condition.", "List them: `query models`")
             canonical = str(found[0]["base"] if found else named)
@@ -74,11 +80,10 @@ def deepen(
         listing = Listing(folder.listing(canonical))
         chosen = BuildOptions.parse(read="full", rank=published["rank"], retry_failed=True, **options)
         prepare(chosen, watcher)
-        facts = BaseFacts(canonical, stored.commit, listing.aliases(), dict(stored.config), component=stored.component)
-        build = Build(folder, facts, chosen, watcher, listing)
-        wanted = {str(row["model"]) for row in found}
-        selected = [model for model in listing.models() if model.id in wanted]
-        folders = sorted(model.id for model in selected if model.claimed_by == BY_FOLDER and model.id in sampled)
+        build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing)
+        read = {str(row["model"]): row["read"] for row in found}
+        selected = [model for model in listing.models() if model.id in read]
+        folders = sorted(one.id for one in selected if one.claimed_by == BY_FOLDER and read[one.id] == "sample")
         if folders:
             why = f"{folders[0]} is a folder, whose place is not stored"
             if names:
@@ -93,39 +98,3 @@ def deepen(
         if not watcher.confirm(estimate):
             raise AtlasError("Nothing was read.", "Take fewer with `limit`.")
         return build.run(planned, build.stored_base() if stored.is_sampled else stored)
-
-
-def _chosen(
-    connection: Reading, names: Sequence[str], base: str | None, where: str | None, limit: int | None
-) -> tuple[list[dict[str, object]], set[str]]:
-    """Model and base of the chosen models, and which of them are sampled.
-
-    Raises AtlasError for an unknown model, and for models of several bases.
-    """
-    if not names:
-        condition = "" if where is None else f" AND (\n{where}\n)"
-        rows = connection.rows(
-            f'SELECT model, base, "read" FROM models WHERE base = $base AND "read" = \'sample\'{condition} '
-            "ORDER BY downloads DESC NULLS LAST, model LIMIT coalesce($limit, 1000000000)",
-            {"base": base, "limit": limit},
-        )
-        return rows, {str(row["model"]) for row in rows}
-    rows = []
-    for name in names:
-        typed = ModelRef.parse(name).id
-        model = model_ending_in(connection, typed) or typed
-        found = connection.rows(
-            'SELECT model, base, "read" FROM models WHERE lower(model) = lower($model) '
-            "AND base = coalesce($base, base)",
-            {"model": model, "base": base},
-        )
-        if not found:
-            known = [row["model"] for row in connection.rows("SELECT DISTINCT model FROM models ORDER BY model")]
-            near = nearest(typed, known)
-            hint = f"Did you mean {' or '.join(near)}?" if near else "List its models: `query models`"
-            raise AtlasError(f"{name} is not indexed in this atlas.", hint)
-        rows += found
-    bases = sorted({str(row["base"]) for row in rows})
-    if len(bases) > 1:
-        raise AtlasError(f"These models belong to several bases: {', '.join(bases)}.", "Choose one with `base`.")
-    return rows, {str(row["model"]) for row in rows if row["read"] == "sample"}

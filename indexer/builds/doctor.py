@@ -1,7 +1,7 @@
-"""Tries a Hub in about a dozen requests, and says of each thing that a build needs whether it works.
+"""Tries a Hub in about a dozen requests, and reports for each thing that a build needs whether it works.
 
-`index doctor` is for the first minute on a new machine, network or mirror: which part of the Hub's interface does not
-answer as a build expects, and what to do about it.
+`index doctor` is for the first minute on a new machine, network or mirror: it shows which part of the Hub's interface
+does not answer as a build expects, and what to do about it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RETRIES = RetryPolicy(retries=1, small_file_seconds=20)
 _RANGE = 1024
 _MOST_READ = 4 << 20
 _MOST_SKEW = 60.0
-# What a page must hold of some row, and what a crawl can do without.
+# Fields that some row of a page must have, and fields that a crawl can do without.
 _NEEDED, _USEFUL = ("tags", "sha", "siblings", "createdAt"), ("baseModels", "config", "safetensors", "cardData")
 
 
@@ -78,7 +78,7 @@ class Diagnosis:
 
 
 class _NotOkError(Exception):
-    """A step did not find what a build needs: what it found, and what to do."""
+    """A step did not find what a build needs. Arguments: what it found, and what to do."""
 
 
 def diagnose(base: str = BASE, model: str = MODEL) -> Diagnosis:
@@ -143,7 +143,7 @@ class _Doctor:
         except Exception as error:
             shown = as_user_error(error, f"the {name}" if name != "endpoint" else "an answer")
             step = Step(name, False, shown.message.rstrip("."), shown.hint, needed)
-        # What the session says on the way: a rate limit, a token that is left out.
+        # Remarks of the session during this step: a rate limit, a token that is left out.
         remarks = [sentence for sentence in dict.fromkeys(self.said[before:]) if sentence not in self.said[:before]]
         if remarks:
             step = Step(name, step.ok, "; ".join((step.found, *remarks)), step.advice, needed)
@@ -190,20 +190,20 @@ class _Doctor:
             role = str(access.get("role", "unknown"))
         except (ValueError, KeyError, TypeError, AttributeError):
             return "accepted; the Hub does not say of whom"
-        # Does it read what anybody may read? The session asks once more without it, and says so.
+        # Can it read what is public? If not, the session asks once more without it, and says so.
         before = len(self.said)
         ask(f"/api/models/{self.model}", [("expand", "sha")])
         who = f"{printable(name, 60)}, scope {printable(role, 40)}"
         if any("without it" in sentence for sentence in self.said[before:]):
             advice = "Let it read public repositories (huggingface.co/settings/tokens), or unset HF_TOKEN."
             del self.said[before:]
-            raise _NotOkError(f"{who}, but refused what anybody may read; builds leave it out there", advice)
+            raise _NotOkError(f"{who}, but refused what is public; builds leave it out there", advice)
         return who
 
     def _rate_limits(self) -> str:
         left, policy = quota_in(self.headers), policy_in(self.headers)
         if left is None:
-            return "not sent; builds wait only when they are told to"
+            return "not sent; builds wait only when the Hub asks them to"
         allowed = f" of {policy[0]:,} in {duration_in_words(policy[1])}" if policy else ""
         words = f"{left[0]:,}{allowed} API requests left without a token, for {left[1]} s"
         if left[0] == 0:

@@ -22,11 +22,11 @@ from indexer.errors import Failed
 from indexer.network.session import install_session
 
 # A unit whose process dies this often is given up.
-DEATHS_ALLOWED = 2
+_DEATHS_ALLOWED = 2
 
 
 def run_units(units: Sequence[U], worker: Worker[U], workers: int) -> Generator[Result[U]]:
-    """Yield one result for each unit, from this process where there is one worker, else from a pool."""
+    """Yield one result for each unit, computed in this process if there is one worker, else in a pool."""
     if workers > 1:
         return in_processes(units, worker, workers)
     return (worker(unit) for unit in units)
@@ -50,7 +50,7 @@ def one_by_one(suspects: list[U], worker: Worker[U]) -> Generator[Result[U]]:
     while suspects:
         for unit in (yield from _until_broken(suspects, worker, 1, 1)):
             deaths[unit.identity.digest] += 1
-            if deaths[unit.identity.digest] < DEATHS_ALLOWED:
+            if deaths[unit.identity.digest] < _DEATHS_ALLOWED:
                 suspects.append(unit)
             else:
                 error = Failed("worker_died", "the process that read it died each time (out of memory?)")
@@ -81,7 +81,7 @@ def _until_broken(waiting: list[U], worker: Worker[U], workers: int, most: int) 
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool that ends with the block, at once where an exception leaves it. By spawn: a fork after OpenMP hangs."""
+    """A pool that ends with the block, at once after an exception. Started by spawn: a fork after OpenMP hangs."""
     pool = ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_initialise, initargs=(verbosity.quiet,)
     )

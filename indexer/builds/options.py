@@ -122,20 +122,16 @@ class BuildOptions:
                 raise BadArgument(f"`{name}` {given[name]!r} is not one of {', '.join(choices)}.", "")
         if (given.pop("executor", "local") == "dask") != (given.get("scheduler") is not None):
             raise BadArgument("`executor='dask'` and `scheduler='ADDR'` must be given together.", "")
-        limit = given.get("limit")
-        if limit is not None and limit < 1:
-            raise BadArgument(f"`limit` is {limit}; it must be at least 1.", "")
-        for name, largest in (("depth", 20), ("questions", 100_000)):
-            if name in given and not 1 <= given[name] <= largest:
-                raise BadArgument(f"`{name}` is {given[name]}; it must be from 1 to {largest:,}.", "")
+        for name, largest in (("limit", None), ("max_candidates", None), ("depth", 20), ("questions", 100_000)):
+            value = given.get(name)
+            if value is not None and not 1 <= value <= (largest or value):
+                bounds = f"from 1 to {largest:,}" if largest else "at least 1"
+                raise BadArgument(f"`{name}` is {value}; it must be {bounds}.", "")
         mirrors = given.get("same_as") or ()
         mirrors = [without_address(one).strip() for one in ([mirrors] if isinstance(mirrors, str) else mirrors)]
         if wrong := [one for one in mirrors if not is_hub_id(one)]:
             raise BadArgument(f"`same_as` {wrong[0][:100]!r} is not a Hub id.", "Give owner/name.")
         given["same_as"] = tuple(dict.fromkeys(mirrors))
-        most = given.get("max_candidates")
-        if most is not None and most < 1:
-            raise BadArgument(f"`max_candidates` is {most}; it must be at least 1.", "")
         if "relation" in given:
             relations = tuple(dict.fromkeys(part.strip() for part in given.pop("relation").split(",")))
             if unknown := [relation for relation in relations if relation not in RELATIONS]:
@@ -156,7 +152,7 @@ class BuildOptions:
         return cls(**given, index=index_change(**searched))
 
     def as_words(self) -> list[str]:
-        """The options of `index build` that decide what an atlas holds, as typed, without those at their default.
+        """The options of `index build` that decide what an atlas holds, as typed, except those at their default.
 
         How it was built (workers, memory, bandwidth, a scheduler, a device) is left out.
         """
@@ -190,7 +186,7 @@ def index_change(
     recall: float | None = None,
     vector_length: int | None = None,
 ) -> IndexChange | None:
-    """The index asked for, or None where no option names one. Raises BadArgument for an unknown index."""
+    """The index asked for, or None if no option names one. Raises BadArgument for an unknown index."""
     if index is None and index_memory is None and recall is None and vector_length is None:
         return None
     if index is not None and index not in INDEXES:
@@ -199,7 +195,7 @@ def index_change(
 
 
 def bytes_of(name: str, size: Size) -> int | None:
-    """The size given for option ``name`` in bytes. Raises BadArgument where it cannot be read."""
+    """The size given for option ``name`` in bytes. Raises BadArgument if it cannot be read."""
     try:
         return size if size is None or isinstance(size, int) else parse_size(size)
     except ValueError as error:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from indexer.builds.requests import Requests
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import Parents, named_base, names_another
 from indexer.names import ModelRef
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
-from indexer.quantities import duration_in_words, size_in_words
 from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity, Spec, Unit
 from indexer.records.row_plan import ROW_PLAN
 from indexer.records.store import READER, FailureRecord, RecordHeader, RecordStore, current_record
 
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
-RECHECKED = frozenset({"gated", "disabled"})
-# The reason of an adapter whose change depends on whole matrices of a base of which rows are kept.
-NEEDS_BASE = "base_sampled"
+_RECHECKED = frozenset({"gated", "disabled"})
+# The reason why an adapter is skipped if it needs whole matrices of a base, and the atlas keeps only some rows.
+_NEEDS_BASE = "base_sampled"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One model of the listing: ``unit`` is what to do, or None where there is nothing to do.
+    """One model of the listing: ``unit`` is what to do, or None if there is nothing to do.
 
-    ``lacks``: what is wanted and its record, which stays until there is a better one, does not have: "spectra", "rows"
-    (a sample was read), or "". ``missed``: how the last attempt at the current commit failed, where the record is that
-    of an earlier commit.
+    ``lacks``: what is wanted but missing in its record, which stays until there is a better one: "spectra", "rows" (it
+    is a sample), or "". ``missed``: how the last attempt at the current commit failed, if the record is that of an
+    earlier commit.
     """
 
     entry: Entry
@@ -85,7 +82,7 @@ def plan(
 
 
 def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
-    """A model without a record of its current commit keeps that of an earlier one, where there is one."""
+    """A model without a record of its current commit keeps that of an earlier one, if there is one."""
     entry = planned.entry
     kept = current_record(records, entry.commit) if entry.record_key is None else None
     if kept is None:
@@ -94,8 +91,8 @@ def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
     unit = planned.unit
     if unit is not None and unit.parent is None and not unit.is_on_base and kept.identity.commit == unit.commit:
         lacks = _lacks(kept.identity, unit.spec)
-        # Its base was known as well or better when the record was made. The rest of a model below that is not known any
-        # more cannot be read.
+        # Its base was known as well or better when the record was made. If the model below it is no longer known, its
+        # other rows cannot be read.
         if not lacks or (lacks == "rows" and kept.identity.parent):
             unit = None
     return replace(planned, entry=earlier, missed=entry.outcome, unit=unit)
@@ -115,7 +112,7 @@ def _planned(
         return Planned(Entry(listed, template.base, None), None)
     parent = parents.of(listed) if parents is not None and is_selected else None
     is_known = parents is not None and is_selected and listed.id.lower() not in parents.unknown
-    # Factors are small and read whole; what lies below an adapter may be a fine-tune.
+    # Factors are small and read whole, but an adapter may have been trained on a fine-tune.
     root = parent
     while root is not None and root.relation == "adapter":
         root = root.parent
@@ -138,11 +135,13 @@ def _planned(
     lacks = _lacks(found, unit.spec) if found is not None else ""
     if found is not None and not lacks:
         return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
-    # The last failure, whatever was to be read: a model that cannot be read cannot be read for either.
+    # The last failure, of a sample or a full read: a model that cannot be read fails both ways.
     failures = [failure for one in _that_serve(unit.identity) if (failure := store.failure(one.digest)) is not None]
     outcome = max(failures, key=lambda one: one.when, default=None)
-    is_due = outcome is None or outcome.reason in RECHECKED or (outcome.status == "skipped" and outcome.reader < READER)
-    if outcome is not None and outcome.reason == NEEDS_BASE:
+    is_due = (
+        outcome is None or outcome.reason in _RECHECKED or (outcome.status == "skipped" and outcome.reader < READER)
+    )
+    if outcome is not None and outcome.reason == _NEEDS_BASE:
         is_due = is_due or not template.spec.sample  # the base is fetched whole for this build
     elif outcome is not None and outcome.status == "failed":
         is_due = is_due or retry_failed or outcome.is_due
@@ -192,69 +191,3 @@ def _that_serve(identity: Identity) -> Iterator[Identity]:
     for form, sample in ((SPECTRA_FORM, ""), (True, ""), (False, ""), (False, ROW_PLAN)):
         for method in SVD_METHODS:
             yield replace(identity, spec=replace(identity.spec, spectra=form, svd=method, sample=sample))
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a build would read, ``read``: sample or full.
-
-    ``sample_bytes`` and ``full_bytes``: of the full models, read either way; those of an adapter are known once it is
-    opened. ``bytes_per_second``: the rate of this atlas's builds so far, None where there are none. ``requests``: to
-    the Hub.
-    """
-
-    models: int
-    adapters: int
-    read: str
-    sample_bytes: int
-    full_bytes: int
-    bytes_per_second: float | None = None
-    requests: Requests = field(default_factory=Requests)
-
-    @property
-    def bytes(self) -> int:
-        """What this build reads of the full models."""
-        return self.sample_bytes if self.read == "sample" else self.full_bytes
-
-    @property
-    def seconds(self) -> float | None:
-        """How long it takes at that rate."""
-        return self.bytes / self.bytes_per_second if self.bytes_per_second else None
-
-    @property
-    def sentence(self) -> str:
-        """As in: 50 models, ≈ 460 MB (≈ 17 GB with --read full), ≈ 14 min at 20 MB/s (measured so far)."""
-        words = [f"{self.models:,} model{'' if self.models == 1 else 's'}"]
-        size = f"{'at least' if self.adapters else '≈'} {size_in_words(self.bytes)}"
-        other = ("full", self.full_bytes) if self.read == "sample" else ("sample", self.sample_bytes)
-        if self.sample_bytes != self.full_bytes:
-            size += f" (≈ {size_in_words(other[1])} with --read {other[0]})"
-        words.append(size)
-        if self.seconds is not None and self.bytes_per_second is not None:
-            rate = size_in_words(self.bytes_per_second)
-            words.append(f"≈ {duration_in_words(self.seconds)} at {rate}/s (measured so far)")
-        return ", ".join(words)
-
-    def as_row(self) -> dict[str, Any]:
-        """JSON-ready: also what it takes the other way."""
-        rate = self.bytes_per_second
-        return asdict(self) | {
-            "requests": asdict(self.requests) | {"seconds": self.requests.seconds},
-            "bytes": self.bytes,
-            "seconds": self.seconds,
-            "sample_seconds": self.sample_bytes / rate if rate else None,
-            "full_seconds": self.full_bytes / rate if rate else None,
-        }
-
-
-def item_bytes(row: dict[str, Any], otherwise: int) -> int:
-    """The bytes of one number in a model's files, by the dtypes that its row names (``safetensors.parameters``)."""
-    stored = row.get("safetensors")
-    parameters = stored.get("parameters") if isinstance(stored, dict) else None
-    sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-    counts = {
-        name: count
-        for name, count in (parameters.items() if isinstance(parameters, dict) else ())
-        if isinstance(count, int) and name in sizes
-    }
-    return sizes[max(counts, key=lambda name: counts[name])] if counts else otherwise

@@ -29,14 +29,14 @@ from indexer.profiles.tokenizer import IsolatedTokenizer
 # Called with a model's id, what was done (``layer`` for a finished layer), and the number of the layer or 0.
 OnProgress = Callable[[str, str, int], None]
 
-OWN_VOCABULARY = (
+_OWN_VOCABULARY = (
     "its vocabulary is not the base's: it was measured with its own words, and there is no drift and no cka"
 )
 
 
 @dataclass(frozen=True)
 class ProfileUnit:
-    """One model to be profiled; ``identity`` names its profile."""
+    """One model to be profiled; ``identity`` is that of its profile."""
 
     identity: ProfileIdentity
     relation: str
@@ -45,13 +45,13 @@ class ProfileUnit:
 
     @property
     def source(self) -> Source:
-        """Where its files are. Raises Skipped where no model can have this name."""
+        """Where its files are. Raises Skipped if the name is not valid."""
         return Source(ModelRef.of_atlas(self.identity.model), self.identity.commit, self.filenames, self.relation)
 
 
 @dataclass(frozen=True)
 class ProfileWorker:
-    """Profiles a model against its base: the probe, what to measure, and the base's h_l of the same probe.
+    """Profiles a model against its base: ``inputs`` of the probe, what to measure, and the base's h_l of that probe.
 
     Holds arrays, not tensors, because it is sent to other processes. ``memory``: bytes that one model may take.
     """
@@ -98,7 +98,7 @@ class ProfileWorker:
             if probe is shared:
                 states = {layer: torch.from_numpy(found).to(self.device) for layer, found in self.states.items()}
             else:
-                subject = replace(subject, notes=(*subject.notes, OWN_VOCABULARY))
+                subject = replace(subject, notes=(*subject.notes, _OWN_VOCABULARY))
             store_profile(self.atlas, unit.identity, subject, probe, self.request, states, self.on_progress)
         except ModelError as error:
             return Result(unit, error)
@@ -142,7 +142,7 @@ def store_profile(
 def base_weights(base: Source) -> FullWeights:
     """All tensors of the base, which adapters are merged into; read once in a process.
 
-    Raises Failed where they cannot be read: another try may work.
+    Raises Failed if they cannot be read: another try may work.
     """
     try:
         return read_weights(base)

@@ -19,7 +19,7 @@ from indexer.builds.report import ProfileReport
 from indexer.builds.resources import PROCESS_BYTES, workers_for
 from indexer.builds.worker import classify_error
 from indexer.console.messages import Progress, say, say_more
-from indexer.database.connection import base_named, model_ending_in, published_bases
+from indexer.database.connection import base_named, indexed_models, published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
@@ -37,10 +37,10 @@ from indexer.publish.publish import publish
 from indexer.quantities import duration_in_words, size_in_words
 
 # For the estimate: multiplications and additions a second of one thread, and the least that a model costs.
-FLOPS = 6e10
-OVERHEAD_SECONDS = 2.0
+_FLOPS = 6e10
+_OVERHEAD_SECONDS = 2.0
 
-IMAGE_TYPES = frozenset({"vit", "deit", "beit", "data2vec-vision", "vit_mae", "vit_msn", "dinov2"})
+_IMAGE_TYPES = frozenset({"vit", "deit", "beit", "data2vec-vision", "vit_mae", "vit_msn", "dinov2"})
 
 
 class ProfileArguments(TypedDict, total=False):
@@ -82,7 +82,7 @@ class ProfileOptions:
 
     @classmethod
     def parse(cls, **arguments: Unpack[ProfileArguments]) -> ProfileOptions:
-        """Check what a caller wrote. Raises AtlasError where options contradict each other."""
+        """Check what a caller wrote. Raises AtlasError if options contradict each other."""
         given: dict[str, Any] = dict(arguments)
         layers, text, images = given.pop("layers", None), given.pop("text", None), given.pop("images", ())
         seed, measures = given.pop("seed", 0), ("recover", "exact", "recipe", "shift", "steps", "rate")
@@ -101,38 +101,23 @@ class ProfileOptions:
 def base_and_models(folder: AtlasFolder, base: str | None, models: Sequence[str]) -> tuple[str, list[str]]:
     """The canonical base, and the models as the atlas names them.
 
-    Raises AtlasError where a model is not indexed, or they are of several bases.
+    Raises AtlasError if a model is not indexed, for models of several bases, and if no base is named but there is not
+    just one.
     """
     with Reading(folder.database) as connection:
-        bases = [str(row["base"]) for row in connection.rows("SELECT base FROM bases ORDER BY base")]
-        found: list[dict[str, Any]] = []
-        for model in models:
-            typed = ModelRef.parse(model).id
-            name = model_ending_in(connection, typed) or typed
-            rows = connection.rows(
-                "SELECT model, base FROM fine_tunes WHERE lower(model) = lower(?) AND status = 'indexed'",
-                (name,),
-            )
-            if not rows:
-                raise AtlasError(f"{model} is not indexed here.", f"Add it first: index add {model} --base ID")
-            found += rows
-        candidates = sorted({row["base"] for row in found}) or bases
-        if base is not None:
-            canonical = base_named(connection, base)
-        elif len(candidates) == 1:
-            canonical = candidates[0]
-        else:
-            raise AtlasError(
-                f"These are models of several bases ({', '.join(candidates) or 'none'}).", "Choose one with `base`."
-            )
-    return canonical, [row["model"] for row in found if row["base"] == canonical]
+        canonical = None if base is None else base_named(connection, base)
+        found = indexed_models(connection, models, canonical)
+        bases = [str(row["base"]) for row in found or connection.rows("SELECT base FROM bases ORDER BY base")]
+    if canonical is None and len(set(bases)) != 1:
+        raise AtlasError(f"This atlas has several bases ({', '.join(bases) or 'none'}).", "Choose one with `base`.")
+    return canonical or bases[0], [str(row["model"]) for row in found]
 
 
 def profile_base(folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> ProfileReport:
     """Profile a base and its indexed fine-tunes (those in ``models``, or all), then publish.
 
     Models that have a profile of these measures already are left alone. On Ctrl-C the complete layers are kept and
-    published before it is raised again. The caller holds the writer's lock. Raises AtlasError where the base itself
+    published before it is raised again. The caller holds the writer's lock. Raises AtlasError if the base itself
     cannot be profiled.
     """
     work = _Profiling(folder, base, models, options)
@@ -154,7 +139,7 @@ def profile_plan(folder: AtlasFolder, base: str, models: Sequence[str], options:
     if options.request.recover:
         tokens += 30 * 3 * 256 * work.layer_count / 2
     numbers = work.stored.block_bytes / work.stored.item_bytes
-    seconds = (len(work.due) + len(work.baselines)) * (OVERHEAD_SECONDS + 2 * numbers * tokens / FLOPS)
+    seconds = (len(work.due) + len(work.baselines)) * (_OVERHEAD_SECONDS + 2 * numbers * tokens / _FLOPS)
     return {
         "base": base,
         "models": work.report.discovered,
@@ -172,7 +157,7 @@ def profile_plan(folder: AtlasFolder, base: str, models: Sequence[str], options:
 class _Profiling:
     """The models of one base that are to be profiled: ``due``, and ``baselines``, which they are compared with.
 
-    ``baselines``: the base, and if asked for the same with fresh weights, where they have no complete profile yet.
+    ``baselines``: the base, and if asked for the base with fresh weights, unless they have complete profiles already.
     """
 
     def __init__(self, folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> None:
@@ -187,7 +172,7 @@ class _Profiling:
                 (base,),
             )
         self.commit, self.rank = str(row["commit"]), int(row["rank"])
-        self.takes_images = row["model_type"] in IMAGE_TYPES
+        self.takes_images = row["model_type"] in _IMAGE_TYPES
         self.stored = StoredBase(folder.base(base, self.commit))
         depth = self.stored.layout.depth.get("encoder", self.stored.layout.depth.get("", 1))
         self.layer_count = len(options.request.layers or chosen_layers(depth))
@@ -263,7 +248,7 @@ class _Profiling:
                 base_weights.cache_clear()
 
     def _workers(self) -> int:
-        """As many workers as there is memory for. Raises AtlasError where ``memory`` cannot hold even one."""
+        """As many workers as there is memory for. Raises AtlasError if ``memory`` cannot hold even one."""
         wanted, stored = workers_for(self.options.workers, len(self.due)), self.stored
         one = PROCESS_BYTES + WORKING_BYTES + stored.block_bytes + 4 * (stored.block_bytes // stored.item_bytes)
         if self.options.memory is not None and one > self.budget:

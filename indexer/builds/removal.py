@@ -28,7 +28,7 @@ def remove(
 
     Its rows, vectors, profiles and records go, and the listing notes the removal, so that builds ignore the model until
     `index add` names it. ``keep_record``: its records stay on disk, so that adding it again reads nothing. Returns
-    ``model``, ``bases``, ``records_removed`` and ``atlas``. Raises AtlasError where the atlas does not contain it.
+    ``model``, ``bases``, ``records_removed`` and ``atlas``. Raises AtlasError if the atlas does not contain it.
     """
     folder = AtlasFolder(atlas).require()
     with folder.locked("index remove"):

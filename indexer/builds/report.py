@@ -1,4 +1,4 @@
-"""What a run says about itself: the result of each unit, the report of the whole, and events on the way."""
+"""Results of single units, the report of a whole run, and the events of a build in progress."""
 
 from __future__ import annotations
 
@@ -10,25 +10,17 @@ from indexer.console.notebook import shown
 from indexer.errors import Failed, ModelError
 
 if TYPE_CHECKING:
-    from indexer.builds.plan import Estimate
-    from indexer.records.identity import Unit
-
-
-class HasDigest(Protocol):
-    """An identity that has a digest."""
-
-    @property
-    def digest(self) -> str:
-        """Hexadecimal digest of everything that the result depends on."""
-        ...
+    from indexer.builds.estimate import Estimate
+    from indexer.profiles.store import ProfileIdentity
+    from indexer.records.identity import Identity, Unit
 
 
 class WorkUnit(Protocol):
     """A model whose record is to be made, or one whose depth profile is to be measured."""
 
     @property
-    def identity(self) -> HasDigest:
-        """What it is, and how it is to be made."""
+    def identity(self) -> Identity | ProfileIdentity:
+        """The identity of the file that is to be written; its ``digest`` covers everything the result depends on."""
         ...
 
 
@@ -37,7 +29,7 @@ U = TypeVar("U", bound=WorkUnit)
 
 @dataclass(frozen=True)
 class Result(Generic[U]):
-    """What became of one unit; ``error`` is None where its file was written."""
+    """The result of one unit; ``error`` is None if its file was written."""
 
     unit: U
     error: ModelError | None
@@ -54,7 +46,7 @@ class Worker(Protocol[U]):
         ...
 
     def give_up(self, unit: U, error: ModelError) -> Result[U]:
-        """The result of a unit that no process survived."""
+        """The result of a unit whose process died each time."""
         ...
 
 
@@ -90,7 +82,7 @@ class RunReport:
 
     @property
     def is_success(self) -> bool:
-        """Whether there is a model that is indexed, or has a profile, now."""
+        """Whether at least one model is indexed, or has a profile."""
         return self.indexed + self.unchanged > 0
 
     @property
@@ -159,8 +151,8 @@ class BuildEvent:
     """Something that happened in a build.
 
     ``kind``: ``listing``, a page of the Hub's listing was read; ``started``, ``total`` models will be read; ``model``,
-    one more is finished, ``done`` so far; ``note``, a remark. ``message`` says the same in words. ``started`` also has
-    the ``base``; events of a model have its id, its ``outcome``, and the bytes read.
+    one more is finished, ``done`` so far; ``note``, a remark. ``message`` says it in words. ``started`` also has the
+    ``base``; events of a model have its id, its ``outcome``, and the bytes read.
     """
 
     kind: Literal["listing", "started", "model", "note"]
@@ -175,7 +167,7 @@ class BuildEvent:
 
 # Called with every event.
 Progress = Callable[[BuildEvent], None]
-# Called with what will be read; returns whether to go on.
+# Called with what will be read; returns whether to continue.
 Confirm = Callable[["Estimate"], bool]
 
 
@@ -213,5 +205,5 @@ class Watcher:
         self.progress(BuildEvent("note", sentence))
 
     def listed(self, sentence: str) -> None:
-        """A page of the listing was read; replaces the sentence before."""
+        """A page of the listing was read; this sentence replaces the previous one."""
         self.progress(BuildEvent("listing", sentence))

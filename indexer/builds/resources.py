@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from huggingface_hub import constants
 
 from indexer.errors import AtlasError
-from indexer.machine import available_memory
+from indexer.machine import available_memory, processors
 from indexer.quantities import size_in_words
+
+if TYPE_CHECKING:
+    from indexer.builds.options import BuildOptions
+    from indexer.deltas.stored_base import StoredBase
+    from indexer.records.identity import Unit
 
 # What a process holds before it has read anything (torch and the Hub's client, measured: 230 MiB), with a margin.
 PROCESS_BYTES = 300 << 20
-# What one unit holds besides, in matrices of the largest size as float32: the weight, the base's, the Krylov
+# What one unit holds in addition, in matrices of the largest size as float32: the weight, the base's, the Krylov
 # blocks and what the exact decomposition of a small matrix needs.
-MATRICES_AT_WORK = 6
+_MATRICES_AT_WORK = 6
 # Enough to keep the connection busy through the slowest decomposition of a layer; more would only cost memory.
 AHEAD_BYTES = 64 << 20
 # A base larger than this is read from disk for every model, however much memory there is.
-RESIDENT_BYTES = 2 << 30
+_RESIDENT_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,31 @@ class Resources:
     database_bytes: int | None = None
 
 
+def resources_for(
+    units: Sequence[Unit], base: StoredBase, options: BuildOptions, is_sampled: bool, say: Callable[[str], None]
+) -> Resources:
+    """The resources of one build; ``say`` is called if they are less than was asked for.
+
+    Reading a sample is mostly waiting, so it takes two workers for each processor. Every worker has a connection, and
+    all together have no more than are allowed. Raises AtlasError as ``share_out``.
+    """
+    most = options.workers or processors() * (1 + is_sampled)
+    is_remote = not constants.HF_HUB_OFFLINE and any(unit.model.folder is None for unit in units)
+    if is_remote and most > options.connections:
+        if options.workers:
+            allowed = f"{options.connections} connection{'s' if options.connections > 1 else ''}"
+            say(f"{options.connections} of {most} workers: `connections` allows {allowed} to the Hub")
+        most = options.connections
+    wanted = workers_for(most, len(units))
+    largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
+    base_bytes = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
+    found = share_out(wanted, base_bytes, largest, options.memory, options.bandwidth)
+    if found.workers < wanted:
+        say(f"memory for {found.workers} of {wanted} workers")
+    connections = max(1, options.connections // found.workers)
+    return replace(found, connections=connections, resident=found.resident and not is_sampled)
+
+
 def workers_for(workers: int, units: int) -> int:
     """As many of ``workers`` as have two units to do: a new process costs seconds to start."""
     return max(1, min(workers, (units + 1) // 2))
@@ -48,11 +82,11 @@ def share_out(
 
     In this order because the page cache holds the base for all workers, while only reading ahead keeps the connection
     busy as they compute. ``base_bytes``: all block matrices of the base; ``largest_bytes``: the largest of them as
-    float32. Without ``memory`` half of what is free may be used. Raises AtlasError where not even one worker fits
+    float32. Without ``memory`` half of what is free may be used. Raises AtlasError if not even one worker fits
     into the given ``memory``.
     """
     budget = memory if memory is not None else available_memory() // 2
-    one = PROCESS_BYTES + MATRICES_AT_WORK * largest_bytes
+    one = PROCESS_BYTES + _MATRICES_AT_WORK * largest_bytes
     fitting = max((count for count in range(1, workers + 1) if _needed(count, one) <= budget), default=0)
     if not fitting:
         if memory is not None:
@@ -63,7 +97,7 @@ def share_out(
         fitting = 1
     left = max(0, budget - _needed(fitting, one))
     ahead = min(AHEAD_BYTES, left // fitting)
-    resident = base_bytes <= min(RESIDENT_BYTES, left // fitting - ahead)
+    resident = base_bytes <= min(_RESIDENT_BYTES, left // fitting - ahead)
     left -= fitting * (ahead + resident * base_bytes)
     return Resources(
         workers=fitting,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from indexer.builds.plan import Estimate
 from indexer.builds.report import BuildEvent
 from indexer.console.messages import Progress, say, say_more
 from indexer.quantities import duration_in_words, size_in_words
 
-# Bytes to be read above which the user is asked first.
-ASK_ABOVE = 2_000_000_000
+if TYPE_CHECKING:
+    from indexer.builds.estimate import Estimate
 
-NARROWEST_BAR = 5  # columns; a shorter bar shows less than the count next to it
+# Bytes to be read above which the user is asked first.
+_ASK_ABOVE = 2_000_000_000
+
+_NARROWEST_BAR = 5  # columns; a shorter bar shows less than the count next to it
 _PERCENT_AND_EDGES = 7  # " 45%|" and "| "
 
 
@@ -55,11 +57,11 @@ class BuildView:
             say(event.message)
 
     def confirm(self, estimate: Estimate) -> bool:
-        """Print what will be read; at a terminal, ask first where that is much. Ctrl-C is not caught."""
+        """Print what will be read; at a terminal, ask first if that is much. Ctrl-C is not caught."""
         if not estimate.models:
             return True
         self(BuildEvent("note", estimate.sentence))
-        is_asked = not self.yes and estimate.bytes > ASK_ABOVE and sys.stdin.isatty() and sys.stderr.isatty()
+        is_asked = not self.yes and estimate.bytes > _ASK_ABOVE and sys.stdin.isatty() and sys.stderr.isatty()
         return not is_asked or click.confirm("Go on?", default=True, err=True)
 
     def _close(self) -> None:
@@ -105,7 +107,7 @@ class ModelsProgress(Progress):
         """The text next to the bar on a terminal of ``columns``, and whether there is room for the bar itself."""
         words = [f"{self.done}/{self.total}", *self.words()]
         text = ", ".join(words)
-        if columns is None or len(text) + NARROWEST_BAR + _PERCENT_AND_EDGES <= columns:
+        if columns is None or len(text) + _NARROWEST_BAR + _PERCENT_AND_EDGES <= columns:
             return text, True
         tight = " ".join(re.sub(r"(?<=\d) (?!failed|skipped)", "", word) for word in words)
         tightest = re.sub(r"(?<=\d\d)\.\d", "", tight).removesuffix(" left")

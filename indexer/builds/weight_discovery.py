@@ -1,9 +1,9 @@
 """Finds fine-tunes that name no base, by their weights: `index build --discover weights`.
 
-Candidates are the untagged models of the base's architecture and size, by what the Hub lists of them. Of each a few
-rows of one matrix are read and compared with the same rows of the base, and of every other base in the atlas with the
-same shapes. A fine-tune's rows are nearly those of its base; those of a model that was trained from scratch, or from
-another base, are as good as orthogonal to them. What is claimed is then read as every listed model is.
+Candidates are untagged models that have the base's architecture and size according to the Hub's listing. A few rows of
+one matrix are read from each and compared with the same rows of the base, and of every other base in the atlas with the
+same shapes. The rows of a fine-tune are nearly those of its base; those of a model that was trained from scratch, or
+from another base, are almost orthogonal to them. A model that is claimed this way is read like any listed model.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from indexer.builds.build import Build
 from indexer.deltas.base import BaseMatrices, open_base
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, Failed, Skipped
+from indexer.listing.claim_filter import bad_row
 from indexer.listing.claims import Claim, stated_bases
-from indexer.listing.questions import BadRow, CheckedRow, ClaimedRow, RawRow, Unrelated
-from indexer.names import ModelRef, author_of, is_hub_id
+from indexer.listing.questions import BadRow, CheckedRow, ClaimedRow, RawRow, Rejected
+from indexer.names import ModelRef, author_of
 from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.quantities import size_in_words
-from indexer.records.row_plan import lines_to_read, stripes
-from indexer.untrusted import is_count, is_too_deep, shown
+from indexer.records.row_plan import lines_to_read, stripes, stripes_of
+from indexer.untrusted import is_count, shown
 from indexer.weights.ahead import in_threads
-from indexer.weights.checkpoint import MOST_SHARD_INDEX
-from indexer.weights.checkpoint_files import choose, is_plain_name
-from indexer.weights.repository import Repository, open_repository
+from indexer.weights.checkpoint import shards_of
+from indexer.weights.checkpoint_files import choose
+from indexer.weights.repository import open_repository
 from indexer.weights.safetensors_header import FIRST_GUESS
-from indexer.weights.stored_tensor import check_readable, read_safetensors
+from indexer.weights.stored_tensor import read_safetensors
 
 # Models examined in one run, unless `--max-candidates` says otherwise.
 MOST_CANDIDATES = 1_000
-# Of one author: the Hub's bots upload thousands of models of one architecture.
+# Models of one author: the Hub's bots upload thousands of models of one architecture.
 MOST_OF_AUTHOR = 50
-# A head, or an embedding that is no longer shared with it, may be added to a base.
+# Fine-tuning may add a head to a base, or an embedding that the head no longer shares.
 LARGEST_SIZE = 1.5
-# The header of a safetensors file, for each block matrix: what an estimate takes it to be.
+# Bytes of a safetensors header for each block matrix, for an estimate.
 _HEADER_BYTES = 300
-_LARGEST_ROW = 4 << 20
 # Repositories that test programs and bots make, whose weights are random.
 _BOTS = re.compile(r"myawesomemodel|test-?repo|tiny-random|dummy", re.IGNORECASE)
 
@@ -62,18 +62,18 @@ class Reference:
     file_hashes: frozenset[str]
 
     def cosine(self, rows: torch.Tensor) -> float:
-        """Of the angle between the rows of a candidate and the base's; NaN if one of them is zero."""
+        """The cosine of the rows of a candidate and the base's; NaN if one of them is zero."""
         one, other = rows.double().flatten(), self.rows.double().flatten()
         return float(torch.dot(one, other) / (one.norm() * other.norm()))
 
     def distance(self, rows: torch.Tensor) -> float:
-        """Between the rows of a candidate and the base's."""
+        """The distance of the rows of a candidate from the base's."""
         return float((rows.double() - self.rows.double()).norm())
 
 
 @dataclass
 class Examination:
-    """Which untagged models come from a base, by rows of one matrix. Answers pages of the listing.
+    """Checks which untagged models of a listing come from a base, by rows of one matrix.
 
     ``known``: id → (commit, claim or None) of models that were examined before. With ``counts_only`` nothing is read.
     """
@@ -83,9 +83,7 @@ class Examination:
     counts_only: bool = False
     listed: int = 0
     candidates: int = 0
-    examined: int = 0
     claimed: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
     is_cut: bool = False
     _of_author: Counter[str] = field(default_factory=Counter)
 
@@ -105,7 +103,7 @@ class Examination:
         return str(self.build.facts.config.get("model_type"))
 
     def __call__(self, rows: Sequence[Any]) -> list[CheckedRow | None]:
-        """What the rows of a page are; None for a model that is no candidate or was left for a later run.
+        """What the rows of a page are; None for a model that is not a candidate or was left for a later run.
 
         Raises AtlasError if the Hub cannot be asked any more, or the base cannot be read.
         """
@@ -113,14 +111,15 @@ class Examination:
         wanted: list[tuple[int, RawRow]] = []
         for number, row in enumerate(rows):
             self.listed += 1
-            if problem := self._problem_of(row):
-                self.skipped[problem] += 1
+            if not self._is_candidate(row):
                 continue
             identifier, commit = str(row["id"]), str(row["sha"])
             known = self.known.get(identifier)
             if known is not None and known[0] == commit:
                 claim = known[1]
-                found[number] = ClaimedRow(row, claim) if claim else Unrelated(identifier, commit, "examined before")
+                found[number] = (
+                    ClaimedRow(row, claim) if claim else Rejected(identifier, commit, "examined before", "unrelated")
+                )
                 continue
             author = author_of(identifier)
             if self.is_full or self._of_author[author] >= MOST_OF_AUTHOR:
@@ -137,49 +136,39 @@ class Examination:
         verdicts = in_threads([partial(self._examined, row) for _, row in wanted], self.build.options.connections)
         for (number, _), verdict in zip(wanted, verdicts, strict=True):
             found[number] = verdict
-            self.examined += 1
             self.claimed += isinstance(verdict, ClaimedRow)
         return found
 
-    def _problem_of(self, row: Any) -> str:
-        """Why a row is no candidate, by what the Hub lists of it; "" for a candidate."""
-        if not isinstance(row, dict) or is_too_deep(row) or len(str(row)) > _LARGEST_ROW:
-            return "unreadable"
-        identifier, filenames, config = row.get("id"), listed_filenames(row), row.get("config")
-        if not isinstance(identifier, str) or not is_hub_id(identifier) or commit_of(row) is None:
-            return "unreadable"
-        if identifier in self.build.facts.ids or stated_bases(row):
-            return "names a base"
-        if row.get("gated") or row.get("private") or row.get("disabled"):
-            return "cannot be read"
+    def _is_candidate(self, row: Any) -> bool:
+        """Whether a row may be an untagged fine-tune of the base, according to the listing."""
+        if bad_row(row) or "id" not in row or commit_of(row) is None:
+            return False
+        if row["id"] in self.build.facts.ids or stated_bases(row) or _BOTS.search(row["id"]):
+            return False
+        config, filenames = row.get("config"), listed_filenames(row)
         if not isinstance(config, dict) or config.get("model_type") != self.model_type:
-            return "another architecture"
-        if config.get("quantization_config"):
-            return "quantised"
-        if _BOTS.search(identifier):
-            return "made by a test or a bot"
-        if not filenames or "config.json" not in filenames:
-            return "no weights"
+            return False
+        if config.get("quantization_config") or any(row.get(name) for name in ("gated", "private", "disabled")):
+            return False
         try:
-            choice = choose(filenames, "finetune")
+            choice = choose(filenames or (), "finetune")
         except Skipped:
-            return "no weights"
-        if choice.kind != "full" or ".safetensors" not in choice.name:
-            return "no safetensors"
+            return False
         least, most = self.sizes
-        return "" if least <= _weights_in(row) <= most else "another size"
+        is_readable = choice.kind == "full" and ".safetensors" in choice.name and "config.json" in (filenames or ())
+        return is_readable and least <= _weights_in(row) <= most
 
     @cached_property
     def sizes(self) -> tuple[int, float]:
         """The smallest and the largest number of weights that a fine-tune can have."""
-        shape = self.build.base_shape
+        shape = self.build.base.shape
         blocks = sum(matrix.shape[0] * matrix.shape[1] for matrix in shape.layout.matrices)
         return blocks, LARGEST_SIZE * max(_weights_in(self.build.facts.row) or 2 * blocks, blocks)
 
     @cached_property
     def probe(self) -> Matrix:
-        """The matrix that is compared: of the middle layer, because first and last ones are frozen or made anew."""
-        layout = self.build.base_shape.layout
+        """The matrix that is compared: in the middle, because the first and last layers may be frozen or replaced."""
+        layout = self.build.base.shape.layout
         depth = max(matrix.key.layer for matrix in layout.matrices)
         nearest = min(abs(matrix.key.layer - depth // 2) for matrix in layout.matrices)
         near = [matrix for matrix in layout.matrices if abs(matrix.key.layer - depth // 2) == nearest]
@@ -191,18 +180,11 @@ class Examination:
         probe = self.probe
         return np.array(stripes(probe.lines, lines_to_read(probe.shape, probe.transposed, 4))[0], dtype=np.int64)
 
-    @property
-    def bytes_each(self) -> int:
-        """About how many bytes are read of a candidate."""
-        width = self.probe.stored_rows if self.probe.transposed else self.probe.shape[1]
-        header = max(FIRST_GUESS, _HEADER_BYTES * len(self.build.base_shape.layout.matrices))
-        return len(self.lines) * width * 4 + header
-
     @cached_property
     def references(self) -> list[Reference]:
         """The base, and every other base of the atlas with the same matrices. Raises AtlasError."""
         build = self.build
-        places = {(matrix.key, matrix.shape) for matrix in build.base_shape.layout.matrices}
+        places = {(matrix.key, matrix.shape) for matrix in build.base.shape.layout.matrices}
         found: dict[str, Reference] = {}
         for stored in stored_bases(build.folder):
             try:
@@ -218,7 +200,7 @@ class Examination:
             found[stored.base] = Reference(stored.base, rows, hashes)
         if build.facts.id not in found:
             with closing(open_base(build.facts)) as checkpoint:
-                needed = _parts(self.probe.stored_lines(self.lines))
+                needed = stripes_of(self.probe.stored_lines(self.lines))
                 ((_, rows),) = checkpoint.stripes({self.probe.tensor: needed})
                 hashes = frozenset(one.sha256 for one in checkpoint.files if one.sha256)
                 found[build.facts.id] = Reference(build.facts.id, self.probe.extract_lines(rows).float(), hashes)
@@ -226,6 +208,7 @@ class Examination:
 
     def _examined(self, row: RawRow) -> CheckedRow:
         identifier, commit = str(row["id"]), str(row["sha"])
+        unrelated = partial(Rejected, identifier, commit, kind="unrelated")
         try:
             rows, digest = self._rows_of(identifier, commit, listed_filenames(row) or ())
         except Failed as error:
@@ -233,16 +216,16 @@ class Examination:
                 raise as_user_error(error, f"the weights of {identifier}") from error
             return BadRow.of({"id": identifier}, f"its weights could not be compared: {error.detail}")
         except Skipped as error:
-            return Unrelated(identifier, commit, error.detail)
+            return unrelated(error.detail)
         copied = next((one.base for one in self.references if digest in one.file_hashes), None)
         if copied is not None:
-            return Unrelated(identifier, commit, f"its weights are the file of {copied}")
+            return unrelated(f"its weights are the file of {copied}")
         nearest = min(self.references, key=lambda one: one.distance(rows))
         cosine = nearest.cosine(rows)
         if not cosine >= self.build.options.thresholds.unrelated_below:  # NaN too
-            return Unrelated(identifier, commit, f"its weights are unrelated (cosine {cosine:.2f} with {nearest.base})")
+            return unrelated(f"its weights are unrelated (cosine {cosine:.2f} with {nearest.base})")
         if nearest.base != self.build.facts.id:
-            return Unrelated(identifier, commit, f"its weights are nearer to {nearest.base}")
+            return unrelated(f"its weights are nearer to {nearest.base}")
         return ClaimedRow(row, Claim("finetune", "weights", self.build.facts.id))
 
     def _rows_of(self, identifier: str, commit: str, filenames: Sequence[str]) -> tuple[torch.Tensor, str | None]:
@@ -252,7 +235,11 @@ class Examination:
         choice = choose(repository.filenames, "finetune")
         path = choice.folder + choice.name
         if choice.is_index:
-            path = choice.folder + _shard_with(repository, path, probe.tensor)
+            files = {name: file for file, names in shards_of(repository, choice).items() for name in names}
+            found = _name_like(probe.tensor, files)
+            if found is None:
+                raise Skipped("missing_matrices", f"its index names no shard with {shown(probe.tensor)}")
+            path = files[found]
         with closing(repository.open(path)) as source:
             index = read_safetensors(source)
             name = _name_like(probe.tensor, index.tensors)
@@ -262,21 +249,18 @@ class Examination:
             info = index.tensors[name]
             if info.shape != (expected[::-1] if probe.transposed else expected):
                 raise Skipped("shape_mismatch", f"its {shown(name)} is {info.shape}")
-            check_readable(info)
-            parts = []
-            for stored in index.locate_stripes(name, _parts(probe.stored_lines(self.lines))):
-                content = np.frombuffer(source.read(stored.start, stored.stop), np.uint8).copy()
-                part = stored.span.info
-                parts.append(torch.from_numpy(content).view(part.dtype).reshape(part.shape))
+            rows = torch.cat([index.read(name, stripe) for stripe in stripes_of(probe.stored_lines(self.lines))])
             digest = source.sha256 if not choice.is_index else None
-        return probe.extract_lines(torch.cat(parts)).float(), digest
+        return probe.extract_lines(rows).float(), digest
 
     def sentence(self) -> str:
         """What was found, or what it would take."""
         words = f"untagged models of type {self.model_type}: {self.listed:,} listed, {self.candidates:,} candidates"
         more = f", more of them in a later run (`max_candidates` {self.most:,})" if self.is_full else ""
         if self.counts_only:
-            size = size_in_words(self.candidates * self.bytes_each)
+            width = self.probe.stored_rows if self.probe.transposed else self.probe.shape[1]
+            header = max(FIRST_GUESS, _HEADER_BYTES * len(self.build.base.shape.layout.matrices))
+            size = size_in_words(self.candidates * (len(self.lines) * width * 4 + header))
             return f"{words}{more}; comparing them takes ≈ {self.candidates:,} file requests and {size}"
         return f"{words}, {self.claimed:,} with weights like those of {self.build.facts.id}{more}"
 
@@ -288,29 +272,14 @@ def _weights_in(row: Mapping[str, Any]) -> int:
     return total if isinstance(total, int) and is_count(total) else 0
 
 
-def _parts(lines: NDArray[np.int64]) -> list[range]:
-    """Ascending numbers as ranges."""
-    return [range(int(part[0]), int(part[-1]) + 1) for part in np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)]
-
-
 def _name_like(wanted: str, names: Mapping[str, Any]) -> str | None:
-    """The tensor of this name, whatever prefixes a head adds or leaves out; None if none or several could be it."""
+    """The tensor of this name, with any prefix that a head adds or drops; None if not exactly one fits."""
     parts = wanted.split(".")
     for start in range(len(parts)):
         if not any(part.isdigit() for part in parts[start:]):
-            break  # without the number of its layer a name is nobody's
+            break  # a name without the number of its layer is ambiguous
         ending = ".".join(parts[start:])
         found = [name for name in names if name == ending or name.endswith(f".{ending}")]
         if found:
             return found[0] if len(found) == 1 else None
     return None
-
-
-def _shard_with(repository: Repository, path: str, tensor: str) -> str:
-    """The name of the shard that holds a tensor, by the (untrusted) index at ``path``. Raises ModelError."""
-    weight_map = repository.read_json(path, MOST_SHARD_INDEX).get("weight_map")
-    name = _name_like(tensor, weight_map) if isinstance(weight_map, dict) else None
-    shard = weight_map[name] if isinstance(weight_map, dict) and name is not None else None
-    if not is_plain_name(shard) or not str(shard).endswith(".safetensors"):
-        raise Skipped("missing_matrices", f"its index names no shard with {shown(tensor)}")
-    return str(shard)

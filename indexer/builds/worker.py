@@ -34,7 +34,7 @@ _NO_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory|b
 
 @dataclass(frozen=True)
 class RecordWorker:
-    """Makes the record of a model: ``atlas`` is where it goes, ``base_file`` the base's matrices."""
+    """Makes the record of a model in the folder ``atlas``; ``base_file`` holds the base's matrices."""
 
     atlas: Path
     base_file: Path
@@ -76,7 +76,7 @@ class RecordWorker:
             if isinstance(error, OSError) and error.errno in _OWN_TROUBLE:
                 raise
             problem = classify_error(error)
-            if unit.model.folder is not None:  # the atlas does not keep where a folder is
+            if unit.model.folder is not None:  # the atlas does not store paths of folders
                 detail = problem.detail.replace(str(unit.model.folder), unit.model.folder.name)
                 problem = type(problem)(problem.reason, detail)
             store.write_failure(unit.identity, problem)
@@ -90,7 +90,7 @@ class RecordWorker:
 
 @lru_cache(maxsize=2)
 def _base_matrices(path: Path, resident: bool, inode: int) -> BaseMatrices:
-    """``inode`` changes where a whole base replaces a sample of it."""
+    """The base's matrices; ``inode`` changes when all of a base replaces a sample of it."""
     matrices = BaseMatrices(path, resident)
     matrices.check()
     return matrices
@@ -98,7 +98,7 @@ def _base_matrices(path: Path, resident: bool, inode: int) -> BaseMatrices:
 
 def classify_error(error: Exception) -> ModelError:
     """What ``error`` means for the model that was being read. An unknown error counts as worth another try."""
-    # By type where possible; PyTorch reports a lack of CPU memory only in words.
+    # By type if possible; PyTorch reports a lack of CPU memory only in words.
     if isinstance(error, OSError):
         is_lack_of_memory = error.errno == errno.ENOMEM
     else:

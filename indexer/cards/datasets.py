@@ -1,7 +1,7 @@
 """Canonical names for dataset names as people write them.
 
 ``dataset_aliases.toml`` lists ids and spellings of the same examples, collections whose configs are tasks, and words
-that people write if there is no dataset. The rules here are few, and in doubt they keep two names apart:
+that people write if there is no dataset. There are few rules here, and if in doubt they keep two names apart:
 
 - A name without an owner is looked up ignoring case, blanks, ``-``, ``_``, ``.``, brackets, and a final "dataset". If
   the table does not have it and it looks like an id, it keeps its spelling, lower-cased, with ``_`` for ``-``
@@ -25,8 +25,8 @@ from indexer.names import is_hub_id
 from indexer.untrusted import hub_address
 
 MAX_NAME = 100
-MAX_ADDRESS = 300
-MAX_PARTS = 30
+_MAX_ADDRESS = 300
+_MAX_PARTS = 30
 
 _TABLE = Path(__file__).with_name("dataset_aliases.toml")
 _SEPARATORS = str.maketrans("", "", " \t\r\n\xa0-_.()[]{}'\"`:")
@@ -110,9 +110,9 @@ def is_placeholder(raw: str | None) -> bool:
     """Whether ``raw`` is a placeholder and not a dataset: "None", "unknown", "imagefolder", "-"."""
     if raw is None:
         return True
-    if not any(character.isalnum() for character in raw[:MAX_ADDRESS]):
+    if not any(character.isalnum() for character in raw[:_MAX_ADDRESS]):
         return True
-    key = fold(_without_article(raw[:MAX_ADDRESS]))
+    key = fold(_without_article(raw[:_MAX_ADDRESS]))
     placeholders = alias_table().placeholders
     return key in placeholders or _DATASET_WORD.sub("", key) in placeholders
 
@@ -122,7 +122,7 @@ def canonical_dataset(raw: str | None, *, config: str | None = None) -> Canonica
 
     ``config`` is the dataset's config in the card ("mrpc", "plain_text", "es").
     """
-    if not isinstance(raw, str) or len(raw) > MAX_ADDRESS:
+    if not isinstance(raw, str) or len(raw) > _MAX_ADDRESS:
         return None
     return _canonical(raw, config if isinstance(config, str) and len(config) <= MAX_NAME else None)
 
@@ -134,11 +134,11 @@ def canonical_datasets(raw: str | None, *, config: str | None = None) -> tuple[C
     characters other than letters. A sentence with commas names nothing.
     """
     whole = canonical_dataset(raw, config=config)
-    if whole or not isinstance(raw, str) or len(raw) > MAX_NAME * MAX_PARTS:
+    if whole or not isinstance(raw, str) or len(raw) > MAX_NAME * _MAX_PARTS:
         return (whole,) if whole else ()
     parts = [_without_article(part) for part in _BETWEEN.split(raw)]
     parts = [part for part in parts if not is_placeholder(part)]
-    if len(parts) > MAX_PARTS:
+    if len(parts) > _MAX_PARTS:
         return ()
     datasets = [canonical_dataset(part) for part in parts]
     named = [dataset for dataset in datasets if dataset]

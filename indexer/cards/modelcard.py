@@ -17,18 +17,18 @@ from indexer.errors import Failed
 from indexer.names import is_hub_id
 from indexer.untrusted import Reader, hub_address, printable
 
-MAX_TAGS = 1_000
-MAX_DATASETS = 200
-MAX_BASES = 50
-MAX_LANGUAGES = 200
-MAX_TRIGGERS = 20
-MAX_ENTRIES = 20
-MAX_RESULTS = 1_000
-MAX_METRICS = 100
-MAX_EVALUATIONS = 2_000
-MAX_LABELS = 2_048
-MAX_LABEL = 100  # characters
-MAX_LABEL_COUNT = 10_000_000  # far more than any model has
+_MAX_TAGS = 1_000
+_MAX_DATASETS = 200
+_MAX_BASES = 50
+_MAX_LANGUAGES = 200
+_MAX_TRIGGERS = 20
+_MAX_ENTRIES = 20
+_MAX_RESULTS = 1_000
+_MAX_METRICS = 100
+_MAX_EVALUATIONS = 2_000
+_MAX_LABELS = 2_048
+_MAX_LABEL = 100  # characters
+_MAX_LABEL_COUNT = 10_000_000  # far more than any model has
 
 _DATASET_KEYS = ("datasets", "dataset", "Datasets")
 # The card's keys for what a prompt must hold: DreamBooth's of diffusers, and those of trainers on the Hub.
@@ -122,14 +122,14 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
     config = reader.mapping(row.get("config"), "config")
     tags: tuple[str, ...] = ()
     if isinstance(listed := row.get("tags"), list | tuple):
-        strings = [printable(tag) for tag in reader.items(listed, "tags", MAX_TAGS) if isinstance(tag, str)]
-        if len(strings) < min(len(listed), MAX_TAGS):
+        strings = [printable(tag) for tag in reader.items(listed, "tags", _MAX_TAGS) if isinstance(tag, str)]
+        if len(strings) < min(len(listed), _MAX_TAGS):
             reader.note("tags", "an item is not a string")
         tags = tuple(dict.fromkeys(strings))
     elif listed is not None:
         reader.note("tags", "not a list")
     # The Hub moves it out of the card, old rows have it there, and the Trainer once spelled it with "_".
-    index = first_value(row, "model-index", "model_index") or first_value(card, "model-index", "model_index")
+    index = _first_value(row, "model-index", "model_index") or _first_value(card, "model-index", "model_index")
     evaluations, evaluated = _evaluations(index, reader)
     stated = row.get("gated")  # true, as in old listings, counts as "manual"
     gated = "manual" if stated is True else stated.lower() if isinstance(stated, str) else None
@@ -140,30 +140,30 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
     licenses = reader.texts(card.get("license"), "license", 5)
     tagged = (reader.text(text, "license") for text in _after(tags, "license:"))
     languages: dict[str, None] = {}
-    for item in reader.items(first_value(card, "language", "languages"), "language", MAX_LANGUAGES):
+    for item in reader.items(_first_value(card, "language", "languages"), "language", _MAX_LANGUAGES):
         # YAML reads the code of Norwegian, "no", as false.
         text = "no" if item is False else reader.text(item, "language")
         languages |= {part.strip().lower(): None for part in (text or "").split(",")}
     languages.pop("", None)
-    stated_words = [text for key in _TRIGGER_KEYS for text in reader.texts(card.get(key), key, MAX_TRIGGERS)]
+    stated_words = [text for key in _TRIGGER_KEYS for text in reader.texts(card.get(key), key, _MAX_TRIGGERS)]
     return ModelFacts(
         id=model_id,
-        created=reader.moment(first_value(row, "createdAt", "created_at"), "createdAt"),
-        modified=reader.moment(first_value(row, "lastModified", "last_modified"), "lastModified"),
+        created=reader.moment(_first_value(row, "createdAt", "created_at"), "createdAt"),
+        modified=reader.moment(_first_value(row, "lastModified", "last_modified"), "lastModified"),
         downloads=reader.count(row.get("downloads"), "downloads"),
         likes=reader.count(row.get("likes"), "likes"),
         gated=gated,
         private=reader.flag(row.get("private"), "private"),
         license=", ".join(licenses) or next((text for text in tagged if text), None),
-        languages=tuple(languages)[:MAX_LANGUAGES],
-        pipeline_tag=reader.text(first_value(row, "pipeline_tag") or card.get("pipeline_tag"), "pipeline_tag"),
-        library=reader.text(first_value(row, "library_name") or card.get("library_name"), "library_name"),
+        languages=tuple(languages)[:_MAX_LANGUAGES],
+        pipeline_tag=reader.text(_first_value(row, "pipeline_tag") or card.get("pipeline_tag"), "pipeline_tag"),
+        library=reader.text(_first_value(row, "library_name") or card.get("library_name"), "library_name"),
         tags=tags,
         bases=_bases(tags, card, config, reader),
         datasets=_dataset_claims(tags, card, evaluated, reader),
         evaluations=evaluations,
         oddities=reader.oddities,
-        trigger_words=tuple(dict.fromkeys(text for text in stated_words if text))[:MAX_TRIGGERS],
+        trigger_words=tuple(dict.fromkeys(text for text in stated_words if text))[:_MAX_TRIGGERS],
     )
 
 
@@ -178,7 +178,7 @@ def _bases(tags: Sequence[str], card: Mapping[str, Any], config: Mapping[str, An
     for text in _after(tags, "base_model:"):
         kind, colon, rest = text.partition(":")  # a relation, or the scheme of an address
         stated.append(rest if colon and kind not in ("http", "https") else text)
-    stated += reader.items(card.get("base_model"), "base_model", MAX_BASES)
+    stated += reader.items(card.get("base_model"), "base_model", _MAX_BASES)
     adapter = config.get("peft")
     if isinstance(adapter, Mapping) and adapter.get("base_model_name_or_path"):
         stated.append(adapter["base_model_name_or_path"])
@@ -189,7 +189,7 @@ def _bases(tags: Sequence[str], card: Mapping[str, Any], config: Mapping[str, An
         identifier = written if written and is_hub_id(written) else hub_address(written or "", "models")
         if not identifier:
             reader.note("base_model", "not a Hub id")
-        elif len(found) < MAX_BASES:
+        elif len(found) < _MAX_BASES:
             found[identifier] = None
     return tuple(found)
 
@@ -213,7 +213,7 @@ def _dataset_claims(
         if raw:
             claim(raw, canonical_datasets(raw), "tag")
     for key in _DATASET_KEYS:
-        for item in reader.items(card.get(key), "datasets", MAX_DATASETS):
+        for item in reader.items(card.get(key), "datasets", _MAX_DATASETS):
             named: list[Any] = [item]
             if isinstance(item, Mapping):  # {"name": …}, or {"common_voice": "fi"}
                 keys = [name for name in list(item)[:5] if isinstance(name, str)]
@@ -226,9 +226,9 @@ def _dataset_claims(
                     claim(raw, canonical_datasets(raw), "card")
     for raw, found in evaluated:
         claim(raw, found, "model-index")
-    if len(claims) > MAX_DATASETS:
-        reader.note("datasets", f"cut to {MAX_DATASETS} items")
-    return tuple(claims)[:MAX_DATASETS]
+    if len(claims) > _MAX_DATASETS:
+        reader.note("datasets", f"cut to {_MAX_DATASETS} items")
+    return tuple(claims)[:_MAX_DATASETS]
 
 
 def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...], tuple[Evaluated, ...]]:
@@ -239,12 +239,12 @@ def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...]
     """
     evaluations: list[ReportedResult] = []
     datasets: dict[Evaluated, None] = {}
-    entries = (reader.mapping(entry, "model-index") for entry in reader.items(index, "model-index", MAX_ENTRIES))
-    found = (one for entry in entries for one in reader.items(entry.get("results"), "model-index", MAX_RESULTS))
+    entries = (reader.mapping(entry, "model-index") for entry in reader.items(index, "model-index", _MAX_ENTRIES))
+    found = (one for entry in entries for one in reader.items(entry.get("results"), "model-index", _MAX_RESULTS))
     for result in (reader.mapping(one, "model-index") for one in found):
         dataset = _first_object(result.get("dataset"))
         configs = [dataset.get(key) for key in ("config", "args")]
-        configs = [first_value(one, "config", "name", "task") if isinstance(one, Mapping) else one for one in configs]
+        configs = [_first_value(one, "config", "name", "task") if isinstance(one, Mapping) else one for one in configs]
         written = next((one for one in configs if isinstance(one, str) and one.strip()), None)
         config = reader.text(written, "model-index")
         evaluated = _dataset_of(dataset, config, reader)
@@ -260,15 +260,15 @@ def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...]
             )
             if not is_benchmark:
                 datasets[evaluated] = None
-        if len(evaluations) >= MAX_EVALUATIONS:
-            reader.note("model-index", f"cut to {MAX_EVALUATIONS} evaluations")
+        if len(evaluations) >= _MAX_EVALUATIONS:
+            reader.note("model-index", f"cut to {_MAX_EVALUATIONS} evaluations")
             break
         tasks = (reader.text(_first_object(result.get("task")).get(key), "model-index") for key in ("type", "name"))
         task = next(filter(None, tasks), None)
         split = reader.text(dataset.get("split"), "model-index")
         raw, means = evaluated or (None, ())
         # "metric" is the older spelling.
-        for metric in reader.items(first_value(result, "metrics", "metric"), "model-index", MAX_METRICS):
+        for metric in reader.items(_first_value(result, "metrics", "metric"), "model-index", _MAX_METRICS):
             if not isinstance(metric, Mapping):
                 reader.note("model-index", "a metric is not an object")
                 continue
@@ -285,10 +285,10 @@ def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...]
                     verified=metric.get("verified") is True or result.get("verified") is True,
                 )
             )
-    return tuple(dict.fromkeys(evaluations[:MAX_EVALUATIONS])), tuple(datasets)
+    return tuple(dict.fromkeys(evaluations[:_MAX_EVALUATIONS])), tuple(datasets)
 
 
-def first_value(item: Mapping[str, Any], *keys: str) -> Any:
+def _first_value(item: Mapping[str, Any], *keys: str) -> Any:
     """The first of ``keys`` that is there and not null; None without one."""
     return next((item[key] for key in keys if item.get(key) is not None), None)
 
@@ -334,7 +334,7 @@ class HeadFacts:
 def head_facts(config: Mapping[str, Any]) -> HeadFacts:
     """The head that an untrusted config.json describes; its label names may reveal the dataset.
 
-    Labels are in the order of their indices; more than ``MAX_LABELS`` are counted, but not kept.
+    Labels are in the order of their indices; more than ``_MAX_LABELS`` are counted, but not kept.
     """
     reader = Reader()
     config = reader.mapping(config, "config")
@@ -347,11 +347,11 @@ def head_facts(config: Mapping[str, Any]) -> HeadFacts:
         labels = {index: label for label, key in pairs if (index := _label_index(key)) is not None}
     counts = (bounded_count(config.get(key)) for key in ("num_labels", "_num_labels"))
     names: list[str] = []
-    for _, label in sorted(labels.items()) if len(labels) <= MAX_LABELS else ():
+    for _, label in sorted(labels.items()) if len(labels) <= _MAX_LABELS else ():
         if not isinstance(label, str | bool | float) and not (isinstance(label, int) and abs(label) < 2**63):
             names = []
             break
-        names.append(reader.text(label if isinstance(label, str) else str(label), "id2label", MAX_LABEL) or "")
+        names.append(reader.text(label if isinstance(label, str) else str(label), "id2label", _MAX_LABEL) or "")
     is_named = any(name and not _PLACEHOLDER_LABEL.fullmatch(name) for name in names)
     return HeadFacts(
         architecture_class=architectures[0] if architectures else None,
@@ -364,7 +364,7 @@ def head_facts(config: Mapping[str, Any]) -> HeadFacts:
 
 def bounded_count(value: Any) -> int | None:
     """A plausible number of labels, or None."""
-    return value if type(value) is int and 0 <= value <= MAX_LABEL_COUNT else None
+    return value if type(value) is int and 0 <= value <= _MAX_LABEL_COUNT else None
 
 
 def _label_index(value: Any) -> int | None:

@@ -13,9 +13,9 @@ from indexer.cards.datasets import is_placeholder
 from indexer.names import is_hub_id
 from indexer.untrusted import hub_address, tidy
 
-MAX_FRONT_MATTER = 2**20  # characters; benchmark results can make it long
-MAX_EVENTS = 200_000
-MAX_DEPTH = 40
+_MAX_FRONT_MATTER = 2**20  # characters; benchmark results can make it long
+_MAX_EVENTS = 200_000
+_MAX_DEPTH = 40
 MAX_README = 2**20
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -29,46 +29,27 @@ _SENTENCE_END = re.compile(r"[.!?:]\s|\n\s*\n")
 _AND_THE = re.compile(r"\s*(?:,|\band\b)\s*(?:and\s+)?(?:the\s+)?", re.IGNORECASE)
 
 
-def card_facts(readme_text: str, oddities: list[str] | None = None) -> dict[str, Any]:
-    """The front matter of a README as plain JSON values, usable as a row's ``cardData``; {} if there is none.
+def card_facts(readme_text: str) -> dict[str, Any]:
+    """The front matter of a README as plain JSON values, usable as a row's ``cardData``.
 
-    If it cannot be read (too long, aliases, too deep, not YAML, not an object), returns {} and appends the reason to
-    ``oddities``.
+    Returns {} if there is no front matter, or if it cannot be read: not YAML, not an object, with aliases, too long or
+    too deep.
     """
-    notes = oddities if oddities is not None else []
-    text = readme_text[: MAX_FRONT_MATTER + 10].lstrip("\ufeff \t\r\n")
-    if not text.startswith("---"):
-        return {}
+    text = readme_text[: _MAX_FRONT_MATTER + 10].lstrip("\ufeff \t\r\n")
     fences = _FENCE.finditer(text)
     first, last = next(fences, None), next(fences, None)
-    if first is None or first.start() != 0:
+    if first is None or first.start() != 0 or last is None:
         return {}
-    if last is None:
-        notes.append("README.md: the front matter does not end")
-        return {}
-    front = text[first.end() : last.start()]
-    problem, depth, loaded = "", 0, None
+    front, depth = text[first.end() : last.start()], 0
     try:
         # A few lines of aliases expand to gigabytes, and the parser is recursive: look at the events first.
         for number, event in enumerate(yaml.parse(front, Loader=_LOADER)):
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
-            if isinstance(event, yaml.AliasEvent):
-                problem = "it uses aliases"
-                break
-            if depth > MAX_DEPTH or number > MAX_EVENTS:
-                problem = "it is too deep or too long"
-                break
-        else:
-            loaded = _plain(yaml.load(front, Loader=_LOADER))
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        problem = type(error).__name__
-    if problem:
-        notes.append(f"README.md: the front matter cannot be read ({problem})")
-    elif loaded is not None and not isinstance(loaded, dict):
-        notes.append("README.md: the front matter is not an object")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH or number > _MAX_EVENTS:
+                return {}
+        loaded = _plain(yaml.load(front, Loader=_LOADER))
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):
+        return {}
     return loaded if isinstance(loaded, dict) else {}
 
 

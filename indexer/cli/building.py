@@ -78,8 +78,8 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
     Give all shards the same options, then run `index publish` once.
     """
-    from indexer.builds.commands import Shard
-    from indexer.builds.commands import work as work_shard
+    from indexer.builds.shards import Shard
+    from indexer.builds.shards import work as work_shard
     from indexer.builds.view import BuildView
 
     chosen["keep_factors"] = not chosen.pop("no_keep_factors")
@@ -98,7 +98,7 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 @output_options
 def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:
     """Publish what `index work` has done, without using the network or reading a checkpoint."""
-    from indexer.builds.commands import publish_records
+    from indexer.builds.shards import publish_records
     from indexer.builds.view import BuildView
 
     with BuildView() as view:
@@ -174,7 +174,7 @@ def add(model: str, base: str, name: str | None, atlas: str, output: str, **chos
 @atlas_option
 @output_options
 def deepen(models: tuple[str, ...], base: str | None, atlas: str, output: str, yes: bool, **chosen: Any) -> None:
-    """Read all block matrices of MODELS, or of a base's fine-tunes, of which a sample was read.
+    """Read all block matrices of MODELS, or of a base's fine-tunes, that were only sampled so far.
 
     Norms and singular values become exact, and the representations that need U become available.
     """
@@ -208,7 +208,7 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 @click.argument("models", nargs=-1, shell_complete=complete_model)
 @click.option("--base", metavar="ID", help="Profile the fine-tunes of this base. Default: the only base of the atlas.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
-@click.option("--with-untrained", is_flag=True, help="Also the base's architecture with fresh weights, as a baseline.")
+@click.option("--with-untrained", is_flag=True, help="Also profile the base's architecture untrained, as a baseline.")
 @click.option(
     "--probe",
     type=click.Choice(["random", "text", "image"]),
@@ -216,8 +216,8 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 )
 @click.option("--text", metavar="FILE", help="Use this text instead of the shipped sentences.")
 @click.option("--image", "images", multiple=True, metavar="FILE", help="Use this image. May be given several times.")
-@click.option("--recover", is_flag=True, help="Also find the input again by gradients, layer by layer.")
-@click.option("--exact", is_flag=True, help="Also find it exactly by search: a certificate, not a measure of depth.")
+@click.option("--recover", is_flag=True, help="Also recover the input from each layer by gradient descent.")
+@click.option("--exact", is_flag=True, help="Also recover it exactly by search: a certificate, not a measure of depth.")
 @click.option("--layers", metavar="1,6,12", help="Only these layers. Default: all, or 12 evenly spaced.")
 @click.option(
     "--recipe",
@@ -243,7 +243,7 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, dry_run: bool, **chosen: Any) -> None:
     """Measure what each layer of MODELS, or of a base's fine-tunes, keeps of its input.
 
-    How much noise it tolerates, what can be read off linearly, how broadly it looks, and how far it has moved from the
+    How much noise it tolerates, what a linear map recovers, how broadly it looks, and how far it has moved from the
     base. Results on small models may not carry over to large ones.
     """
     from indexer import library

@@ -46,8 +46,8 @@ record_options = together(
     click.option(
         "--read",
         type=click.Choice(READS),
-        help="sample: some rows of every matrix, a thirtieth of the bytes or less. full: all of them. Default: sample, "
-        "with --spectra full.",
+        help="sample: some rows of every matrix, a thirtieth of the bytes or less. full: all of them. Default: sample; "
+        "full with --spectra.",
     ),
     click.option(
         "--rank",
@@ -88,11 +88,11 @@ selection_options = together(
     click.option("--max-candidates", type=click.IntRange(min=1), metavar="N",
                  help="Untagged models to examine in one run. Default: 5,000 by name, 1,000 by weights."),
     click.option("--descendants/--no-descendants", default=True, show_default=True,
-                 help="Also models made of the base's fine-tunes and merges, or only those made of the base itself."),
+                 help="Also models made from the base's fine-tunes and merges, or only from the base itself."),
     click.option("--depth", type=click.IntRange(1, 20), default=MOST_STEPS, show_default=True,
-                 help="Most steps from the base to a model."),
+                 help="Maximum number of steps from the base to a model."),
     click.option("--questions", type=click.IntRange(1, 100_000), default=MOST_QUESTIONS, show_default=True,
-                 help="Most models whose own models are asked for, one API call or more each."),
+                 help="Maximum number of models whose own fine-tunes are looked up, at one API call or more each."),
     click.option("--since", metavar="DATE", help="Only models created on or after this day (2024-01-31)."),
     click.option("--author", help="Only this author's models."),
     click.option("--retry-failed", is_flag=True, help="Try every failed model again now, however recent the failure."),
@@ -101,7 +101,7 @@ resource_options = together(
     click.option("--workers", type=click.IntRange(1, 256),
                  help="Number of processes. Default: one per processor, two to read samples."),
     click.option("--connections", type=click.IntRange(1, 64), default=CONNECTIONS, show_default=True,
-                 help="Connections to the Hub of all workers together."),
+                 help="Number of connections to the Hub for all workers together."),
     click.option("--memory", metavar="SIZE",
                  help="Memory limit for all workers together, e.g. 2G. Default: half of the free memory. "
                  "Publishing needs more: 1.5 GB for 10,000 new models."),

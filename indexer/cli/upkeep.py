@@ -28,7 +28,7 @@ def _representations(_context: click.Context, _parameter: click.Parameter, typed
 @output_options
 @click.pass_context
 def status(context: click.Context, details: bool, hub: bool, atlas: str, output: str) -> None:
-    """What is in the atlas."""
+    """Show what is in the atlas."""
     from indexer import library
 
     if hub:
@@ -91,7 +91,7 @@ def doctor(context: click.Context, base: str | None, model: str | None, output: 
 @click.option(
     "--strict",
     is_flag=True,
-    help="Also compute everything again and compare it with schema.sql and the records, for an atlas of someone else.",
+    help="Also compute everything again and compare it with schema.sql and the records: for an atlas by someone else.",
 )
 @atlas_option
 @output_options
@@ -101,7 +101,7 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
     from indexer import library
 
     found = library.verify(atlas, strict=strict)
-    rows = [one.as_row() | {"problem": for_command_line(one.problem)} for one in found]
+    rows = [asdict(one) | {"problem": for_command_line(one.problem)} for one in found]
     emit(
         rows if output in ROWS else {"ok": not found, "disagreements": rows},
         output,
@@ -117,7 +117,7 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
 @atlas_option
 @output_options
 def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
-    """Make the database and the FAISS files again from listing and records; no checkpoint is read.
+    """Make the database and the FAISS files again from the listing and the records; no checkpoint is read.
 
     The vectors' centre is computed again from all models. Models that a listing lacks are taken from the old database
     and the records. Nothing is changed if models would be lost.
@@ -136,11 +136,11 @@ def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
 def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
     """Publish another representation from the records.
 
-    It is input_v1, output, delta, seed, seed_scaled, spectrum, depth or vocabulary. A build publishes input, and
-    vocabulary as soon as a model has such a vector; in an atlas of an older version publish vocabulary with this.
+    NAME is input_v1, output, delta, seed, seed_scaled, spectrum, depth or vocabulary. A build publishes input, and
+    vocabulary as soon as a model has such a vector; an atlas of an older version gets vocabulary by this command.
 
-    --index applies to all representations from then on. --vector-length makes the vectors of input again, the only
-    ones whose length can be chosen.
+    --index applies to all representations from then on. --vector-length computes the vectors of input again; only
+    their length can be chosen.
     """
     from indexer import library
 

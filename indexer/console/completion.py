@@ -25,7 +25,7 @@ def _complete(statement: str, context: click.Context, _parameter: click.Paramete
             names = [str(row["name"]) for row in connection.rows(f"{statement} LIMIT {_MOST}", [typed])]
     except (AtlasError, OSError):
         return []
-    # A shell inserts them unquoted: in an atlas from somebody else, a name could contain a command.
+    # A shell inserts them unquoted: in an atlas from elsewhere, a name could contain a command.
     return [name for name in names if is_hub_id(name) or is_local_id(name)]
 
 

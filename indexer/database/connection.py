@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import mending
 from indexer.errors import AtlasError
-from indexer.names import LOCAL, nearest, without_address
+from indexer.names import LOCAL, ModelRef, nearest, without_address
 
 if TYPE_CHECKING:
     import duckdb
@@ -157,6 +157,30 @@ def model_ending_in(connection: Connection, name: str) -> str | None:
         found = ", ".join(row["model"] for row in rows[:_NAMED]) + (" …" if len(rows) > _NAMED else "")
         raise AtlasError(f"{len(rows)} models are called {name}: {found}.", "Add the owner: OWNER/NAME.")
     return str(rows[0]["model"]) if rows else None
+
+
+def indexed_models(connection: Connection, names: Sequence[str], base: str | None = None) -> list[dict[str, Any]]:
+    """Model, base and read (sample or full) of the indexed models with these names, all of one base.
+
+    ``base``: the canonical id of their base, if it is known. Raises AtlasError if one is not indexed, and for models of
+    several bases.
+    """
+    rows = []
+    for name in names:
+        typed = ModelRef.parse(name).id
+        found = connection.rows(
+            'SELECT model, base, "read" FROM models WHERE lower(model) = lower($model) '
+            "AND base = coalesce($base, base)",
+            {"model": model_ending_in(connection, typed) or typed, "base": base},
+        )
+        if not found:
+            near = nearest(typed, [row["model"] for row in connection.rows("SELECT DISTINCT model FROM models")])
+            hint = f"Did you mean {' or '.join(near)}?" if near else "List its models: `query models`"
+            raise AtlasError(f"{name} is not indexed in this atlas.", hint)
+        rows += found
+    if len(bases := sorted({str(row["base"]) for row in rows})) > 1:
+        raise AtlasError(f"These models belong to several bases: {', '.join(bases)}.", "Choose one with `base`.")
+    return rows
 
 
 def base_named(connection: Connection, name: str) -> str:

@@ -17,23 +17,22 @@ from indexer.architectures.architecture import Architecture, load_architecture
 from indexer.architectures.layout import Layout, Matrix
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta
+from indexer.deltas.rotations import boft, hra, oft_blocks, rotated
 from indexer.deltas.rounding import RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.untrusted import shown
-from indexer.weights.adapter import AdapterModule, AdapterPlan, adapter_plan, module_paths, read_modules, whole_weights
+from indexer.weights.adapter import AdapterModule, AdapterPlan, adapter_plan, read_modules, whole_weights
 from indexer.weights.checkpoint import Checkpoint
 
 # A product of factors is kept as factors up to this share of the rank that the matrix can have.
 _FACTORS_UP_TO = 0.5
-# PEFT's defaults (tuners/fourierft/config.py, tuners/oft/config.py, tuners/vera/config.py).
+# PEFT's defaults (tuners/fourierft/config.py, tuners/vera/config.py).
 _FOURIER_SEED, _FOURIER_SCALE = 777, 150.0
-_NEUMANN_TERMS = 5
 _VERA_KEY = 0
-_MOST_TERMS = 100
-# Cells of VeRA's matrices that are drawn again where a file does not hold them.
+# The largest number of cells of VeRA's matrices that are drawn again if a file does not hold them.
 _MOST_DRAWN = 1 << 28
-_ON_BASE_ONLY = "what it subtracted follows from the weights it was trained on, and those are not the base's"
+_ON_BASE_ONLY = "what it subtracted depends on the weights it was trained on, and those are not the base's"
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class WeightDelta:
 
     key: DeltaKey
     change: Callable[[torch.Tensor], torch.Tensor]
-    transposed: bool
     rows: torch.Tensor | None = None
 
 
@@ -61,10 +59,10 @@ def adapter_deltas(
 
     ``layout`` and ``weight_of`` are the base's; ``on_base`` says whether the adapter was trained on these weights.
     Raises Skipped for factors whose shapes do not match the base, for values that are not finite, and for what cannot
-    be computed without the weights below it.
+    be computed without the weights of the model it was trained on.
     """
     plan = adapter_plan(checkpoint)
-    located = architecture.locate_modules(module_paths(checkpoint), layout)
+    located = architecture.locate_modules(plan.modules, layout)
     if plan.start is not None and not on_base and located:
         raise Skipped("adapter_unsupported", f"{_ON_BASE_ONLY}: init_lora_weights {plan.start}")
     drawn: dict[str, torch.Tensor] = {}
@@ -80,16 +78,14 @@ def adapter_deltas(
         for matrix in matrices:
             if factors is not None:
                 a, b = matrix.extract_lora(*factors)
-                _check_shape(module.path, (b.shape[0], a.shape[1]), matrix.shape)
                 magnitudes = parts.get("lora_magnitude_vector")
                 if magnitudes is None:
-                    yield LoraDelta(matrix.key, a, b, module.scale, matrix.transposed)
+                    yield LoraDelta(matrix.key, a, b, module.scale)
                 else:
                     change = _dora(a, b * module.scale, _rows(magnitudes.reshape(-1, 1), matrix, module.path))
-                    yield WeightDelta(matrix.key, change, matrix.transposed, rows=parts["lora_A"])
+                    yield WeightDelta(matrix.key, change, rows=parts["lora_A"])
             else:
-                change = _function(plan, module, parts, matrix)
-                yield WeightDelta(matrix.key, change, matrix.transposed)
+                yield WeightDelta(matrix.key, _function(plan, module, parts, matrix))
     yield from _saved_whole(checkpoint, architecture, layout, weight_of)
 
 
@@ -115,7 +111,7 @@ def dense(
     if not (math.isfinite(norm) and math.isfinite(inner)):
         raise Skipped("not_finite", f"the adapter's delta of {delta.key} overflows")
     weight = reference + change if with_weights else None
-    return DenseDelta(delta.key, change, norm, inner, delta.transposed, torch.empty(0), 0, weight)
+    return DenseDelta(delta.key, change, norm, inner, torch.empty(0), 0, weight)
 
 
 def _factors(
@@ -150,22 +146,21 @@ def _factors(
             raise Skipped("malformed", f"the shared matrices do not fit the vectors of {shown(module.path)}")
         a = parts["vera_lambda_d"].reshape(-1, 1) * drawn_a[:, :width]
         return a, parts["vera_lambda_b"].reshape(-1, 1) * drawn_b[:rows]
-    if kind == "LOHA":
-        # (B1 A1) ∘ (B2 A2): every product of a column of B1 with one of B2, and the same of the rows of A.
-        (b1, a1), (b2, a2) = ((parts[f"hada_w{one}_a"], parts[f"hada_w{one}_b"]) for one in (1, 2))
-        if b1.shape[0] != b2.shape[0] or a1.shape[1] != a2.shape[1]:
+    if kind in ("LOHA", "LOKR"):
+        (b1, a1), (b2, a2) = _products(kind, parts)
+        made = (len(b1), a1.shape[1]) if kind == "LOHA" else (len(b1) * len(b2), a1.shape[1] * a2.shape[1])
+        if kind == "LOHA" and made != (len(b2), a2.shape[1]):
             raise Skipped("malformed", f"the two products of {shown(module.path)} have different shapes")
-        _check_shape(module.path, (b1.shape[0], a1.shape[1]), (matrices[0].stored_rows, matrices[0].shape[1]))
-        if len(a1) * len(a2) > _FACTORS_UP_TO * min(b1.shape[0], a1.shape[1]):
-            return None
-        return (a1[:, None] * a2[None]).flatten(0, 1), (b1[:, :, None] * b2[:, None]).flatten(1, 2)
-    if kind == "LOKR":
-        # (B1 A1) ⊗ (B2 A2) = (B1 ⊗ B2)(A1 ⊗ A2); a matrix that is stored whole is one of its own factors.
-        (b1, a1), (b2, a2) = (_kronecker_part(parts, one) for one in (1, 2))
-        made = (len(b1) * len(b2), a1.shape[1] * a2.shape[1])
-        _check_shape(module.path, made, (matrices[0].stored_rows, matrices[0].shape[1]))
+        expected = (matrices[0].stored_rows, matrices[0].shape[1])
+        if made != expected:
+            what = f"the adapter's {shown(module.path)} makes {made}, the base's matrix is {expected}"
+            raise Skipped("shape_mismatch", what)
         if len(a1) * len(a2) > _FACTORS_UP_TO * min(made):
             return None
+        if kind == "LOHA":
+            # (B1 A1) ∘ (B2 A2): every product of a column of B1 with one of B2, and the same of the rows of A.
+            return (a1[:, None] * a2[None]).flatten(0, 1), (b1[:, :, None] * b2[:, None]).flatten(1, 2)
+        # (B1 A1) ⊗ (B2 A2) = (B1 ⊗ B2)(A1 ⊗ A2)
         return torch.kron(a1, a2), torch.kron(b1, b2)
     return None
 
@@ -180,10 +175,7 @@ def _function(
         return Skipped("shape_mismatch", f"{what} of the adapter's {shown(path)} do not fit the base's {out} × {width}")
 
     if kind in ("LOHA", "LOKR"):
-        if kind == "LOHA":
-            (b1, a1), (b2, a2) = ((parts[f"hada_w{one}_a"], parts[f"hada_w{one}_b"]) for one in (1, 2))
-        else:
-            (b1, a1), (b2, a2) = (_kronecker_part(parts, one) for one in (1, 2))
+        (b1, a1), (b2, a2) = _products(kind, parts)
 
         def product(weight: torch.Tensor) -> torch.Tensor:
             one, other = b1 @ a1, b2 @ a2
@@ -199,15 +191,15 @@ def _function(
         by = scales[None] if is_input else _rows(scales[:, None], matrix, path)
         return lambda weight: weight * (by - 1)
     if kind == "OFT":
-        blocks = _oft_blocks(plan.config, parts["oft_R"], width, path)
-        return lambda weight: _rotated(weight, blocks) - weight
+        blocks = oft_blocks(plan.config, parts["oft_R"], width, path)
+        return lambda weight: rotated(weight, blocks) - weight
     if kind == "BOFT":
-        return _boft(parts["boft_R"], _rows(parts["boft_s"].reshape(-1, 1), matrix, path), width, misfit)
+        return boft(parts["boft_R"], _rows(parts["boft_s"].reshape(-1, 1), matrix, path), width, misfit)
     if kind == "HRA":
         directions = parts["hra_u"]
         if directions.ndim != 2 or len(directions) != width or directions.shape[1] > width:
             raise misfit("the reflections")
-        return _hra(directions, is_orthonormal=plan.config.get("apply_GS") is True)
+        return hra(directions, is_orthonormal=plan.config.get("apply_GS") is True)
     if kind == "FOURIERFT":
         spectrum = parts["fourierft_spectrum"].flatten()
         seed, scale = plan.config.get("random_loc_seed", _FOURIER_SEED), plan.config.get("scaling", _FOURIER_SCALE)
@@ -237,14 +229,13 @@ def _saved_whole(
     for name, tensor in checkpoint.stream(paths):
         for matrix in located[paths[name]]:
             saved = matrix.extract(tensor).clone()
-            _check_shape(paths[name], (saved.shape[0], saved.shape[1]), matrix.shape)
             reference = roundings.reference(saved, weight_of(matrix.key))
             difference = saved.float() - reference
             if not torch.isfinite(difference).all():
                 raise Skipped("not_finite", f"the tensor {shown(name)} holds NaN or infinite values")
             if not difference.any():
-                continue  # some trainers save frozen weights too, beside the factors
-            yield WeightDelta(matrix.key, _replacing(difference, weight_of(matrix.key)), matrix.transposed)
+                continue  # some trainers save frozen weights together with the factors
+            yield WeightDelta(matrix.key, _replacing(difference, weight_of(matrix.key)))
 
 
 def _replacing(difference: torch.Tensor, base: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -260,13 +251,6 @@ def _rows(of_module: torch.Tensor, matrix: Matrix, path: str) -> torch.Tensor:
             f"the adapter's {shown(path)} has {of_module.shape[0]} rows, the base {matrix.stored_rows}",
         )
     return matrix.rows.take(of_module) if matrix.rows else of_module
-
-
-def _check_shape(path: str, made: tuple[int, int], expected: tuple[int, int]) -> None:
-    if made != tuple(expected):
-        raise Skipped(
-            "shape_mismatch", f"the adapter's {shown(path)} makes {made}, the base's matrix is {tuple(expected)}"
-        )
 
 
 def _whole(matrices: tuple[Matrix, ...], weight_of: Callable[[DeltaKey], torch.Tensor]) -> torch.Tensor:
@@ -290,15 +274,27 @@ def _initial(start: str, weight: torch.Tensor, rank: int, transposed: bool) -> t
     return (q[:, :rank].mT, r[:rank].mT) if transposed else (r[:rank], q[:, :rank])
 
 
-def _kronecker_part(parts: Mapping[str, torch.Tensor], which: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """B and A of one of LoKr's two matrices; of one that is stored whole, an identity and itself."""
-    whole = parts.get(f"lokr_w{which}")
-    if whole is None:
-        return parts[f"lokr_w{which}_a"], parts[f"lokr_w{which}_b"]
-    if whole.ndim != 2:
-        raise Skipped("malformed", f"lokr_w{which} of the adapter is not a matrix")
-    rows, columns = whole.shape
-    return (torch.eye(rows), whole) if rows <= columns else (whole, torch.eye(columns))
+Product = tuple[torch.Tensor, torch.Tensor]  # B and A
+
+
+def _products(kind: str, parts: Mapping[str, torch.Tensor]) -> tuple[Product, Product]:
+    """The two products B @ A that LoHa multiplies element by element and LoKr by Kronecker's product.
+
+    A matrix that LoKr stores whole is multiplied by an identity.
+    """
+    if kind == "LOHA":
+        return (parts["hada_w1_a"], parts["hada_w1_b"]), (parts["hada_w2_a"], parts["hada_w2_b"])
+
+    def of(which: int) -> Product:
+        whole = parts.get(f"lokr_w{which}")
+        if whole is None:
+            return parts[f"lokr_w{which}_a"], parts[f"lokr_w{which}_b"]
+        if whole.ndim != 2:
+            raise Skipped("malformed", f"lokr_w{which} of the adapter is not a matrix")
+        rows, columns = whole.shape
+        return (torch.eye(rows), whole) if rows <= columns else (whole, torch.eye(columns))
+
+    return of(1), of(2)
 
 
 def _dora(a: torch.Tensor, b: torch.Tensor, magnitudes: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -306,107 +302,6 @@ def _dora(a: torch.Tensor, b: torch.Tensor, magnitudes: torch.Tensor) -> Callabl
         turned = torch.addmm(weight, b, a)
         lengths = torch.linalg.vector_norm(turned, dim=1, keepdim=True)
         return turned * (magnitudes / lengths) - weight
-
-    return change
-
-
-def _skew(values: torch.Tensor, size: int) -> torch.Tensor:
-    """(k, size·(size−1)/2) entries above the diagonal, row by row → (k, size, size) skew-symmetric."""
-    found = torch.zeros(len(values), size, size)
-    rows, columns = torch.triu_indices(size, size, 1)
-    found[:, rows, columns] = values
-    return found - found.mT
-
-
-def _cayley(skew: torch.Tensor) -> torch.Tensor:
-    """(I − Q)(I + Q)⁻¹ of each skew-symmetric Q."""
-    identity = torch.eye(skew.shape[-1]).expand_as(skew)
-    return torch.linalg.solve(identity + skew, identity - skew, left=False)
-
-
-def _oft_blocks(config: Mapping[str, object], values: torch.Tensor, width: int, path: str) -> torch.Tensor:
-    """The rotations (k, size, size) of blocks of the input, one after the other."""
-    if values.ndim != 2:
-        raise Skipped("malformed", f"the rotations of the adapter's {shown(path)} are not a matrix")
-    size = (1 + math.isqrt(1 + 8 * values.shape[1])) // 2
-    is_shared = config.get("block_share") is True
-    count = width // size
-    if size * (size - 1) // 2 != values.shape[1] or count * size != width or len(values) != (1 if is_shared else count):
-        raise Skipped("shape_mismatch", f"the rotations of the adapter's {shown(path)} do not fit {width} inputs")
-    if config.get("coft") is True:
-        # Constrained OFT: the generators are scaled back to a length of at most eps/√k.
-        eps = config.get("eps", 6e-5)
-        if type(eps) not in (int, float):
-            raise Skipped("malformed", "eps in adapter_config.json is not a number")
-        lengths = torch.linalg.vector_norm(_skew(values, size), dim=(1, 2))
-        most = float(eps) / math.sqrt(len(values))  # type: ignore[arg-type]
-        values = values * torch.where(lengths > most, most / lengths, 1.0)[:, None]
-    skew = _skew(values, size)
-    if config.get("use_cayley_neumann", True) is not True:
-        rotations = _cayley(skew)
-    else:
-        # The Neumann series of the Cayley transform. Up to PEFT 0.17 the last term counted twice as well.
-        terms = config.get("num_cayley_neumann_terms", _NEUMANN_TERMS)
-        if type(terms) is not int or not 1 <= terms <= _MOST_TERMS:
-            raise Skipped("malformed", "num_cayley_neumann_terms in adapter_config.json is not a number of terms")
-        # PEFT 0.18 began to write its version.
-        is_old = "peft_version" not in config
-        highest = terms - 1 if is_old or terms < 3 else max(terms - 1, 3)
-        rotations, power = torch.eye(size).repeat(len(skew), 1, 1), torch.eye(size).expand_as(skew)
-        for degree in range(1, highest + 1):
-            power = power @ skew
-            rotations += power if degree == highest and terms > 2 and not is_old else 2 * power
-    return rotations.expand(count, size, size)
-
-
-def _rotated(weight: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """W · diag(R_1, R_2, …)ᵀ."""
-    count, size, _ = blocks.shape
-    return torch.einsum("okj,kij->oki", weight.unflatten(1, (count, size)), blocks).flatten(1, 2)
-
-
-def _boft(
-    values: torch.Tensor, scales: torch.Tensor, width: int, misfit: Callable[[str], Skipped]
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Rotations of blocks of the input, each step of permuted inputs (a butterfly), then scales of the rows."""
-    if values.ndim != 4 or values.shape[2] != values.shape[3] or values.shape[1] * values.shape[2] != width:
-        raise misfit("the rotations")
-    steps, count, size, _ = values.shape
-    if steps > 1 and (size % 2 or count % 2 ** (steps - 1) or steps > 32):
-        raise misfit("the butterflies")
-    rotations = _cayley((0.5 * (values - values.mT)).flatten(0, 1)).unflatten(0, (steps, count))
-    orders = []
-    for step in range(steps):
-        order = torch.arange(width)
-        if steps > 1:
-            # Within blocks that double at every step, the even half-blocks come first.
-            length = width // (count // 2**step)
-            halves = order.reshape(-1, length // (size // 2), size // 2)
-            order = torch.cat((halves[:, 0::2], halves[:, 1::2]), dim=1).flatten()
-        orders.append(order)
-
-    def change(weight: torch.Tensor) -> torch.Tensor:
-        turned = weight
-        for order, blocks in zip(orders, rotations, strict=True):
-            turned = _rotated(turned[:, torch.argsort(order)], blocks)[:, order]
-        return turned * scales - weight
-
-    return change
-
-
-def _hra(directions: torch.Tensor, *, is_orthonormal: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    """W · H_1 · H_2 · … with the reflections H = I − 2uuᵀ; with ``is_orthonormal`` of Gram–Schmidt's u."""
-    columns: list[torch.Tensor] = []
-    for column in directions.unbind(1):
-        for earlier in columns if is_orthonormal else ():
-            column = column - (earlier @ column) * earlier
-        columns.append(column / torch.linalg.vector_norm(column))
-
-    def change(weight: torch.Tensor) -> torch.Tensor:
-        turned = weight
-        for column in columns:
-            turned = turned - 2 * torch.outer(turned @ column, column)
-        return turned - weight
 
     return change
 

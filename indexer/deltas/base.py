@@ -33,7 +33,7 @@ from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.names import CONNECTIONS, DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
-from indexer.records.row_plan import ROW_PLAN, leading, lines_of
+from indexer.records.row_plan import ROW_PLAN, leading, lines_of, stripes_of
 from indexer.records.tokens import token_rows
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
@@ -72,10 +72,8 @@ class BaseMatrices(StoredBase):
         Raises Skipped("base_sampled") if the atlas keeps only some of its rows.
         """
         if self.is_sampled:
-            raise Skipped(
-                "base_sampled",
-                f"it needs whole matrices of {self.base}, of which this atlas keeps some rows: build with --read full",
-            )
+            what = f"it needs whole matrices of {self.base}, but this atlas keeps only some of their rows"
+            raise Skipped("base_sampled", f"{what}: build with --read full")
         return self._stored(key)
 
     def _stored(self, key: DeltaKey) -> torch.Tensor:
@@ -87,9 +85,9 @@ class BaseMatrices(StoredBase):
         return held
 
     def lines(self, key: DeltaKey, lines: NDArray[np.int64]) -> torch.Tensor:
-        """Some rows of one matrix; of one that checkpoints store transposed, some input coordinates (out, n).
+        """Some rows of one matrix, or some input coordinates (out, n) of one that checkpoints store transposed.
 
-        They stay in memory: they are the same for all models. Do not write to them.
+        They stay in memory, because they are the same for all models. Do not write to them.
         """
         held = self._lines.get((key, lines.tobytes()))
         if held is None:
@@ -103,13 +101,12 @@ class BaseMatrices(StoredBase):
             elif key in self._held:
                 held = self._held[key][lines]
             else:
-                parts = np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1)
-                held = torch.cat([self._index.read(str(key), range(part[0], part[-1] + 1)) for part in parts])
+                held = torch.cat([self._index.read(str(key), stripe) for stripe in stripes_of(lines)])
             self._lines[key, lines.tobytes()] = held
         return held
 
     def leading_rows(self, key: DeltaKey) -> int:
-        """How many of the first rows of one matrix are kept: all, but of a sampled base."""
+        """How many of the first rows of one matrix are stored: all of them, unless the base is sampled."""
         place = self.layout.by_key[key]
         count = sampled_lines(place)
         return place.shape[0] if not self.is_sampled or count == place.lines else leading(count)
@@ -122,7 +119,7 @@ class BaseMatrices(StoredBase):
     def embeddings(self) -> Mapping[str, torch.Tensor]:
         """The rows of its embeddings that are compared with those of fine-tunes (``indexer.deltas.embeddings``).
 
-        Empty if it has none, or the file is older than that.
+        Empty if it has none, or an older version wrote the file.
         """
         if self.description.get("token_plan") != TOKEN_PLAN:
             return {}
@@ -204,7 +201,7 @@ def shape_of_base(checkpoint: Checkpoint) -> BaseShape:
 
 
 def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout:
-    """The block matrices of a full checkpoint; of one that is quantised in part, those that can be read.
+    """The block matrices of a full checkpoint; if it is partly quantised, those that can be read.
 
     Raises Skipped as ``Architecture.locate``, and ``quantized`` if a matrix that is needed cannot be read.
     """
@@ -228,7 +225,7 @@ def _write_matrices(
     header: dict[str, Any] = {}
     offset = 0
     is_sampled = more.get("is_sampled", False)
-    # The rows of each matrix that are kept, and those of its tensor that hold them.
+    # The rows of each matrix that are kept, and the rows of its tensor that hold them.
     kept = {matrix.key: lines_of(matrix.lines, sampled_lines(matrix)) for matrix in layout.matrices if is_sampled}
     rows_of = {
         name: np.unique(np.concatenate([matrix.stored_lines(kept[matrix.key]) for matrix in matrices]))
@@ -301,9 +298,3 @@ def _write_matrices(
             shutil.copyfileobj(source, target, 1 << 22)
     finally:
         data.unlink(missing_ok=True)
-
-
-def stripes_of(rows: NDArray[np.int64]) -> list[range]:
-    """Ascending numbers as stripes of consecutive ones."""
-    parts = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
-    return [range(int(part[0]), int(part[-1]) + 1) for part in parts]

@@ -21,22 +21,22 @@ from indexer.deltas.nf4 import on_grid
 from indexer.deltas.rounding import Grid, RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
-from indexer.records.row_plan import lines_of, lines_to_read
+from indexer.records.row_plan import lines_of, lines_to_read, stripes_of
 from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint
 from indexer.weights.quantised import refuse_coarse
 
 # The inner loop over a matrix works on pieces of this size.
-PIECE_BYTES = 512 << 10
+_PIECE_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
 class DenseDelta:
     """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, if requested.
 
-    ``lines``: of a sample, how many rows of δW these are (input coordinates, if ``transposed``), as
-    ``indexer.records.row_plan`` chooses them; ``matrix``, norm and product are those of these rows. None for all.
+    ``lines``: how many rows of δW were read (input coordinates, if the base stores it transposed), None for all. They
+    are those that ``indexer.records.row_plan`` chooses; ``matrix``, norm and product are those of these rows.
     ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how many changed.
     """
 
@@ -44,7 +44,6 @@ class DenseDelta:
     matrix: torch.Tensor
     norm: float
     inner: float
-    transposed: bool
     sample: torch.Tensor
     moved: int
     weight: torch.Tensor | None = None
@@ -59,7 +58,6 @@ class LoraDelta:
     a: torch.Tensor
     b: torch.Tensor
     scale: float
-    transposed: bool
 
 
 def dense_deltas(
@@ -86,8 +84,7 @@ def dense_deltas(
                 rows = torch.from_numpy(matrix.stored_lines(np.arange(matrix.lines)))
                 reference = checkpoint.rounded_like(name, reference, rows)
             grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, None)
-            found = _dense_delta(matrix, weight, reference, roundings, positions, with_weights, grid)
-            yield replace(found, transposed=is_transposed)
+            yield _dense_delta(matrix, weight, reference, roundings, positions, with_weights, grid)
 
 
 # The change of a sample, relative to the base's rows, up to which rounding may exceed it, by the narrowest dtype that
@@ -107,14 +104,14 @@ def sampled_deltas(
 ) -> tuple[list[DenseDelta], dict[str, torch.Tensor]]:
     """Some rows of the deltas of a full checkpoint, as ``indexer.records.row_plan`` chooses them; small matrices whole.
 
-    A model whose rounding exceeds its change is read further. Also returns the rows of ``others``, read by the same
-    requests, by the name of their tensor. Raises as ``dense_deltas``.
+    More rows are read of a model whose rounding exceeds its change. Also returns the rows of ``others``, read by the
+    same requests, by the name of their tensor. Raises as ``dense_deltas``.
     """
     found_others: dict[str, torch.Tensor] = {}
     roundings = roundings or RoundingChoice()
     found: dict[DeltaKey, DenseDelta] = {}
     for more in (False, True):
-        # The rows of every tensor that one of its matrices needs and that have not been read.
+        # The rows of every tensor that one of its matrices needs, and that have not been read yet.
         counts: dict[DeltaKey, int] = {}
         wanted: dict[str, _Wanted] = {}
         for name, matrices in layout.by_tensor.items():
@@ -152,7 +149,7 @@ def sampled_deltas(
                 grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, lines)
                 delta = _dense_delta(matrix, block, reference, roundings, (rows, columns), False, grid)
                 change += delta.norm**2
-                if roundings.widest in _DROWNED_BELOW:  # else it is not asked for: a checkpoint becomes no narrower
+                if roundings.widest in _DROWNED_BELOW:  # needed only then: a checkpoint never becomes narrower
                     weights += float(reference.float().square().sum())
                 if more:
                     first = found[matrix.key]
@@ -167,7 +164,7 @@ def sampled_deltas(
                         inner=first.inner + delta.inner,
                     )
                 lines_read = None if counts[matrix.key] == matrix.lines else counts[matrix.key]
-                found[matrix.key] = replace(delta, transposed=is_transposed, lines=lines_read)
+                found[matrix.key] = replace(delta, lines=lines_read)
         is_drowned = 0 < change < _DROWNED_BELOW.get(roundings.widest, 0.0) ** 2 * weights
         if not is_drowned or all(delta.lines is None for delta in found.values()):
             break
@@ -178,7 +175,7 @@ def sampled_deltas(
 class _Wanted:
     """What is read of one tensor: ``stripes`` of its rows, and for each matrix its lines.
 
-    The third entry of ``lines`` says where among the rows that are read those of the matrix lie; None for all of them.
+    The third entry of ``lines`` says which of the rows that are read belong to the matrix; None for all of them.
     """
 
     stripes: tuple[range, ...]
@@ -188,7 +185,7 @@ class _Wanted:
 # All models of a base want the same rows. Do not write to these arrays.
 @lru_cache(maxsize=2048)
 def _wanted_rows(matrices: tuple[Matrix, ...], counts: tuple[int, ...], known: tuple[int, ...]) -> _Wanted:
-    """``counts`` lines of each of the matrices of one tensor, but for those that are ``known``."""
+    """``counts`` lines of each of the matrices of one tensor, except those that are already ``known``."""
     lines: dict[Matrix, NDArray[np.int64]] = {}
     for matrix, count, before in zip(matrices, counts, known, strict=True):
         left = np.setdiff1d(lines_of(matrix.lines, count), lines_of(matrix.lines, before)) if before else None
@@ -197,10 +194,9 @@ def _wanted_rows(matrices: tuple[Matrix, ...], counts: tuple[int, ...], known: t
     if not lines:
         return _Wanted((), ())
     stored = np.unique(np.concatenate([matrix.stored_lines(some) for matrix, some in lines.items()]))
-    parts = np.split(stored, np.flatnonzero(np.diff(stored) > 1) + 1)
     places = {matrix: np.searchsorted(stored, matrix.stored_lines(some)) for matrix, some in lines.items()}
     return _Wanted(
-        tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts),
+        tuple(stripes_of(stored)),
         tuple(
             (matrix, some, None if np.array_equal(places[matrix], np.arange(len(stored))) else places[matrix])
             for matrix, some in lines.items()
@@ -239,7 +235,7 @@ def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
 
 
 def _grid_of(base: BaseMatrices, key: DeltaKey, lines: NDArray[np.int64] | None) -> Grid | None:
-    """A matrix of the base as 4 bits leave it; None if that needs more of it than the atlas keeps."""
+    """A function that rounds a matrix of the base to 4 bits; None if the atlas does not keep all of it."""
     if base.is_sampled:
         return None
     return lambda first, kind: on_grid(base, key, lines, first=first, double=kind == "nf4 double")
@@ -266,7 +262,7 @@ def _dense_delta(
     kept = delta.clone() if with_weights else None
     square = inner = 0.0
     # In place and by pieces that fit the processor's cache: half the time of three passes.
-    rows = max(1, PIECE_BYTES // (delta.element_size() * delta.shape[1]))
+    rows = max(1, _PIECE_BYTES // (delta.element_size() * delta.shape[1]))
     for start in range(0, delta.shape[0], rows):
         part = reference[start : start + rows]
         piece = delta[start : start + rows].sub_(part).flatten()
@@ -276,4 +272,4 @@ def _dense_delta(
     if not (math.isfinite(norm) and math.isfinite(inner)):
         raise Skipped("not_finite", f"the tensor {shown(matrix.tensor)} holds NaN or infinite values")
     moved = int(delta[where].count_nonzero())
-    return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed, sample, moved, kept)
+    return DenseDelta(matrix.key, delta, norm, inner, sample, moved, kept)

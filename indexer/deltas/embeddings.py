@@ -1,23 +1,27 @@
-"""The rows of a model's embeddings that are read: of the tokens, the positions and the token types."""
+"""Rows of a model's embeddings, compared with the base's: of the tokens, the positions and the token types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.deltas.rounding import narrowest_dtype
+from indexer.deltas.rounding import narrowest_name
 from indexer.deltas.stored_base import POSITIONS, TOKEN_TYPES, TOKENS
+from indexer.names import ModelRef
+from indexer.network.session import install_session
+from indexer.quantities import size_in_words
 from indexer.records.record import TokenChanges
-from indexer.records.tokens import MISSING, Decay, judge_rows, row_changes, token_stripes
-from indexer.weights.checkpoint import Checkpoint
+from indexer.records.tokens import MISSING, Decay, RowChanges, judge_rows, row_changes, token_stripes
+from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import READABLE
 
 _POSITION_NAMES = ("position_embeddings", "wpe", "embed_positions", "position_embedding")
 _TYPE_NAMES = ("token_type_embeddings",)
-# Positions are read in two steps: every so many rows, then all rows of the piece in which the last one moved.
+# Positions are read in two steps: one row of this many, then all rows between the last that moved and the next one.
 _STEP = 64
 _MOST_POSITIONS = 1 << 15
 _MOST_TYPES = 64
@@ -27,7 +31,6 @@ _TOKEN_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGene
 _HEAD_MATRICES = ("lm_head.weight", "embed_out.weight", "output.weight", "decoder.weight", "output_projection.weight")
 
 Stripes = dict[str, list[range]]
-ReadStripes = Callable[[Mapping[str, Sequence[range]]], Mapping[str, torch.Tensor]]
 
 
 def embedding_names(checkpoint: Checkpoint) -> dict[str, str]:
@@ -50,7 +53,7 @@ def embedding_names(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def base_stripes(kind: str, rows: int) -> tuple[range, ...]:
-    """The rows of an embedding of a base that its file holds: of tokens those that are read, of others all."""
+    """The rows of a base's embedding that its file holds: the sampled ones of the tokens, all of the others."""
     return token_stripes(rows) if kind == TOKENS else (range(rows),)
 
 
@@ -62,7 +65,11 @@ def is_head_tied(checkpoint: Checkpoint) -> bool:
 
 
 class EmbeddingReader:
-    """Reads the embeddings of one full fine-tune and compares them with ``base``, the base's rows by kind."""
+    """Compares the embeddings of one full fine-tune with ``base``, the base's rows by kind.
+
+    ``stripes``: the rows to read first, by the name of their tensor. A model may have more tokens than the base, or
+    fewer.
+    """
 
     def __init__(self, checkpoint: Checkpoint, base: Mapping[str, torch.Tensor], base_vocabulary: int) -> None:
         self._checkpoint, self._base, self._base_vocabulary = checkpoint, base, base_vocabulary
@@ -73,34 +80,28 @@ class EmbeddingReader:
         }
         if TOKENS not in self._names:
             self._names = {}
-        self._kinds = {name: kind for kind, name in self._names.items()}
-        self._rows: dict[str, torch.Tensor] = {}
-        self._stripes = self._first_stripes()
+        self.stripes = self._first_stripes()
 
-    def stripes(self) -> Stripes:
-        """The rows to read first, by the name of their tensor. A model may have more tokens than the base, or fewer."""
-        return self._stripes
+    def changes(self, read: Mapping[str, torch.Tensor]) -> TokenChanges | None:
+        """What happened to the rows; None if they cannot be compared.
 
-    def add(self, name: str, rows: torch.Tensor) -> None:
-        """The rows of ``stripes`` of one tensor."""
-        self._rows[self._kinds[name]] = rows
-
-    def changes(self, read: ReadStripes) -> TokenChanges | None:
-        """What happened to the rows; None if they cannot be compared. ``read`` gets the rest of the positions."""
-        if TOKENS not in self._rows:
+        ``read``: the rows of ``stripes``, by the name of their tensor. More rows of the positions are read if need be.
+        """
+        found_rows = {kind: read[name] for kind, name in self._names.items() if name in read}
+        if TOKENS not in found_rows:
             return None
-        rows, base = self._rows[TOKENS], self._base[TOKENS]
-        dtype = str(narrowest_dtype(rows)).removeprefix("torch.")
-        compared = row_changes(rows, base[: len(rows)], dtype, tied=is_head_tied(self._checkpoint))
+        rows, base = found_rows[TOKENS], self._base[TOKENS]
+        compared = row_changes(rows, base[: len(rows)], narrowest_name(rows), tied=is_head_tied(self._checkpoint))
         if compared is None:
             return None
         found, decay = compared
         codes = np.full(len(base), MISSING, dtype=np.uint8)
         codes[: len(rows)] = found.codes
         pairs = None
-        if TOKEN_TYPES in self._rows:
-            moved = self._moved(TOKEN_TYPES, range(len(self._rows[TOKEN_TYPES])), self._rows[TOKEN_TYPES], decay)
+        if (types := found_rows.get(TOKEN_TYPES)) is not None:
+            moved = self._moved(TOKEN_TYPES, range(len(types)), types, decay)
             pairs = None if moved is None else bool(moved[1])
+        positions = found_rows.get(POSITIONS)
         return TokenChanges(
             codes,
             found.scale,
@@ -108,7 +109,7 @@ class EmbeddingReader:
             base_vocabulary=self._base_vocabulary,
             kind=found.kind,
             is_share=found.is_share,
-            positions=self._positions(read, decay),
+            positions=None if positions is None else self._positions(positions, decay),
             pairs=pairs,
         )
 
@@ -126,24 +127,22 @@ class EmbeddingReader:
                 found[name] = [range(end)]
         return {name: parts for name, parts in found.items() if parts}
 
-    def _positions(self, read: ReadStripes, decay: Decay | None) -> int | None:
+    def _positions(self, rows: torch.Tensor, decay: Decay | None) -> int | None:
         """How many rows of the position embeddings there are up to the last that moved; None if that is not known.
 
-        Positions are met from the first on, so the rows that moved are followed by those that did not.
+        Texts use positions from the first on, so the rows that moved are followed by those that did not.
         """
-        if POSITIONS not in self._rows:
-            return None
         name = self._names[POSITIONS]
         end = min(len(self._base[POSITIONS]), self._checkpoint.tensors[name].shape[0])
-        places = [row for part in self._stripes[name] for row in part]
-        rows = self._rows[POSITIONS]
+        places = [row for part in self.stripes[name] for row in part]
         moved = self._moved(POSITIONS, places, rows, decay)
         if moved is None:
             return None
         start = max((place + 1 for place, has_moved in zip(places, moved, strict=True) if has_moved), default=0)
         more = [row for row in range(start, min(start + _STEP, end)) if row not in places]
         if more:
-            rows = torch.cat([rows, read({name: [range(more[0], more[-1] + 1)]})[name]])
+            ((_, others),) = self._checkpoint.stripes({name: [range(more[0], more[-1] + 1)]})
+            rows = torch.cat([rows, others])
             places += more
             moved = self._moved(POSITIONS, places, rows, decay)
         if moved is None or not moved.any():
@@ -155,9 +154,9 @@ class EmbeddingReader:
     ) -> NDArray[np.bool_] | None:
         """Which of the rows in ``places`` moved, more than by the tokens' ``decay``; None if that is not known."""
         base = self._base[kind][list(places)]
-        dtype = str(narrowest_dtype(rows)).removeprefix("torch.")
+        dtype = narrowest_name(rows)
         if decay is None:
-            # Of a tied head every token moved. Its positions are told apart only where nothing decayed.
+            # A tied head moves every token. Positions that moved can be recognised only if nothing decayed.
             decay = Decay(1.0, dtype)
             if not (judge_rows(rows, base, decay).is_untouched).any():
                 return None
@@ -165,3 +164,30 @@ class EmbeddingReader:
             return None
         judged = judge_rows(rows, base, decay)
         return None if judged.is_unsure.any() else ~judged.is_untouched
+
+
+def compare_embeddings(
+    model: ModelRef, commit: str | None, relation: str, base: ModelRef, base_commit: str, say: Callable[[str], None]
+) -> tuple[RowChanges, int, int] | None:
+    """Compare all rows of two input embeddings, of which an atlas holds only some; nothing is stored.
+
+    Returns the changes of the rows that both have, and the numbers of rows of the model and of the base; None if they
+    cannot be compared. ``say`` is called first, with how much is read. Raises ModelError if a file cannot be read.
+    """
+    install_session()
+    with closing(open_checkpoint(model, commit=commit, relation=relation)) as mine:
+        name = mine.token_embedding
+        with closing(open_checkpoint(base, commit=base_commit)) as theirs:
+            base_name = theirs.token_embedding
+            if name is None or base_name is None:
+                return None
+            infos = mine.tensors[name], theirs.tensors[base_name]
+            if infos[0].shape[1] != infos[1].shape[1]:
+                return None
+            sizes = [size_in_words(info.nbytes) for info in infos]
+            say(f"reading all of two input embeddings: {sizes[0]} of the model's and {sizes[1]} of the base's")
+            count = min(info.shape[0] for info in infos)
+            ((_, rows),) = mine.stripes({name: [range(count)]})
+            ((_, base_rows),) = theirs.stripes({base_name: [range(count)]})
+            found = row_changes(rows, base_rows, narrowest_name(rows), tied=is_head_tied(mine))
+    return None if found is None else (found[0], infos[0].shape[0], infos[1].shape[0])

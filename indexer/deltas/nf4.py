@@ -6,7 +6,7 @@ of its block and replaced by the nearest of 16 levels, the quantiles of a normal
 stores these scales in few bits: less their mean over the whole matrix they are divided, in blocks of 256, by their
 largest absolute value, and replaced by the nearest of the 256 levels of the dynamic 8-bit type (Dettmers et al. 2022,
 "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, section 2). Nothing here is random, so a base in
-16 or 32 bits gives the same values to everybody.
+16 or 32 bits gives the same values everywhere.
 
 A fine-tune that was made from such a copy and saved in 16 bits differs from the base by what was learnt and by the
 error of this rounding, a tenth of the weights' size, which has full rank and says nothing about training.
@@ -25,7 +25,7 @@ from indexer.deltas.base import BaseMatrices
 from indexer.names import DeltaKey
 
 BLOCK = 64
-SCALES_BLOCK = 256
+_SCALES_BLOCK = 256
 
 # The levels as bitsandbytes writes them, float32.
 _LEVELS = (
@@ -42,8 +42,8 @@ def on_grid(
 ) -> torch.Tensor:
     """The matrix of a base, or some ``lines`` of it (as ``BaseMatrices.lines``), rounded to NF4: (rows, in) float32.
 
-    ``first``: the dtype to which the base was rounded before; ``double``: with double quantisation. The whole matrix is
-    needed, so a base that is stored in part has none. Raises Skipped("base_sampled").
+    ``first``: the dtype to which the base was rounded before; ``double``: with double quantisation. Raises
+    Skipped("base_sampled") if the atlas does not keep the whole matrix.
     """
     place = base.layout.by_key[key]
     width = place.shape[1]
@@ -64,7 +64,7 @@ def on_grid(
             scales = scales[_out_rows(place)[wanted]]
         else:
             scales = _scales(base.matrix(place.key)[wanted], first, double=False).reshape(-1, width // BLOCK)
-        if lines is not None:  # those of samples are the same for all models, and few
+        if lines is not None:  # the scales of samples are few, and the same for all models
             base.scales[name] = scales
     matrix = base.matrix(place.key)
     found = torch.empty(len(wanted), width)
@@ -78,7 +78,7 @@ def on_grid(
 
 
 def _whole_tensor(base: BaseMatrices, place: Matrix) -> torch.Tensor:
-    """The module that holds a matrix (out, in): it is quantised whole, with all that is fused in it."""
+    """The module that holds a matrix (out, in): fused matrices are quantised together."""
     parts = base.layout.by_tensor[place.tensor]
     if place.rows is None or sum(part.shape[0] for part in parts) != place.stored_rows:
         return base.matrix(place.key)
@@ -111,7 +111,7 @@ def _scales(tensor: torch.Tensor, first: torch.dtype | None, *, double: bool) ->
         return scales
     mean = scales.mean()
     left = scales - mean
-    largest = _largest(left, SCALES_BLOCK).repeat_interleave(SCALES_BLOCK)[: len(left)]
+    largest = _largest(left, _SCALES_BLOCK).repeat_interleave(_SCALES_BLOCK)[: len(left)]
     levels = dynamic_levels()
     scaled = (left * (1.0 / largest.clamp(min=_SMALLEST_SCALE))).clamp(-1, 1)
     return levels[torch.bucketize(scaled, _bounds(levels))] * largest + mean

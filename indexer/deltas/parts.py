@@ -30,12 +30,13 @@ from indexer.network.session import install_session
 from indexer.records.parts import Extent, Floats, ModelParts
 from indexer.vectors.published import PublishedBase
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+from indexer.weights.stored_tensor import dtype_name
 
 MATRICES = 8
-PART_BYTES = 256 << 10
-TOKEN_BYTES = 768 << 10
+_PART_BYTES = 256 << 10
+_TOKEN_BYTES = 768 << 10
 # Rows are read from this share of the vocabulary on: the first words are in every text, the last in few.
-TOKENS_FROM = 1 / 3
+_TOKENS_FROM = 1 / 3
 # A part has at least this many rows, so that the rank of a LoRA shows in it.
 LEAST_ROWS = 32
 
@@ -81,7 +82,7 @@ class Parts:
         with _opened(reference, self._published.commit, "finetune", None, None) as checkpoint:
             tokens = _tokens(checkpoint)
             narrow = torch.float32 if tokens is None else narrowest_dtype(torch.from_numpy(tokens))
-            return ModelParts({}, {}, _name(narrow), checkpoint.bytes_read, is_adapter=False, tokens=tokens)
+            return ModelParts({}, {}, dtype_name(narrow), checkpoint.bytes_read, is_adapter=False, tokens=tokens)
 
     def read_described(self, described: Described) -> ModelParts:
         """The parts of a described model. Raises ModelError."""
@@ -133,7 +134,7 @@ class Parts:
                 raise Skipped("not_finite", f"its matrix {key} holds NaN or infinite values")
             weights[str(key)], deltas[str(key)] = weight.numpy(), delta.numpy()
         tokens = None if is_adapter else _tokens(checkpoint)
-        precision = _name(widest or torch.float32)
+        precision = dtype_name(widest or torch.float32)
         return ModelParts(weights, deltas, precision, checkpoint.bytes_read, is_adapter=is_adapter, tokens=tokens)
 
     def _stored_weights(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
@@ -183,18 +184,14 @@ def _opened(
             yield checkpoint
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _tokens(checkpoint: Checkpoint) -> Floats | None:
     """Rows of the token embeddings, chosen by their number alone so that models can be compared."""
     name = checkpoint.token_embedding
     if name is None:
         return None
     info = checkpoint.tensors[name]
-    first = int(TOKENS_FROM * info.shape[0]) // 1000 * 1000  # vocabularies of fine-tunes grow by a few words
-    count = min(TOKEN_BYTES // (4 * max(info.shape[1], 1)), info.shape[0] - first)
+    first = int(_TOKENS_FROM * info.shape[0]) // 1000 * 1000  # vocabularies of fine-tunes grow by a few words
+    count = min(_TOKEN_BYTES // (4 * max(info.shape[1], 1)), info.shape[0] - first)
     ((_, found),) = checkpoint.rows({name: range(first, first + count)})
     return found.float().numpy()
 
@@ -226,7 +223,7 @@ def _spread(tensors: Sequence[tuple[str, tuple[Matrix, ...]]], changed: Collecti
 def _leading_rows(matrix: Matrix, item_bytes: int) -> int:
     """The number of stored rows in a part; whole groups for interleaved matrices."""
     stored = (matrix.shape[1], matrix.stored_rows) if matrix.transposed else (matrix.stored_rows, matrix.shape[1])
-    rows = max(LEAST_ROWS, PART_BYTES // (stored[1] * item_bytes))
+    rows = max(LEAST_ROWS, _PART_BYTES // (stored[1] * item_bytes))
     if matrix.rows is not None and not matrix.transposed and matrix.rows.groups > 1:
         rows = max(rows // matrix.rows.size, 1) * matrix.rows.size
     return min(rows, stored[0])

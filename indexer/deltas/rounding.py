@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from indexer.weights.stored_tensor import dtype_name
+
 Chain = tuple[str, ...]
 
 # From few to many significant bits. Nearly every bfloat16 value is also a float16 value, but not the reverse.
@@ -50,7 +52,7 @@ _CHAINS: Mapping[torch.dtype, tuple[Chain, ...]] = {
 }
 
 # Chains are compared on this many entries of a matrix. If more than this share of their deltas is zero, rounding may be
-# the only change, and as many entries that are subnormal in float16 are added, of which there is one in a thousand.
+# the only change; then up to as many entries that are subnormal in float16 (about one in a thousand) are added.
 _SAMPLE = 8192
 _MOSTLY = 0.5
 
@@ -61,15 +63,15 @@ _FEWEST = 16
 
 # What a base may have become before training, named in records: NF4 with and without double quantisation. It is tried
 # where the delta, relative to the base, is about as large as the error of NF4 (.09 of normal weights), or larger.
-GRIDS = ("nf4", "nf4 double")
+_GRIDS = ("nf4", "nf4 double")
 _LEAST_OF_NF4, _MOST_OF_NF4 = 0.03, 1.0
 # Entries of a matrix by which a grid is chosen; it must leave less than this share of the delta.
 _GRID_SAMPLE = 1 << 16
 _MOST_LEFT, _MOST_PLAUSIBLE = 0.7, 0.9
-# Matrices that are compared in vain before a checkpoint is taken for one of another kind.
+# Matrices that are compared without a match before a checkpoint counts as one of another kind.
 _MOST_TRIES = 6
 
-# (the dtype that the base was rounded to before, or None; one of ``GRIDS``) → the base's values on it, float32
+# (the dtype that the base was rounded to before, or None; one of ``_GRIDS``) → the base's values on it, float32
 Grid = Callable[[torch.dtype | None, str], torch.Tensor]
 _GridName = tuple[torch.dtype | None, str, Chain]
 
@@ -91,11 +93,11 @@ class RoundingChoice:
         """The narrowest dtype that holds all values of all matrices so far; "" before the first."""
         names = [narrow for _, narrow in self._live]
         widest = max(names, key=lambda dtype: torch.finfo(dtype).eps ** -1, default=None)
-        return str(widest).removeprefix("torch.") if widest else ""
+        return dtype_name(widest) if widest else ""
 
     @property
     def grid(self) -> str:
-        """Which of ``GRIDS`` some matrix was made from; "" for none."""
+        """Which of ``_GRIDS`` some matrix was made from; "" for none."""
         return self._grid[1] if self._grid else ""
 
     def reference(self, weight: torch.Tensor, base: torch.Tensor, grid: Grid | None = None) -> torch.Tensor:
@@ -132,12 +134,12 @@ class RoundingChoice:
         firsts = {torch.bfloat16: (None,), torch.float16: (None, torch.bfloat16)}.get(
             base.dtype, (torch.bfloat16, torch.float16, None)
         )
-        names = [(first, kind, tail) for first in firsts for kind in GRIDS for tail in tails]
+        names = [(first, kind, tail) for first in firsts for kind in _GRIDS for tail in tails]
         if self._grid in names:
             names = [self._grid]
         else:
             # Such grids differ far less from each other than from the base: one of them says whether to go on.
-            some = grid(firsts[-1], GRIDS[0]).flatten()[::every]
+            some = grid(firsts[-1], _GRIDS[0]).flatten()[::every]
             if float(torch.linalg.vector_norm(values - some)) > _MOST_PLAUSIBLE * left:
                 self._tries -= self._grid is None
                 return reference
@@ -171,6 +173,11 @@ def narrowest_dtype(tensor: torch.Tensor) -> torch.dtype:
         if _fits(sample, dtype) and _fits(tensor, dtype):
             return dtype
     return tensor.dtype
+
+
+def narrowest_name(tensor: torch.Tensor) -> str:
+    """The name of that dtype."""
+    return dtype_name(narrowest_dtype(tensor))
 
 
 def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -27,7 +27,7 @@ from indexer.records.row_plan import lines_of
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 # A model whose weights have a smaller cosine with the base's does not come from it, as for full fine-tunes.
-UNRELATED_BELOW = 0.3
+_UNRELATED_BELOW = 0.3
 # Check the relation only after this many matrices: a single one may have been reinitialised.
 _FEWEST_MATRICES = 4
 
@@ -58,7 +58,7 @@ class StackedAdapter:
     ) -> Iterator[DenseDelta | LoraDelta]:
         """The sums, as a stream; unchanged matrices may be left out.
 
-        With ``sample_connections`` some rows of a fine-tune below are read, over so many connections.
+        With ``sample_connections`` only some rows of a fine-tune below are read, over that many connections.
 
         Raises ForeignParent and UnreadableParent, also after some deltas; Skipped for problems of the adapter itself;
         Failed if a retry may work.
@@ -67,7 +67,7 @@ class StackedAdapter:
         changes = [by_key(deltas_on(self.checkpoint, self.base, on_base=False))]
         below: Parent | None = self.parent
         while below is not None and below.relation == "adapter":
-            opened = _opened(below, self.base.component)
+            opened = _opened(below, self.base)
             try:
                 is_lowest = below.parent is None
                 changes.append(by_key(deltas_on(opened, self.base, on_base=is_lowest)))
@@ -98,7 +98,7 @@ class StackedAdapter:
         with_weights: bool,
         sample_connections: int,
     ) -> Iterator[DenseDelta]:
-        checkpoint = _opened(parent, self.base.component)
+        checkpoint = _opened(parent, self.base)
         try:
             layout = layout_against(checkpoint, self.base)
             stream: Iterable[DenseDelta]
@@ -127,7 +127,7 @@ class StackedAdapter:
             return
         square, inner, change = (math.fsum(column) for column in zip(*self._norms, strict=True))
         length = math.sqrt(square * max(square + 2 * inner + change, 0.0))
-        if not length or (square + inner) / length < UNRELATED_BELOW:
+        if not length or (square + inner) / length < _UNRELATED_BELOW:
             raise ForeignParent(f"the weights of {parent.model} are not made from the base's")
 
 
@@ -146,7 +146,7 @@ def on_record(checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> Iter
             raise UnreadableParent(f"the record of {below.identity.model} holds no factors")
         left = torch.from_numpy(kept.u.astype(np.float32) * kept.s)
         right = torch.from_numpy(kept.v.astype(np.float32).T.copy())
-        part = LoraDelta(kept.key, right, left, 1.0, kept.transposed)
+        part = LoraDelta(kept.key, right, left, 1.0)
         rest = max(kept.norm**2 - float(np.square(kept.s, dtype=np.float64).sum()), 0.0)
         yield _joined([own[kept.key], part]) if kept.key in own else part, math.sqrt(rest)
 
@@ -155,9 +155,8 @@ class _AdapterOverflows(Skipped):
     """The adapter's own factors are the problem, not its parent."""
 
 
-def _opened(parent: Parent, component: str) -> Checkpoint:
-    is_of_diffusers = component and any(name.startswith(f"{component}/") for name in parent.filenames or ())
-    reference = ModelRef(parent.model, subfolder=component if is_of_diffusers else "")
+def _opened(parent: Parent, base: BaseMatrices) -> Checkpoint:
+    reference = base.reference(ModelRef(parent.model), parent.filenames)
     try:
         checkpoint = open_checkpoint(
             reference, commit=parent.commit, filenames=parent.filenames, relation=parent.relation
@@ -204,11 +203,11 @@ def _joined(parts: list[LoraDelta]) -> LoraDelta:
 
 
 def _summed(parts: Sequence[LoraDelta | WeightDelta], base: BaseMatrices, *, with_weights: bool) -> DenseDelta:
-    """The changes of adapters on adapters, the lowest last, some of which depend on the weights."""
+    """The sum of the changes of adapters on adapters, the lowest last, if some depend on the weights."""
     weight, below = base.matrix(parts[0].key), None
     for part in reversed(parts):
         if isinstance(part, LoraDelta):
-            part = WeightDelta(part.key, _product(part), part.transposed)
+            part = WeightDelta(part.key, _product(part))
         found = dense(part, weight, below, with_weights=with_weights)
         below = found.matrix
     return found

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +21,7 @@ from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix
 from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError
-from indexer.names import DeltaKey, is_hub_id
+from indexer.names import DeltaKey, ModelRef, is_hub_id
 from indexer.network.byterange import LocalFile
 from indexer.records.row_plan import ROW_PLAN, is_partial, lines_to_read
 from indexer.records.tokens import token_rows
@@ -32,8 +32,8 @@ from indexer.weights.safetensors_header import ITEM_BYTES, MOST_HEADER, Safetens
 
 UNKNOWN = "0" * 64
 
-# The names of the rows of embeddings, which are stored after the block matrices: of the tokens those that are read of
-# fine-tunes, of the positions and the token types all.
+# The names of the rows of embeddings, which are stored after the block matrices: the rows of tokens that are also read
+# of fine-tunes, and all rows of positions and token types.
 TOKENS, POSITIONS, TOKEN_TYPES = EMBEDDINGS = ("tokens", "positions", "token_types")
 # Which rows these are (``indexer.records.tokens``). Rows of another plan are not compared.
 TOKEN_PLAN = 2
@@ -45,7 +45,7 @@ _NOTE = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within the other metadata e
 class BaseShape:
     """A base without its numbers: ``block_bytes`` of all its matrices, ``item_bytes`` of its widest number.
 
-    ``token_numbers``: how many numbers of its input embedding are read of every fine-tune.
+    ``token_numbers``: how many numbers of its input embedding are read from every fine-tune.
     """
 
     layout: Layout
@@ -60,7 +60,7 @@ class BaseShape:
         return ROW_PLAN if is_partial((matrix.shape, matrix.transposed) for matrix in matrices) else ""
 
     def sample_bytes(self, item_bytes: int) -> int:
-        """The bytes that are read of a fine-tune stored with ``item_bytes`` a number, by that plan; all without one."""
+        """Bytes read by that plan from a fine-tune that stores a number in ``item_bytes``; all bytes without a plan."""
         if not self.row_plan:
             return self.block_bytes * item_bytes // self.item_bytes
         found = self.token_numbers * item_bytes
@@ -71,7 +71,7 @@ class BaseShape:
 
 
 def sampled_lines(matrix: Matrix) -> int:
-    """How many rows of a matrix are stored of a base of which a sample is kept: all that any sample may hold."""
+    """How many rows of a matrix a sampled base keeps: all that the sample of a fine-tune may hold."""
     return lines_to_read(matrix.shape, matrix.transposed, 2, more=True)
 
 
@@ -96,7 +96,7 @@ class StoredBase:
                 raise self._damaged("its checksum does not match")
 
         try:
-            status, stated = regular_status(self.path), stated_checksum(self.path)
+            status, stated = regular_status(self.path), _stated_checksum(self.path)
             if stated is not None:
                 check_once(self.path, stamp_of(status, stated), check, recheck=recheck)
             elif set(self._header.metadata) != {"base"}:
@@ -192,6 +192,11 @@ class StoredBase:
         """The folder of its weights in a repository of diffusers; "" in any other."""
         return str(self.description.get("component", ""))
 
+    def reference(self, model: ModelRef, filenames: Collection[str] | None) -> ModelRef:
+        """The model, with the folder of its weights if its repository holds the same component of diffusers."""
+        has_component = self.component and any(name.startswith(f"{self.component}/") for name in filenames or ())
+        return replace(model, subfolder=self.component) if has_component else model
+
     @property
     def vocabulary(self) -> int:
         """The number of rows of its input embedding; 0 if none of them are stored."""
@@ -278,7 +283,7 @@ def with_checksum(header: bytes, data: Path) -> bytes:
         return header[:start] + _digest(header, file).encode() + header[stop:]
 
 
-def stated_checksum(path: Path) -> str | None:
+def _stated_checksum(path: Path) -> str | None:
     """The checksum in the header, not verified; None if there is none. Raises OSError."""
     found = _NOTE.search(_header(path))
     return found[1].decode() if found else None

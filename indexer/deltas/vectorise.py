@@ -40,23 +40,23 @@ from indexer.records.representation import representation_named
 from indexer.records.row_plan import ROW_PLAN, lines_of
 from indexer.records.row_space import row_space, row_space_of
 from indexer.untrusted import printable, shown
-from indexer.weights.adapter import adapter_plan, stated_base, tensor_names
+from indexer.weights.adapter import adapter_plan, stated_base
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
 
-# How much larger the variance of a sum over the rows of a sample is than if they were drawn at random. Rows of one
+# By what factor the variance of a sum over the rows of a sample exceeds that of rows drawn at random. Rows of one
 # attention head change alike: the effect of a stripe of b rows is larger by ρ (b − 1) for an intraclass correlation ρ.
 # Both were chosen so that 95 % of intervals hold the norm, on one family of models, and checked on three others
 # (docs/reading.md).
-DESIGN_EFFECT = 1.5
-HEAD_CORRELATION = 0.3
+_DESIGN_EFFECT = 1.5
+_HEAD_CORRELATION = 0.3
 
-# Samples of equal matrices are decomposed together, up to so many numbers at a time.
-TOGETHER = 1 << 18
+# Samples of matrices of one shape are decomposed together, up to this many numbers at a time.
+_TOGETHER = 1 << 18
 
 # float32, in which norms and singular values are kept, ends at 2¹²⁸; sums over matrices have to fit, too.
-LARGEST_NORM = 2.0**120
+_LARGEST_NORM = 2.0**120
 
 
 def vectorise(
@@ -81,11 +81,8 @@ def vectorise(
     started = time.perf_counter()
     identity = unit.identity
     stack: StackedAdapter | None = None
-    model = unit.model
-    if base.component and any(name.startswith(f"{base.component}/") for name in unit.filenames or ()):
-        model = replace(model, subfolder=base.component)
     checkpoint = open_checkpoint(
-        model,
+        base.reference(unit.model, unit.filenames),
         commit=unit.commit,
         filenames=unit.filenames,
         relation=unit.relation,
@@ -104,7 +101,7 @@ def vectorise(
             else:
                 reader.read_full(layout, ahead_bytes)
         else:
-            block_bytes = sum(checkpoint.tensors[name].nbytes for name in tensor_names(checkpoint))
+            block_bytes = sum(checkpoint.tensors[name].nbytes for name in adapter_plan(checkpoint).tensors)
             planned, unit = unit, _by_its_file(unit, checkpoint, base)
             adapter_base = _adapter_base(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
@@ -205,33 +202,27 @@ class _DeltaReader:
             self._add_dense(delta)
             self.sample[delta.key] = delta.sample.numpy()
             self.moved += delta.moved
-        for name, rows in self._checkpoint.stripes(self._embeddings.stripes()):
-            self._embeddings.add(name, rows)
-        self.tokens = self._embeddings.changes(self._read_stripes)
-
-    def _read_stripes(self, stripes: Mapping[str, Sequence[range]]) -> Mapping[str, torch.Tensor]:
-        return dict(self._checkpoint.stripes(stripes))
+        self.tokens = self._embeddings.changes(dict(self._checkpoint.stripes(self._embeddings.stripes)))
 
     def read_sample(self, layout: Layout, connections: int) -> None:
         """Read some rows of a full checkpoint."""
         deltas, others = sampled_deltas(
-            self._checkpoint, layout, self._base, connections, self.roundings, self._embeddings.stripes()
+            self._checkpoint, layout, self._base, connections, self.roundings, self._embeddings.stripes
         )
         alike: dict[tuple[tuple[int, ...], bool], list[DenseDelta]] = {}
         for delta in deltas:
             if delta.lines is None:
                 self._add_dense(delta)
             else:
-                alike.setdefault((tuple(delta.matrix.shape), delta.transposed), []).append(delta)
+                kind = tuple(delta.matrix.shape), self._base.layout.by_key[delta.key].transposed
+                alike.setdefault(kind, []).append(delta)
             self.sample[delta.key] = delta.sample.numpy()
             self.moved += delta.moved
         for (shape, _), group in alike.items():
-            together = max(1, TOGETHER // math.prod(shape))
+            together = max(1, _TOGETHER // math.prod(shape))
             for start in range(0, len(group), together):
                 self._add_samples(group[start : start + together])
-        for name, rows in others.items():
-            self._embeddings.add(name, rows)
-        self.tokens = self._embeddings.changes(self._read_stripes)
+        self.tokens = self._embeddings.changes(others)
 
     def read_adapter(self, stack: StackedAdapter | None, ahead_bytes: int = 0, connections: int = 1) -> None:
         """Read an adapter, with its parent if that is not the base."""
@@ -272,7 +263,7 @@ class _DeltaReader:
             if record is None:
                 rows, columns = matrix.shape
                 zeros = Factors(torch.zeros(rows, rank), torch.zeros(rank), torch.zeros(columns, rank))
-                record = _delta_record(matrix.key, matrix.shape, zeros, 0.0, self._base, matrix.transposed)
+                record = self._record(matrix.key, zeros, 0.0)
                 if self.spectra is not None:
                     record = replace(record, weights=self.spectra.of_untouched(matrix.key))
             found.append(record)
@@ -289,17 +280,18 @@ class _DeltaReader:
         named = f"{unit.base}@{unit.base_commit}|{delta.key}"
         seed = int(hashlib.sha256(named.encode()).hexdigest()[:15], 16)
         factors = replace(truncated_svd(matrix, unit.spec.rank, seed, delta.norm), norm=delta.norm)
-        self._add(delta, factors, (matrix.shape[0], matrix.shape[1]), delta.inner)
+        self._add(delta, factors, delta.inner)
 
     def _add_samples(self, deltas: Sequence[DenseDelta]) -> None:
-        """Add matrices of one shape and orientation of which some rows were read.
+        """Add sampled matrices of one shape and orientation.
 
         A sum over all rows is estimated by the mean over those that were read; its variance is that of simple random
         sampling times the design effect of rows that lie together (Kish, 1965, "Survey Sampling", chapter 5).
         """
         matrices = torch.stack([delta.matrix for delta in deltas]).to(self._unit.device)
         singular_values, vectors = sample_svd(matrices, self._unit.spec.rank)
-        squares = matrices.square().sum(dim=1 if deltas[0].transposed else 2).double()
+        is_transposed = self._base.layout.by_key[deltas[0].key].transposed
+        squares = matrices.square().sum(dim=1 if is_transposed else 2).double()
         variances = (squares.var(dim=1, correction=1) / squares.shape[1]).tolist()
         inverse = torch.where(singular_values > 0, 1 / singular_values, 0.0)
         left = (matrices @ vectors * inverse.unsqueeze(1)).cpu()
@@ -313,13 +305,13 @@ class _DeltaReader:
                 held = torch.from_numpy(lines_of(place.lines, delta.lines))
                 v = torch.zeros(place.shape[1], v.shape[1]).index_copy_(0, held, v.cpu())
             factors = Factors(torch.empty(0), s / math.sqrt(share), v, norm)
-            found = _delta_record(delta.key, place.shape, factors, delta.inner / share, self._base, place.transposed)
+            found = self._record(delta.key, factors, delta.inner / share)
             error = 0.0
             if norm:
                 # Heads are rows of queries, keys and values, and columns of the matrix that joins them.
                 family = delta.key.family.removeprefix("cross_")
                 is_of_heads = family == "output" if place.transposed else family in ("query", "key", "value")
-                effect = DESIGN_EFFECT + (HEAD_CORRELATION * (delta.lines / 2 - 1) if is_of_heads else 0.0)
+                effect = _DESIGN_EFFECT + (_HEAD_CORRELATION * (delta.lines / 2 - 1) if is_of_heads else 0.0)
                 error = place.lines * math.sqrt(effect * (1 - share) * variances[number]) / (2 * norm)
             rows = (left[number] * math.sqrt(share)).numpy().astype(np.float16)
             self._records[delta.key] = replace(found, u=None, u_rows=rows, lines=delta.lines, norm_error=error)
@@ -329,40 +321,32 @@ class _DeltaReader:
         factors = lora_svd(a, b, delta.scale, self._unit.spec.rank)
         if factors.rows is not None:
             self.row_spaces[delta.key] = factors.rows.cpu().numpy()
-        self._add(delta, factors, (b.shape[0], a.shape[1]), 0.0)
+        self._add(delta, factors, 0.0)
 
-    def _add(self, delta: DenseDelta | LoraDelta, factors: Factors, shape: tuple[int, int], inner: float) -> None:
-        found = _delta_record(delta.key, shape, factors, inner, self._base, delta.transposed)
+    def _add(self, delta: DenseDelta | LoraDelta, factors: Factors, inner: float) -> None:
+        found = self._record(delta.key, factors, inner)
         if self.spectra is not None:
             changes, weights = self.spectra.of(delta)
             found = replace(found, spectrum=changes, weights=weights)
         self._records[delta.key] = found
 
-
-def _delta_record(
-    key: DeltaKey,
-    shape: tuple[int, int],
-    factors: Factors,
-    inner: float,
-    base: BaseMatrices,
-    transposed: bool,
-) -> DeltaRecord:
-    """The record of one delta. Raises Skipped if its norm does not fit into float32."""
-    norm = factors.norm
-    relative = norm / base.norms[key] if base.norms[key] else 0.0
-    if not (norm <= LARGEST_NORM and relative <= LARGEST_NORM):  # also refuses NaN
-        raise Skipped("not_finite", f"the change of the matrix {key} is beyond float32 (its norm is {norm:.2g})")
-    return DeltaRecord(
-        key=key,
-        shape=shape,
-        norm=norm,
-        base_norm=base.norms[key],
-        inner=inner,
-        s=factors.s.cpu().numpy().astype(np.float32),
-        u=factors.u.cpu().numpy().astype(np.float16),
-        v=factors.v.cpu().numpy().astype(np.float16),
-        transposed=transposed,
-    )
+    def _record(self, key: DeltaKey, factors: Factors, inner: float) -> DeltaRecord:
+        """The record of one delta. Raises Skipped if its norm does not fit into float32."""
+        place, norm, base_norm = self._base.layout.by_key[key], factors.norm, self._base.norms[key]
+        relative = norm / base_norm if base_norm else 0.0
+        if not (norm <= _LARGEST_NORM and relative <= _LARGEST_NORM):  # also refuses NaN
+            raise Skipped("not_finite", f"the change of the matrix {key} is beyond float32 (its norm is {norm:.2g})")
+        return DeltaRecord(
+            key=key,
+            shape=place.shape,
+            norm=norm,
+            base_norm=base_norm,
+            inner=inner,
+            s=factors.s.cpu().numpy().astype(np.float32),
+            u=factors.u.cpu().numpy().astype(np.float16),
+            v=factors.v.cpu().numpy().astype(np.float16),
+            transposed=place.transposed,
+        )
 
 
 def _by_its_file(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit:
@@ -390,7 +374,7 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit
 
 
 def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterBase | None:
-    """What an adapter says of its base, and what its name shows; None if it says nothing.
+    """How the base that an adapter names was resolved; None if it names none.
 
     ``planned``: the unit before its file was read.
     """

@@ -48,7 +48,7 @@ from indexer.network.hub_requests import fetch_small
 from indexer.network.rows import filenames_in
 from indexer.untrusted import Reader, is_too_deep
 
-LARGEST_ROW = 4 << 20
+_LARGEST_ROW = 4 << 20
 _LONGEST_NAME = 500
 
 # Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
@@ -71,8 +71,8 @@ _NAMED_IN = (
 class ClaimFilter:
     """Checks the rows of one crawl: a row is a fine-tune of the base, is not, or cannot be used.
 
-    ``known``: what earlier crawls found out about untagged models, and at which commit. ``copies``: names of the base's
-    own weights in lower case, which may grow. A bad row never raises: it becomes a BadRow with a reason.
+    ``known``: what earlier crawls found out about untagged models, and at which commit. ``copies``: other names of the
+    base's weights, in lower case; the crawl adds to them. A bad row never raises: it becomes a BadRow with a reason.
     """
 
     def __init__(
@@ -93,19 +93,11 @@ class ClaimFilter:
 
         Raises AtlasError if the files of an untagged model are needed and the Hub cannot be asked at all.
         """
-        if is_too_deep(row):
-            identifier = row.get("id") if isinstance(row, dict) else None
-            named = identifier if isinstance(identifier, str) else None
-            return BadRow.of({"id": named}, "the row is nested too deeply")
-        if not isinstance(row, dict):
-            return BadRow.of(row, "the row is not an object")
-        identifier = row.get("id", row.get("modelId"))
-        if not isinstance(identifier, str) or not is_hub_id(identifier):
-            return BadRow.of(row, "the row has no valid model id")
+        if bad := bad_row(row):
+            return bad
+        identifier = str(row.get("id", row.get("modelId")))
         if identifier.lower() in self.ids:
             return None
-        if len(json.dumps(row)) > LARGEST_ROW:
-            return BadRow.of({"id": identifier}, f"the row is longer than {LARGEST_ROW:,} characters")
         row = {**row, "id": identifier}
         stated, asked = stated_bases(row), hub_spelling(question.asked).lower()
         if question.kind == "names" and not stated:
@@ -136,7 +128,7 @@ class ClaimFilter:
                 return None
             self._candidates += 1
             try:
-                claim, why = find_claim(row, self.request.ids)
+                claim, why = _find_claim(row, self.request.ids)
             except Failed as error:
                 if error.reason in ("network", "rate_limited"):
                     raise as_user_error(error, f"the files of {identifier}") from error
@@ -145,6 +137,22 @@ class ClaimFilter:
         if claim is None:
             return Rejected(identifier, commit, why)
         return ClaimedRow(row, claim) if claim.relation in self.request.relations else None
+
+
+def bad_row(row: Any) -> BadRow | None:
+    """What is wrong with a row of any kind; None for an object with a valid id, neither too deep nor too long."""
+    if is_too_deep(row):
+        identifier = row.get("id") if isinstance(row, dict) else None
+        named = identifier if isinstance(identifier, str) else None
+        return BadRow.of({"id": named}, "the row is nested too deeply")
+    if not isinstance(row, dict):
+        return BadRow.of(row, "the row is not an object")
+    identifier = row.get("id", row.get("modelId"))
+    if not isinstance(identifier, str) or not is_hub_id(identifier):
+        return BadRow.of(row, "the row has no valid model id")
+    if len(json.dumps(row)) > _LARGEST_ROW:
+        return BadRow.of({"id": identifier}, f"the row is longer than {_LARGEST_ROW:,} characters")
+    return None
 
 
 def _passed(row: RawRow, relation: str | None, parent: str) -> Passed | None:
@@ -162,7 +170,7 @@ def _passed(row: RawRow, relation: str | None, parent: str) -> Passed | None:
     return Passed(str(row["id"]), Step(parent, relation, downloads))
 
 
-def find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str]:
+def _find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str]:
     """Whether the model of ``row`` comes from the base that ``ids`` name, the canonical id first.
 
     Returns its claim, None for a model of another base, and the evidence in words. Reads up to three small files.

@@ -15,10 +15,10 @@ from indexer.names import RELATIONS, is_hub_id
 from indexer.network.rows import filenames_in
 
 # Where a model has several relations to one base, the first of these counts: what its files are comes first.
-RELATION_ORDER = ("adapter", "finetune", "merge", "quantized")
+_RELATION_ORDER = ("adapter", "finetune", "merge", "quantized")
 
 # What a claim is based on, most trusted first; "alias" stands for "alias:<id>".
-TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "weights", "name")
+_TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "weights", "name")
 
 # The claim of a local model that `index add` took from a folder; it is not on the Hub.
 BY_FOLDER = "folder"
@@ -32,7 +32,7 @@ _MOST_TAGS = 10_000
 _LONGEST_TAG = 300
 _MOST_BASES = 100
 
-# What a path in a configuration names; see path_verdict.
+# Verdicts on a path in a configuration; see path_verdict.
 YES, NO, UNSURE = "yes", "no", "unsure"
 # First parts of a path that are folders of training scripts, not owners on the Hub.
 _FOLDERS = frozenset((
@@ -54,8 +54,8 @@ class Claim:
     def rank(self) -> tuple[int, int]:
         """Sort key: the most trusted claim is the smallest."""
         kind = self.claimed_by.partition(":")[0]
-        trust = TRUST.index(kind) if kind in TRUST else len(TRUST)
-        return (trust, RELATION_ORDER.index(self.relation) if self.relation in RELATION_ORDER else 9)
+        trust = _TRUST.index(kind) if kind in _TRUST else len(_TRUST)
+        return (trust, _RELATION_ORDER.index(self.relation) if self.relation in _RELATION_ORDER else 9)
 
 
 def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
@@ -111,7 +111,7 @@ def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection
     typed = relations - {None}
     if relations and not typed:
         typed = {untyped_relation(row)}
-    return next((relation for relation in RELATION_ORDER if relation in typed and relation in wanted), None)
+    return next((relation for relation in _RELATION_ORDER if relation in typed and relation in wanted), None)
 
 
 # How the names of a full model's weights begin.
@@ -121,7 +121,7 @@ _USUAL = ("model", "pytorch_model", "diffusion_pytorch_model", "consolidated")
 def untyped_relation(row: Mapping[str, Any]) -> str:
     """The relation by the files, and by the tag that LoRAs of image models carry: "adapter" or "finetune".
 
-    Weights of a name of their own without any config.json can only be such a LoRA: a full model needs one.
+    Weights with an unusual name and without any config.json can only be such a LoRA: a full model needs one.
     """
     files, tags = filenames_in(row), row.get("tags")
     is_adapter = not {"adapter_config.json", "pytorch_lora_weights.safetensors"}.isdisjoint(files)
@@ -137,7 +137,7 @@ def untyped_relation(row: Mapping[str, Any]) -> str:
 def path_verdict(path: str | None, identifier: str, ids: Collection[str]) -> str | None:
     """What a ``…name_or_path`` names: the base, another model, something unclear, or nothing (None).
 
-    ``identifier`` is the model's own id, which means nothing.
+    ``identifier`` is the model's own id, which names no base.
     """
     text = (path or "").strip().replace("\\", "/").rstrip("/").lower()
     cached = _CACHED.fullmatch(text) if "models--" in text else None

@@ -21,11 +21,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from indexer.errors import AtlasError, Failed
 from indexer.listing.claim_filter import ClaimFilter
 from indexer.listing.family import Family
-from indexer.listing.listing_state import in_utc
-from indexer.listing.mirrors import joined_spelling
+from indexer.listing.listed_models import in_utc
 from indexer.listing.questions import (
     WALKED,
-    BadRow,
     CheckedRow,
     ClaimedRow,
     CrawlProgress,
@@ -33,9 +31,7 @@ from indexer.listing.questions import (
     Page,
     Passed,
     Question,
-    Rejected,
     Step,
-    Unrelated,
 )
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import ask, is_own, with_parameter
@@ -43,13 +39,13 @@ from indexer.untrusted import Reader, printable
 
 MOST_PAGES = 10_000
 MOST_ROWS = 2_000_000
-MOST_ROWS_A_PAGE = 10_000
-MOST_PAGES_WITHOUT_NEWS = 3
+_MOST_ROWS_A_PAGE = 10_000
+_MOST_PAGES_WITHOUT_NEWS = 3
 # Rows of a page that the server cannot make in time, one after the other; the rest of the question stays as small.
 _SMALLER_PAGES = (100, 50, 25)
 _CURSOR_REFUSED = (400, 404, 410)
-# How often a question may be taken up again because a cursor is not accepted, each time after new rows.
-MOST_RESTARTS = 10
+# How often a question may be started again because a cursor is not accepted, each time after new rows.
+_MOST_RESTARTS = 10
 # Rows of a page that is only read to find a place in the order.
 _LIGHT_PAGE = "1000"
 _EXPAND_BASES = "&expand=baseModels"
@@ -65,7 +61,7 @@ def crawl(request: CrawlRequest, progress: CrawlProgress | None = None) -> Itera
 
 
 class RowCheck(Protocol):
-    """Checks the rows of a page that the crawl itself cannot: ``is_full`` once it takes no more of them."""
+    """Checks rows in a way of its own; ``is_full``: it takes no more of them."""
 
     is_cut: bool
 
@@ -81,7 +77,7 @@ class RowCheck(Protocol):
 
 def answers(question: Question, request: CrawlRequest, progress: CrawlProgress, check: RowCheck) -> Iterator[Page]:
     """The pages of one question, whose rows ``check`` examines. Raises like ``crawl``."""
-    for page in _Answers(request, progress, check).pages(question):
+    for page in _Crawl(request, progress, check).pages(question):
         yield page
         if check.is_full and not page.is_last:
             progress.finished.add(question.key)
@@ -90,33 +86,38 @@ def answers(question: Question, request: CrawlRequest, progress: CrawlProgress, 
 
 
 class _Crawl:
-    def __init__(self, request: CrawlRequest, progress: CrawlProgress) -> None:
+    """One crawl; ``check`` examines the rows of its pages, by default by their claims."""
+
+    def __init__(self, request: CrawlRequest, progress: CrawlProgress, check: RowCheck | None = None) -> None:
         self.request = request
         self.progress = progress
         self.rows = 0
         self.asks_for_bases = True  # until the Hub refuses `baseModels` in a listing
         self.family = Family(request, progress)
         self.filter = ClaimFilter(request, progress.known, self.family.copies)
+        self.check = check
 
     def run(self) -> Iterator[Page]:
         # Every id of the base, by relation and without one.
         for identifier in self.request.ids:
             for relation in self.request.relations:
-                yield from self._pages(Question("tag", identifier, relation))
+                yield from self.pages(Question("tag", identifier, relation))
         for identifier in self.request.ids:
-            yield from self._pages(Question("tag", identifier))
+            yield from self.pages(Question("tag", identifier))
         for mirror in self.request.mirrors:
-            yield from self._pages(Question("children", mirror))
-        for identifier in (*self.request.ids[:1], *self.request.mirrors) if self.request.mirrors else ():
-            if joined := joined_spelling(identifier):
-                yield from self._pages(Question("children", joined))
+            yield from self.pages(Question("children", mirror))
+        # Some tools write an id as the name of its folder: owner--name.
+        for identifier in (self.request.base, *self.request.mirrors):
+            if "/" in identifier:
+                yield from self.pages(Question("children", identifier.replace("/", "--")))
         for question in self.family.questions():
-            yield from self._pages(question)
+            yield from self.pages(question)
         if self.request.discover == "names":
             for name in dict.fromkeys(name.rpartition("/")[2] for name in self.request.ids):
-                yield from self._pages(Question("names", name))
+                yield from self.pages(Question("names", name))
 
-    def _pages(self, question: Question) -> Iterator[Page]:
+    def pages(self, question: Question) -> Iterator[Page]:
+        """The pages of one question."""
         if question.key in self.progress.finished:
             return
         first = _first_page(question.parameters(self.request))
@@ -131,24 +132,20 @@ class _Crawl:
             except Exception as error:
                 # Where the cursor is no longer accepted, go on from the last date that was seen.
                 is_refused = address != first and _status(error) in _CURSOR_REFUSED
-                if not (is_refused and has_news and restarts < MOST_RESTARTS):
+                if not (is_refused and has_news and restarts < _MOST_RESTARTS):
                     raise as_user_error(error, question.what) from error
                 address = self._find_place(first, oldest)
                 links, ids, without_news = {address}, set(), 0
                 restarts, has_news = restarts + 1, False
                 continue
-            found = self.checked(question, rows)
-            claimed = tuple(one for one in found if isinstance(one, ClaimedRow))
-            bad = tuple(one for one in found if isinstance(one, BadRow))
-            rejected = tuple(one for one in found if isinstance(one, Rejected))
-            unrelated = tuple(one for one in found if isinstance(one, Unrelated))
-            passed = tuple(one for one in found if isinstance(one, Passed))
-            page = Page(question, claimed, bad, rejected, passed, unrelated, is_cut=self.is_cut)
-            for one in claimed:
+            found = self.check(rows) if self.check else [self.filter(question, row) for row in rows]
+            is_cut = self.check.is_cut if self.check else self.filter.is_cut
+            page = Page(question, tuple(one for one in found if one is not None), is_cut=is_cut)
+            for one in page.of(ClaimedRow):
                 if one.claim.relation in WALKED:
                     downloads = Reader().count(one.row.get("downloads"), "downloads") or 0
                     self.family.add(one.id, Step(one.claim.parent, one.claim.relation, downloads))
-            for other in passed:
+            for other in page.of(Passed):
                 self.family.add(other.id, other.step)
             before = len(ids)
             ids.update(str(row.get("id")) for row in rows if isinstance(row, dict))
@@ -164,7 +161,7 @@ class _Crawl:
                 yield replace(page, is_last=True)
                 return
             problem = _misleading(next_link)
-            if not problem and (next_link in links or without_news >= MOST_PAGES_WITHOUT_NEWS):
+            if not problem and (next_link in links or without_news >= _MOST_PAGES_WITHOUT_NEWS):
                 problem = "its pages repeat themselves"
             if problem:
                 yield page
@@ -178,15 +175,6 @@ class _Crawl:
             f"The Hub's listing of {question.what} was not read to its end: {problem}.",
             "What was read is kept. Check HF_ENDPOINT and run it again.",
         )
-
-    def checked(self, question: Question, rows: list[Any]) -> list[CheckedRow | None]:
-        """What the rows of a page are."""
-        return [self.filter(question, row) for row in rows]
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether models were left out by a bound."""
-        return self.filter.is_cut
 
     def _find_place(self, first: str, oldest: datetime | None) -> str:
         """The address of a page of the question that begins with ``first``: from there models up to ``oldest`` follow.
@@ -233,7 +221,7 @@ class _Crawl:
         rows = answer.value
         if not isinstance(rows, list):
             raise as_user_error(Failed("server_error", "the answer is not a list"), "a page of the listing")
-        if len(rows) > MOST_ROWS_A_PAGE:
+        if len(rows) > _MOST_ROWS_A_PAGE:
             problem = Failed("server_error", f"it holds {len(rows):,} rows, far more than were asked for")
             raise as_user_error(problem, "a page of the listing")
         self.rows += len(rows)
@@ -242,25 +230,6 @@ class _Crawl:
                 f"The Hub's listing has more than {MOST_ROWS:,} rows.", "Narrow it with `since` or `author`."
             )
         return rows, answer.next_link, size
-
-
-class _Answers(_Crawl):
-    def __init__(self, request: CrawlRequest, progress: CrawlProgress, check: RowCheck) -> None:
-        super().__init__(request, progress)
-        self.check = check
-
-    def pages(self, question: Question) -> Iterator[Page]:
-        """The pages of this question alone."""
-        return self._pages(question)
-
-    def checked(self, question: Question, rows: list[Any]) -> list[CheckedRow | None]:
-        """What the rows of a page are."""
-        return self.check(rows)
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether models were left out by a bound."""
-        return self.check.is_cut
 
 
 def _created(rows: Collection[Any]) -> list[datetime]:
@@ -282,7 +251,7 @@ def _misleading(next_link: str) -> str:
 def _limit(address: str) -> int:
     """The rows of a page that an address asks for."""
     text = next((value for name, value in parse_qsl(urlsplit(address).query) if name == "limit"), "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else MOST_ROWS_A_PAGE
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else _MOST_ROWS_A_PAGE
 
 
 def _status(error: Exception) -> int | None:

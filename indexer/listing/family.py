@@ -1,8 +1,8 @@
 """The family of a base as far as a crawl knows it: which model is to be asked for its children next.
 
-A model belongs to it that names the base or another member: as a fine-tune, a merge, a quantised copy, or by name a
-mirror of the base. Adapters belong to it too, but are not asked: 458 models name one as their base, of 600,000 that
-name any (July 2025).
+A model belongs to it if it names the base or another member as what it was made from (by fine-tuning, merging or
+quantising), or if it is a mirror of the base by name. Adapters belong to it too, but are not asked: of 600,000 models
+that name a base, 458 name an adapter (July 2025).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ is a JSON object with a checksum and a ``kind``:
 - ``removed``: a model that the user took out, and that no crawl brings back
 - ``renamed``: a model's old name and the one under which it is listed now
 - ``start``, ``page``, ``finish``: a crawl, so that the next one can be resumed where it stopped
-- ``step``: a model of the family that is not listed itself (a quantised copy, a mirror), and what it is of which model
+- ``step``: a model of the family that is not listed (a quantised copy, a mirror), its parent, and the relation to it
 - ``base``: the base's ids
 
 The file is read by replaying it. A last line cut short by a crash is dropped and overwritten by the next append. Any
@@ -32,18 +32,20 @@ from uuid import uuid4
 
 from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER, Claim
-from indexer.listing.listing_state import (
-    RESTORED,
-    CrawlState,
-    Line,
-    ListedModel,
-    State,
-    bad_line,
-    model_line,
-    select,
-    step_line,
+from indexer.listing.listed_models import Line, ListedModel, select
+from indexer.listing.listing_state import RESTORED, CrawlState, State, bad_line, model_line, step_line
+from indexer.listing.questions import (
+    COPY,
+    BadRow,
+    ClaimedRow,
+    CrawlProgress,
+    CrawlRequest,
+    Page,
+    Passed,
+    RawRow,
+    Rejected,
+    Step,
 )
-from indexer.listing.questions import COPY, BadRow, CrawlProgress, CrawlRequest, Page, RawRow, Step
 from indexer.names import is_hub_id
 from indexer.regular_files import descriptor_of, open_regular
 from indexer.storage.atomic_files import replacing, sync_folder
@@ -52,10 +54,10 @@ from indexer.storage.checksummed_jsonl import add_checksum, has_checksum, parse_
 __all__ = ["ListedModel", "Listing", "select"]
 
 # A crawl older than this starts over, because it would miss what was uploaded since.
-RESUME_WITHIN_SECONDS = 24 * 3600.0
+_RESUME_WITHIN_SECONDS = 24 * 3600.0
 
 # The file is written again when it has this many lines for each one needed, and at least this many in all.
-SUPERSEDED_FACTOR = 2.5
+_SUPERSEDED_FACTOR = 2.5
 SUPERSEDED_LINES = 1_000
 
 # Later kinds win: a model that one listing rejected and another shows is listed, a rename is known to all, and a model
@@ -90,7 +92,7 @@ class Listing:
         return list(self._models[1])
 
     def mirrors(self) -> tuple[str, ...]:
-        """Names under which a user says that the base's weights are on the Hub, too."""
+        """Other ids of the base's weights, which the user gave."""
         return tuple(name for name, (step, _) in self._read().steps.items() if step.relation == COPY)
 
     def copies(self) -> dict[str, str]:
@@ -133,16 +135,8 @@ class Listing:
         """Remove the file if it has no rows and no crawl that could be resumed."""
         state = self._read()
         can_go_on = state.crawl is not None and not state.crawl.is_over and state.crawl.link is not None
-        if (
-            state.models
-            or state.bad
-            or state.rejected
-            or state.unrelated
-            or state.renamed
-            or state.removed
-            or can_go_on
-            or self._problems
-        ):
+        kept = (state.models, state.bad, *state.rejected.values(), state.renamed, state.removed, self._problems)
+        if can_go_on or any(kept):
             return
         self.path.unlink(missing_ok=True)
         self._state = None
@@ -193,7 +187,7 @@ class Listing:
         crawl, parameters = state.crawl, request.as_json()
         if crawl is not None and not crawl.is_over and crawl.parameters == parameters:
             age = (now - crawl.started).total_seconds()
-            if 0 <= age <= RESUME_WITHIN_SECONDS:
+            if 0 <= age <= _RESUME_WITHIN_SECONDS:
                 return state.progress(crawl), True
         line = {"kind": "start", "crawl": uuid4().hex, "seen": now.isoformat(), "parameters": parameters}
         self.note_base(request.ids)
@@ -205,7 +199,7 @@ class Listing:
         state, crawl, now = self._read(), self._crawl(), datetime.now(UTC)
         lines: list[Line] = []
         new = 0
-        for found in page.rows:
+        for found in page.of(ClaimedRow):
             if found.id in state.removed:
                 continue
             name = state.name_of(found.id, found.row)
@@ -214,14 +208,11 @@ class Listing:
             is_news = known is None or (name == found.id and state.merged(name, found.row) != known.row)
             claims = {page.question.key: found.claim}
             lines.append(model_line(found.id, claims, found.row if is_news else None, crawl.id, now))
-        lines += [bad_line(replace(bad, seen=now), crawl.id) for bad in page.bad]
-        lines += [step_line(one.id, one.step, crawl.id) for one in page.passed]
-        for one in page.rejected:
-            if state.rejected.get(one.id, ("",))[0] != one.commit:
-                lines.append({"kind": "rejected", "id": one.id, "sha": one.commit, "why": one.why})
-        for other in page.unrelated:
-            if state.unrelated.get(other.id, ("",))[0] != other.commit:
-                lines.append({"kind": "unrelated", "id": other.id, "sha": other.commit, "why": other.why})
+        lines += [bad_line(replace(bad, seen=now), crawl.id) for bad in page.of(BadRow)]
+        lines += [step_line(one.id, one.step, crawl.id) for one in page.of(Passed)]
+        for one in page.of(Rejected):
+            if state.rejected[one.kind].get(one.id, ("",))[0] != one.commit:
+                lines.append({"kind": one.kind, "id": one.id, "sha": one.commit, "why": one.why})
         lines.append(
             {
                 "kind": "page",
@@ -247,7 +238,7 @@ class Listing:
         self._append([*lines, {"kind": "finish", "crawl": crawl.id, "complete": is_complete}])
         state = self._read()
         needed = state.as_lines()
-        is_worthwhile = state.lines >= SUPERSEDED_LINES and state.lines >= SUPERSEDED_FACTOR * len(needed)
+        is_worthwhile = state.lines >= SUPERSEDED_LINES and state.lines >= _SUPERSEDED_FACTOR * len(needed)
         if is_worthwhile and not self._problems:  # a damaged file stays as it is
             self.write(needed)
         return gone

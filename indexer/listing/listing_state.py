@@ -1,20 +1,17 @@
-"""The models of a listing, and the state that the lines of a listing file add up to. Nothing here reads a file."""
+"""The state that the lines of a listing file add up to. Nothing here reads a file."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from indexer.errors import AtlasError
 from indexer.listing.claims import Claim
+from indexer.listing.listed_models import Line, ListedModel
 from indexer.listing.questions import COPY, WALKED, BadRow, CrawlProgress, RawRow, Step
-from indexer.names import RELATIONS, SORTS, author_of, is_hub_id, is_local_id
-from indexer.untrusted import Reader, is_too_deep
-
-Line = dict[str, Any]
+from indexer.names import RELATIONS, is_hub_id, is_local_id
+from indexer.untrusted import is_too_deep
 
 # Fields that belong to one commit, and are not carried over to the next.
 _OF_COMMIT = ("siblings", "safetensors")
@@ -26,115 +23,6 @@ _EXAMINED = ("adapter_config", "config", "card", "name")
 _ASKED_BEFORE = ("alias:adapter:", "descendants:finetune:")
 # Steps of a path that are kept; longer ones are circles.
 _MOST_STEPS = 20
-_EARLIEST = datetime.min.replace(tzinfo=UTC)
-
-
-@dataclass(frozen=True)
-class ListedModel:
-    """One model of a base's listing: its merged row, and the most trusted claim (the last one, if it has gone).
-
-    ``claims``: for each question that shows it, by the question's key, the claim made there and the crawl;
-    ``deleted_at_hub``: no question shows it any more; ``path``: the models from the base to this one, each with its
-    relation to the one before.
-    """
-
-    id: str
-    row: dict[str, Any]
-    relation: str
-    claimed_by: str
-    parent: str
-    first_seen: datetime
-    last_seen: datetime
-    deleted_at_hub: bool = False
-    claims: Mapping[str, tuple[Claim, str]] = field(default_factory=dict)
-    path: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def author(self) -> str:
-        """The account it belongs to."""
-        return author_of(self.id)
-
-    @property
-    def created(self) -> datetime | None:
-        """When it was created; None if the row has no readable date."""
-        return Reader().moment(self.row.get("createdAt"), "createdAt")
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether it was made of the base's own weights: of the base, a mirror of it, or a quantised copy."""
-        is_of_copy = all(relation in ("quantized", COPY) for relation, _ in self.path[:-1])
-        return is_of_copy or self.claimed_by.startswith("alias:")
-
-    def count(self, name: str) -> int:
-        """A number of the row (downloads, likes); 0 if it has none."""
-        return Reader().count(self.row.get(name), name) or 0
-
-    def with_claims(self, claims: Mapping[str, tuple[Claim, str]], last: Claim | None = None) -> ListedModel:
-        """The same model with these claims; ``last`` is its claim if there are none (by default the one it has)."""
-        claim = min((one for one, _ in claims.values()), key=lambda one: one.rank, default=last)
-        claim = claim or Claim(self.relation, self.claimed_by, self.parent)
-        return replace(
-            self,
-            relation=claim.relation,
-            claimed_by=claim.claimed_by,
-            parent=claim.parent,
-            deleted_at_hub=not claims,
-            claims=claims,
-        )
-
-    def as_line(self) -> Line:
-        """One line of a listing file with all of it."""
-        return {
-            "kind": "model",
-            "id": self.id,
-            "first_seen": self.first_seen.isoformat(),
-            "seen": self.last_seen.isoformat(),
-            "claims": {key: asdict(claim) | {"crawl": crawl} for key, (claim, crawl) in self.claims.items()},
-            "was": {"relation": self.relation, "claimed_by": self.claimed_by, "parent": self.parent, "crawl": ""},
-            "row": self.row,
-        }
-
-
-def select(
-    models: Iterable[ListedModel],
-    limit: int | None = None,
-    sort: str = "downloads",
-    since: datetime | None = None,
-    author: str | None = None,
-    relations: Collection[str] | None = None,
-    depth: int | None = None,
-) -> list[ListedModel]:
-    """The first ``limit`` models that match and have not gone, largest first; ties in the order of ids.
-
-    ``since``: created at that time or later; a model without a date does not match. ``depth``: at most so many steps
-    from the base; 0 for models made of its own weights (``is_direct``). Raises AtlasError if ``sort``
-    is not one of ``names.SORTS`` or ``limit`` is negative.
-    """
-    if sort not in SORTS:
-        raise AtlasError(f"Models cannot be sorted by {sort!r}.", f"Choose one of {', '.join(SORTS)}.")
-    if limit is not None and limit < 0:
-        raise AtlasError(f"The limit {limit} is negative.", "Give a number of models.")
-    start = in_utc(since)
-    chosen = [
-        model
-        for model in models
-        if not model.deleted_at_hub
-        and (relations is None or model.relation in relations)
-        and (author is None or model.author.lower() == author.lower())
-        and (depth is None or (len(model.path) <= depth if depth else model.is_direct))
-        and (start is None or (model.created or _EARLIEST) >= start)
-    ]
-    chosen.sort(key=lambda model: model.id)
-    if sort == "created":  # stable: ties stay in the order of ids
-        chosen.sort(key=lambda model: model.created or _EARLIEST, reverse=True)
-    else:
-        chosen.sort(key=lambda model: model.count(sort), reverse=True)
-    return chosen[:limit]
-
-
-def in_utc(moment: datetime | None) -> datetime | None:
-    """The moment; one without a time zone is taken to be in UTC."""
-    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
 @dataclass
@@ -158,8 +46,8 @@ class State:
     def __init__(self) -> None:
         self.models: dict[str, ListedModel] = {}
         self.bad: dict[str, tuple[BadRow, str]] = {}
-        self.rejected: dict[str, tuple[str, str]] = {}
-        self.unrelated: dict[str, tuple[str, str]] = {}
+        # By kind of line and model: the commit that was examined, and why the model is not a fine-tune of the base.
+        self.rejected: dict[str, dict[str, tuple[str, str]]] = {"rejected": {}, "unrelated": {}}
         self.renamed: dict[str, str] = {}
         self.removed: dict[str, str] = {}
         self.steps: dict[str, tuple[Step, str]] = {}  # of models that are not listed, and the last crawl to show them
@@ -181,10 +69,8 @@ class State:
                 case "bad":
                     bad = BadRow(str(line["why"]), str(line["raw"]), str(line["key"]), _moment(line["seen"]))
                     self.bad[bad.key] = (bad, str(line.get("crawl", "")))
-                case "rejected":
-                    self.rejected[str(line["id"])] = (str(line["sha"]), str(line["why"]))
-                case "unrelated":
-                    self.unrelated[str(line["id"])] = (str(line["sha"]), str(line["why"]))
+                case "rejected" | "unrelated" as kind:
+                    self.rejected[kind][str(line["id"])] = (str(line["sha"]), str(line["why"]))
                 case "renamed":
                     old, new = line["id"], line["to"]
                     if not (isinstance(old, str) and isinstance(new, str) and is_hub_id(new)) or old == new:
@@ -272,7 +158,7 @@ class State:
             if step.relation in WALKED and (narrows or seen == crawl.id)
         }
         known: dict[str, tuple[str, Claim | None]] = {
-            identifier: (commit, None) for identifier, (commit, _) in self.rejected.items()
+            identifier: (commit, None) for identifier, (commit, _) in self.rejected["rejected"].items()
         }
         for model in self.models.values():
             claims = [claim for claim, seen in model.claims.values() if narrows or seen == crawl.id]
@@ -284,7 +170,7 @@ class State:
                 examined = Claim(model.relation, model.claimed_by, model.parent)
                 known[model.id] = (str(model.row.get("sha") or ""), examined)
         compared: dict[str, tuple[str, Claim | None]] = {
-            identifier: (commit, None) for identifier, (commit, _) in self.unrelated.items()
+            identifier: (commit, None) for identifier, (commit, _) in self.rejected["unrelated"].items()
         }
         for model in self.models.values():
             for claim, _ in model.claims.values():
@@ -338,14 +224,11 @@ class State:
         lines += [model.as_line() for model in self.models.values()]
         lines += [bad_line(bad, crawl) for bad, crawl in self.bad.values()]
         lines += [
-            {"kind": "rejected", "id": identifier, "sha": commit, "why": why}
-            for identifier, (commit, why) in self.rejected.items()
+            {"kind": kind, "id": identifier, "sha": commit, "why": why}
+            for kind, examined in self.rejected.items()
+            for identifier, (commit, why) in examined.items()
         ]
         lines += [step_line(identifier, step, crawl) for identifier, (step, crawl) in self.steps.items()]
-        lines += [
-            {"kind": "unrelated", "id": identifier, "sha": commit, "why": why}
-            for identifier, (commit, why) in self.unrelated.items()
-        ]
         lines += [{"kind": "renamed", "id": old, "to": new} for old, new in self.renamed.items()]
         lines += [{"kind": "removed", "id": model, "seen": when} for model, when in self.removed.items()]
         return lines
@@ -377,8 +260,8 @@ class State:
         merged = known.row if row is None else self.merged(identifier, row)
         known = replace(known, row=merged, last_seen=max(known.last_seen, seen))
         self.models[identifier] = known.with_claims({**known.claims, **claims}, was)
-        self.rejected.pop(identifier, None)
-        self.unrelated.pop(identifier, None)
+        for examined in self.rejected.values():
+            examined.pop(identifier, None)
         self.renamed.pop(identifier, None)
         self.removed.pop(identifier, None)
 

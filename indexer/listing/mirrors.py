@@ -21,12 +21,6 @@ def known_mirrors(ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def joined_spelling(identifier: str) -> str | None:
-    """``owner--name``, as tools write an id that they took from a folder's name; None without an owner."""
-    owner, slash, name = identifier.partition("/")
-    return f"{owner}--{name}" if slash else None
-
-
 @cache
 def _table() -> dict[str, Any]:
     table = tomllib.loads(files("indexer.listing").joinpath("mirrors.toml").read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from indexer.listing.claims import (
     stated_bases,
     untyped_relation,
 )
-from indexer.listing.listing_state import ListedModel
+from indexer.listing.listed_models import ListedModel
 from indexer.listing.mirrors import known_mirrors
 from indexer.names import is_hub_id
 from indexer.network.hub import model_row
@@ -41,10 +41,10 @@ Row = Mapping[str, Any]
 class Parents:
     """Looks up the bases of adapters. ``ids``: every id of the base model.
 
-    ``ask`` returns the Hub's row of a model, or None if there is none that may be read; without ``ask`` only the
-    listing is used. ``copies``: id in lower case → the model that has the same weights, in 16 or 4 bits. A model named
-    after the base whose files have the checksums ``hashes`` of the base's is the base. ``unknown`` collects what could
-    not be resolved: adapter → the name it gives.
+    ``ask`` returns the Hub's row of a model, or None if no such model can be read; without ``ask`` only the listing is
+    used. ``copies``: id in lower case → the model that has the same weights, in 16 or 4 bits. A model named after the
+    base, whose files have the checksums ``hashes`` of the base's, is the base. ``unknown`` collects what could not be
+    resolved: adapter → the name it gives.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ def names_another(row: Row, base: str) -> bool:
 
 
 def ask_hub(name: str) -> Row | None:
-    """The Hub's row of a model; None if there is none that may be read.
+    """The Hub's row of a model; None if no such model can be read.
 
     Raises AtlasError if the Hub cannot be asked.
     """

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from indexer.listing.claims import Claim
 from indexer.names import DEFAULT_RELATIONS, MOST_QUESTIONS, MOST_STEPS
@@ -14,7 +14,7 @@ from indexer.names import DEFAULT_RELATIONS, MOST_QUESTIONS, MOST_STEPS
 RawRow = dict[str, Any]
 
 # Fields that a listing can return (the Hub refuses childrenModelCount and usedStorage there).
-EXPANDED = (
+_EXPANDED = (
     "author", "baseModels", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
     "library_name", "likes", "pipeline_tag", "private", "safetensors", "sha", "siblings", "tags",
 )  # fmt: skip
@@ -98,13 +98,13 @@ class Question:
     @property
     def what(self) -> str:
         """What is being listed, for messages."""
-        if self.kind == "names":
-            return f"models named like {self.asked}"
-        if self.kind == "children":
-            return f"what was made of {self.asked}"
-        if self.kind == "weights":
-            return f"models of type {self.asked}"
-        return f"the {self.relation or 'tagged'} models of {self.asked}"
+        models = {
+            "names": "models named like",
+            "children": "what was made of",
+            "weights": "models of type",
+            "tag": f"the {self.relation or 'tagged'} models of",
+        }
+        return f"{models[self.kind]} {self.asked}"
 
     def parameters(self, request: CrawlRequest) -> list[tuple[str, str]]:
         """The query of its first page, sorted by creation because the default order changes between pages."""
@@ -118,7 +118,7 @@ class Question:
         author = [("author", request.author)] if request.author else []
         # Each untagged model costs requests of its own, whose results are stored a page at a time.
         size = min(request.page_size, _NAMES_A_PAGE) if self.kind in ("names", "weights") else request.page_size
-        return [*asked, *author, ("sort", "createdAt"), ("limit", str(size)), *(("expand", name) for name in EXPANDED)]
+        return [*asked, *author, ("sort", "createdAt"), ("limit", str(size)), *(("expand", name) for name in _EXPANDED)]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Passed:
-    """A model that is not listed itself, but whose children are: a quantised copy, or of a relation not asked for."""
+    """A model that is not listed, but whose children are: a quantised copy, or one of a relation not asked for."""
 
     id: str
     step: Step
@@ -176,44 +176,40 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Rejected:
-    """An untagged model that was examined at this commit and is not a fine-tune of this base."""
+    """An untagged model that was examined at this commit and is not a fine-tune of this base.
+
+    ``kind``: ``rejected`` by what its files and its name say, or ``unrelated`` by its weights.
+    """
 
     id: str
     commit: str
     why: str
+    kind: Literal["rejected", "unrelated"] = "rejected"
 
 
-@dataclass(frozen=True)
-class Unrelated:
-    """An untagged model whose weights, at this commit, are not nearly those of this base."""
-
-    id: str
-    commit: str
-    why: str
-
-
-# What the check of a row that makes a claim, or might make one, ends with.
-CheckedRow = ClaimedRow | BadRow | Rejected | Unrelated | Passed
+# The result of checking a row that makes a claim, or might make one.
+CheckedRow = ClaimedRow | BadRow | Rejected | Passed
+Checked = TypeVar("Checked", ClaimedRow, BadRow, Rejected, Passed)
 
 
 @dataclass(frozen=True)
 class Page:
     """One page of answers. ``is_last``: the question is answered; ``next_link``: the next page otherwise.
 
-    ``is_cut``: untagged models were left out by a bound. ``oldest``: the earliest ``createdAt`` of the question so far,
-    where it can be taken up if the address of the next page is no longer accepted.
+    ``is_cut``: a bound left untagged models out. ``oldest``: the earliest ``createdAt`` of the question so far, from
+    which it can be continued if the address of the next page is no longer accepted.
     """
 
     question: Question
-    rows: tuple[ClaimedRow, ...] = ()
-    bad: tuple[BadRow, ...] = ()
-    rejected: tuple[Rejected, ...] = ()
-    passed: tuple[Passed, ...] = ()
-    unrelated: tuple[Unrelated, ...] = ()
+    rows: tuple[CheckedRow, ...] = ()
     next_link: str | None = None
     is_last: bool = False
     is_cut: bool = False
     oldest: str | None = None
+
+    def of(self, kind: type[Checked]) -> list[Checked]:
+        """Its rows of this kind."""
+        return [row for row in self.rows if isinstance(row, kind)]
 
 
 @dataclass
@@ -221,8 +217,8 @@ class CrawlProgress:
     """How far an earlier crawl of the same request came, and what it found.
 
     ``family``: the models found so far that may have children. ``known``: id → (commit, claim or None) of untagged
-    models that were examined before; ``compared``: the same of those whose weights were. The crawl counts in ``calls``
-    what it asked the Hub, and in ``unasked`` the models that a bound kept it from asking about.
+    models that were examined before; ``compared``: the same for models whose weights were compared. The crawl counts
+    its requests in ``calls``, and in ``unasked`` the models that a bound kept it from asking about.
     """
 
     finished: set[str] = field(default_factory=set)

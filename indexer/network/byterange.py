@@ -112,7 +112,7 @@ class LocalFile:
         return buffer
 
     def run(self, start: int, stop: int) -> Run:
-        """The range [start, stop), of which only the requested bytes are read."""
+        """The range [start, stop); only the requested bytes are read."""
         check_range(self, start, stop)
         return Run(start, stop, self.read_into)
 

@@ -1,8 +1,9 @@
 """Connections for ranges of files: sockets that are kept open, and the standard library's parser of responses.
 
 A sample of a model is about a hundred small ranges, and for each of them httpx2's pool and parser take several times as
-much of the processor. These connections do what a GET of a range needs and nothing else: HTTP/1.1 to the host itself,
-without a proxy. Every response is held to the minimum throughput of ``indexer.network.min_throughput``.
+much of the processor. These connections do what a GET of a range needs and nothing else: HTTP/1.1 to the host itself.
+Where the environment names a proxy for a host, ``WatchedTransport`` does not use them. Every response is held to the
+minimum throughput of ``indexer.network.min_throughput``.
 """
 
 from __future__ import annotations
@@ -16,18 +17,17 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 
-if TYPE_CHECKING:
-    from indexer.network.min_throughput import MinThroughput
+from indexer.network.min_throughput import MinThroughput
 
 _CHUNK_BYTES = 64 << 10
-# As of httpx2's pools: how many connections wait for their next request, and how long.
+# As in httpx2's pools: how many connections wait for their next request, and how long.
 _MOST_IDLE = 20
 _IDLE_SECONDS = 5.0
-# Of a status line and headers, with those of interim responses (103 Early Hints) before them.
+# For the status line and headers, including those of interim responses (103 Early Hints).
 _MOST_HEAD_BYTES = 256 << 10
 
 _Place = tuple[str, str, int]  # scheme, host, port
@@ -59,7 +59,7 @@ class DirectConnections:
             with _httpx_errors(request, httpx2.WriteTimeout, httpx2.WriteError):
                 connection.sendall(head)
             with _httpx_errors(request, httpx2.ReadTimeout, httpx2.ReadError):
-                response = _begun(_Line(connection, self._minimum))
+                response = _begun(_Received(connection, self._minimum))
         except BaseException:
             connection.close()
             raise
@@ -83,7 +83,7 @@ class DirectConnections:
             surplus.close()
 
     def _taken(self, place: _Place) -> socket.socket | None:
-        """The connection to ``place`` that was used last; None if there is none that is open and silent."""
+        """The connection to ``place`` that was used last and can be used again; None if there is none."""
         while True:
             with self._lock:
                 number = next(
@@ -92,7 +92,7 @@ class DirectConnections:
                 if number < 0:
                     return None
                 _, until, connection = self._idle.pop(number)
-            # What can be read now is its end, or something that nobody asked for.
+            # If something can be read now, it is the end of the connection, or an answer without a request.
             if time.monotonic() < until and not _is_readable(connection):
                 return connection
             connection.close()
@@ -108,8 +108,8 @@ class DirectConnections:
             raise
 
 
-def _begun(line: _Line) -> http.client.HTTPResponse:
-    """The response of which status and headers have been read."""
+def _begun(line: _Received) -> http.client.HTTPResponse:
+    """The response, once its status and headers have been read."""
     status = 100
     while 100 <= status < 200:
         response = http.client.HTTPResponse(line, method="GET")  # type: ignore[arg-type] # it only calls makefile
@@ -122,8 +122,8 @@ def _begun(line: _Line) -> http.client.HTTPResponse:
     return response
 
 
-class _Line(io.RawIOBase):
-    """What a connection brings for one request, held to the minimum throughput. Closing it closes nothing else."""
+class _Received(io.RawIOBase):
+    """The bytes that answer one request, held to the minimum throughput. Closing it does not close the connection."""
 
     def __init__(self, connection: socket.socket, minimum: MinThroughput) -> None:
         self._connection, self._minimum = connection, minimum
@@ -179,7 +179,7 @@ class _Body(httpx2.SyncByteStream):
         with _httpx_errors(self._request, httpx2.ReadTimeout, httpx2.ReadError):
             while chunk := response.read1(_CHUNK_BYTES):
                 yield chunk
-            if response.length:  # read1 says nothing of a body that ends too early
+            if response.length:  # read1 does not report a body that ends too early
                 raise http.client.IncompleteRead(b"", response.length)
         self._is_complete = True
 
@@ -194,6 +194,8 @@ class _Body(httpx2.SyncByteStream):
 
 
 def _is_readable(connection: socket.socket) -> bool:
+    if isinstance(connection, ssl.SSLSocket) and connection.pending():  # decrypted, so the socket itself has no more
+        return True
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

@@ -31,7 +31,7 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _FORMER_IDS = (("", "{name}"), ("meta-llama", "meta-llama/Meta-{name}"))
 
 # The folders that hold the denoising model in a repository of diffusers.
-COMPONENTS = ("transformer", "unet")
+_COMPONENTS = ("transformer", "unet")
 
 _CONVERTER = "SFconvertbot"
 _CONVERSION = "Adding `safetensors` variant of this model"
@@ -88,7 +88,7 @@ def resolve_base(name: str) -> BaseFacts:
                     found = ask(f"/api/models/{former}").value
                     if isinstance(found, dict) and found.get("id") == identifier:
                         aliases.append(former)
-        component = component_of(filenames_in(row))
+        component = _component_of(filenames_in(row))
         try:
             config = fetch_json(identifier, f"{component}/config.json" if component else "config.json", commit)
         except ModelError as error:
@@ -108,17 +108,17 @@ def resolve_base(name: str) -> BaseFacts:
     return BaseFacts(identifier, commit, tuple(dict.fromkeys(aliases)), config, row, component)
 
 
-def component_of(filenames: Collection[str]) -> str:
+def _component_of(filenames: Collection[str]) -> str:
     """The folder of the denoising model in a repository of diffusers; "" for any other repository."""
     if "model_index.json" not in filenames or "config.json" in filenames:
         return ""
-    return next((name for name in COMPONENTS if f"{name}/config.json" in filenames), "")
+    return next((name for name in _COMPONENTS if f"{name}/config.json" in filenames), "")
 
 
 # Files that say what a repository without config.json is, and what to do.
 _INSTEAD_OF_CONFIG = (
     ("adapter_config.json", "it is an adapter", "Name the base that it was trained on."),
-    ("model_index.json", "it is a pipeline without a denoising model in a folder of its own", "Choose another base."),
+    ("model_index.json", "it is a pipeline without a separate folder for its denoising model", "Choose another base."),
     ("params.json", "its weights are in Mistral's own form", "Choose its twin for transformers, often named …-hf."),
 )
 

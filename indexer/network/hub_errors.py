@@ -23,10 +23,16 @@ from huggingface_hub.errors import (
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, access_hint, without_user
 from indexer.names import is_hub_id
-from indexer.network.session import INVALID_TOKEN
-from indexer.untrusted import tidy
+from indexer.network.session import INVALID_TOKEN, certificate_problem
+from indexer.network.transport import UnusableProxyError
+from indexer.untrusted import printable, tidy
 
 _LONGEST = 200
+
+_OF_CERTIFICATES = (
+    "If a proxy of your network opens https, or this Hub has an authority of its own, set SSL_CERT_FILE to a file with "
+    "its certificate."
+)
 
 # The first class that matches decides, so derived classes come first.
 _BY_CLASS: tuple[tuple[type[Exception], type[ModelError], str, str], ...] = (
@@ -88,6 +94,11 @@ def as_model_error(exception: Exception) -> ModelError:
         if status == 429:
             return Failed("rate_limited", "the rate limit is used up (HTTP 429)")
         return Failed("server_error", _with_detail(f"the Hub answered HTTP {status}", exception))
+    if problem := certificate_problem(exception):
+        host = exception.request.url.host if isinstance(exception, httpx2.RequestError) else "the server"
+        return Failed(
+            "network", f"the certificate of {printable(host, 100)} is not trusted ({tidy(problem, _LONGEST)})"
+        )
     for known, kind, reason, sentence in _BY_CLASS:
         if isinstance(exception, known):
             return kind(reason, _with_detail(sentence, exception))
@@ -115,7 +126,12 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
     named = what.rpartition(" ")[2]
     is_gated = error.reason == "gated" and is_hub_id(named)
     hint = access_hint(named) if is_gated else _HINTS.get(error.reason, "")
-    return AtlasError(f"Cannot get {what} from {without_user(constants.ENDPOINT)}: {error.detail}.", hint)
+    if certificate_problem(exception):
+        hint = _OF_CERTIFICATES
+    elif isinstance(exception, UnusableProxyError):
+        hint = "Correct the variable, or unset it."
+    where = without_user(constants.ENDPOINT) or "an empty HF_ENDPOINT"
+    return AtlasError(f"Cannot get {what} from {where}: {error.detail}.", hint)
 
 
 def _token_is_invalid(exception: HfHubHTTPError) -> bool:

@@ -87,8 +87,8 @@ def ask(path: str, parameters: Parameters = ()) -> HubAnswer:
     """GET JSON from the endpoint; ``path`` is below it, or a whole address of the endpoint's own host.
 
     The JSON is raw, because one malformed field in a typed client ends a whole listing. Raises the library's exceptions
-    for statuses of 400 and more, and Failed("server_error") for a body that stays unreadable and for a redirect to
-    another host.
+    for statuses of 400 and more, Failed("server_error") for a body that stays unreadable, and Failed("network") for a
+    redirect to a host that is neither the endpoint nor the Hub.
     """
     ensure_session()
     endpoint = constants.ENDPOINT.rstrip("/")
@@ -138,7 +138,6 @@ def fetch_small(
     limit: int,
     *,
     repo_type: str = "model",
-    endpoint: str | None = None,
     retries: RetryPolicy | None = None,
     stay: bool = False,
 ) -> bytes:
@@ -149,7 +148,7 @@ def fetch_small(
     """
     ensure_session()
     policy = retries or RetryPolicy()
-    endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+    endpoint = constants.ENDPOINT.rstrip("/")
     url = hf_hub_url(repository, filename, repo_type=repo_type, revision=commit, endpoint=endpoint)
     deadline = time.monotonic() + policy.small_file_seconds
 
@@ -201,12 +200,13 @@ def _send(
 ) -> tuple[httpx2.Response, str]:
     """The response to a GET, redirects followed, and its address; ``is_api``: only on the endpoint's own host.
 
+    A mirror may also send questions on to the Hub, as hf-mirror.com does since 2026 (huggingface_hub issue 4637).
     The access token is sent to the endpoint's own origin only. An https endpoint never leads to plain http.
     """
     for _ in range(_MOST_REDIRECTS):
         is_endpoint = is_own(address, endpoint)
-        if is_api and not is_endpoint:
-            raise Failed("server_error", f"the Hub points to another host ({printable(address, 100)})")
+        if is_api and not is_endpoint and not is_own(address, constants.HUGGINGFACE_CO_URL_HOME):
+            raise Failed("network", f"the Hub points to another host ({printable(address, 100)})")
         if _origin(address)[0] not in {"https", _origin(endpoint)[0]}:
             raise Failed("server_error", "its address is neither https nor of the endpoint's own scheme")
         token = build_hf_headers() if is_endpoint else build_hf_headers(token=False)
@@ -248,7 +248,7 @@ _MESSAGE = re.compile(r"<Message>([^<]{1,500})", re.IGNORECASE)
 def reason_in(response: httpx2.Response) -> str:
     """The reason that the body of a refusal gives, for a message: ": Access denied"; "" if it gives none.
 
-    It is what S3 and CloudFront send (XML), the Hub (JSON), or plain text, whose first line counts.
+    The body is XML (of S3 and CloudFront), JSON (of the Hub), or plain text, whose first line counts.
     """
     try:
         text = response.read()[:4000].decode("utf-8", errors="replace").strip()

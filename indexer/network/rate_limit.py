@@ -231,9 +231,9 @@ def common_limiter() -> RateLimiter:
 def shared_limiter(warn: Say = lambda sentence: None) -> RateLimiter:
     """A limiter shared by all processes of this user on this machine; calls ``warn`` if it cannot be shared.
 
-    Its file lies in a folder of the user's own in the machine's temporary folder, because several machines often share
-    a home. Other users can write next to that folder and may have been there first: a link, another user's folder and
-    a folder that others can write to are not used.
+    Its file lies in the user's own folder in the machine's temporary folder, because several machines often share a
+    home. Other users can create files there too, perhaps earlier: a link, another user's folder and a folder that
+    others can write to are not used.
     """
     folder = _private_folder()
     try:

@@ -52,14 +52,13 @@ class RemoteFile:
         filename: str,
         commit: str,
         *,
-        endpoint: str | None = None,
         retries: RetryPolicy | None = None,
     ) -> None:
         ensure_session()
         self.name = filename
         self.bytes_read = 0
         self._lock = threading.Lock()  # ranges may be read by several threads
-        self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self._endpoint = constants.ENDPOINT.rstrip("/")
         self._retries = retries or RetryPolicy()
         self._commit = commit
         self._url = hf_hub_url(repository, filename, revision=commit, endpoint=self._endpoint)

@@ -8,8 +8,8 @@ including those of ``model_info`` and similar functions, which neither retry nor
 - A 429 waits as its ``RateLimit`` header says (``"api";r=0;t=55``: nothing left, 55 seconds to go), otherwise as
   ``Retry-After`` says. When little of the quota is left, requests are spread over the remaining time.
 - A 408, a 5xx or a lost connection is retried with growing waits if repeating the request does no harm.
-- A 401 or 403 to a request with a token is asked for once more without it: a fine-grained token can be refused what
-  anybody may read.
+- A request with a token that is answered by 401 or 403 is sent once more without it: a fine-grained token can be
+  refused what is public.
 - When the budget of a request is spent, its last response or error is returned as it is, so a 429 or a 5xx never looks
   like an empty response.
 
@@ -23,6 +23,7 @@ import math
 import os
 import random
 import re
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -34,8 +35,8 @@ from huggingface_hub.utils import disable_progress_bars
 from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.console.messages import Progress
-from indexer.errors import Failed
-from indexer.network.min_throughput import MinThroughput, WatchedTransport
+from indexer.errors import AtlasError, Failed
+from indexer.network.min_throughput import MinThroughput
 from indexer.network.rate_limit import (
     RateLimiter,
     announce,
@@ -44,15 +45,16 @@ from indexer.network.rate_limit import (
     note_response,
     requested_wait,
 )
+from indexer.network.transport import UnusableProxyError, WatchedTransport
 from indexer.untrusted import MOST_VALUES, printable, values_in
 
-# In the refusal of a token that is wrong or has expired. Without it public models would be served, and nobody would
-# notice that private ones are missing.
+# In the refusal of a token that is wrong or has expired. Without a token public models would be served, and missing
+# private ones would go unnoticed.
 INVALID_TOKEN = "Invalid credentials"
 
 _MIB = 1 << 20
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-# Encodings that can be decoded chunk by chunk and cannot grow more than about a thousandfold.
+# Encodings that can be decoded chunk by chunk and expand at most about a thousandfold.
 _READABLE_ENCODINGS = ("gzip", "deflate")
 # Headers that the library's cache names files by, and the form such a name may have.
 _NAMING_HEADERS = ("ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Xet-Hash")
@@ -102,7 +104,7 @@ class RetryingTransport(httpx2.BaseTransport):
         self._limiter = limiter
         self._say = say or (lambda sentence: None)
         self._exhausted: dict[tuple[str, str], float] = {}
-        self._told_of_token = False
+        self._has_warned_of_token = False
 
     def close(self) -> None:
         """Close the connections."""
@@ -111,7 +113,7 @@ class RetryingTransport(httpx2.BaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, and retry it while that makes sense.
 
-        Returns a response whatever its status. Raises what httpx2 raises if there is none.
+        Returns a response whatever its status. Raises the error of httpx2 if there is no response.
         """
         limits = self._limits
         # Timeouts that the caller did not set (the library passes ``timeout=None`` while paging).
@@ -164,7 +166,7 @@ class RetryingTransport(httpx2.BaseTransport):
         return response
 
     def _may_be_public(self, request: httpx2.Request, response: httpx2.Response) -> bool:
-        """Whether the refusal may be for the token: one of few permissions is refused what anybody may read."""
+        """Whether the token may be the reason: one with few permissions can be refused what is public."""
         message = response.headers.get("X-Error-Message", "")
         is_explained = response.headers.get("X-Error-Code") == "GatedRepo" or INVALID_TOKEN in message
         return request.method in ("GET", "HEAD") and "Authorization" in request.headers and not is_explained
@@ -182,8 +184,8 @@ class RetryingTransport(httpx2.BaseTransport):
             other.close()
             return response
         response.close()
-        if not self._told_of_token:
-            self._told_of_token = True
+        if not self._has_warned_of_token:
+            self._has_warned_of_token = True
             self._say(
                 "the Hub refuses the access token where none is needed, so public models are asked for without it; "
                 "let the token read public repositories (huggingface.co/settings/tokens), or unset HF_TOKEN"
@@ -231,7 +233,8 @@ class RetryingTransport(httpx2.BaseTransport):
             if isinstance(error, httpx2.TimeoutException):
                 retries = limits.retries_after_timeout
             elif isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-                retries = limits.retries_without_connection
+                is_final = certificate_problem(error) or isinstance(error, UnusableProxyError)
+                retries = 0 if is_final else limits.retries_without_connection
             elif isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError):
                 retries = limits.retries
             return backoff if attempt < retries else None
@@ -242,6 +245,15 @@ class RetryingTransport(httpx2.BaseTransport):
         if is_rate_limited and self._limiter.pause(quota, seconds) and attempt < limits.retries:
             self._say(f"rate limited, waiting {math.ceil(seconds)} s")
         return seconds
+
+
+def certificate_problem(error: BaseException | None) -> str:
+    """What is wrong with a server's certificate ("certificate has expired"); "" if the error is not about that."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return str(getattr(error, "verify_message", "")) or str(error)
+        error = error.__cause__ or error.__context__  # httpcore2 names no cause
+    return ""
 
 
 def _is_file(url: httpx2.URL) -> bool:
@@ -311,13 +323,23 @@ class HubClient(httpx2.Client):
 def install_session(limits: HttpLimits | None = None, say: Callable[[str], None] | None = None) -> None:
     """Give huggingface_hub our client. Every command that may ask the Hub calls this, as often as it likes.
 
-    ``say`` is called with one short sentence about each long wait; None keeps the previous function.
+    ``say`` is called with one short sentence about each long wait; None keeps the previous function. Raises AtlasError
+    if the file of certificates that the environment names cannot be read.
     """
     if say is not None:
         listen(say)
     wanted = limits or HttpLimits()
-    if getattr(get_session(), "limits", None) != wanted:
-        set_client_factory(lambda: HubClient(wanted, common_limiter(), announce))
+    try:
+        if getattr(get_session(), "limits", None) != wanted:
+            set_client_factory(lambda: HubClient(wanted, common_limiter(), announce))
+            get_session()
+    except OSError as error:  # of ssl, too
+        name = "SSL_CERT_FILE" if os.environ.get("SSL_CERT_FILE") else "SSL_CERT_DIR"
+        what = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "it holds no certificate"
+        raise AtlasError(
+            f"The certificates in {printable(os.environ.get(name, ''), 200)} cannot be read ({name}): {what}.",
+            f"Correct {name}, or unset it to use the certificates of the system.",
+        ) from error
 
 
 def ensure_session() -> None:

@@ -141,7 +141,7 @@ class BaseModel:
     ) -> Floats:
         """(blocks, length) a set of texts as a vector: blocks of unit norm, or zero.
 
-        ``most``: use so many inputs, evenly spaced over the tokens.
+        ``most``: use at most this many inputs, evenly spaced over the tokens.
         """
         found = np.zeros((len(self._keys), self._length), np.float32)
         for group, inputs in self._collected(encoded, progress, most).items():

@@ -94,7 +94,7 @@ def random_ids(layers: Layers, sequences: int, tokens: int, seed: int, measure: 
 def text_probe(
     text: str, encode: Callable[[str], Sequence[int]], sequences: int = SEQUENCES, tokens: int = TOKENS
 ) -> Probe:
-    """The first ``sequences`` windows of ``tokens`` tokens, each of which begins with a sentence.
+    """The first ``sequences`` windows of ``tokens`` tokens; each begins with a sentence.
 
     Raises AtlasError if the text is too short for one window of at least FEWEST_TOKENS.
     """

@@ -26,7 +26,7 @@ from indexer.profiles.layers import HookedLayers
 from indexer.profiles.loading import layers_of, load, load_untrained
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
 from indexer.untrusted import shown
-from indexer.weights.adapter import adapter_plan, module_paths, whole_weights
+from indexer.weights.adapter import adapter_plan, whole_weights
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import READABLE
 
@@ -272,7 +272,8 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
     """
     architecture = load_architecture(str(base.config.get("model_type")))
     layout = architecture.locate({name: tuple(one.shape) for name, one in base.tensors.items()}, base.config)
-    located = architecture.locate_modules(module_paths(adapter), layout)
+    plan = adapter_plan(adapter)
+    located = architecture.locate_modules(plan.modules, layout)
     stored = {matrix.key: matrix for matrix in layout.matrices}
     changed: dict[str, torch.Tensor] = {}
 
@@ -295,8 +296,8 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
             oriented += delta
         else:
             oriented[target.rows.take(torch.arange(target.stored_rows))] += delta
-    left = [path for path in module_paths(adapter) if path not in located]
-    left += [what.partition(":")[0] for what in adapter_plan(adapter).passed_over]
+    left = [path for path in plan.modules if path not in located]
+    left += [what.partition(":")[0] for what in plan.passed_over]
     if left:
         some = ", ".join(shown(path, 60) for path in left[:3])
         raise Skipped(

@@ -139,7 +139,7 @@ def tokenizer_at(reference: ModelRef, commit: str | None, relation: str = "finet
         return _tokenizer(lambda name, limit: repository.read_beside("", name, limit), dict)
     return _tokenizer(
         lambda name, limit: repository.read_beside(choice.folder, name, limit),
-        lambda: read_config(repository, choice, None),
+        lambda: read_config(repository, choice),
     )
 
 

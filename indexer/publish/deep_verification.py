@@ -1,4 +1,4 @@
-"""`index verify --strict`: everything is recomputed, for an atlas that somebody else made.
+"""`index verify --strict`: everything is recomputed, for an atlas from an unknown source.
 
 Compared are the catalog of the database with schema.sql, the rows and vectors of every model with its record, the
 centres with their members, and the lists of neighbours with the vectors, by brute force. The folder must contain only

@@ -24,7 +24,7 @@ from indexer.records.difference import alike, difference_of, norms_fit, relative
 from indexer.records.row_space import ALIKE, agreement, from_texts
 from indexer.records.store import RecordStore
 
-# Estimates of one norm from different rows are at most so many standard errors apart.
+# Two estimates of one norm from different rows may differ by at most this many standard errors.
 _STANDARD_ERRORS = 4.0
 
 

@@ -1,4 +1,4 @@
-"""The table neighbours: exact nearest neighbours, of which a publish updates only the lists that change.
+"""The table neighbours: exact nearest neighbours. A publish updates only the lists that change.
 
 Similarities are computed in tiles, for new models also which existing lists they enter; near ties are computed again.
 """

@@ -1,4 +1,4 @@
-"""``pulled.json``: which commit of which repository a pulled atlas is.
+"""``pulled.json``: the repository and the commit that a pulled atlas comes from.
 
 As long as the file exists, the atlas is read-only.
 """

@@ -197,7 +197,7 @@ def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) ->
         return found.rank
     ranks = Counter(
         identity.spec.rank
-        for identity in RecordStore(folder).identities()
+        for identity in (one.identity for one in RecordStore(folder).headers())
         if (identity.base, identity.base_commit) == (base.base, base.commit) and identity.spec.svd in SVD_METHODS
     )
     if len(ranks) > 1:

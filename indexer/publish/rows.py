@@ -1,6 +1,6 @@
 """Rows of the database, from listing entries and records.
 
-Listings, cards and records may come from anybody. A model whose data cannot be converted, or does not fit the tables,
+Listings, cards and records are untrusted. A model whose data cannot be converted, or does not fit the tables,
 raises InvalidValue, and a publish skips it.
 """
 

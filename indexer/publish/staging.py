@@ -59,7 +59,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
     Raises AtlasError if the original is damaged, has another schema, or has objects that schema.sql does not make: a
     copy would keep them, and run them.
     """
-    # Remove the files of a killed publish; the lock of the writer guarantees that nobody uses them.
+    # Remove the files of a killed publish; the lock of the writer guarantees that they are not in use.
     for pattern in (".atlas.*.duckdb", ".atlas.*.duckdb.wal", ".*.tmp"):
         for path in folder.root.glob(pattern):
             if path.is_dir() and not path.is_symlink():

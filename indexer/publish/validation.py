@@ -81,7 +81,7 @@ def _problem(table: str, column: str, values: Sequence[Any]) -> str | None:
 def columns() -> dict[str, dict[str, tuple[Kind, bool]]]:
     """For every table and column, its type and whether it may be null.
 
-    Taken from schema.sql: the database may have been made by somebody else.
+    Taken from schema.sql, not from the database, which may come from an unknown source.
     """
     import duckdb
 

@@ -37,7 +37,7 @@ class VectorUpdates:
     """The new vectors of one base within a publish. Uncentred vectors wait in files that are removed on exit.
 
     ``all``: the vectors of every representation. ``added``: representations to publish besides the default and those
-    published before. ``offered`` is ``vocabulary`` if nobody asked for it: it is published as soon as a model has such
+    published before. ``offered`` is ``vocabulary`` if it was not asked for: it is published as soon as a model has such
     a vector. Models whose record cannot be published are added to ``skipped``.
     """
 
@@ -127,7 +127,7 @@ class VectorUpdates:
             if vectors is self.offered and not vectors.writer.ids:
                 continue
             writer, replaced, moved = vectors.writer, stale, False
-            for is_sampled, why in ((False, "whose records have no factors"), (True, "of which a sample was read")):
+            for is_sampled, why in ((False, "whose records have no factors"), (True, "that were only sampled")):
                 count = self._without[vectors.name, is_sampled]
                 if count and not vectors.representation.of_tokens:
                     self.say(f"{self.base}, {vectors.name}: skipped models {why}: {count}")

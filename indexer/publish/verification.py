@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,6 @@ class Disagreement:
     kind: str
     what: str
     problem: str
-
-    def as_row(self) -> dict[str, str]:
-        """The keys of the command's JSON."""
-        return asdict(self)
 
 
 def verify(folder: AtlasFolder) -> list[Disagreement]:

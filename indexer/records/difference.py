@@ -41,11 +41,11 @@ def difference_of(one: Record, other: Record) -> float:
     """How different the changes of two records of one base are; infinite if that is unknown.
 
     The larger of the largest relative difference of norms and 1 − the cosine of the deltas; 0 if rounding explains all
-    of it (``is_rounding_apart``). The cosine is that of the kept parts, ⟨U₁Σ₁V₁ᵀ, U₂Σ₂V₂ᵀ⟩ summed over matrices, which
+    of it (``_is_rounding_apart``). The cosine is that of the kept parts, ⟨U₁Σ₁V₁ᵀ, U₂Σ₂V₂ᵀ⟩ summed over matrices, which
     are never formed: tr(V₁Σ₁U₁ᵀU₂Σ₂V₂ᵀ) = Σ_ij σ₁ᵢ σ₂ⱼ (u₁ᵢ·u₂ⱼ)(v₁ᵢ·v₂ⱼ).
     """
     cosine = _cosine(one, other)
-    if is_rounding_apart(one, other, cosine):
+    if _is_rounding_apart(one, other, cosine):
         return 0.0
     if cosine is None:
         return math.inf
@@ -54,7 +54,7 @@ def difference_of(one: Record, other: Record) -> float:
     return max(norms, 1.0 - cosine)
 
 
-def is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool:
+def _is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool:
     """Whether two checkpoints have one origin and differ only by casts to other dtypes, by their sampled weights.
 
     The samples must agree to within half a unit in the last place of the narrowest dtypes that hold them, and the norms

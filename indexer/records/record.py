@@ -49,11 +49,11 @@ class DeltaRecord:
     weights with the base. With spectra, ``spectrum`` holds all min(out, in) singular values of δW (None for a zero
     delta) and ``weights`` those of W. ``transposed``: the checkpoint stores (in, out).
 
-    ``lines``: how many rows were read (``indexer.records.row_plan``), None for all. Of such a sample there is no ``u``;
-    ``s``, ``norm`` and ``inner`` are estimates, ``norm_error`` is the standard error of ``norm``, and ``v`` consists of
-    the right singular vectors of these rows (of a ``transposed`` matrix, of these input coordinates; zero elsewhere).
-    ``u_rows`` (n, r) float16 stands for the rows of u that were read (of a ``transposed`` matrix, for all), so that
-    u_rows · diag(s) · vᵀ is δW on what was read, up to rank r.
+    ``lines``: how many rows were read (``indexer.records.row_plan``), None for all. A sample has no ``u``; its ``s``,
+    ``norm`` and ``inner`` are estimates, ``norm_error`` is the standard error of ``norm``, and ``v`` consists of the
+    right singular vectors of these rows (of a ``transposed`` matrix, of these input coordinates; zero elsewhere).
+    ``u_rows`` (n, r) float16 takes the place of the rows of u that were read (of a ``transposed`` matrix, of all), so
+    that u_rows · diag(s) · vᵀ is δW on what was read, up to rank r.
     """
 
     key: DeltaKey
@@ -85,7 +85,7 @@ class DeltaRecord:
     def energy(self) -> float:
         """The share of ‖δW‖² that the kept singular values hold, 0 for a zero delta.
 
-        Of a sample it is their share of the rows that were read, which is larger.
+        For a sample it is their share of the rows that were read, which is larger.
         """
         if not self.norm:
             return 0.0
@@ -146,7 +146,7 @@ class TokenChanges:
     ``codes``, ``scale``, ``kind``, ``is_share``: see ``RowChanges``. ``vocabulary``: the number of rows of the model's
     embedding, ``base_vocabulary`` that of the base's, which decides the rows. ``positions``: the number of rows of its
     position embeddings up to the last that moved; None if it is not known. ``pairs``: whether the second token type
-    occurred; None if there is none, or it is not known. ``kind`` is "" in older records.
+    occurred; None if the model has none, or it is not known. ``kind`` is "" in older records.
     """
 
     codes: NDArray[np.uint8]
@@ -171,8 +171,9 @@ class Record:
     ``row_space`` (K, 1 + m) is a sketch of the row space of the LoRA factors A (``indexer.records.row_space``); None
     for other models and in older records. ``tokens``: None for adapters, in older records, and where the input
     embedding cannot be compared with the base's. ``adapter_kind``: the method of an adapter
-    (``indexer.weights.adapter.AdapterPlan``), "" for other models and in older records; ``passed_over``: what of it was
-    not read. ``base_grid``: what the base had been rounded to before training ("nf4", "nf4 double"), "" for nothing.
+    (``indexer.weights.adapter_plans.AdapterPlan``), "" for other models and in older records; ``passed_over``: what was
+    not read of it. ``base_grid``: the 4-bit form to which the base had been rounded before training ("nf4" or "nf4
+    double"), "" if it had not been.
     """
 
     identity: Identity
@@ -274,7 +275,7 @@ def write_record(record: Record, path: Path) -> None:
         arrays["tokens"] = record.tokens.codes
     matrices: tuple[DeltaRecord | FusedMatrixRecord, ...] = (*record.deltas, *record.fused_matrices)
     for matrix in matrices:
-        for name in _MATRIX_ARRAYS:
+        for name in ("s", *_OPTIONAL_ARRAYS):
             if (array := getattr(matrix, name, None)) is not None:
                 arrays[f"{matrix.name}.{name}"] = array
     header = {
@@ -313,7 +314,6 @@ def read_record(path: Path) -> Record:
         if texts["checksum"] != checksum(texts["record"], arrays):
             raise AtlasError(f"The record {path.name} was altered: its checksum does not match.", hint)
         header = load_json(texts["record"])
-        optional: dict[str, Any] = {name: arrays.get(name) for name in _ARRAYS}
         identity = Identity.from_row(header["identity"])
         if identity.spec.format > FORMAT_VERSION:
             raise AtlasError(
@@ -325,14 +325,10 @@ def read_record(path: Path) -> Record:
                 key=DeltaKey.parse(row["key"]),
                 shape=(row["shape"][0], row["shape"][1]),
                 s=arrays[f"{row['key']}.s"],
-                u=arrays.get(f"{row['key']}.u"),
-                v=arrays.get(f"{row['key']}.v"),
-                spectrum=arrays.get(f"{row['key']}.spectrum"),
-                weights=arrays.get(f"{row['key']}.weights"),
                 lines=row.get("lines"),
-                u_rows=arrays.get(f"{row['key']}.u_rows"),
                 norm_error=row.get("norm_error", 0.0),
                 **{name: row[name] for name in _DELTA_FIELDS},
+                **dict[str, Any]({name: arrays.get(f"{row['key']}.{name}") for name in _OPTIONAL_ARRAYS}),
             )
             for row in header["deltas"]
         )
@@ -359,7 +355,8 @@ def read_record(path: Path) -> Record:
             adapter_kind=str(header.get("adapter", {}).get("kind", "")),
             passed_over=tuple(map(str, header.get("adapter", {}).get("passed_over", ()))),
             vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
-            **optional,
+            sample=arrays.get("sample"),
+            row_space=arrays.get("row_space"),
             **{name: header[name] for name in _FIELDS},
         )
     except (OSError, *WRONG_KINDS) as error:
@@ -380,7 +377,7 @@ _FIELDS = ("head", "card", "dtype", "device", "threads", "bytes_read", "block_by
 _ARRAYS = ("sample", "row_space")
 _TOKEN_FIELDS = ("scale", "vocabulary", "base_vocabulary", "kind", "is_share", "positions", "pairs")
 _DELTA_FIELDS = ("norm", "base_norm", "inner", "transposed")
-_MATRIX_ARRAYS = ("s", "u", "u_rows", "v", "spectrum", "weights")
+_OPTIONAL_ARRAYS = ("u", "u_rows", "v", "spectrum", "weights")
 
 
 def ranks_at(values: ArrayLike, thresholds: Sequence[float], norm: float | None = None) -> list[int | None]:

@@ -196,7 +196,7 @@ def _vocabulary(record: Record, budget: int) -> Vector:
     The other half is zero, so that the two kinds have their own centres and are never compared with each other. A row
     counts by the square of its rank among the rows that moved, from 0 (untouched) to 1, minus the mean over the rows:
     sizes depend on the learning rate, their order much less. A missing row counts as the mean. On two families of
-    fine-tunes, squared ranks told datasets apart better than ranks, sizes, powers and logarithms of sizes, or one bit.
+    fine-tunes, squared ranks separated datasets better than ranks, sizes, powers and logarithms of sizes, or one bit.
     """
     tokens = record.tokens
     if tokens is None or not _has_vocabulary(record):

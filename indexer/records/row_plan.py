@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 # The name of this plan, stored with the base and in the identity of every sampled record. Change it when rows change.
 ROW_PLAN = "rows-1"
 
-# A request costs 30 ms of one of eight connections, in which 20 MB/s bring 75 kB: fewer bytes save next to nothing.
+# A request costs 30 ms of one of eight connections, in which 20 MB/s transfer 75 kB: fewer bytes save almost nothing.
 LEAST_BYTES = 64 << 10
 # Rows of a matrix, by the bytes of a stored number. bfloat16 and float16 add noise to every row, and half the bytes
 # buy twice the rows.
@@ -34,8 +34,8 @@ LEAST_ROWS = {8: 16, 4: 16, 2: 32}
 MORE_ROWS = 128
 # Coordinates of a transposed matrix, whatever the dtype: all models have to agree on them.
 LEAST_COORDINATES = 64
-# A matrix of which more than this share would be read is read whole: exact numbers for little more.
-WHOLE_ABOVE = 0.5
+# If more than this share of a matrix would be read, all of it is read: exact numbers cost little more.
+_WHOLE_ABOVE = 0.5
 
 
 def lines_to_read(shape: tuple[int, int], transposed: bool, item_bytes: int, *, more: bool = False) -> int:
@@ -47,7 +47,7 @@ def lines_to_read(shape: tuple[int, int], transposed: bool, item_bytes: int, *, 
     least = LEAST_COORDINATES if transposed else MORE_ROWS if more else LEAST_ROWS.get(item_bytes, MORE_ROWS)
     line_bytes = width * (4 if transposed else item_bytes)
     count = max(least, -(-LEAST_BYTES // line_bytes))
-    return lines if count > WHOLE_ABOVE * lines else count
+    return lines if count > _WHOLE_ABOVE * lines else count
 
 
 def is_partial(matrices: Iterable[tuple[tuple[int, int], bool]]) -> bool:
@@ -71,6 +71,12 @@ def leading(count: int) -> int:
 def lines_of(lines: int, count: int) -> NDArray[np.int64]:
     """(count,) the numbers of these rows, ascending."""
     return np.fromiter(chain.from_iterable(stripes(lines, count)), dtype=np.int64)
+
+
+def stripes_of(numbers: NDArray[np.int64]) -> list[range]:
+    """Ascending numbers of rows as stripes of consecutive ones."""
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 @lru_cache(maxsize=64)

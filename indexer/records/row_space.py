@@ -22,7 +22,7 @@ from indexer.records.sketch import identity_sketch, tensor_sketch
 Sketches = NDArray[np.float32]
 
 # Numbers of a whole sketch, divided among the matrices.
-BUDGET = 2_048
+_BUDGET = 2_048
 _SHORTEST = 4
 
 # Two adapters of one initialisation agree by .5 to 1 (ranks 4 to 16; least at learning rates that move A far), others
@@ -31,7 +31,7 @@ ALIKE = 0.3
 _CERTAIN = 5.0
 
 # A change of low rank: its kept singular values hold this share of its energy (see the view merged_loras).
-LOW_RANK = 0.999
+_LOW_RANK = 0.999
 
 _CELLS = 1 << 22  # agreements computed at a time
 
@@ -41,7 +41,7 @@ def row_space(bases: Mapping[DeltaKey, NDArray[np.floating]], keys: Sequence[Del
 
     ``bases``: by matrix, orthonormal columns (in, r) that span the rows of A.
     """
-    length = max(_SHORTEST, BUDGET // len(keys))
+    length = max(_SHORTEST, _BUDGET // len(keys))
     found = np.zeros((len(keys), 1 + length))
     for place, key in enumerate(keys):
         if key in bases:
@@ -63,12 +63,12 @@ def row_space_of(record: Record) -> NDArray[np.float16] | None:
     keys = [delta.key for delta in record.deltas]
     stored = record.row_space
     if stored is not None:
-        if stored.shape != (len(keys), 1 + max(_SHORTEST, BUDGET // len(keys))) or not np.isfinite(stored).all():
+        if stored.shape != (len(keys), 1 + max(_SHORTEST, _BUDGET // len(keys))) or not np.isfinite(stored).all():
             raise ValueError("its sketch of row spaces is malformed")
         return stored
     changed = [delta for delta in record.deltas if delta.norm > 0]
     is_on_fine_tune = record.is_adapter and record.vector_group != "adapter"
-    if not changed or is_on_fine_tune or any(delta.v is None or delta.energy < LOW_RANK for delta in changed):
+    if not changed or is_on_fine_tune or any(delta.v is None or delta.energy < _LOW_RANK for delta in changed):
         return None
     # As many singular vectors as rows hold all of any change, and tell nothing of its rank.
     if any(delta.lines is not None and delta.lines < 2 * len(delta.s) for delta in changed):
@@ -94,7 +94,7 @@ def as_text(sketch: NDArray[np.float16]) -> str:
 
 def from_texts(texts: Sequence[str], matrices: int) -> Sketches:
     """(n, K, 1 + m) sketches from ``as_text``; zeros, which agree with nothing, for invalid texts."""
-    length = 1 + max(_SHORTEST, BUDGET // matrices)
+    length = 1 + max(_SHORTEST, _BUDGET // matrices)
     found = np.zeros((len(texts), matrices, length), dtype=np.float32)
     for place, text in enumerate(texts):
         try:

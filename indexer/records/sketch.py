@@ -99,7 +99,7 @@ def _count_sketch(columns: NDArray[np.float64], seed: str, length: int = FIXED_L
 # Two for each matrix, with one or two bytes per coordinate: 28 KB for a layer of roberta-base. For models of more than
 # 40 layers of six matrices they are recomputed, in microseconds.
 @lru_cache(maxsize=512)
-def _hashes(seed: str, count: int, length: int = FIXED_LENGTH) -> NDArray[np.unsignedinteger]:
+def _hashes(seed: str, count: int, length: int) -> NDArray[np.unsignedinteger]:
     """2 · bucket + (1 if the sign is +) of each coordinate, from SHAKE-256: independent of library versions."""
     stream = hashlib.shake_256(f"tensor-sketch|{seed}".encode()).digest(4 * count)
     words = np.frombuffer(stream, dtype="<u4")

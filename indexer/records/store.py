@@ -1,4 +1,4 @@
-"""The records folder: a record per identity, or a failure that says why there is none."""
+"""The records folder: for each identity a record, or a failure that says why there is no record."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
 PATIENCE = 3
 BACK_OFF_SECONDS = 3600.0
 
-# What this version can read. A version that reads kinds of models that earlier ones skipped has a larger number: then
-# every model that was skipped is tried once more.
+# The number of this reader. A version that can read models that earlier ones skipped has a larger number; then every
+# skipped model is tried once more.
 READER = 1
 
 _MOST_ATTEMPTS = 10**6
@@ -45,7 +45,7 @@ class FailureRecord:
         """Whether a failure should be tried by this build."""
         wait = BACK_OFF_SECONDS * 2 ** min(self.attempts - PATIENCE, 8) if self.attempts >= PATIENCE else 0.0
         passed = (datetime.now(UTC) - datetime.fromisoformat(self.when)).total_seconds()
-        # A time in the future is ignored: waiting for it could take for ever.
+        # A time in the future is ignored, because waiting for it might never end.
         return self.status == "failed" and not 0 <= passed < wait
 
 
@@ -59,10 +59,9 @@ class RecordHeader:
 
 
 def current_record(records: Iterable[RecordHeader], commit: str | None) -> RecordHeader | None:
-    """The record of a model that is published: one of ``commit``, with spectra or at least full if there is one.
+    """The record of a model that is published: one of ``commit`` if there is one, and the newest of several.
 
-    Of several the newest.
-    A record that knows the base of its adapter is preferred.
+    Preferred are, in this order, a record that knows the base of its adapter, one with spectra, and a full one.
     """
 
     def worth(one: RecordHeader) -> tuple[bool, bool, bool, bool, str, bool, str]:
@@ -143,10 +142,6 @@ class RecordStore:
         for path in sorted(self.folder.records.glob("??/*.safetensors")):
             if not path.name.startswith("."):
                 yield path.stem
-
-    def identities(self) -> Iterator[Identity]:
-        """Identities of all records, from their headers alone; unreadable ones are skipped."""
-        return (one.identity for one in self.headers())
 
     def headers(self, excluded: Collection[str] = frozenset()) -> Iterator[RecordHeader]:
         """All records except those ``excluded`` by digest, from their headers alone; unreadable ones are skipped."""

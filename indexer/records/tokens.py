@@ -1,14 +1,14 @@
 """What training did to some rows of the input embeddings: one number for each.
 
-A row gets a gradient only from a batch that holds its token. Decoupled weight decay multiplies all rows by one factor
-c. So a row e' of a fine-tune whose token did not occur is c·e up to rounding, where e is the base's row.
+A row gets a gradient only from a batch that contains its token. Decoupled weight decay multiplies all rows by one
+factor c. So a row e' of a fine-tune whose token did not occur is c·e up to rounding, where e is the base's row.
 
-A row that occurred may have changed by less than the rounding of its largest numbers, but numbers near zero are stored
-with smaller steps. So a row is compared number by number, in units of the last place (ulp) of the dtype that holds it,
-with what decay made of numbers of nearly the same mantissa (``Decay``).
+The row of a token that occurred may have changed by less than the rounding of its largest numbers, but numbers near
+zero are stored with smaller steps. So a row is compared number by number, in units of the last place (ulp) of the dtype
+that holds it, with the result of decay on numbers of nearly the same mantissa (``Decay``).
 
-Where a language-model head is tied to the embedding, the softmax moves every row, nearly along common directions. Then
-the number of a row is the share of its squared change that lies off these directions.
+If a language-model head is tied to the embedding, the softmax moves every row, nearly along common directions. Then the
+number of a row is the share of its squared change that lies off these directions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Rows: TypeAlias = "NDArray[np.floating] | torch.Tensor"
 
-# The rows that are read: so many stripes, spread evenly over the vocabulary of the base, of so many rows. The first is
-# twice as long: with it come the special tokens of BERT's vocabularies ([MASK] is 103).
+# The rows that are read: stripes spread evenly over the vocabulary of the base, with this many rows each. The first is
+# twice as long, so that it contains the special tokens of BERT's vocabularies ([MASK] is 103).
 STRIPES = 16
 ROWS_EACH = 64
 FIRST_ROWS = 128
 
-# Codes: 0 for an untouched row, UNSURE for one that rounding may hide, MISSING for one that the model does not have,
-# and else a logarithm: 8 steps an octave from 2^-26, below which float32 cannot tell a change, to 2^5.
+# Codes: 0 for an untouched row, UNSURE for one whose change rounding may hide, MISSING for one that the model does not
+# have; otherwise a logarithm: 8 steps an octave from 2^-26, below which float32 shows no change, to 2^5.
 UNSURE = 254
 MISSING = 255
 _LOWEST = -26.0
@@ -45,38 +45,38 @@ KINDS = (EXACT, STATISTICAL, FROZEN)
 # The significant bits of a dtype, and the exponent of its smallest normal number.
 _DTYPES = {"bfloat16": (8, -126), "float16": (11, -14), "float32": (24, -126)}
 
-# c is the median over the rows that agree best with a multiple of the base's row, this share of them.
+# c is the median over this share of the rows: those nearest to a multiple of the base's row.
 _AGREEING = 0.1
-# Decay leaves at least so much of a weight; with less these are other weights.
+# Decay leaves at least this share of a weight; if less is left, these are other weights.
 _LEAST_SCALE = 0.5
-# A row that only decayed is at most so many ulps from c·e, and as many more as this share of the decay: decay is
-# rounded step by step, and small steps are rounded away.
+# A row that only decayed is at most this many ulps from c·e, plus this share of the decay: decay is rounded step by
+# step, and small steps are rounded away.
 _ROUNDING = 4.0
 _UNEVEN_DECAY = 0.5
-# Rows, and numbers, that show what decay did; neighbours by mantissa on each side, of which the outermost are left out
-# while rows that were met may be among them.
+# Rows, and numbers, that show the decay. Neighbours by mantissa on each side; the outermost are left out while they may
+# belong to tokens that occurred.
 _FEWEST_REFERENCES, _MOST_REFERENCES = 8, 1 << 17
 _NEIGHBOURS, _TRIMMED = 8, 3
 _BIN_BITS = 16
 _BINS = 1 << _BIN_BITS
-# A number within so many ulps of its neighbours did not change; where rounding jumps, a few of an untouched row lie
-# farther.
+# A number within this many ulps of its neighbours did not change. In an untouched row a few numbers may lie farther,
+# because rounding jumps there.
 _CLOSE, _STRAY = 2.0, 2
 # Of a float64, which the arithmetic uses.
 _MANTISSA_BITS = 52
 _SIGN_BIT = np.int64(-(1 << 63))
-# A row with a change in fewer than this share of its numbers is unsure.
+# A row in which fewer than this share of the numbers changed is unsure.
 _VISIBLE = 1 / 8
-# Ulps by which all rows that moved must stand off: successive last steps of a schedule differ by a factor of 4 at most.
+# Ulps by which every row that moved must differ: successive last steps of a schedule differ by a factor of at most 4.
 _CLEAR = 8.0
-# Dropout on embeddings leaves some numbers of a row still. With more than this share still rounding hides changes, or a
-# merge dropped them; there may be so many such rows for each that moved.
+# Dropout on embeddings leaves some numbers of a row unchanged. If more than this share is unchanged, rounding hides
+# changes or a merge dropped them; such rows may be at most this share of those that moved.
 _STILL = 0.25
 _MOST_FAINT = 0.002
 # The common directions in which a tied head moves every row.
 _COMMON = 4
 _ROWS_AT_ONCE = 4096
-# Where rows are compared one by one, so many numbers at a time: they stay in the processor's cache.
+# Rows are compared in pieces of this many numbers, which stay in the processor's cache.
 _NUMBERS_AT_ONCE = 1 << 16
 
 
@@ -84,9 +84,9 @@ _NUMBERS_AT_ONCE = 1 << 16
 class RowChanges:
     """``codes`` (n,) uint8, the common factor c, and the kind.
 
-    ``kind``: ``exact`` if untouched rows are told from the others, so that code 0 is certain; ``statistical`` if the
-    numbers only make it likely that a token occurred; ``frozen`` if no row moved. ``is_share``: the numbers are not
-    sizes but shares of a change (of a tied head).
+    ``kind``: ``exact`` if untouched rows can be distinguished from the others, so that code 0 is certain;
+    ``statistical`` if the numbers only make it likely that a token occurred; ``frozen`` if no row moved. ``is_share``:
+    the numbers are not sizes but shares of a change, because the head is tied.
     """
 
     codes: NDArray[np.uint8]
@@ -110,12 +110,12 @@ def token_rows(vocabulary: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Decay:
-    """What weight decay made of rows that were not met: c·e, and beside it what rounding of every step left.
+    """The result of weight decay on rows of tokens that did not occur: c·e, and the rounding of every step.
 
     Each step of decay is rounded by a rule that depends on the mantissa of a number alone, so that numbers of untouched
-    rows lie on one curve over the mantissa, which c alone may miss by hundreds of ulps. ``lowest`` and ``highest``: of
-    each half of the reference, the offsets in ulps of ``dtype`` that its numbers around each of _BINS mantissas have.
-    Empty where nothing decayed.
+    rows lie on one curve over the mantissa, which c alone may miss by hundreds of ulps. ``lowest`` and ``highest``: for
+    each half of the reference, the offsets in ulps of ``dtype`` of its numbers around each of _BINS mantissas. Empty if
+    nothing decayed.
     """
 
     scale: float
@@ -124,7 +124,7 @@ class Decay:
     highest: tuple[Floats, ...] = ()
 
     def distances(self, rows: Floats, base: Floats, half: int = 0) -> Floats:
-        """(n, d) by how many ulps each number lies beyond what untouched rows have."""
+        """(n, d) by how many ulps each number lies outside the range of untouched rows."""
         if not self.lowest:
             return np.abs(rows - self.scale * base) / _ulp(base, self.dtype)
         offsets = _offsets(rows, base, self.scale, self.dtype)
@@ -152,11 +152,11 @@ class JudgedRows:
 def row_changes(
     rows: Rows, base: Rows, dtype: str = "float32", *, tied: bool = False
 ) -> tuple[RowChanges, Decay | None] | None:
-    """What happened to ``rows`` (n, d) of a fine-tune, whose values fit ``dtype``, and what decay did to all of them.
+    """How ``rows`` (n, d) of a fine-tune, whose values fit ``dtype``, changed, and the decay of all of them.
 
     ``base`` (n, d) as it is stored. ``tied``: the head is tied to the embedding. The decay is None if no row is
-    untouched. None where that cannot be computed: values that are not finite, a base of zeros, or other weights than a
-    fine-tune's. Works on some thousand rows at a time, because an embedding may be large.
+    untouched. Returns None for values that are not finite, a base of zeros, and weights that are not those of a
+    fine-tune. Works on a few thousand rows at a time, because an embedding may be large.
     """
     (count, width), pieces = base.shape, _pieces(*base.shape)
     squares, is_same = np.zeros(count), np.zeros(count, dtype=np.bool_)
@@ -170,7 +170,7 @@ def row_changes(
     if not is_there.any():
         return None
     lengths = np.sqrt(np.where(is_there, squares, np.median(squares[is_there])))
-    # The common factor. Rows that equal the base's, rounded alike, say that no decay shows.
+    # The common factor. If enough rows equal the base's, rounded to the same dtype, no decay shows.
     if (is_same * is_there).sum() >= max(1, _AGREEING * is_there.sum() / 10):
         scale = 1.0
         decay: Decay | None = Decay(1.0, dtype)
@@ -211,9 +211,9 @@ def row_changes(
     codes[judged.is_unsure] = UNSURE
     is_sure = is_moved & ~judged.is_unsure
     codes[is_sure] = codes_of_sizes(sizes(np.flatnonzero(is_sure)))
-    # The last steps of a schedule that runs to zero move rows less and less. Only where all that moved stand clear can
-    # no row be hidden; and in a narrow dtype the last steps leave no trace in any number of a row. A merge that drops
-    # small changes (TIES, DARE) leaves numbers of the rows that moved still, and whole rows that were met.
+    # The last steps of a schedule that runs to zero move rows less and less. Only if all rows that moved did so clearly
+    # is no other row hidden; and in a narrow dtype the last steps leave no trace in any number of a row. A merge that
+    # drops small changes (TIES, DARE) leaves numbers, and even whole rows, of tokens that occurred unchanged.
     is_faint = is_moved & (judged.visible < 1 - _STILL)
     is_certain = (
         dtype == "float32"
@@ -224,9 +224,9 @@ def row_changes(
 
 
 def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | NDArray[np.intp] = ()) -> JudgedRows:
-    """Which rows are what ``decay`` made of the base's.
+    """Which rows are explained by ``decay`` of the base's.
 
-    ``reference``: the numbers of the rows that it was fitted to, by halves in turn; each is judged by the other half.
+    ``reference``: the rows that it was fitted to, alternately of its two halves; each is judged by the other half.
     """
     count = len(base)
     entries, clearance, visible = np.zeros(count), np.zeros(count), np.zeros(count)
@@ -251,10 +251,10 @@ def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | 
 def _fit_decay(
     rows: Rows, base: Rows, scale: float, dtype: str, is_there: NDArray[np.bool_]
 ) -> tuple[Decay | None, NDArray[np.intp]]:
-    """What decay did to the rows that it alone changed, and their numbers; None if there are too few.
+    """The decay, fitted to the rows that nothing else changed, and which rows these are; None if there are too few.
 
-    Rows near the common multiple are the first reference. Those with numbers outside of most of their neighbours by
-    mantissa leave it, until none does.
+    The rows near the common multiple are the first reference. Rows with numbers outside the range of most of their
+    neighbours by mantissa are removed from it until no such row is left.
     """
     from scipy.ndimage import maximum_filter1d, minimum_filter1d, rank_filter
 

@@ -21,7 +21,7 @@ Positions = NDArray[np.int64]
 
 # Weights of each matrix, and of all matrices of a small base together: 18 kB in a record of roberta-base.
 EACH = 64
-FEWEST = 4096
+_FEWEST = 4096
 
 # Half a unit in the last place of a value in [1, 2), by dtype. A bfloat16 value may have been a float16 value before;
 # wider values are not rounded.
@@ -29,7 +29,7 @@ _HALF_UNITS: Mapping[str, float] = {"bfloat16": 2.0**-8 + 2.0**-11, "float16": 2
 # Below this, units of float16 are different, or values are zero.
 _SMALLEST = 2.0**-14
 
-# With this many ties it is no accident if all are even.
+# If there are this many ties, it is no coincidence that all are even.
 _FEWEST_TIES = 32
 
 # Unit roundoff of bfloat16. No rounding, of a weight and of the base's, moves a delta by more than this share of it.
@@ -44,7 +44,7 @@ def sampled_positions(
     They are the same for all models of a base, and lie in the rows that every sample holds (of a ``transposed`` matrix
     in its input coordinates).
     """
-    return _positions(str(key), shape, max(EACH, -(-FEWEST // matrices)), transposed)
+    return _positions(str(key), shape, max(EACH, -(-_FEWEST // matrices)), transposed)
 
 
 @lru_cache(maxsize=512)

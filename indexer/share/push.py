@@ -84,7 +84,7 @@ def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> Push
     """Push the published generation as the dataset ``name`` (OWNER/NAME).
 
     Raises AtlasError, with nothing visible on the Hub, if this account may not write there, if the repository holds a
-    newer atlas or something else (unless ``force``), or if somebody else published meanwhile.
+    newer atlas or something else (unless ``force``), or if another push was published in the meantime.
     """
     started = time.monotonic()
     address = Address.parse(name)

@@ -27,8 +27,8 @@ from indexer.database.reading import Reading
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
 from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER
+from indexer.listing.listed_models import Line
 from indexer.listing.listing import Listing
-from indexer.listing.listing_state import Line
 from indexer.publish.previous_atlas import BY_RECORD
 from indexer.regular_files import descriptor_of, regular_status
 from indexer.share.contents import CARRIED, files_in, known_digests, named_files

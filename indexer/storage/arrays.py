@@ -18,7 +18,7 @@ from indexer.storage.atomic_files import write_atomically
 from indexer.untrusted import load_json
 
 # A longer header than this is not ours: one delta takes 200 bytes of it.
-LONGEST_HEADER = 64 << 20
+_LONGEST_HEADER = 64 << 20
 
 
 def checksum(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -59,7 +59,7 @@ def read_texts(path: Path) -> dict[str, str]:
     """The texts of a file, from its header alone; nothing is checked. Raises like ``read_arrays``."""
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
-        return _texts(file.read(min(length, LONGEST_HEADER)))
+        return _texts(file.read(min(length, _LONGEST_HEADER)))
 
 
 def _texts(header: bytes) -> dict[str, str]:

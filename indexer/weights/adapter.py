@@ -1,10 +1,10 @@
 """Adapters in files: which kind they are, which tensors belong to which module, and how strongly they are applied.
 
-Read are the adapters of PEFT (``adapter_model.safetensors``) that change weights, those of mlx-lm
-(``adapters.safetensors``), and those of image and video models, whose names alone say what they are: saved by
-diffusers, by kohya's sd-scripts or by LyCORIS. ``indexer.weights.adapter_plans`` says which is which;
+The readable adapters are those of PEFT (``adapter_model.safetensors``) that change weights, those of mlx-lm
+(``adapters.safetensors``), and those of image and video models, which diffusers, kohya's sd-scripts or LyCORIS saved
+and only their names identify. ``indexer.weights.adapter_plans`` tells them apart;
 ``indexer.deltas.adapter_deltas`` computes δW from what is read here. docs/adapters.md has the formulas and their
-sources. Adapters that change no weights, or whose change does not follow from their files and the base, are skipped
+sources. Adapters that change no weights, or whose change cannot be computed from their files and the base, are skipped
 with the reason.
 """
 
@@ -18,19 +18,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from indexer.untrusted import shown
-from indexer.weights.adapter_plans import (
-    FORMS,
-    MARKER,
-    MLX,
-    SAVED_WHOLE,
-    AdapterPlan,
-    checked_number,
-    is_mlx,
-    loose_plan,
-    mlx_plan,
-    peft_plan,
-    rank_of,
-)
+from indexer.weights.adapter_forms import FORMS, MARKER, SAVED_WHOLE, checked_number, rank_of
+from indexer.weights.adapter_plans import MLX, AdapterPlan, is_mlx, loose_plan, mlx_plan, peft_plan
 from indexer.weights.checkpoint import Checkpoint
 
 
@@ -45,19 +34,9 @@ class AdapterModule:
     parts: Mapping[str, torch.Tensor]
     scale: float
 
-    @property
-    def a(self) -> torch.Tensor:
-        """LoRA's A (r, in)."""
-        return self.parts["lora_A"]
-
-    @property
-    def b(self) -> torch.Tensor:
-        """LoRA's B (out, r)."""
-        return self.parts["lora_B"]
-
 
 def stated_base(config: Mapping[str, Any] | None) -> object:
-    """What adapter_config.json says it was trained on, as written: PEFT's key, or mlx-lm's."""
+    """The base that adapter_config.json names, as written there: PEFT's key, or mlx-lm's."""
     config = config or {}
     found = config.get("base_model_name_or_path")
     return config.get("model") if found is None and "fine_tune_type" in config else found
@@ -92,21 +71,10 @@ def read_modules(checkpoint: Checkpoint, only: Collection[str] | None = None) ->
             yield AdapterModule(path, {**found, **shared}, scale)
 
 
-def module_paths(checkpoint: Checkpoint) -> list[str]:
-    """The modules that ``read_modules`` will yield, from the index alone. Raises Skipped like it."""
-    return list(adapter_plan(checkpoint).modules)
-
-
-def tensor_names(checkpoint: Checkpoint) -> list[str]:
-    """The tensors that ``read_modules`` reads, from the index alone. Raises Skipped like it."""
-    plan = adapter_plan(checkpoint)
-    return [*plan.shared.values(), *(name for names in plan.modules.values() for name in names.values())]
-
-
 def whole_weights(checkpoint: Checkpoint) -> dict[str, str]:
     """Tensors of an adapter that replace one of the base's (``modules_to_save``, resized embeddings, biases).
 
-    Their names in the base model, and those in the file. ``read_modules`` does not yield them.
+    Returns their names in the file, by their names in the base model. ``read_modules`` does not yield them.
     """
     found: dict[str, str] = {}
     if checkpoint.adapter_config is None:

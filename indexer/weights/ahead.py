@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 _READY = 2
 
 # How long a consumer that stops early waits for the thread, which may be in the middle of a read.
-LEAVE_SECONDS = 2.0
+_LEAVE_SECONDS = 2.0
 
 
 def read_ahead(items: Iterator[Item], size_of: Callable[[Item], int], most_bytes: int) -> Iterator[Item]:
@@ -86,7 +86,7 @@ def read_ahead(items: Iterator[Item], size_of: Callable[[Item], int], most_bytes
             is_stopped = True
             ready.clear()
             changed.notify_all()
-        thread.join(LEAVE_SECONDS)
+        thread.join(_LEAVE_SECONDS)
 
 
 def in_threads(tasks: Sequence[Callable[[], Item]], threads: int) -> Iterator[Item]:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -41,18 +40,17 @@ from indexer.weights.repository import Repository, open_repository
 from indexer.weights.stored_tensor import (
     READABLE,
     Buffers,
-    StoredTensor,
     TensorIndex,
     TensorInfo,
     check_readable,
+    dtype_name,
+    plan_runs,
     read_safetensors,
 )
 from indexer.weights.torch_files import read_torch_index
 
 MOST_SHARD_INDEX = 16 << 20
-MOST_SHARDS = 1000
-# Unused bytes that may be fetched, as a share of the used ones: a small gap costs less than a request.
-GAP_SHARE = 0.01
+_MOST_SHARDS = 1000
 # Names of input embeddings, with any prefix.
 _TOKEN_EMBEDDING = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_embeddings|shared|embed_in)\.weight$")
 # Between stripes of rows: what lies between two matrices (biases, norms) costs less than another request.
@@ -64,8 +62,8 @@ class Checkpoint:
 
     ``kind`` is "full" or "adapter", ``config`` is config.json ({} for an adapter without one) with ``quantised`` = True
     for settings of quantisation, ``tensors`` the tensors in the order of the files, and ``folder`` the folder of the
-    files ("" or "name/"). ``quantised`` are the matrices that are stored in few bits; in ``tensors`` and wherever they
-    are read they have their values.
+    files ("" or "name/"). ``quantised`` are the matrices that are stored in few bits; in ``tensors``, and when they are
+    read, they are matrices of their values.
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class Checkpoint:
         """The dtype that most bytes are stored in, as PyTorch calls it, or the form of matrices stored in few bits."""
         sizes: Counter[str] = Counter()
         for name, info in self.tensors.items():
-            stored = self.quantised[name].label if name in self.quantised else str(info.dtype).removeprefix("torch.")
+            stored = self.quantised[name].label if name in self.quantised else dtype_name(info.dtype)
             sizes[stored] += info.nbytes
         return max(sizes, key=lambda name: (sizes[name], name), default="")
 
@@ -137,7 +135,7 @@ class Checkpoint:
     def stream(
         self, names: Collection[str], ahead_bytes: int = 0, rows: Mapping[str, range] | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors ``names``, or those of their rows that ``rows`` says, file by file in the order they are stored.
+        """The tensors ``names``, or only the given ``rows`` of them, file by file in the order they are stored.
 
         The memory of a tensor is reused once it is dropped. From the network a thread reads ahead by up to about
         ``ahead_bytes``.
@@ -158,9 +156,9 @@ class Checkpoint:
     def stripes(self, rows: Mapping[str, Sequence[range]], connections: int = 1) -> Iterator[tuple[str, torch.Tensor]]:
         """Some stripes of rows of each of these matrices, joined in the given order: (rows, columns).
 
-        The rows of a tensor of three sizes are those of its matrices, one below the other.
-        Stripes less than SEAM_BYTES apart are fetched by one request. From the network up to ``connections`` requests
-        are in flight. A matrix whose rows do not lie together in its file is read whole. Raises like ``stream``.
+        A tensor with three dimensions counts as its matrices, one below the other. Stripes less than SEAM_BYTES apart
+        are fetched by one request. From the network up to ``connections`` requests are in flight. A matrix whose rows
+        do not lie together in its file is read whole. Raises like ``stream``.
         """
         self._check(rows)
         packed = [name for name in rows if name in self.quantised]
@@ -231,9 +229,7 @@ class Checkpoint:
         yield from self._quantised_stripes(packed, 1)
 
     def rounded_like(self, name: str, values: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Other ``values`` for these rows of a matrix that was read, rounded as it is if it is stored in few bits."""
-        if name not in self.quantised:
-            return values
+        """Other ``values`` for these rows of a matrix stored in few bits, rounded as it is; it must have been read."""
         return self.quantised[name].rounded(values, self._scales[name], rows)
 
     def _parts(self, name: str) -> tuple[str, ...]:
@@ -296,7 +292,7 @@ class Checkpoint:
         return found
 
     def read_small(self, name: str, limit: int) -> bytes | None:
-        """A small file of the repository (tokenizer.json), preferably from the weights' folder; None if there is none.
+        """A small file (tokenizer.json), preferably from the weights' folder; None if the repository lacks it.
 
         Raises Skipped("malformed") if it is longer than ``limit``, Failed if a retry may work.
         """
@@ -308,31 +304,6 @@ class Checkpoint:
             index.source.close()
 
 
-def plan_runs(located: Collection[StoredTensor], most_gap: int | None = None) -> list[list[StoredTensor]]:
-    """Group tensors into runs, each fetched by one request.
-
-    Adjacent tensors share a run. Gaps are fetched as well: with ``most_gap`` all of up to so many bytes, else the
-    smallest first, as long as all fetched gaps together stay within GAP_SHARE of the tensors' bytes. Overlapping
-    tensors do not share a run.
-    """
-    ordered = sorted(located, key=lambda tensor: (tensor.start, tensor.stop))
-    allowance = GAP_SHARE * sum(tensor.stop - tensor.start for tensor in ordered)
-    gaps = sorted(
-        (after.start - before.stop, position) for position, (before, after) in enumerate(pairwise(ordered), start=1)
-    )
-    breaks = set()
-    for gap, position in gaps:
-        allowance -= max(gap, 0)
-        if (gap < 0 or allowance < 0) if most_gap is None else gap > most_gap:
-            breaks.add(position)
-    runs: list[list[StoredTensor]] = []
-    for position, tensor in enumerate(ordered):
-        if position == 0 or position in breaks:
-            runs.append([])
-        runs[-1].append(tensor)
-    return runs
-
-
 def open_checkpoint(
     reference: ModelRef,
     *,
@@ -340,37 +311,35 @@ def open_checkpoint(
     filenames: Sequence[str] | None = None,
     relation: str = "finetune",
     conversion: Callable[[], str | None] | None = None,
-    config: Mapping[str, Any] | None = None,
-    endpoint: str | None = None,
     retries: RetryPolicy | None = None,
     most_small: int | None = None,
 ) -> Checkpoint:
     """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
 
     Known ``commit`` and ``filenames`` save a request. ``conversion`` is called if only pickles hold the weights, and
-    returns a revision with a safetensors conversion, or None. ``config`` replaces a missing config.json.
-    ``most_small``: the most bytes of a configuration, list of shards or header.
+    returns a revision with a safetensors conversion, or None. ``most_small``: the most bytes of a configuration, list
+    of shards or header.
 
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """
     try:
         repository = open_repository(
-            reference, commit=commit, filenames=filenames, endpoint=endpoint, retries=retries, most_small=most_small
+            reference, commit=commit, filenames=filenames, retries=retries, most_small=most_small
         )
         choice = choose(repository.filenames, relation)
-        found_config = read_config(repository, choice, config)
+        config = read_config(repository, choice)
         adapter_config = read_adapter_config(repository, choice) if choice.kind == "adapter" else None
         if choice.is_pickle and conversion is not None and reference.folder is None:
             try:
                 if (revision := conversion()) is not None:
                     other = open_repository(
-                        replace(reference, revision=revision), endpoint=endpoint, retries=retries, most_small=most_small
+                        replace(reference, revision=revision), retries=retries, most_small=most_small
                     )
                     if (converted := choose_conversion(other.filenames, choice.folder)) is not None:
                         repository, choice = other, converted
             except ModelError:  # it cannot be read now: the pickle can
                 pass
-        return _open(repository, choice, found_config, adapter_config)
+        return _open(repository, choice, config, adapter_config)
     except Skipped as skip:
         if reference.folder is None and is_offline_mode():
             # The cache may lack files of the repository, so this is not permanent.
@@ -381,7 +350,7 @@ def open_checkpoint(
 def _open(
     repository: Repository, choice: Choice, config: dict[str, Any], adapter_config: dict[str, Any] | None
 ) -> Checkpoint:
-    shards = _shards(repository, choice) if choice.is_index else None
+    shards = shards_of(repository, choice) if choice.is_index else None
     files: dict[str, TensorIndex] = {}
     sources: list[ByteSource] = []
     try:
@@ -394,15 +363,14 @@ def _open(
                 files[path] = read_torch_index(source)
             if shards:
                 source.close()
-        checkpoint = Checkpoint(repository, choice, files, config, adapter_config, shards)
+        return Checkpoint(repository, choice, files, config, adapter_config, shards)
     except ModelError:
         for source in sources:
             source.close()
         raise
-    return checkpoint
 
 
-def _shards(repository: Repository, choice: Choice) -> dict[str, list[str]]:
+def shards_of(repository: Repository, choice: Choice) -> dict[str, list[str]]:
     """The shards in order, with the tensors that the (untrusted) index says they hold."""
     found = repository.read_json(choice.folder + choice.name, MOST_SHARD_INDEX).get("weight_map")
     if not isinstance(found, dict) or not found:
@@ -414,8 +382,8 @@ def _shards(repository: Repository, choice: Choice) -> dict[str, list[str]]:
                 "malformed", f"{choice.name} names a shard {shown(name)}, which is not the name of a weight file"
             )
         shards.setdefault(choice.folder + name, []).append(tensor)
-    if len(shards) > MOST_SHARDS:
-        raise Skipped("malformed", f"{choice.name} names {len(shards)} shards; up to {MOST_SHARDS} are read")
+    if len(shards) > _MOST_SHARDS:
+        raise Skipped("malformed", f"{choice.name} names {len(shards)} shards; up to {_MOST_SHARDS} are read")
     missing = sorted(path for path in shards if path not in repository.filenames)
     if missing:
         raise Skipped("corrupt_file", f"{len(missing)} of {len(shards)} shards are missing, {shown(missing[0])} first")

@@ -27,7 +27,7 @@ optimizers, schedulers and random generators.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,7 +41,7 @@ _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin", "adapters.safeten
 _CONVERTED = ("model.safetensors", "model.safetensors.index.json")
 # What diffusers calls the weights of a component, and those of a LoRA (loaders/lora_base.py).
 _DIFFUSERS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
-LORA_FILE = "pytorch_lora_weights.safetensors"
+_LORA_FILE = "pytorch_lora_weights.safetensors"
 _FULL = (*_CONVERTED, *_DIFFUSERS, "pytorch_model.bin", "pytorch_model.bin.index.json")
 _VARIANT = re.compile(r"(diffusion_pytorch_)?model\.[\w\-]+\.safetensors", re.ASCII)
 _STEP = re.compile(r"(?P<stem>.+?)[-_](?:step-?|epoch-?|e|s)?(?P<step>\d{2,15})", re.ASCII)
@@ -54,7 +54,7 @@ _LAST = frozenset(("final", "final_model", "final-model", "final_checkpoint", "f
 _DEPTH = 2  # of folders
 _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
-MOST_CONFIG = 4 << 20
+_MOST_CONFIG = 4 << 20
 
 # Other formats of weights, named in the error if nothing can be read.
 _OTHER_FORMATS = (
@@ -175,7 +175,7 @@ def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | N
         ]
         candidates = [name for name in others if not _VARIANT.fullmatch(name)] or others
         full = Choice("full", folder, candidates[0]) if len(candidates) == 1 else None
-    if adapter is None and (LORA_FILE in names or (relation == "adapter" and "config.json" not in names)):
+    if adapter is None and (_LORA_FILE in names or (relation == "adapter" and "config.json" not in names)):
         adapter = _loose_adapter(folder, names)
         full = None if adapter is not None and full is not None and full.name == adapter.name else full
     return (adapter or full) if relation == "adapter" else (full or adapter)
@@ -187,8 +187,8 @@ def _loose_adapter(folder: str, names: Collection[str]) -> Choice | None:
     Of several numbers the file without one is the last, else the highest (sd-scripts: "name-000004", ai-toolkit:
     "name_000001250").
     """
-    if LORA_FILE in names:
-        return Choice("adapter", folder, LORA_FILE)
+    if _LORA_FILE in names:
+        return Choice("adapter", folder, _LORA_FILE)
     found: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         is_other = name not in _FULL and not any(one.fullmatch(name) for one in (_VARIANT, _SHARD, _UNFINISHED))
@@ -203,10 +203,7 @@ def _loose_adapter(folder: str, names: Collection[str]) -> Choice | None:
 
 def choose_conversion(filenames: Collection[str], folder: str) -> Choice | None:
     """The files of a revision that should hold a safetensors conversion; None if it does not."""
-    for name in _CONVERTED:
-        if folder + name in filenames:
-            return Choice("full", folder, name)
-    return None
+    return next((Choice("full", folder, name) for name in _CONVERTED if folder + name in filenames), None)
 
 
 def is_plain_name(name: object) -> bool:
@@ -214,15 +211,15 @@ def is_plain_name(name: object) -> bool:
     return isinstance(name, str) and _PLAIN.fullmatch(name) is not None and name.strip(". ") != ""
 
 
-def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, Any] | None) -> dict[str, Any]:
-    """config.json of the weights' folder, else of the root, else ``stand_in``. Adapters do not need one.
+def read_config(repository: Repository, choice: Choice) -> dict[str, Any]:
+    """config.json of the weights' folder, else of the root; {} for an adapter without one.
 
     Raises Skipped("malformed") if a full model has no readable one.
     """
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:
             try:
-                found = repository.read_json(path, MOST_CONFIG)
+                found = repository.read_json(path, _MOST_CONFIG)
             except Skipped:
                 if choice.kind == "full":
                     raise
@@ -232,15 +229,15 @@ def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, A
             if "model_type" not in found and isinstance(found.get("type"), str) and "input_features" in found:
                 found["model_type"] = found["type"]  # a policy of LeRobot
             return found
-    if stand_in is None and choice.kind == "full":
+    if choice.kind == "full":
         raise Skipped("malformed", "there is no config.json, so the architecture is unknown")
-    return dict(stand_in or {})
+    return {}
 
 
 def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any] | None:
-    """adapter_config.json in the factors' folder; None for a LoRA of an image model, which needs none.
+    """adapter_config.json in the factors' folder; None for a LoRA of an image model, which does not need it.
 
-    Raises Skipped("malformed") if there is none of another adapter.
+    Raises Skipped("malformed") if any other adapter lacks it.
     """
     path = f"{choice.folder}adapter_config.json"
     if path not in repository.filenames:
@@ -249,4 +246,4 @@ def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any
         raise Skipped(
             "malformed", f"there is {choice.name}, but no adapter_config.json, so it is unknown how to apply it"
         )
-    return repository.read_json(path, MOST_CONFIG)
+    return repository.read_json(path, _MOST_CONFIG)

@@ -71,8 +71,9 @@ class NamePatterns:
                 self._plain.setdefault(key.replace(".", _BLANK), place)
         if len(self._expressions) > _MOST_EXPRESSIONS:
             raise self._unsafe(f"{len(self._expressions)} regular expressions")
-        for dots in {(len(key), _dots_in(key)) for key in self._plain}:
-            self._dots.setdefault(dots[0], []).append(dots[1])
+        places = {(len(key), tuple(place for place, one in enumerate(key) if one == _BLANK)) for key in self._plain}
+        for length, dots in places:
+            self._dots.setdefault(length, []).append(dots)
 
     def find(self, module: str) -> Any:
         """The value for a module; None if no key matches."""
@@ -130,10 +131,6 @@ class NamePatterns:
 
     def _unsafe(self, what: str) -> Skipped:
         return Skipped("adapter_unsupported", f"{self._name} holds {what}, which is too much for untrusted patterns")
-
-
-def _dots_in(blanked: str) -> _Dots:
-    return tuple(place for place, character in enumerate(blanked) if character == _BLANK)
 
 
 def _blanked(text: str, dots: _Dots) -> str:

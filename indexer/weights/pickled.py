@@ -24,7 +24,7 @@ from indexer.untrusted import is_count, shown
 
 # A state dict takes about 30 instructions and 120 bytes a tensor.
 MOST_BYTES = 16 << 20
-MOST_INSTRUCTIONS = 1_000_000
+_MOST_INSTRUCTIONS = 1_000_000
 MOST_DIMENSIONS = 16
 
 _STORAGE_DTYPES: dict[str, torch.dtype] = {
@@ -151,8 +151,8 @@ def read_pickle(file: ByteReader, filename: str) -> tuple[Any, dict[str, Pickled
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of invalid escape sequences in texts
             for count, (opcode, argument, _) in enumerate(pickletools.genops(cast("IO[bytes]", file))):
-                if count >= MOST_INSTRUCTIONS:
-                    raise MalformedPickleError(f"more than {MOST_INSTRUCTIONS} instructions")
+                if count >= _MOST_INSTRUCTIONS:
+                    raise MalformedPickleError(f"more than {_MOST_INSTRUCTIONS} instructions")
                 machine.follow(opcode.name, argument)
         return machine.stack.pop(), machine.storages
     except (MalformedPickleError, ValueError, LookupError, TypeError, OverflowError, struct.error) as error:

@@ -13,7 +13,7 @@ OCP Microscaling Formats 1.0 |
 | mlx | ``weight`` U32 (out, in·bits/32), ``scales`` and ``biases`` (out, in/group) | code · scale + bias | \
 MLX ``quantize``, mode affine |
 
-Of two E2M1 codes in a byte the lower four bits come first; codes of MLX follow each other from the lowest bit on.
+The first of two E2M1 codes in a byte has the lower four bits; codes of MLX follow each other from the lowest bit on.
 
 A base in any of these forms is exact: fine-tunes start from these values, rounded to bfloat16, as libraries load
 them. A fine-tune in such a form holds the rounding as well as its change. At 8 bits the base is rounded with the
@@ -23,6 +23,7 @@ change of most weights, and such a fine-tune is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -131,10 +132,10 @@ class QuantisedMatrix:
 def quantised_matrices(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
 ) -> tuple[dict[str, QuantisedMatrix], dict[str, TensorInfo]]:
-    """The matrices that are stored in one of the known forms, by the names of their weights, and all tensors with them.
+    """The matrices that are stored in one of the known forms, by the names of their weights; and the tensors to show.
 
-    Of the latter each such matrix has the shape and dtype of its values, and its parts are left out. Both arguments
-    are untrusted. A matrix whose parts contradict each other is left as it is, and refused when it is read.
+    There each such matrix has the shape and dtype of its values, and its parts are left out. Both arguments are
+    untrusted. A matrix whose parts contradict each other is left as it is, and refused when it is read.
     """
     found: dict[str, QuantisedMatrix] = {}
     for name, info in tensors.items():
@@ -169,7 +170,7 @@ def _recognised(
     if info.dtype_name in ("F8_E4M3", "I8"):
         if scale is None or scale.dtype_name not in ("F32", "F16", "BF16", "F64"):
             return None
-        block = _block_of(scale.shape, (out, width), _stated_block(config))
+        block = _block_of(scale.shape, (out, width), config)
         return block and QuantisedMatrix(
             "int8" if info.dtype_name == "I8" else "fp8", 8, (out, width), (name, scale.name), block
         )
@@ -178,7 +179,7 @@ def _recognised(
         overall, divides = part(".weight_global_scale"), True
         if overall is None:
             overall, divides = part(".weight_scale_2"), False
-        if scale.dtype_name == "F8_E4M3" and overall is not None and _count(overall) == 1:
+        if scale.dtype_name == "F8_E4M3" and overall is not None and math.prod(overall.shape) == 1:
             if scale.shape == (out, shape[1] // 16) and shape[1] % 16 == 0:
                 sign = -1 if divides else 1
                 return QuantisedMatrix("nvfp4", 4, shape, (name, scale.name, overall.name), (1, 16), (sign,))
@@ -196,29 +197,18 @@ def _recognised(
     return None
 
 
-def _count(info: TensorInfo) -> int:
-    count = 1
-    for size in info.shape:
-        count *= size
-    return count
-
-
-def _stated_block(config: Mapping[str, Any]) -> tuple[int, int]:
-    settings = config.get("quantization_config")
-    stated = settings.get("weight_block_size") if isinstance(settings, dict) else None
-    if isinstance(stated, list) and len(stated) == 2 and all(type(size) is int and 0 < size < 2**20 for size in stated):
-        return stated[0], stated[1]
-    return 128, 128
-
-
-def _block_of(scale: tuple[int, ...], shape: tuple[int, int], stated: tuple[int, int]) -> tuple[int, int] | None:
-    """How many rows and columns share a scale, from the scales' shape; None if that cannot be."""
+def _block_of(scale: tuple[int, ...], shape: tuple[int, int], config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How many rows and columns share a scale, from the scales' shape and the config; None if they do not fit."""
     if scale in ((), (1,), (1, 1)):
         return shape
     if scale in ((shape[0],), (shape[0], 1)):
         return 1, shape[1]
-    blocks = (-(-shape[0] // stated[0]), -(-shape[1] // stated[1]))
-    return stated if scale == blocks else None
+    settings = config.get("quantization_config")
+    stated = settings.get("weight_block_size") if isinstance(settings, dict) else None
+    rows, columns = 128, 128
+    if isinstance(stated, list) and len(stated) == 2 and all(type(size) is int and 0 < size < 2**20 for size in stated):
+        rows, columns = stated
+    return (rows, columns) if scale == (-(-shape[0] // rows), -(-shape[1] // columns)) else None
 
 
 def _mlx_bits(config: Mapping[str, Any], module: str) -> int | None:
@@ -246,9 +236,9 @@ _ENDINGS = {
 
 
 def stated_method(config: Mapping[str, Any]) -> str | None:
-    """The method of quantisation that config.json names, "mlx" for one without a name; None without one.
+    """The method of quantisation that config.json names, "mlx" for MLX's, which has no name; None without one.
 
-    One that is switched off is none.
+    A method that is switched off does not count.
     """
     for key in QUANTISATION_KEYS:
         settings = config.get(key)
@@ -265,7 +255,7 @@ def stated_method(config: Mapping[str, Any]) -> str | None:
 
 
 def refuse_quantised(tensors: Mapping[str, TensorInfo], readable: Collection[str], config: Mapping[str, Any]) -> None:
-    """Raise Skipped("quantized") if there are quantised matrices beside the ``readable`` ones."""
+    """Raise Skipped("quantized") if there are quantised matrices other than the ``readable`` ones."""
     for name in tensors:
         for ending, method in _ENDINGS.items():
             if name.endswith(ending):

@@ -47,7 +47,6 @@ class Repository:
         *,
         folder: Path | None = None,
         subfolder: str = "",
-        endpoint: str | None = None,
         retries: RetryPolicy | None = None,
         most_small: int | None = None,
     ) -> None:
@@ -59,14 +58,11 @@ class Repository:
         self._name = name
         self._folder = folder
         self._below = below
-        self._endpoint = endpoint
         self._retries = retries
 
     def open(self, path: str) -> ByteSource:
         """One file, to be read by ranges."""
-        return self._local(path) or RemoteFile(
-            self._name, self._below + path, str(self.commit), endpoint=self._endpoint, retries=self._retries
-        )
+        return self._local(path) or RemoteFile(self._name, self._below + path, str(self.commit), retries=self._retries)
 
     def read_small(self, path: str, limit: int) -> bytes:
         """The content of one file. Raises Skipped("malformed") if it is longer than ``limit``."""
@@ -74,9 +70,8 @@ class Repository:
         file = self._local(path)
         if file is None:
             content = fetch_small(
-                self._name, self._below + path, str(self.commit), limit,
-                endpoint=self._endpoint, retries=self._retries, stay=True,
-            )  # fmt: skip
+                self._name, self._below + path, str(self.commit), limit, retries=self._retries, stay=True
+            )
         else:
             if file.size > limit:
                 raise Skipped("malformed", f"{shown(file.name)} is longer than the {limit} bytes that are read")
@@ -88,7 +83,7 @@ class Repository:
         return content
 
     def read_beside(self, folder: str, name: str, limit: int) -> bytes | None:
-        """A small file of ``folder`` ("" or "name/"), else of the repository; None if there is none."""
+        """A small file of ``folder`` ("" or "name/"), else of the repository; None if neither has it."""
         for path in dict.fromkeys((folder + name, name)):
             if path in self.filenames:
                 return self.read_small(path, limit)
@@ -116,7 +111,6 @@ def open_repository(
     *,
     commit: str | None = None,
     filenames: Sequence[str] | None = None,
-    endpoint: str | None = None,
     retries: RetryPolicy | None = None,
     most_small: int | None = None,
 ) -> Repository:
@@ -135,20 +129,17 @@ def open_repository(
         commit = None if reference.folder else commit
         return Repository(reference.id, commit, _files_below(folder), folder=folder, most_small=most_small)
     if commit is None or filenames is None:
-        commit, filenames = _ask_hub(reference, commit, endpoint)
+        commit, filenames = _ask_hub(reference, commit)
     return Repository(
-        reference.id, commit, filenames, subfolder="/".join(below.parts),
-        endpoint=endpoint, retries=retries, most_small=most_small,
-    )  # fmt: skip
+        reference.id, commit, filenames, subfolder="/".join(below.parts), retries=retries, most_small=most_small
+    )
 
 
-def _ask_hub(reference: ModelRef, commit: str | None, endpoint: str | None) -> tuple[str, list[str]]:
+def _ask_hub(reference: ModelRef, commit: str | None) -> tuple[str, list[str]]:
     """The commit and the file names. Raises ModelError."""
     ensure_session()
     try:
-        found = HfApi(endpoint=endpoint or constants.ENDPOINT).model_info(
-            reference.id, revision=commit or reference.revision
-        )
+        found = HfApi(endpoint=constants.ENDPOINT).model_info(reference.id, revision=commit or reference.revision)
     except Exception as error:
         problem = as_model_error(error)
         revision = f" at {shown(reference.revision)}" if reference.revision else ""
@@ -161,7 +152,7 @@ def _ask_hub(reference: ModelRef, commit: str | None, endpoint: str | None) -> t
 
 
 def _in_cache_only(reference: ModelRef, commit: str | None, below: Path) -> tuple[Path, str]:
-    """The folder of the model in the cache, and its commit. Raises Failed("network") if there is none."""
+    """The folder of the model in the cache, and its commit. Raises Failed("network") if it is not there."""
     for name in _LIKELY:
         if found := _in_cache(reference.id, str(below / name), commit or reference.revision):
             snapshot = found.parents[len(below.parts)]

@@ -64,14 +64,13 @@ def read_header(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsHeade
     """
     front = source.read(0, min(FIRST_GUESS, source.size), keep=True)
     if len(front) < 8:
-        raise _corrupt(source, f"has {len(front)} bytes, less than the length of a header")
+        raise corrupt(source, f"has {len(front)} bytes, less than the length of a header")
     length = int.from_bytes(front[:8], "little")
-    if bytes(front).startswith(b"version https://git-lfs"):
-        raise _corrupt(source, "is a Git LFS pointer, not the weights it points to")
+    refuse_pointer(source, bytes(front))
     if length > source.size - 8:
-        raise _corrupt(source, f"has {source.size} bytes, but says that its header alone has {length}")
+        raise corrupt(source, f"has {source.size} bytes, but says that its header alone has {length}")
     if length > min(most, MOST_HEADER):
-        raise _corrupt(source, f"has a header of {length} bytes; up to {min(most, MOST_HEADER)} are read")
+        raise corrupt(source, f"has a header of {length} bytes; up to {min(most, MOST_HEADER)} are read")
     text = bytes(front[8 : 8 + length])
     if len(text) < length:
         text += bytes(source.read(8 + len(text), 8 + length))
@@ -80,53 +79,53 @@ def read_header(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsHeade
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            raise _corrupt(source, f"names {shown(twice)} twice in its header")
+            raise corrupt(source, f"names {shown(twice)} twice in its header")
         return found
 
     try:
         header = load_json(text.decode(), without_duplicates)
     except ValueError:
-        raise _corrupt(source, "has a header that is not JSON, or holds too much") from None
+        raise corrupt(source, "has a header that is not JSON, or holds too much") from None
     if not isinstance(header, dict):
-        raise _corrupt(source, "has a header that is not a JSON object")
+        raise corrupt(source, "has a header that is not a JSON object")
     metadata = header.pop("__metadata__", None)
     metadata = {} if metadata is None else metadata  # mlx writes null where there is none
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _corrupt(source, "has metadata that is not a mapping of text to text")
+        raise corrupt(source, "has metadata that is not a mapping of text to text")
     data_start = 8 + length
     entries = {name: _entry(source, name, found, data_start) for name, found in header.items()}
     # The tensors must fill the file: no overlap, no hole, no end beyond it, nothing after them.
     position, previous = data_start, ""
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
         if entry.start < position:
-            raise _corrupt(source, f"puts {shown(entry.name)} over {shown(previous)}")
+            raise corrupt(source, f"puts {shown(entry.name)} over {shown(previous)}")
         if entry.start > position:
-            raise _corrupt(source, f"leaves {entry.start - position} bytes before {shown(entry.name)}")
+            raise corrupt(source, f"leaves {entry.start - position} bytes before {shown(entry.name)}")
         position, previous = entry.stop, entry.name
     if position > source.size:
-        raise _corrupt(source, f"is cut short: {position - source.size} of its {position} bytes are missing")
+        raise corrupt(source, f"is cut short: {position - source.size} of its {position} bytes are missing")
     if position < source.size:
-        raise _corrupt(source, f"has {source.size - position} bytes that belong to no tensor")
+        raise corrupt(source, f"has {source.size - position} bytes that belong to no tensor")
     return SafetensorsHeader(MappingProxyType(entries), MappingProxyType(metadata))
 
 
 def _entry(source: ByteSource, name: str, found: Any, data_start: int) -> HeaderEntry:
     """One entry of the header, checked by itself."""
     if not isinstance(found, dict):
-        raise _corrupt(source, f"describes {shown(name)} by something that is not an object")
+        raise corrupt(source, f"describes {shown(name)} by something that is not an object")
     dtype_name, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
     if not isinstance(dtype_name, str):
-        raise _corrupt(source, f"gives {shown(name)} no dtype")
+        raise corrupt(source, f"gives {shown(name)} no dtype")
     if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS or not all(map(is_count, shape)):
-        raise _corrupt(source, f"gives {shown(name)} a shape that is not a list of sizes")
+        raise corrupt(source, f"gives {shown(name)} a shape that is not a list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_count, offsets)):
-        raise _corrupt(source, f"gives {shown(name)} offsets that are not two positions")
+        raise corrupt(source, f"gives {shown(name)} offsets that are not two positions")
     begin, end = offsets
     if begin > end:
-        raise _corrupt(source, f"says that {shown(name)} ends before it begins ({begin}, {end})")
+        raise corrupt(source, f"says that {shown(name)} ends before it begins ({begin}, {end})")
     item_bytes = ITEM_BYTES.get(dtype_name)
     if item_bytes is not None and math.prod(shape) * item_bytes != end - begin:
-        raise _corrupt(
+        raise corrupt(
             source,
             f"gives {shown(name)} {end - begin} bytes, but {dtype_name} of shape {tuple(shape)} takes "
             f"{shown(math.prod(shape) * item_bytes)}",
@@ -134,5 +133,12 @@ def _entry(source: ByteSource, name: str, found: Any, data_start: int) -> Header
     return HeaderEntry(name, dtype_name, tuple(shape), data_start + begin, data_start + end)
 
 
-def _corrupt(source: ByteSource, what: str) -> Skipped:
+def refuse_pointer(source: ByteSource, front: bytes) -> None:
+    """Raise Skipped("corrupt_file") if the file begins as a Git LFS pointer."""
+    if front.startswith(b"version https://git-lfs"):
+        raise corrupt(source, "is a Git LFS pointer, not the weights it points to")
+
+
+def corrupt(source: ByteSource, what: str) -> Skipped:
+    """The error for a weight file that is damaged, or contradicts itself."""
     return Skipped("corrupt_file", f"{shown(source.name)} {what}")

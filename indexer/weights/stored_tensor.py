@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 
 import torch
@@ -36,12 +37,19 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """PyTorch's name without the module: ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
 # Deltas can be computed for these dtypes. Anything else is quantised, packed, or not a weight.
 READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
-
 # Names and padding of a header in PyTorch's files take less than this.
-HEADER_SLACK = 512
+_HEADER_SLACK = 512
+# Unused bytes that may be fetched, as a share of the used ones: a small gap costs less than a request.
+GAP_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -184,7 +192,7 @@ class TensorIndex:
         """The places of some stripes of rows of a matrix, in ascending order. Raises like ``locate``.
 
         If only a header before the data says where they begin, and the first stripe does, the header is read with it:
-        then each place has a ``storage`` and HEADER_SLACK bytes more than its rows.
+        then each place has a ``storage`` and _HEADER_SLACK bytes more than its rows.
         """
         span = self._spans[name]
         storage, parts = self._storages[span.key], [span.of_rows(stripe) for stripe in stripes]
@@ -195,7 +203,7 @@ class TensorIndex:
             StoredTensor(
                 part,
                 lowest + part.first if number else storage.start,
-                min(lowest + part.last + HEADER_SLACK, storage.stop),
+                min(lowest + part.last + _HEADER_SLACK, storage.stop),
                 storage,
             )
             for number, part in enumerate(parts)
@@ -221,6 +229,31 @@ def read_safetensors(source: ByteSource, most: int = MOST_HEADER) -> TensorIndex
         info = TensorInfo(name, dtype, entry.shape, entry.nbytes, entry.dtype)
         spans[name] = Span(info, "", entry.start, entry.stop)
     return TensorIndex(source, "safetensors", spans, {"": Storage(source.size, data=0)}, header.metadata)
+
+
+def plan_runs(located: Collection[StoredTensor], most_gap: int | None = None) -> list[list[StoredTensor]]:
+    """Group tensors into runs, each fetched by one request.
+
+    Adjacent tensors share a run. Gaps are fetched as well: with ``most_gap`` all that are no longer, else the smallest
+    first, as long as all fetched gaps together stay within GAP_SHARE of the tensors' bytes. Overlapping tensors do not
+    share a run.
+    """
+    ordered = sorted(located, key=lambda tensor: (tensor.start, tensor.stop))
+    allowance = GAP_SHARE * sum(tensor.stop - tensor.start for tensor in ordered)
+    gaps = sorted(
+        (after.start - before.stop, position) for position, (before, after) in enumerate(pairwise(ordered), start=1)
+    )
+    breaks = set()
+    for gap, position in gaps:
+        allowance -= max(gap, 0)
+        if (gap < 0 or allowance < 0) if most_gap is None else gap > most_gap:
+            breaks.add(position)
+    runs: list[list[StoredTensor]] = []
+    for position, tensor in enumerate(ordered):
+        if position == 0 or position in breaks:
+            runs.append([])
+        runs[-1].append(tensor)
+    return runs
 
 
 def check_readable(info: TensorInfo) -> None:

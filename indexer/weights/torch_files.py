@@ -20,10 +20,11 @@ from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
 from indexer.untrusted import shown
 from indexer.weights.pickled import MOST_BYTES, PickledStorage, PickledTensor, read_pickle, state_dict_of
-from indexer.weights.stored_tensor import DTYPE_NAMES, Span, Storage, TensorIndex, TensorInfo
+from indexer.weights.safetensors_header import corrupt, refuse_pointer
+from indexer.weights.stored_tensor import DTYPE_NAMES, Span, Storage, TensorIndex, TensorInfo, dtype_name
 
-MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
-PROTOCOL_VERSION = 1001
+_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+_PROTOCOL_VERSION = 1001
 
 # 32 KiB describe about 200 tensors in the older format; the directory of a zip file of as many takes 14 KiB.
 _FRONT = 32 << 10
@@ -45,8 +46,7 @@ def read_torch_index(source: ByteSource) -> TensorIndex:
         return _read_zip(source)
     if front[257:262] == b"ustar":
         raise Skipped("unreadable_format", f"{shown(source.name)} is a tar file of a PyTorch before 0.1.10")
-    if front.startswith(b"version https://git-lfs"):
-        raise _corrupt(source, "is a Git LFS pointer, not the weights it points to")
+    refuse_pointer(source, front)
     return _read_legacy(source)
 
 
@@ -61,14 +61,10 @@ def _span(source: ByteSource, name: str, tensor: PickledTensor, storage_bytes: i
     first = (tensor.storage.first + tensor.offset) * itemsize if count else 0
     last = first + reach * itemsize if count else 0
     if last > storage_bytes or count * itemsize > storage_bytes:
-        raise _corrupt(source, f"gives the tensor {shown(name)} more than its storage holds")
-    dtype_name = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-    info = TensorInfo(name, tensor.dtype, tensor.shape, count * itemsize, dtype_name)
+        raise corrupt(source, f"gives the tensor {shown(name)} more than its storage holds")
+    stated = DTYPE_NAMES.get(tensor.dtype) or dtype_name(tensor.dtype)
+    info = TensorInfo(name, tensor.dtype, tensor.shape, count * itemsize, stated)
     return Span(info, tensor.storage.key, first, last, tensor.stride)
-
-
-def _corrupt(source: ByteSource, what: str) -> Skipped:
-    return Skipped("corrupt_file", f"{shown(source.name)} {what}")
 
 
 # The older format.
@@ -76,26 +72,26 @@ def _corrupt(source: ByteSource, what: str) -> Skipped:
 
 def _read_legacy(source: ByteSource) -> TensorIndex:
     file = _Front(source)
-    for number in (MAGIC_NUMBER, PROTOCOL_VERSION):
+    for number in (_MAGIC_NUMBER, _PROTOCOL_VERSION):
         if read_pickle(file, source.name)[0] != number:
-            raise _corrupt(source, "is neither a zip archive nor a PyTorch file of the older form")
+            raise corrupt(source, "is neither a zip archive nor a PyTorch file of the older form")
     read_pickle(file, source.name)  # facts about the machine that wrote it
     content, pickled_storages = read_pickle(file, source.name)
     keys, _ = read_pickle(file, source.name)
     if not isinstance(keys, list) or len(keys) != len(pickled_storages):
-        raise _corrupt(source, "does not list its storages as its pickle names them")
+        raise corrupt(source, "does not list its storages as its pickle names them")
     storages: dict[str, Storage] = {}
     position = file.tell()
     for key in keys:
         if not isinstance(key, str) or key not in pickled_storages or key in storages:
-            raise _corrupt(source, "does not list its storages as its pickle names them")
+            raise corrupt(source, "does not list its storages as its pickle names them")
         storage = pickled_storages[key]
         stop = position + 8 + storage.nbytes
         check = partial(_legacy_data, source.name, position, storage)
         storages[key] = Storage(storage.nbytes, position + 8, position, stop, header_bytes=8, read_header=check)
         position = stop
     if position > source.size:
-        raise _corrupt(source, f"is cut short: {position - source.size} of its {position} bytes are missing")
+        raise corrupt(source, f"is cut short: {position - source.size} of its {position} bytes are missing")
     spans = {
         name: _span(source, name, tensor, storages[tensor.storage.key].size)
         for name, tensor in state_dict_of(content).items()
@@ -115,7 +111,10 @@ def _legacy_data(filename: str, start: int, storage: PickledStorage, header: byt
 
 
 class _Front:
-    """The first MOST_BYTES of a file, as a source for pickles."""
+    """The first MOST_BYTES of a file, as a source for pickles.
+
+    Unlike ``io.BufferedReader`` it allocates nothing for bytes that a hostile pickle claims and the file does not hold.
+    """
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -157,7 +156,7 @@ def _read_zip(source: ByteSource) -> TensorIndex:
     entries = _directory(source)
     pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
     if len(pickles) != 1:
-        raise _corrupt(source, "is a zip archive, but not one that PyTorch wrote (no single data.pkl)")
+        raise corrupt(source, "is a zip archive, but not one that PyTorch wrote (no single data.pkl)")
     folder = pickles[0].removesuffix("data.pkl")
     byte_order = entries.get(f"{folder}byteorder")
     if byte_order is not None and _content(source, "byteorder", byte_order, 16) != b"little":
@@ -168,11 +167,9 @@ def _read_zip(source: ByteSource) -> TensorIndex:
     for name, tensor in state_dict_of(content).items():
         entry, size = storages.get(tensor.storage.key), tensor.storage.nbytes
         if entry is None:
-            raise _corrupt(source, f"holds no data for the tensor {shown(name)}")
+            raise corrupt(source, f"holds no data for the tensor {shown(name)}")
         if size != entry.size:
-            raise _corrupt(
-                source, f"says that the storage of {shown(name)} takes {size} bytes, but stores {entry.size}"
-            )
+            raise corrupt(source, f"says that the storage of {shown(name)} takes {size} bytes, but stores {entry.size}")
         spans[name] = _span(source, name, tensor, size)
     return TensorIndex(source, "torch-zip", spans, storages)
 
@@ -185,18 +182,18 @@ def _directory(source: ByteSource) -> dict[str, Storage]:
             listed, end = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
         reason = shown(error)
-        raise _corrupt(source, f"has no usable zip directory at its end; it may be cut short ({reason})") from error
+        raise corrupt(source, f"has no usable zip directory at its end; it may be cut short ({reason})") from error
     if any(info.filename.endswith("/constants.pkl") for info in listed):
         raise Skipped("unreadable_format", f"{shown(source.name)} is a TorchScript archive, not a checkpoint")
     entries: dict[str, Storage] = {}
     for info in sorted(listed, key=lambda info: info.header_offset, reverse=True):
         name, start, size = info.filename, info.header_offset, info.file_size
         if name in entries:
-            raise _corrupt(source, f"holds {shown(name)} twice")
+            raise corrupt(source, f"holds {shown(name)} twice")
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != size:
-            raise _corrupt(source, f"holds {shown(name)} compressed or encrypted, as PyTorch never stores it")
+            raise corrupt(source, f"holds {shown(name)} compressed or encrypted, as PyTorch never stores it")
         if not 0 <= start <= end - _LOCAL_HEADER - size:
-            raise _corrupt(source, f"puts {shown(name)} outside of the file or over another entry")
+            raise corrupt(source, f"puts {shown(name)} outside of the file or over another entry")
         read_header = partial(_zip_data, name, start, size, end)
         stop = min(end, start + _LOCAL_HEADER + _MOST_NAME_AND_EXTRA + size)
         entries[name] = Storage(size, None, start, stop, _LOCAL_HEADER, read_header)
@@ -218,7 +215,7 @@ def _zip_data(name: str, start: int, size: int, next_header: int, header: bytes)
 
 def _content(source: ByteSource, name: str, entry: Storage, most: int) -> bytes:
     if entry.size > most:
-        raise _corrupt(source, f"holds {shown(name)} of {entry.size} bytes; up to {most} are read")
+        raise corrupt(source, f"holds {shown(name)} of {entry.size} bytes; up to {most} are read")
     assert entry.read_header is not None
     data = entry.read_header(bytes(source.read(entry.start, entry.start + entry.header_bytes)))
     return bytes(source.read(data, data + entry.size))

@@ -18,7 +18,8 @@ from query.ask.models import Candidates, read_candidates
 from query.ask.result import LikelyModel, LikelyModels, LikelyTexts, TextsOfModel
 from query.ask.scoring import VOCABULARY_WEIGHT, Scored, score, standing_out
 from query.ask.shares import Shares, other_rates, shares_of, token_counts
-from query.lookup import ResolvedModel, resolve_model, sampled_notes, unrelated_notes, vector_of
+from query.lookup import resolve_model
+from query.resolved import ResolvedModel, sampled_notes, unrelated_notes, vector_of
 from query.texts import Texts, given_texts, read_texts
 from query.trace.evidence import token_evidence
 from query.trace.texts import kept_tokens

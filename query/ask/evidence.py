@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.records.identity import canonical_json
 from indexer.storage.arrays import checksum, read_arrays, write_arrays
-from query.lookup import READERS
+from query.resolved import READERS
 from query.texts import Texts
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 METHOD = "inputs-2"  # change it when the features of a text change
 MOST_BYTES = 4 << 30
-# Sets of reference texts of a user's own: so many texts each, in the order of the file.
+# Number of texts in each set of a user's own reference texts, in the order of the file.
 TEXTS_OF_A_SET = 12
 INPUTS_OF_A_SET = 256  # of a set of reference texts
 

@@ -147,7 +147,7 @@ class Candidates:
 def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:
     """The models of a base that have a vector, without copies, unrelated models and repeats.
 
-    Of a duplicate group the representative is taken, or the lowest id if that one is left out. ``rows``: how many token
+    The representative of a duplicate group is taken, or the lowest id if that one is left out. ``rows``: how many token
     rows are read of a model.
     """
     index = atlas.index(base)

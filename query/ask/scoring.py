@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# The weight of the evidence by vocabulary beside that by vectors. On the trained families .7 is best on average; from
-# .5 to .85 the average precision moves by .02.
+# The weight of the evidence by vocabulary, compared with that by vectors. On the trained families .7 is best on
+# average; from .5 to .85 the average precision moves by .02.
 VOCABULARY_WEIGHT = 0.7
-# Median and spread over few models are shrunk towards those of reference sets, as if there were so many models more.
+# Median and spread over few models are shrunk towards those of reference sets, which count as this many models.
 SHRINK = 5
 _LOWER = 0.1587  # a standard deviation below the median of a normal distribution
 

@@ -9,6 +9,7 @@ from query.cli.ask import ASK
 from query.cli.atlas import ATLAS
 from query.cli.bases import BASES
 from query.cli.models import MODELS
+from query.cli.running import RUNNING
 
 __all__ = ["main"]
 
@@ -46,5 +47,5 @@ def main() -> None:
     """Ask an atlas of fine-tuned models."""
 
 
-for command in (*MODELS, *ASK, *BASES, *ATLAS):
+for command in (*MODELS, *RUNNING, *ASK, *BASES, *ATLAS):
     main.add_command(command)

@@ -17,7 +17,7 @@ from query.wording import percent
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
-    from query.predict.predict import Prediction
+    from query.predict.result import Prediction
     from query.results import Result
 
 MOST_STDIN = 64 << 20
@@ -108,8 +108,9 @@ def predict_batch(
                 )
             )
         print_batch(many, len(asked), output, rows)
-        for share in sorted({one.unknown_share for one in kept}) if len(kept) >= FEWEST_MODELS else ():
-            say(f"{percent(share)} of the models are assumed to be tuned on data that no other author names")
+        shares = {one.unknown_share for one in kept}
+        if len(kept) >= FEWEST_MODELS and len(shares) == 1:
+            say(f"{percent(shares.pop())} of the models are assumed to be tuned on data that no other author names")
         if output == "table":
             say("the first answer for each model; every answer: --format jsonl")
     finally:

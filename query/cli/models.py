@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from indexer.console.completion import complete_model
-from indexer.console.terminal import FiniteRange, say
+from indexer.console.terminal import say
 from indexer.names import READS
 from query.cli.batch import names_on_stdin, predict_batch, print_batch, store_predictions
 from query.cli.options import (
@@ -22,7 +22,6 @@ from query.cli.options import (
     print_result,
     question,
     representation_option,
-    seed_option,
     theme_option,
 )
 from query.texts import STDIN
@@ -36,13 +35,6 @@ read_option = click.option(
     "--read", type=click.Choice(READS),
     help="How a model that is not indexed is read: sample, some rows of every matrix (default), or full.",
 )  # fmt: skip
-layers_option = click.option("--layers", metavar="1,4", help="Only these layers. Default: all, or 12 evenly spaced.")
-device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
-stem_option = click.option(
-    "--stem",
-    metavar="image|VIT",
-    help="Patch embedding for a language model: a random one, or that of this ViT.",
-)
 
 
 @question(
@@ -253,134 +245,14 @@ def lineage(
 
 
 @question(
-    optional_model,
-    click.option(
-        "--against", default="base", show_default=True, metavar="MODEL|base|untrained", help="Model to compare with."
-    ),
-    click.option("--study", is_flag=True, help="Compare all profiles of a base with the changes of the weights."),
-    base_option,
-    out_option(),
-    theme_option,
-    details_option,
-)
-def depth(
-    model: str | None,
-    against: str,
-    study: bool,
-    base: str | None,
-    out: str | None,
-    theme: ThemeName,
-    details: bool,
-    atlas: str,
-    output: str,
-) -> None:
-    """Show what each layer of MODEL keeps of its input, next to how much its weights changed.
-
-    MODEL may be a base. `index profile` stores profiles; a model without one is measured now and not stored.
-    """
-    if (model is None) != study:
-        raise click.UsageError("Name a MODEL, or use --study without one.")
-    file = picture_file(out)
-    with opened_atlas(atlas) as opened:
-        found = opened.depth_study(base) if model is None else opened.depth(model, against=against, base=base)
-        print_result(found, output, details=details, file=file, theme=theme)
-
-
-def _layers(text: str | None) -> tuple[int, ...] | None:
-    from indexer.profiles.single import parse_layers
-
-    return parse_layers(text)
-
-
-@question(
-    model_argument,
-    click.argument("text", required=False),
-    click.option(
-        "--image", "images", multiple=True, metavar="FILE",
-        help="An image instead of a text. May be given several times.",
-    ),
-    layers_option,
-    click.option(
-        "--recipe", type=click.Choice(["default", "blank", "original", "seed"]), default="default", show_default=True,
-        help="blank: start from a blank; original: the method of the original papers (printed as seed).",
-    ),
-    click.option(
-        "--top", default=1, show_default=True, type=click.IntRange(1, 50),
-        help="Number of nearest words for each position.",
-    ),
-    click.option("--keep", metavar="1:", help="Use only these output positions."),
-    click.option("--restrict", is_flag=True, help="Search among the text's own words only."),
-    click.option("--shift", type=FiniteRange(0, 1e6), help="σ of the criterion. Default: .35 of the embeddings' own."),
-    click.option("--steps", type=click.IntRange(1, 1_000_000), help="Number of steps of gradient descent."),
-    click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the original method."),
-    stem_option,
-    base_option,
-    out_option(),
-    seed_option,
-    device_option,
-    theme_option,
-)  # fmt: skip
-def invert(
-    model: str,
-    text: str | None,
-    layers: str | None,
-    out: str | None,
-    theme: ThemeName,
-    atlas: str,
-    output: str,
-    **options: Any,
-) -> None:
-    """Recover TEXT, or an image, from the output of each layer of MODEL.
-
-    Without TEXT, images are recovered, from a ViT or with an image stem (--stem); by default those of scikit-learn.
-    """
-    file = picture_file(out)
-    with opened_atlas(atlas) as opened:
-        found = opened.invert(model, text, layers=_layers(layers), **options)
-        print_result(found, output, file=file, theme=theme)
-
-
-@question(
-    model_argument,
-    out_option("The picture: .png, .svg or .pdf.", required=True),
-    layers_option,
-    click.option(
-        "--neurons", default="0-7", show_default=True, metavar="0-15",
-        help="Neurons to draw, or all (with --patch), which are drawn together.",
-    ),
-    click.option(
-        "--patch", type=click.IntRange(min=0), help="Only at this patch, counted from 0; without blur and jitter."
-    ),
-    click.option("--plain", is_flag=True, help="Without octaves, blur and jitter."),
-    click.option(
-        "--recipe", type=click.Choice(["default", "original", "seed"]), default="default", show_default=True,
-        help="original: the method of the original papers (printed as seed).",
-    ),
-    stem_option,
-    base_option,
-    seed_option,
-    device_option,
-    theme_option,
-)  # fmt: skip
-def features(
-    model: str, out: str, layers: str | None, theme: ThemeName, atlas: str, output: str, **options: Any
-) -> None:
-    """Draw what single neurons of MODEL respond to: images found by gradient ascent on their activation."""
-    file = picture_file(out)
-    with opened_atlas(atlas) as opened:
-        found = opened.features(model, layers=_layers(layers), **options)
-        print_result(found, output, file=file, theme=theme)
-
-
-@question(
     model_argument,
     base_option,
     click.option("--text", metavar="FILE", help="Compare these texts: lines, .jsonl, .csv, .tsv, .parquet, or -."),
     click.option("--field", metavar="NAME", help="The field or column of FILE that holds the text."),
-    click.option("--each", is_flag=True, help="Say it of each text."),
+    click.option("--each", is_flag=True, help="Print the verdict on each text."),
     click.option(
         "--max-length", type=click.IntRange(min=1), metavar="N",
-        help="Tokens of a text that training kept. Default: as the positions tell, else 24.",
+        help="Tokens of a text that training kept. Default: as the position embeddings show, else 24.",
     ),
     click.option("--all-rows", is_flag=True, help="Read the whole embedding of MODEL and of its base, not some rows."),
     read_option,
@@ -399,7 +271,7 @@ def trace(
     atlas: str,
     output: str,
 ) -> None:
-    """Show what MODEL was trained on, from its input embedding: the rows of the tokens that it met moved.
+    """Show what MODEL was trained on, from its input embedding: only rows of tokens in the training text moved.
 
     With --text, show which texts it was certainly not trained on.
     """
@@ -411,4 +283,4 @@ def trace(
         print_result(found, output, details=details)
 
 
-MODELS = (similar, show, trace, compare, layers, predict, lineage, depth, invert, features)
+MODELS = (similar, show, trace, compare, layers, predict, lineage)

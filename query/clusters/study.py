@@ -27,6 +27,7 @@ from query.clusters.methods import (
 from query.clusters.result import Cluster, Clusters, Member
 from query.population import Population, distinct, leading_datasets
 from query.statistics import likeness
+from query.statistics.authors import UNCONVINCING
 from query.statistics.neighbours import Integers, members_of
 
 METHODS = ("hdbscan", "kmeans")
@@ -34,7 +35,6 @@ _SLOW = 3_000  # with more models, a message says that it takes a while
 _EQUAL = 1 - 1e-9  # cohesion of a cluster of equal vectors
 _BLOCK = 1 << 23  # similarities in memory at a time
 _TIE = 1e-12  # smaller differences of cosines come from summing in another order
-_UNCONVINCING = 0.05  # a larger p may be chance
 
 
 def clusters(
@@ -143,7 +143,7 @@ def _notes_on_clusters(clusters: Clusters, draws: int) -> list[str]:
         return ["All vectors are equal and form one cluster."]
     if clusters.count is not None and len(groups) < clusters.count:
         return [f"Only {len(groups)} clusters, because only {len(groups)} vectors are distinct."]
-    can_tell = 1 / (1 + draws) <= _UNCONVINCING and all(
+    can_tell = 1 / (1 + draws) <= UNCONVINCING and all(
         _is_chance(r) for r in clusters.agreement if r.labels == "datasets"
     )
     if cloud is not None and can_tell and _is_chance(cloud):
@@ -155,7 +155,7 @@ def _notes_on_clusters(clusters: Clusters, draws: int) -> list[str]:
 
 
 def _is_chance(row: Agreement) -> bool:
-    return row.p_value is None or row.p_value > _UNCONVINCING
+    return row.p_value is None or row.p_value > UNCONVINCING
 
 
 def _notes_on_labels(clusters: Clusters, ways: int) -> list[str]:

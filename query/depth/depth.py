@@ -12,8 +12,9 @@ import numpy as np
 
 from indexer.errors import AtlasError, require
 from indexer.names import MEASURES, ModelRef
-from query.figures import THEMES, model_label, styled_grid
-from query.lookup import READERS, reference_of
+from query.figures import THEMES, add_legend, add_title, model_label, styled_grid
+from query.lookup import reference_of
+from query.resolved import READERS
 from query.results import Drawn, ThemeName
 
 if TYPE_CHECKING:
@@ -192,11 +193,10 @@ class Depth(Drawn):
             handles.append(handle(colours.rest, "-", other))
         if has_twin and other != AGAINST["untrained"]:
             handles.append(handle(colours.ink, ":", AGAINST["untrained"]))
-        style: dict[str, Any] = {"ncols": 3, "fontsize": 7, "frameon": False, "labelcolor": colours.ink}
-        figure.legend(handles=handles, loc="outside lower left", **style)
+        add_legend(figure, handles, colours, 3)
         probe = f"{self.sequences} × {self.tokens} {self.probe} tokens" if self.tokens else f"{self.sequences} images"
         title = f"What the layers of {model_label(self.model, 60)} keep\nprobe: {probe}; shaded: ± a standard error"
-        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9, color=colours.ink)
+        add_title(figure, title, colours)
         return figure
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
 from query.depth.depth import LayerRow, Profiled, difference_error, read_profiled
-from query.figures import THEMES, label, styled_grid
+from query.figures import THEMES, add_legend, add_title, label, styled_grid
 from query.results import Drawn, ThemeName, to_frame
 from query.sampled import SAMPLE
 from query.statistics.authors import spearman
@@ -186,13 +186,12 @@ class DepthStudy(Drawn):
         ]  # fmt: skip
         if forgetful:
             handles.append(Line2D([], [], linestyle="", marker="s", color=colours.palette[4], label="loses its input"))
-        style: dict[str, Any] = {"ncols": 3, "fontsize": 6.5, "frameon": False, "labelcolor": colours.ink}
-        figure.legend(handles=handles, loc="outside lower left", **style)
+        add_legend(figure, handles, colours, 3, 6.5)
         more = f" (the {MOST_PANELS} that moved most)" if len(self.profiles) > MOST_PANELS else ""
         title = (
             f"Where weights and function changed, layer by layer\n{self.models} fine-tunes of {label(self.base)}{more}"
         )
-        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9, color=colours.ink)
+        add_title(figure, title, colours)
         return figure
 
 
@@ -236,7 +235,7 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
         )
     if sampled := sum(facts[one.model]["read"] == SAMPLE for one in models):
         which = "all models" if sampled == len(models) else f"{sampled} of {len(models)} models"
-        notes += (f"of {which} a sample of rows was read: their ‖δW‖/‖W‖ are estimates",)
+        notes += (f"only a sample of rows was read of {which}: their ‖δW‖/‖W‖ are estimates",)
     of_base = read_profiled(atlas, canonical, subject="base", probe=models[0].probe_sha256)
     if not of_base:
         raise AtlasError(f"{canonical} itself has no profile with the same probe.", hint)

@@ -239,10 +239,10 @@ def best_group(
 ) -> tuple[list[Candidate], float]:
     """The group of up to ``max_parents`` models whose weighted sum explains ``deltas`` best, and its residual share.
 
-    Taken one at a time, the parents of a merge are hard to tell from their relatives, which explain nearly as much.
-    Taken together, the parents leave a smaller residual than any other group. A group has one weight per model for all
-    matrices, and only plausible weights. Groups are extended one model at a time (beam search). ``left``: the residual
-    of the models read so far.
+    Taken one at a time, the parents of a merge are hard to distinguish from their relatives, which explain nearly as
+    much. Taken together, the parents leave a smaller residual than any other group. A group has one weight per model
+    for all matrices, and only plausible weights. Groups are extended one model at a time (beam search). ``left``: the
+    residual of the models read so far.
     """
     likely: dict[int, Candidate] = {}
     for rest in (deltas, left):

@@ -149,7 +149,8 @@ def _draw_groups(canvas: _Canvas, groups: ColorGroups) -> None:
 def _name_groups(canvas: _Canvas, groups: ColorGroups) -> None:
     """Write the names of groups next to their discs, if there is room closer to them than to other groups."""
     axes, dpi = canvas.axes, canvas.figure.dpi
-    names = [label(group.group, _LONGEST_NAME) for group in groups.shown]
+    named = (*groups.shown, *groups.rest) if len(groups.rest) == 1 else groups.shown
+    names = [label(group.group, _LONGEST_NAME) for group in named]
     texts = [
         axes.text(0, 0, name, fontsize=_NAME, ha="center", va="center", color=canvas.colours.ink, zorder=6)
         for name in names

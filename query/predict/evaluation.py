@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from indexer.console.messages import say
 from indexer.errors import AtlasError
-from query.figures import THEMES, label, styled_grid
 from query.predict.classifier import EVIDENCE, NONE_OF_THESE, OF_VOCABULARY, TOO_FEW, fit
+from query.predict.result import Evaluation, NoneScore, PredictedModel
 from query.predict.scoring import (
-    BINS,
-    MEASURES,
     UNKNOWN_SHARES,
-    Bin,
     Columns,
-    Interval,
-    PredictionScore,
     accuracy_at,
     auroc,
     chance_scores,
@@ -36,188 +31,16 @@ from query.predict.training_set import (
     Reals,
     TrainingSet,
 )
-from query.results import Drawn, ThemeName
 from query.statistics.authors import FEWEST_AUTHORS, too_few, units_of
 from query.statistics.neighbours import Integers
-from query.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from query.reader import AtlasReader
 
 # Groups of authors. More groups leave a little more to predict each from, but take longer.
 FOLDS = 10
 
 _MANY = 1000  # with more models, a message says what takes so long
-_SMALLEST, _LARGEST = 6.0, 55.0  # area of a point of the picture, in square points
-_TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
-
-
-@dataclass(frozen=True)
-class NoneScore:
-    """The scores of "none of these": ``share``, how often it is true, and ``probability``, its mean probability.
-
-    ``hidden_probability`` and ``hidden_accuracy``: its mean probability, and how often it is the best answer, if models
-    that share a dataset with the predicted one may not vote. ``auroc``: the probability that it is more probable for a
-    model whose datasets are hidden in this way than for one whose dataset another author names; None without both.
-    ``accuracy_0`` … ``accuracy_75``: how often the best answer is right if this percentage of the models are hidden
-    ones, and the prior of "none of these" is that share.
-    """
-
-    evidence: str
-    share: float
-    probability: float
-    hidden_probability: float
-    hidden_accuracy: float
-    auroc: float | None = None
-    accuracy_0: float | None = None
-    accuracy_25: float | None = None
-    accuracy_50: float | None = None
-    accuracy_75: float | None = None
-
-
-@dataclass(frozen=True)
-class PredictedModel:
-    """One labelled model, predicted by all kinds of evidence together; ``weight``: how much it counts in the means.
-
-    ``answer``: the most probable one, with its ``probability`` and its share of the truth, ``right``.
-    """
-
-    model: str
-    author: str
-    datasets: tuple[str, ...]
-    weight: float
-    answer: str
-    probability: float
-    right: float
-    log_loss: float
-    none: float
-
-
-@dataclass(frozen=True, repr=False)
-class Evaluation(Drawn):
-    """Out-of-author predictions of all labelled models of a base, and their scores.
-
-    ``sweeps``: sets of models by one author on the same datasets; each counts as one model in every mean.
-    ``with_head``: models whose config.json describes a head; the others are predicted without one. ``with_vocabulary``:
-    models with a vocabulary vector; if there are any, "together" uses it, and "without_vocabulary" does not.
-    """
-
-    ROWS = "outcomes"
-    COLUMNS = tuple(PredictedModel.__dataclass_fields__)
-    SHOW_HEADLINE = True
-    OPTIONAL_COLUMNS = ("calibration_error", "log_loss", "hidden_probability", "probability", "brier", "top3")
-
-    base: str
-    representation: str
-    k: int
-    models: int
-    sweeps: int
-    authors: int
-    datasets: int
-    with_head: int
-    with_vocabulary: int
-    calibrated: bool
-    scores: tuple[PredictionScore, ...]
-    intervals: tuple[Interval, ...]
-    none_of_these: tuple[NoneScore, ...]
-    reliability: tuple[Bin, ...]
-    notes: tuple[str, ...] = ()
-    outcomes: tuple[PredictedModel, ...] = field(default=(), repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object, without the single models."""
-        return {name: value for name, value in super().to_dict().items() if name != "outcomes"}
-
-    @property
-    def headline(self) -> str:
-        """How often the best answer is right, and how often the commonest dataset would be."""
-        scores = {score.evidence: score for score in self.scores}
-        together, majority = scores["together"], scores.get("majority")
-        than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
-        between = next((one.accuracy for one in self.intervals if one.evidence == "together" and one.accuracy), None)
-        interval = f" (95 % interval {percent(between[0])} to {percent(between[1])})" if between else ""
-        return (
-            f"Each of {counted(self.models, 'model')} predicted from models of other authors: the best answer is right "
-            f"in {percent(together.accuracy)} of cases{interval}{than}. A sweep counts as one case."
-        )
-
-    def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The scores, shares with their 95 % intervals; ``details``: every interval, and the reliability."""
-        whole = self.to_dict()
-        of = {one.evidence: one for one in self.intervals}
-        for row in whole["scores"]:
-            for name in MEASURES if details else ("accuracy", "top3"):
-                between = getattr(of.get(row["evidence"]), name, None)
-                row[name] = decimal(row[name]) + (f" ({span(*between)})" if between else "")
-        for row in [*whole["scores"], *whole["none_of_these"], *whole["reliability"]]:
-            row |= {name: decimal(cell) for name, cell in row.items() if isinstance(cell, float)}
-        if not details:
-            for row in whole["none_of_these"]:
-                for share in UNKNOWN_SHARES:
-                    row.pop(f"accuracy_{100 * share:.0f}")
-        left_out = ("intervals",) if details else ("intervals", "reliability")
-        return {name: value for name, value in whole.items() if name not in left_out}
-
-    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
-        """The reliability diagram: how often answers are right, by probability, for vectors, head and both together.
-
-        A point is the models whose best answer is equally probable, to a tenth. A calibrated prediction has its points
-        on the diagonal, within their 95 % intervals over authors, which need at least five authors. Bars show the share
-        of the models; the area of a point grows with it.
-        """
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
-
-        figure, panels = styled_grid(7.2, 3.55, 1, len(_TITLES), theme, ax)
-        colours = THEMES[theme]
-        ink = colours.ink
-        diagonal: dict[str, Any] = {"color": colours.rest, "linestyle": (0, (4, 3))}
-        by_evidence = {score.evidence: score for score in self.scores}
-        for panel, (evidence, title), colour in zip(panels, _TITLES.items(), colours.palette, strict=False):
-            for one in self.reliability:
-                if one.evidence != evidence:
-                    continue
-                middle = (min(int(one.probability * BINS), BINS - 1) + 0.5) / BINS
-                panel.bar(middle, one.share, 0.86 / BINS, color=colours.faint, zorder=1)
-                if one.low is not None and one.high is not None:
-                    panel.plot(
-                        [one.probability] * 2, [one.low, one.high], color=colour, linewidth=1.2, alpha=0.6, zorder=3
-                    )
-                size = _SMALLEST + (_LARGEST - _SMALLEST) * one.share  # its area grows with the number of models
-                panel.scatter(
-                    [one.probability], [one.right], s=size, color=colour, zorder=4, clip_on=False, linewidths=0
-                )
-            panel.plot([0, 1], [0, 1], linewidth=1, zorder=2, **diagonal)
-            panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-            for axis in (panel.xaxis, panel.yaxis):
-                axis.set_ticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
-            panel.tick_params(labelleft=panel is panels[0])
-            panel.set_title(title, fontsize=10, color=ink, pad=17)
-            score = by_evidence[evidence]
-            numbers = {"accuracy": score.accuracy, "Brier": score.brier, "ECE": score.calibration_error}
-            text = "  ".join(f"{name} {value:.3f}".replace(" 0.", " .") for name, value in numbers.items())
-            panel.text(0.5, 1.04, text, ha="center", va="bottom", fontsize=7.5, color=ink, transform=panel.transAxes)
-        panels[0].set_ylabel("share that is right", fontsize=9)
-        panels[1].set_xlabel("probability of the best answer", fontsize=9)
-        what = "Are predictions right as often as their probability says?"
-        who = (
-            f"{self.models:,} labelled models of {label(self.base)}, each predicted from models by other authors"
-            if self.base
-            else ""
-        )
-        figure.suptitle(f"{what}\n{who}".strip(), x=0.01, horizontalalignment="left", fontsize=9, color=ink)
-        handles: list[Any] = [
-            Line2D([], [], color=ink, linestyle="", marker="o", markersize=4, label="models of similar probability"),
-            Line2D([], [], color=ink, linewidth=1.2, alpha=0.6, label="95 % interval over authors"),
-            Line2D([], [], label="perfectly calibrated", **diagonal),
-            Patch(color=colours.faint, label="bar: share of all models"),
-        ]
-        style: dict[str, Any] = {"ncols": 4, "fontsize": 6.5, "frameon": False, "labelcolor": ink}
-        figure.legend(handles=handles, loc="outside lower left", **style)
-        return figure
 
 
 def evaluate(atlas: AtlasReader, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:

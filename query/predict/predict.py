@@ -1,6 +1,6 @@
 """The datasets a model was probably tuned on, by its vector, its vocabulary, its head in config.json, or all together.
 
-The vocabulary is the representation of that name, which tells of the tokens of the training text; adapters have none.
+The vocabulary is the representation of that name, which describes the tokens of the training text; adapters have none.
 """
 
 from __future__ import annotations
@@ -26,20 +26,12 @@ from indexer.records.difference import (
 )
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
-from query.lookup import (
-    ResolvedModel,
-    facts_of_record,
-    indexed_model,
-    resolve_model,
-    sampled_notes,
-    thresholds,
-    vector_of,
-    vector_of_record,
-)
+from query.lookup import indexed_model, resolve_model
 from query.population import own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
 from query.predict.heads import Head, head_of
-from query.predict.scoring import estimated_share, with_prior
+from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
+from query.predict.scoring import estimated_share
 from query.predict.training_set import (
     VOCABULARY,
     DatasetRuns,
@@ -49,31 +41,17 @@ from query.predict.training_set import (
     TrainingSet,
     has_vocabulary,
 )
-from query.results import Answered, Result, answered, to_frame
+from query.resolved import ResolvedModel, facts_of_record, sampled_notes, thresholds, vector_of, vector_of_record
+from query.results import Answered, answered
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Floats
-from query.wording import counted, percent
+from query.wording import percent
 
 if TYPE_CHECKING:
-    import pandas
-
     from query.reader import AtlasReader
-
-# Answers with at least this probability or vote are printed, and never fewer than this many.
-_MIN_SHOWN = 0.01
-_FEWEST = 3
-_PROBABILITIES = ("probability", "vectors", "head", "vocabulary")
 
 # The share of models on unknown data is estimated from so many models or more.
 FEWEST_MODELS = 10
-
-
-@dataclass(frozen=True)
-class Duplicate:
-    """A model of the atlas with the same weights, and the datasets it names."""
-
-    model: str
-    datasets: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -98,131 +76,6 @@ class Target:
     duplicates: tuple[Duplicate, ...]
     notes: tuple[str, ...]
     vocabulary: Floats | None = None
-
-
-@dataclass(frozen=True)
-class NeighbourVote:
-    """The vote of a sweep, cast by its nearest model."""
-
-    model: str
-    author: str
-    datasets: tuple[str, ...]
-    similarity: float
-    vote: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One dataset, or "none of these".
-
-    Attributes:
-        votes: of the k nearest sweeps; the nearest one's is 1.
-        authors: number of authors of these sweeps.
-        vectors, head, vocabulary: the probability by each alone; None if the model lacks it.
-        declared: whether the model names the dataset itself, which is not used for the prediction.
-        models: the models that voted for it, the largest vote first.
-    """
-
-    dataset: str
-    probability: float
-    votes: float
-    authors: int
-    vectors: float | None
-    head: float | None
-    declared: bool
-    models: tuple[str, ...]
-    vocabulary: float | None = None
-
-
-@dataclass(frozen=True, repr=False)
-class Prediction(Result):
-    """The answers for one model, the most probable first; their probabilities sum to 1.
-
-    The probability of a dataset is its expected share among the datasets of the model. If the model has one dataset,
-    that is the probability of this dataset. Only models by other authors vote and are used for fitting.
-
-    Attributes:
-        evidence: vectors or head, if the model has only that, else together.
-        calibrated: whether the probabilities were fitted to this atlas.
-        declared: the datasets that the model names itself.
-        repeats: models with the same weights, and the datasets they name.
-        voters: the votes, the largest first.
-        unknown_share: the share of models assumed to be tuned on data that no other author names, the prior of "none of
-            these"; by default that among the labelled models of the atlas.
-    """
-
-    IS_LIST = True
-    SHOW_HEADLINE = True
-    DETAILS = ("declared", "models", "calibrated")
-    OPTIONAL_COLUMNS = ("calibrated", "declared", "models", "authors", "votes", "vocabulary", "head", "vectors")
-
-    model: str
-    base: str
-    representation: str
-    k: int
-    evidence: str
-    calibrated: bool
-    declared: tuple[str, ...]
-    repeats: tuple[Duplicate, ...]
-    answers: tuple[Answer, ...]
-    voters: tuple[NeighbourVote, ...]
-    notes: tuple[str, ...] = ()
-    unknown_share: float = 0.5
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """The answers of ``shown_answers``."""
-        return [asdict(answer) | {"calibrated": self.calibrated} for answer in self.shown_answers()]
-
-    def shown_answers(self) -> list[Answer]:
-        """The answers with a probability or vote of 0.01 or more, at least three, and "none of these"."""
-        return [
-            answer
-            for place, answer in enumerate(self.answers)
-            if max(answer.votes, answer.probability) >= _MIN_SHOWN or place < _FEWEST or answer.dataset == NONE_OF_THESE
-        ]
-
-    def with_unknown_share(self, share: float) -> Prediction:
-        """The same if ``share`` of the models are tuned on data that no other author names."""
-        ordered = sorted(self.answers, key=lambda answer: answer.dataset == NONE_OF_THESE)
-        columns = [name for name in _PROBABILITIES if getattr(ordered[0], name) is not None]
-        table = np.array([[getattr(answer, name) for answer in ordered] for name in columns])
-        moved = with_prior(table, self.unknown_share, share).T.tolist()
-        answers = [
-            replace(answer, **dict(zip(columns, row, strict=True))) for answer, row in zip(ordered, moved, strict=True)
-        ]
-        return replace(self, answers=_ranked(answers), unknown_share=share)
-
-    def agreement(self, answer: Answer) -> float:
-        """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""
-        total = sum(voter.vote for voter in self.voters)
-        agreeing = sum(voter.vote for voter in self.voters if answer.dataset in voter.datasets)
-        return agreeing / total if total else 0.0
-
-    @property
-    def headline(self) -> str:
-        """The most probable answer, the evidence, and the number of votes."""
-        best = self.answers[0]
-        authors = len({voter.author for voter in self.voters})
-        parts = {"vectors": "its vector", "vocabulary": "its vocabulary", "head": "its head"}
-        *first, last = [words for name, words in parts.items() if getattr(best, name) is not None]
-        by = f"{', '.join(first)} and {last}" if first else last
-        what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
-        return (
-            f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by} and "
-            f"{counted(len(self.voters), 'vote')} of {counted(authors, 'author')}."
-        )
-
-    def table(self, *, details: bool = False) -> Any:
-        """The rows, rounded and with fewer columns; ``details``: all columns."""
-        rows = super().table(details=details)
-        if not details:
-            for row in rows:
-                row |= {name: round(cell, 4) for name, cell in row.items() if isinstance(cell, float)}
-        return rows
-
-    def to_df(self) -> pandas.DataFrame:
-        """A row for each answer."""
-        return to_frame(self.answers, list(Answer.__dataclass_fields__))
 
 
 def predict(
@@ -270,8 +123,9 @@ def predict_many(
 ) -> Iterator[Answered[Prediction]]:
     """:func:`predict` for each of ``models``; the labelled models are read once.
 
-    Without an ``unknown_share`` it is estimated from all of these models of a base together if there are ten or more,
-    so the first answer comes when all models were read. ``are_indexed``: the names come from the atlas, and must not
+    Without an ``unknown_share`` it is estimated from all of these models of a base together if there are ten or more
+    (with a vocabulary, where the base has such vectors), so the first answer comes when all models were read.
+    ``are_indexed``: the names come from the atlas, and must not
     be read as folders of this machine. ``on_progress`` is called with the number of models read.
     """
     _check(unknown_share)
@@ -288,6 +142,9 @@ def predict_many(
     shares: dict[str, float] = {}
     for of_base in {one.answer.base for one in many if one.answer is not None}:
         found = [one.answer for one in many if one.answer is not None and one.answer.base == of_base]
+        if has_vocabulary(atlas, of_base):
+            # Of few adapters among full fine-tunes the evidence for unknown data is too strong on average.
+            found = [one for one in found if one.answers[0].vocabulary is not None]
         if unknown_share is not None:
             shares[of_base] = unknown_share
         elif len(found) >= FEWEST_MODELS:
@@ -481,15 +338,11 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
         calibrated=fitted.is_calibrated,
         declared=target.declared,
         repeats=target.duplicates,
-        answers=_ranked(answers),
+        answers=ranked(answers),
         voters=voters,
         notes=tuple(notes),
         unknown_share=fitted.none,
     )
-
-
-def _ranked(answers: Iterable[Answer]) -> tuple[Answer, ...]:
-    return tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset)))
 
 
 def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ...]:

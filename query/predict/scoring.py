@@ -46,12 +46,13 @@ def score_models(probabilities: Reals, truth: Reals) -> Columns:
 
 UNKNOWN_SHARES = (0.0, 0.25, 0.5, 0.75)
 _GRID = 1000  # shares at which the likelihood is computed
+_PRIOR_MODELS = 2.0  # models that the atlas's own share of unknown data counts as
 
 
 def accuracy_at(probabilities: Reals, truth: Reals, none: float, share: float) -> Reals:
     """(rows,): whether the best answer is right if the prior of "none of these", the last one, is not ``none``.
 
-    It is ``share``, as for somebody who knows how many of the models were tuned on data that no other author names.
+    It is ``share`` instead, as if it were known how many of the models were tuned on data that no other author names.
     """
     top = with_prior(probabilities, none, share).argmax(axis=1)
     return (truth[np.arange(len(truth)), top] > 0).astype(np.float64)
@@ -75,14 +76,22 @@ def estimated_share(none: Reals, prior: Reals, weights: Reals | None = None) -> 
     """The share of models among these whose data set is none of the answers: its mean given the evidence of all.
 
     ``none`` (n,): the probability of that for each model if the share is its ``prior`` (n,), which is neither 0 nor 1.
-    Before the evidence, every share is as likely as any other, so that the answer is never 0 or 1. ``weights`` (n,):
-    how often each model counts. Saerens, Latinne & Decaestecker (2002) iterate to the most likely share instead.
+    Before the evidence, the share has a beta distribution around the mean prior that counts as much as two models. So
+    one model keeps its prior, and so do many about which nothing is known. ``weights`` (n,): how often each model
+    counts. Saerens, Latinne & Decaestecker (2002) iterate to the most likely share instead.
     """
-    shares = np.linspace(0, 1, _GRID + 2)[1:-1]
+    from scipy.special import betainc
+
+    counted = np.ones(len(none)) if weights is None else weights
+    middle = float(np.average(prior, weights=counted))
+    first, second = _PRIOR_MODELS * middle, _PRIOR_MODELS * (1 - middle)
+    # Near 0 and 1 the density may be infinite: each cell of the grid has its mass and its mean.
+    edges = np.linspace(0, 1, _GRID + 1)
+    mass = np.maximum(np.diff(betainc(first, second, edges)), 1e-300)
+    shares = np.clip(middle * np.diff(betainc(first + 1, second, edges)) / mass, edges[:-1], edges[1:])
     # The likelihood ratio of a model does not depend on the prior.
     of_none, of_known = (none / prior)[:, None], ((1 - none) / (1 - prior))[:, None]
-    likelihood = np.log(np.maximum(shares * of_none + (1 - shares) * of_known, 1e-300))
-    logs = (np.ones(len(none)) if weights is None else weights) @ likelihood
+    logs = np.log(mass) + counted @ np.log(np.maximum(shares * of_none + (1 - shares) * of_known, 1e-300))
     return float(np.average(shares, weights=np.exp(logs - logs.max())))
 
 

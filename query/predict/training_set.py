@@ -32,7 +32,7 @@ VOCABULARY = "vocabulary"
 
 SHARPNESS = 3  # power of a vote; with 1, many distant sweeps outvote a few near ones
 COMMON_SHARE = 0.2  # share of the votes that is given to datasets by how common they are
-_CORROBORATING = 2  # sweeps of a dataset that say how near it is; a third hardly changes that
+_CORROBORATING = 2  # sweeps of a dataset that say how near it is
 HALVES = 2  # blocks of a vocabulary vector
 _APART = -2.0  # in place of the similarity of models that cannot be compared
 _BLOCK = 1 << 23  # similarities in memory at a time
@@ -158,8 +158,8 @@ class Features:
             one of them.
         prominence: (rows,): ln of how far the nearest sweep is above the median of all sweeps, in units of the
             distance from the median to the lower quartile; 0 if there are no sweeps.
-        nearness: (rows,): of every dataset the similarities of its two nearest sweeps, added and divided by √2 (by 1 if
-            there is one); the largest of these. NaN if there are no sweeps or the model has no vector.
+        nearness: (rows,): the mean similarity of a dataset's two nearest sweeps, or that of its only one, for the
+            dataset where it is largest; NaN if there are no sweeps or the model has no vector.
         has_head: (rows,).
         recognised: (rows,), see ``HeadMatches``.
         votes: for each answer, sparse.
@@ -293,8 +293,8 @@ class TrainingSet:
             members = of_answer.indices[of_answer.indptr[answer] : of_answer.indptr[answer + 1]]
             two = -np.sort(-table[:, members], axis=1)[:, :_CORROBORATING]
             is_there = np.isfinite(two)
-            total = np.where(is_there, two, 0).sum(axis=1) / np.sqrt(np.maximum(is_there.sum(axis=1), 1))
-            nearest = np.maximum(nearest, np.where(is_there.any(axis=1), total, -np.inf))
+            mean = np.where(is_there, two, 0).sum(axis=1) / np.maximum(is_there.sum(axis=1), 1)
+            nearest = np.maximum(nearest, np.where(is_there.any(axis=1), mean, -np.inf))
         return np.where(np.isfinite(nearest), nearest, np.nan)
 
     def _cast_votes(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from query.figures import THEMES, label, new_figure
+from query.figures import THEMES, add_legend, label, new_figure
 from query.results import Drawn, ThemeName, to_frame
-from query.statistics.authors import TOO_FEW_AUTHORS, too_few
+from query.statistics.authors import TOO_FEW_AUTHORS, UNCONVINCING, too_few
 from query.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_UNCONVINCING = 0.05  # a larger p may be chance
 _SHOWN = 15  # datasets, models or pairs on a terminal
 _DRAWN = 40  # datasets in a picture
 _WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
@@ -135,7 +134,7 @@ class PurityScore:
         """Whether purity exceeds chance significantly."""
         if self.purity is None or self.chance is None or self.p_value is None:
             return False
-        return self.purity > self.chance and self.p_value <= _UNCONVINCING
+        return self.purity > self.chance and self.p_value <= UNCONVINCING
 
 
 @dataclass(frozen=True, repr=False)
@@ -327,8 +326,7 @@ def purity_figure(rows: Sequence[tuple[str, Any, Any]], theme: str = "light", ax
         Line2D([], [], linestyle="", label="chance", **tick),
         Line2D([], [], color=colour, linewidth=1.4, label="95 % interval over authors"),
     ]
-    style: dict[str, Any] = {"ncols": 4, "fontsize": 7.5, "frameon": False, "labelcolor": colours.ink}
-    figure.legend(handles=handles, loc="outside upper left", **style)
+    add_legend(figure, handles, colours, 4, 7.5, "upper left")
     return figure
 
 
@@ -360,9 +358,9 @@ def verdict(result: PurityResult) -> list[str]:
     if other.is_more_than_chance:
         judgement = "So models tuned on the same data do lie together, and not only because one person made them."
     elif not result.is_more_than_chance:
-        judgement = "This may be chance: these numbers do not show that the vectors know the data."
+        judgement = "This may be chance: these numbers do not show that the vectors depend on the data."
     elif other.purity is None:
-        judgement = "So it remains open whether the vectors know the data or only whose scripts were used."
+        judgement = "So it remains open whether the vectors depend on the data or only on whose scripts were used."
     else:
         judgement = "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
     sentences[-1] += " " + judgement

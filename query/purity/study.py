@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MANY = 2_000  # models from which a draw takes longer than handing it to a thread
 MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups
 _BLOCK = 1 << 19  # entries of the table of neighbours in memory at a time
-# What ``within`` may name, as an expression of SQL. Models of which it is unknown are one stratum.
+# What ``within`` may name, as an expression of SQL. Models without a value form one stratum.
 STRATA = {
     "head": "concat(head_class, ' ', label_count)",
     "language": "array_to_string(list_sort(languages), ' ')",

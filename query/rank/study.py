@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
-from query.figures import THEMES, label, styled_grid
+from query.figures import THEMES, add_legend, add_title, label, styled_grid
 from query.population import LeftOut
 from query.rank.fits import Fit, best_fit, fit_forms
 from query.rank.values import checked_relations, countable_models, one_model, read_ranks
@@ -236,13 +236,12 @@ class RankStudy(Drawn):
         handles.append(Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=DASHES, label="best fit"))
         if any(len(names) > 1 for names in rows):
             handles.append(Line2D([], [], color=colours.rest, linewidth=0.8, label="the row's other families"))
-        style: dict[str, Any] = {"fontsize": 7, "frameon": False, "labelcolor": colours.ink}
         legend_columns = 4 if figure.bbox.width / figure.dpi >= WIDEST_LEGEND else 2
-        figure.legend(handles=handles, loc="outside lower left", ncols=legend_columns, **style)
+        add_legend(figure, handles, colours, legend_columns)
         base = f"fine-tunes of {label(self.base)}"
         who = f"{label(self.model, 48)}\none of the {base}" if self.model else f"{self.models} {base}"
         title = f"Rank of {SYMBOLS[self.of]} at {100 * self.threshold:g} % of the energy\n{who}"
-        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9, color=colours.ink)
+        add_title(figure, title, colours)
         return figure
 
 

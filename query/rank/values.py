@@ -16,8 +16,8 @@ from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError, BadArgument
 from indexer.names import FAMILIES, RELATIONS, STACKS, DeltaKey, ModelRef
 from indexer.records.record import RANK_THRESHOLDS
-from query.lookup import base_in_hint, unknown_model
 from query.population import LeftOut
+from query.resolved import base_in_hint, unknown_model
 from query.sampled import SAMPLE, needs_all
 
 if TYPE_CHECKING:

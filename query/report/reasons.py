@@ -11,7 +11,7 @@ STATUSES = {
 
 REASONS = {
     "adapter_unsupported": "An adapter that changes no weights, or whose change does not follow from its files.",
-    "base_sampled": "Its change depends on whole matrices of the base, of which this atlas keeps some rows.",
+    "base_sampled": "Its change depends on whole matrices of the base, and this atlas keeps only some of their rows.",
     "base_unreadable": "The base that the adapter is added to cannot be read, so its layers cannot be asked.",
     "corrupt_file": "The file with the weights is damaged, or claims sizes that it does not have.",
     "disabled": "The Hub has disabled the repository, so it can no longer be read.",
@@ -38,7 +38,7 @@ REASONS = {
     "remote_code": "It needs code of its own repository, which is never run.",
     "server_error": "The Hub, or a server behind it, answered with an error.",
     "shape_mismatch": "Its matrices have different sizes than the base's, so they cannot be subtracted.",
-    "shared_layers": "All its layers share one set of weights, so they cannot be told apart.",
+    "shared_layers": "All its layers share one set of weights, so they cannot be distinguished.",
     "short_body": "The file was cut off before its end every time.",
     "timeout": "No answer came in time.",
     "unknown_architecture": "No architecture file describes this kind of network.",

@@ -21,6 +21,7 @@ from query.purity.result import PurityScore, purity_figure, verdict
 from query.purity.study import purity
 from query.rank.study import SYMBOLS, RankStudy, rank_by_depth
 from query.report.page import Section, Source, shorten
+from query.statistics.authors import UNCONVINCING
 from query.wording import NOTHING, count, counted, decimal, percent, span
 
 # What each representation keeps of a delta, in the order of the table; others follow by name.
@@ -37,7 +38,6 @@ _DATASETS = 25  # rows
 _GROUPS = 6  # named in the map's text alternative
 _CLUSTERS, _MEMBERS = 20, 15  # rows
 _NAMES = 3  # datasets or authors in a cell
-_UNCONVINCING = 0.05  # a larger p may be chance
 _LITTLE = 0.2  # agreement below this is weak
 _ABBREVIATED = {"ari": "ARI", "ami": "AMI"}
 _IN_FULL = {"ari": "adjusted Rand index", "ami": "adjusted mutual information"}
@@ -222,7 +222,7 @@ def _agreement(source: Source, section: Section, rows: list[Agreement]) -> dict[
     ):
         if row is None or row.value is None:
             continue
-        is_convincing = row.p_value is not None and row.p_value <= _UNCONVINCING
+        is_convincing = row.p_value is not None and row.p_value <= UNCONVINCING
         verb = "agree a little" if row.value < _LITTLE else "agree"
         measured = f"{_IN_FULL.get(row.measure, row.measure)} {decimal(row.value)}"
         chance = f"by chance {decimal(row.chance)}, p {decimal(row.p_value, 3)}"

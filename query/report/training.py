@@ -29,7 +29,7 @@ _EVIDENCE = {
 }
 _TRACED, _WORDS = 15, 8  # models, and words of each
 _CLASSES = {
-    "exact": "exact: the tokens that were met are told from the others",
+    "exact": "exact: tokens that the text contains are distinguished from the others",
     "statistical": "statistical: what was met is only likely (half precision, a tied head, or a merge)",
     "frozen": "frozen: the embedding did not move",
     None: "none: adapters, other embeddings, and records of an older version",

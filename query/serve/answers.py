@@ -11,6 +11,7 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
+from query.ask.result import LikelyModel
 from query.layers import Part
 from query.purity.result import DatasetPurity
 
@@ -103,21 +104,6 @@ class Traced(Answer):
     base: str
     facts: dict[str, Any]
     words: list[str]
-
-
-class LikelyModel(TypedDict):
-    """A model that was probably tuned on texts like those that were given."""
-
-    rank: int
-    model: str
-    score: float
-    p_value: float
-    expected_by_chance: float
-    by_vocabulary: float | None
-    by_vectors: float | None
-    datasets: list[str]
-    author: str
-    relation: str
 
 
 class Asked(Answer):

@@ -116,7 +116,7 @@ class Tools:
     def _answer(self, kind: type[A], found: Result | None, **parts: Any) -> A:
         """The keys of ``kind``: from ``parts``, or else from the result's JSON, rounded; ``summary`` is its headline.
 
-        Advice in a note that is no call of a tool is for the user of the agent: a command.
+        Advice in a note that does not call a tool is for the user of the agent: a command.
         """
         notes = [] if found is None else [self._for_agents(one) or for_command_line(one) for one in found.notes]
         common = {"summary": "" if found is None else found.headline, "notes": list(dict.fromkeys(notes))}

@@ -30,6 +30,7 @@ Floats = npt.NDArray[np.float64]
 Ends = tuple[float, float]
 
 FEWEST_AUTHORS = 5
+UNCONVINCING = 0.05  # a larger p may be chance
 TOO_FEW_AUTHORS = "too_few_authors"  # the reason in JSON for an interval that is null
 # With more points, every draw uses the ranks of all of them: the table of comparisons would not fit in memory.
 MOST_RANKED = 3000

@@ -18,8 +18,8 @@ from indexer.records.tokens import KINDS, MISSING, UNSURE, token_rows
 if TYPE_CHECKING:
     from indexer.profiles.tokenizer import IsolatedTokenizer
     from indexer.records.record import TokenChanges
-    from query.lookup import ResolvedModel
     from query.reader import AtlasReader
+    from query.resolved import ResolvedModel
 
 COLUMNS = (
     "token_class", "token_codes", "token_is_share", "token_scale", "token_rows", "base_token_rows", "position_rows",
@@ -33,7 +33,7 @@ class TokenEvidence:
     """What is known of a model's input embedding.
 
     ``kind``: exact, statistical or frozen. ``rows`` (n,): the ids of the tokens whose rows were read, ascending;
-    ``codes`` (n,): how far each moved (``indexer.records.tokens``), of which ``is_share`` says what they stand for.
+    ``codes`` (n,): how far each moved (``indexer.records.tokens``); ``is_share`` says what the codes stand for.
     ``scale``: the common factor. ``vocabulary``, ``base_vocabulary``: rows of the two embeddings. ``positions`` and
     ``pairs``: see ``TokenChanges``.
     """
@@ -127,11 +127,12 @@ def evidence_of_all_rows(
     model: ModelRef, commit: str | None, relation: str, base: ModelRef, base_commit: str,
     sampled: TokenEvidence | None, say: Callable[[str], None],
 ) -> TokenEvidence | None:  # fmt: skip
-    """Compare all rows of two embeddings; ``say`` hears first how much is read. None if they cannot be compared.
+    """Compare all rows of two embeddings; None if they cannot be compared.
 
-    ``sampled`` has what the positions and token types say. Raises AtlasError if the files cannot be read.
+    ``say`` is first called with how much is read. ``sampled`` has what the positions and token types say. Raises
+    AtlasError if the files cannot be read.
     """
-    from indexer.deltas.whole_embedding import compare_embeddings
+    from indexer.deltas.embeddings import compare_embeddings
 
     try:
         found = compare_embeddings(model, commit, relation, base, base_commit, say)

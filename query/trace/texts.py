@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 CERTAIN, POSSIBLE = "certainly_not_used", "possible"
 CONFIDENCE = 0.95
-# Training cuts long texts, and where it does is not known without position embeddings: only so many tokens count then,
-# which is less than the shortest usual limit of 32, special tokens among them.
+# Training cuts long texts, and without position embeddings it is not known where. Then only this many tokens count,
+# which is less than the shortest usual limit of 32, special tokens included.
 USUAL_LENGTH = 24
 SHOWN_CHARACTERS = 80
 
@@ -30,9 +30,8 @@ _LAST_MARKS = re.compile(r"[^\w]+$")
 class JudgedText:
     """A text, shortened; ``untouched``: its tokens whose rows did not move.
 
-    ``verdict``: certainly_not_used or possible.
-
-    ``met``: the share of its tokens, among those whose rows were read, that moved; None if no row was read.
+    ``verdict``: certainly_not_used or possible. ``met``: the share of its tokens, among those whose rows were read,
+    that moved; None if no row was read.
     """
 
     text: str

@@ -16,7 +16,8 @@ from indexer.errors import AtlasError, require
 from indexer.names import ModelRef
 from indexer.records.representation import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
-from query.lookup import READERS, ResolvedModel, resolve_model
+from query.lookup import resolve_model
+from query.resolved import READERS, ResolvedModel
 from query.results import Result
 from query.texts import read_texts
 from query.trace.evidence import (
@@ -160,9 +161,9 @@ def trace(
     """What the input embedding of a model says of its training text: the rows of the tokens that were met moved.
 
     ``text``: a file of texts to compare (lines, JSON lines, CSV, TSV, Parquet; ``-`` is stdin), ``field`` of its rows;
-    ``each``: say it of each text. ``max_length``: how many tokens of a text training kept, where that is known; else
-    the position embeddings tell, or the first 24 count. ``all_rows``: read the whole embedding, not the rows that the
-    atlas holds; ``say`` hears what that costs. ``read``: as in ``similar``.
+    ``each``: also a verdict on each text. ``max_length``: how many tokens of a text training kept, where that is known;
+    else the position embeddings show, or the first 24 count. ``all_rows``: read the whole embedding, not the rows that
+    the atlas holds; ``say`` is called with what that costs. ``read``: as in ``similar``.
 
     Raises AtlasError if the model is unknown or cannot be read, or a text is asked about and there is no tokenizer.
     """
@@ -228,11 +229,11 @@ def trace(
         judged = judge_texts(texts.texts, tokenizer, evidence, met_probabilities(evidence), kept, each=each)
         if evidence.kind == EXACT:
             notes.append(
-                f"A text counts with its first {kept or USUAL_LENGTH} tokens"
-                + ("" if kept else ", because where training cut texts is not known (`max_length=N`)")
-                + ". It is certain that a text was not used as it is written here, first in its input, unless in the "
-                "very last steps of a schedule that ran to zero in one epoch. A changed text may have been used. To "
-                "be possible is no proof."
+                f"Only the first {kept or USUAL_LENGTH} tokens of a text count"
+                + ("" if kept else ", because it is not known where training cut texts (`max_length=N`)")
+                + ". “Certainly not used” means as the text is written here, at the start of an input, and does not "
+                "cover the very last steps of a schedule that ran to zero in one epoch. A changed text may have been "
+                "used. A possible text was not necessarily used."
             )
     decay = -math.log(evidence.scale)
     return TracedModel(

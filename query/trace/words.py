@@ -1,4 +1,4 @@
-"""The words and scripts of the tokens that a model met, and which set it apart from its siblings."""
+"""The words and scripts of the tokens that a model met, and which words set it apart from other models of the base."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from scripts.adapters.study import (
 from scripts.family.__main__ import ENVIRONMENT
 from scripts.family.store import RESULTS, read_json
 from scripts.loopback_hub import LoopbackHub
-from scripts.terminal import CommandFailed, Terminal
-from scripts.vectors import decimal
+from scripts.tables import decimal, markdown
+from scripts.terminal import Terminal, exit_status
 
 ARCHITECTURES = ("roberta", "gpt2", "bert")
 MATRICES = {"qv": "query and value", "all": "all linear"}
@@ -48,31 +48,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     options = parser.parse_args(arguments)
     os.environ.update(ENVIRONMENT)  # before anything imports torch
+    return exit_status("The study", lambda: run_studies(options.architectures, options.out.resolve()))
+
+
+def run_studies(architectures: Sequence[str], folder: Path) -> None:
+    """Train, index and measure the adapters of each architecture below ``folder``."""
     from scripts.family.family import build
 
-    try:
-        for name in options.architectures:
-            out = options.out.resolve() / name
-            study = load_study(name)
-            build(out / "family", study.plan)
-            with LoopbackHub(out / "family") as hub:
-                run = Terminal.of_hub(out, hub.endpoint)
-                run.environment.pop("HF_HUB_OFFLINE")  # it was for training
-                run(f"index build --base {study.plan.base} --discover names")
-            with Atlas(out / "atlas") as atlas, (out / "tables.md").open("w", encoding="utf-8") as file:
-                for line in tables(atlas, study, out):
-                    print(line, flush=True)
-                    file.write(f"{line}\n")
-    except CommandFailed as failure:
-        print(f"The study stopped: {failure}. Run the same command again to continue.", file=sys.stderr)
-        return 1
-    except AtlasError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nStopped. Run the same command again to continue.", file=sys.stderr)
-        return 130
-    return 0
+    for name in architectures:
+        out, study = folder / name, load_study(name)
+        build(out / "family", study.plan)
+        with LoopbackHub(out / "family") as hub:
+            Terminal.of_hub(out, hub.endpoint)(f"index build --base {study.plan.base} --discover names")
+        with Atlas(out / "atlas") as atlas, (out / "tables.md").open("w", encoding="utf-8") as file:
+            for line in tables(atlas, study, out):
+                print(line, flush=True)
+                file.write(f"{line}\n")
 
 
 def tables(atlas: Atlas, study: Study, out: Path) -> Iterator[str]:
@@ -88,14 +79,14 @@ def tables(atlas: Atlas, study: Study, out: Path) -> Iterator[str]:
     yield from by_row(started, study, out, before)
     found = {"the data": [whole(started, vectors, labels) for vectors in (before, after)]}
     found |= {name: null(started, share) for name, share in NULLS.items()}
-    yield f"\n| labels | {' | '.join(MEASURES)} |\n|{'---|' * (1 + len(MEASURES))}"
+    rows = [["labels", *MEASURES]]
     for name, pair in found.items():
         cells = [
             "–" if math.isnan(was) and math.isnan(now) else f"{decimal(was)} → {decimal(now)}"
             for was, now in zip(*pair, strict=True)
         ]
-        yield f"| {name} | {' | '.join(cells)} |"
-    yield ""
+        rows.append([name, *cells])
+    yield f"\n{markdown(rows)}\n"
     for name, (pairs, taken) in starts(started, study).items():
         yield f"- pairs of {name}: {pairs:,}, taken for one: {taken:,}"
     # No model here is a duplicate, and none was made from another fine-tune.
@@ -109,11 +100,10 @@ def tables(atlas: Atlas, study: Study, out: Path) -> Iterator[str]:
 def by_row(started: Started, study: Study, out: Path, before: np.ndarray) -> Iterator[str]:
     """The table by rank, matrices and rate; ``before``: vectors without centres of initialisations."""
     yield f"\n### {study.plan.base}\n"
-    yield (
-        "| rank, matrices, rate | accuracy | worst data set | loss below guessing | same data, other seed "
-        "| other data, same seed | neither | right | right, of learnt | right, row alone | before: right |"
-    )
-    yield f"|{'---|' * 11}"
+    shown = [
+        ["rank, matrices, rate", "accuracy", "worst data set", "loss below guessing", "same data, other seed",
+         "other data, same seed", "neither", "right", "right, of learnt", "right, row alone", "before: right"]
+    ]  # fmt: skip
     blocks = started.population.blocks
     rows: dict[Row, list[int]] = {}
     for place, model in enumerate(started.population.models):
@@ -145,7 +135,8 @@ def by_row(started: Started, study: Study, out: Path, before: np.ndarray) -> Ite
             f"{alone:.2f}",
             f"{right_before:.2f} ({', '.join(map(decimal, alike_before))})",
         ]
-        yield f"| {' | '.join(cells)} |"
+        shown.append(cells)
+    yield markdown(shown)
 
 
 if __name__ == "__main__":

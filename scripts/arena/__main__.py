@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from indexer.errors import AtlasError
 from scripts.arena.parts import PARTS, run_part, tables_of, write_page
 from scripts.family.__main__ import ENVIRONMENT
-from scripts.terminal import CommandFailed
+from scripts.terminal import exit_status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,21 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(options.parts) - set(PARTS)):
         parser.error(f"unknown part {unknown[0]!r} (choose from {', '.join(PARTS)})")
     os.environ.update(ENVIRONMENT)  # before anything imports torch
-    try:
-        for name in () if options.page else options.parts or PARTS:
-            print(f"\n{name}: {PARTS[name]}\n", flush=True)
-            print(tables_of(name, run_part(name, options.out.resolve())), flush=True)
-        write_page()
-    except CommandFailed as failure:
-        print(f"The arena stopped: {failure}. Run the same command again to continue.", file=sys.stderr)
-        return 1
-    except AtlasError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nStopped. Run the same command again to continue.", file=sys.stderr)
-        return 130
-    return 0
+    wanted = () if options.page else options.parts or PARTS
+    return exit_status("The arena", lambda: run_parts(wanted, options.out.resolve()))
+
+
+def run_parts(names: Iterable[str], out: Path) -> None:
+    """Run these parts, print their tables, and write the page."""
+    for name in names:
+        print(f"\n{name}: {PARTS[name]}\n", flush=True)
+        print(tables_of(name, run_part(name, out)), flush=True)
+    write_page()
 
 
 if __name__ == "__main__":

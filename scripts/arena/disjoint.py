@@ -2,66 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from indexer.names import READS
-from scripts.arena.family import ArenaFamily, build_family, in_process
+from scripts.arena.family import ArenaFamily, build_family, in_process, read_twice
 from scripts.arena.headline import HELD_OUT, OTHERS, USED, write_texts
 from scripts.family import make_family
 from scripts.family.plan import load_plan
 from scripts.loopback_hub import LoopbackHub
+from scripts.tables import decimal, markdown
 from scripts.terminal import Terminal
-from scripts.vectors import decimal
 
 Json = dict[str, Any]
 
+LEARNT = 0.05  # a model has learnt something if its accuracy is this much above the commonest label's share
+
 
 def run(out: Path) -> Json:
-    """Train both families, read each of them twice, and ask everything once."""
+    """Train both families and ask everything once.
+
+    Matrices this small are read whole by `index build`, so a full reading would give the same vectors.
+    """
     family = build_family(out)
     demo = load_plan("demo", "roberta")
     models = make_family(out / "demo-roberta", "demo")
     folder = out / "disjoint"
+    sources = {
+        "disjoint": (family.plan, family.models, family.atlas),
+        "demo": (demo, models, read_twice(demo, models, folder / "demo")["sample"]),
+    }
     columns: dict[str, Json] = {}
-    for name, plan, root in (("disjoint", family.plan, family.models), ("demo", demo, models)):
+    for name, (plan, root, atlas) in sources.items():
         texts = folder / f"texts-{name}"
         write_texts(plan, texts)
         with LoopbackHub(root) as hub:
-            for read in READS:
-                here = folder / f"{name}-{read}"
-                here.mkdir(parents=True, exist_ok=True)
-                terminal = Terminal.of_hub(here, hub.endpoint)
-                terminal.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
-                terminal(f"index build --base {plan.base} --discover names --read {read}")
-                print(f"asking about {plan.base}, read: {read} …", flush=True)
-                asked = ("scripts.arena.headline", str(here / "atlas"), plan.base, str(texts))
-                columns[f"{name}, {read}"] = in_process(terminal, here / "headline.json", *asked)
-    return {"learnt": learnt(family), "columns": columns}
+            print(f"asking about {plan.base} …", flush=True)
+            asked = ("scripts.arena.headline", str(atlas), plan.base, str(texts))
+            terminal = Terminal.of_hub(atlas.parent, hub.endpoint)
+            columns[name] = in_process(terminal, folder / f"{name}.json", *asked)
+    by_model = {name: columns["disjoint"].pop(f"{name}_by_model") for name in ("right", "purity")}
+    for name in by_model:
+        columns["demo"].pop(f"{name}_by_model")
+    return {"learnt": learnt(family, **by_model), "columns": columns}
 
 
-def learnt(family: ArenaFamily) -> list[Json]:
-    """For each rate, adapters apart: models, mean held-out accuracy, that of the commonest label, the share above."""
-    groups: dict[tuple[str, float], list[Mapping[str, float]]] = {}
-    for run in family.plan.runs:
+def learnt(family: ArenaFamily, right: Mapping[str, float], purity: Mapping[str, float]) -> list[Json]:
+    """By rate, adapters apart: held-out accuracy, and how well predictions and purity do on these models.
+
+    The last two rows are the full fine-tunes whose accuracy is above the commonest label by .05 or more, and the others.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    above_majority = {model: one["eval_accuracy"] - one["eval_majority"] for model, one in family.results.items()}
+    runs = sorted(family.plan.runs, key=lambda run: (run.adapter is not None, run.learning_rate))
+    for run in runs:
         kind = "adapter" if run.adapter else "full"
-        groups.setdefault((kind, run.learning_rate), []).append(family.results[run.model])
+        groups.setdefault((kind, f"{run.learning_rate:g}"), []).append(run.model)
+    for is_above, name in ((True, "learnt"), (False, "did not learn")):
+        groups["full", name] = [
+            run.model for run in runs if not run.adapter and (above_majority[run.model] > LEARNT) == is_above
+        ]
     found = []
-    for (kind, rate), results in sorted(groups.items(), key=lambda pair: (pair[0][0] == "adapter", pair[0][1])):
-        above = [one["eval_accuracy"] - one["eval_majority"] for one in results]
+    for (kind, rate), models in groups.items():
+        results, above = [family.results[model] for model in models], [above_majority[model] for model in models]
         found.append(
             {
                 "kind": kind,
                 "rate": rate,
-                "models": len(results),
+                "models": len(models),
                 "accuracy": float(np.mean([one["eval_accuracy"] for one in results])),
                 "majority": float(np.mean([one["eval_majority"] for one in results])),
                 "least_above": float(np.min(above)),
                 "most_above": float(np.max(above)),
-                "above_by_.05": float(np.mean(np.array(above) > 0.05)),
+                "learnt": float(np.mean(np.array(above) > LEARNT)),
+                "right": float(np.mean([right[model] for model in models])),
+                "purity": float(np.mean([purity[model] for model in models if model in purity])),
             }
         )
     return found
@@ -69,32 +86,33 @@ def learnt(family: ArenaFamily) -> list[Json]:
 
 def tables(figures: Json) -> str:
     """Markdown: what was learnt, and all figures of both families."""
-    return "\n".join([*_learnt_lines(figures["learnt"]), "", *_headline_lines(figures["columns"])])
-
-
-def _learnt_lines(rows: Sequence[Json]) -> Iterator[str]:
-    yield "| models | rate | number | held-out accuracy | commonest label | above it, least to most | above by .05 |"
-    yield f"|{'---|' * 7}"
-    for row in rows:
-        cells = [
+    head = [
+        "models",
+        "rate",
+        "number",
+        "held-out accuracy",
+        "commonest label",
+        "above it, least to most",
+        "above by .05",
+        "predicted rightly",
+        "purity",
+    ]
+    rows = [head] + [
+        [
             row["kind"],
-            f"{row['rate']:g}",
+            row["rate"],
             str(row["models"]),
-            f"{row['accuracy']:.2f}",
-            f"{row['majority']:.2f}",
-            f"{row['least_above']:+.2f} to {row['most_above']:+.2f}",
-            f"{row['above_by_.05']:.2f}",
+            decimal(row["accuracy"], 2),
+            decimal(row["majority"], 2),
+            f"{decimal(row['least_above'], 2)} to {decimal(row['most_above'], 2)}",
+            *(decimal(row[name], 2) for name in ("learnt", "right", "purity")),
         ]
-        yield f"| {' | '.join(cells)} |"
-
-
-def _headline_lines(columns: Mapping[str, Json]) -> Iterator[str]:
-    yield f"| figure | {' | '.join(columns)} |"
-    yield f"|{'---|' * (1 + len(columns))}"
-    found = [lines_of(one) for one in columns.values()]
-    for name in dict.fromkeys(name for lines in found for name in lines):
-        cells = [lines.get(name, "–") for lines in found]
-        yield f"| {name} | {' | '.join(cells)} |"
+        for row in figures["learnt"]
+    ]
+    columns = {name: lines_of(one) for name, one in figures["columns"].items()}
+    names = dict.fromkeys(name for lines in columns.values() for name in lines)
+    lines = [["figure", *columns]] + [[name, *(one.get(name, "–") for one in columns.values())] for name in names]
+    return f"{markdown(rows)}\n\n{markdown(lines)}"
 
 
 def lines_of(one: Json) -> dict[str, str]:
@@ -106,6 +124,7 @@ def lines_of(one: Json) -> dict[str, str]:
         return f"{decimal(score['purity'])}{interval}, chance {decimal(score['chance'])}{p_value}"
 
     lines = {
+        "models that were sampled": str(one["sampled"]),
         "labelled models, data sets": f"{one['purity']['models']}, {one['purity']['datasets']}",
         "purity": of_purity(one["purity"]),
         "purity across authors": of_purity(one["purity_across_authors"]),

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from indexer.names import READS
 from scripts.child import PROJECT
 from scripts.family.family import build
 from scripts.family.plan import Adapter, DataSet, Plan, Run, load_plan
@@ -35,7 +36,7 @@ class ArenaFamily:
         plan: base, data sets and runs.
         domains: the domain of each data set.
         models: the folder that a loopback Hub serves.
-        atlas: of samples of the models' rows, as `index build` reads them by default; None before it is built.
+        atlas: of samples of the models' rows, as `index build` reads them by default.
         full_atlas: of all rows.
     """
 
@@ -61,7 +62,7 @@ def load_arena_plan() -> tuple[Plan, dict[str, str]]:
     text = PATH.read_text(encoding="utf-8")
     data = tomllib.loads(text)
     family = load_plan("full", data["architecture"])
-    pretraining = {
+    pretraining: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in data["pretraining"].items()
     }
     steps = pretraining.pop("steps")
@@ -149,18 +150,23 @@ def build_family(out: Path) -> ArenaFamily:
     folder = out / "family"
     models = folder / "models"
     build(models, plan)
+    atlases = read_twice(plan, models, folder)
+    return ArenaFamily(plan, domains, models, atlases["sample"], atlases["full"])
+
+
+def read_twice(plan: Plan, models: Path, folder: Path) -> dict[str, Path]:
+    """The atlases of samples and of all rows, below ``folder``, built unless they are there. Raises CommandFailed."""
     atlases = {}
     with LoopbackHub(models) as hub:
-        for read in ("sample", "full"):
-            (folder / read).mkdir(exist_ok=True)
+        for read in READS:
+            (folder / read).mkdir(parents=True, exist_ok=True)
             run = Terminal.of_hub(folder / read, hub.endpoint)
-            run.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
             atlases[read] = folder / read / "atlas"
             marker = folder / read / plan.fingerprint
             if not marker.exists():
                 run(f"index build --base {plan.base} --discover names --read {read}")
                 marker.touch()
-    return ArenaFamily(plan, domains, models, atlases["sample"], atlases["full"])
+    return atlases
 
 
 def in_process(terminal: Terminal, kept: Path, module: str, *arguments: str) -> Any:

@@ -77,19 +77,23 @@ def used_texts(plan: Plan, run: Run, train: Sequence[tasks.Example]) -> list[tas
 
 
 def file_name(name: str) -> str:
-    """The file of a data set or a model."""
-    return f"{name.replace('/', '--')}.jsonl"
+    """The file of a data set or a model; an atlas writes names of data sets in small letters."""
+    return f"{name.replace('/', '--').lower()}.jsonl"
 
 
 def headline(folder: Path, base: str, texts: Path) -> Json:
     """All figures of a base."""
     with Atlas(folder) as atlas:
-        purity = atlas.purity(base).to_dict()
-        evaluation = atlas.evaluate_prediction(base).to_dict()
+        found, predicted = atlas.purity(base), atlas.evaluate_prediction(base)
+        purity, evaluation = found.to_dict(), predicted.to_dict()
         clusters = atlas.clusters(base)
         family = read_family(atlas, base)
         population = family.population
+        (read,) = atlas.rows(
+            "SELECT count(*) FILTER (\"read\" = 'sample') AS sampled FROM models WHERE base = ?", [base]
+        )
         figures = {
+            **read,
             "purity": _scores(purity),
             "purity_across_authors": _scores(purity["cross_author"]),
             "adapter_to_full": adapter_to_full(family, population.vectors, population.blocks),
@@ -99,6 +103,8 @@ def headline(folder: Path, base: str, texts: Path) -> Json:
             "retrieval": retrieval(atlas, base),
             "trace": traces(atlas, base, texts),
             "ask": asked(atlas, base, texts / HELD_OUT),
+            "right_by_model": {one.model: one.right for one in predicted.outcomes},
+            "purity_by_model": {one.model: one.purity for one in found.by_model},
         }
     return figures
 

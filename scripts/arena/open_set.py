@@ -27,14 +27,16 @@ from query.predict.predict import FEWEST_MODELS
 from query.predict.scoring import auroc, calibration_error, estimated_share
 from scripts.arena.family import ArenaFamily, build_family, in_process
 from scripts.loopback_hub import LoopbackHub
+from scripts.tables import decimal, markdown
 from scripts.terminal import Terminal
-from scripts.vectors import decimal
 
 Json = dict[str, Any]
 Floats = NDArray[np.float64]
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
 EVIDENCE = ("vectors", "vocabulary", "head", "together")
+SHOWN = ("vectors", "together")  # share by share
+PRIORS = ("own", "estimated", "true")
 KINDS = ("data sets", "domains")  # what is unknown
 NULL = "permuted labels"
 NULLS = 2  # folds that are repeated with permuted labels
@@ -75,17 +77,20 @@ def run(out: Path) -> Json:
             atlas = _atlas_without(family, fold, folder, is_null=is_null)
             asked = folder / "asked.json"
             asked.write_text(json.dumps(list(family.datasets)), encoding="utf-8")
-            terminal = Terminal.of_hub(folder, everything.endpoint)
-            terminal.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
             print(f"predicting {len(family.datasets)} models, {kind} {fold.name} …", flush=True)
+            terminal = Terminal.of_hub(folder, everything.endpoint)
             ask = ("scripts.arena.open_set", str(atlas), family.plan.base, str(asked))
             for one in in_process(terminal, folder / "predictions.json", *ask):
                 name = family.datasets[one["model"]]
-                truth = NONE_OF_THESE if name in fold.unknown else name
+                truth = NONE_OF_THESE if name in fold.unknown else name.lower()  # as an atlas writes it
                 is_adapter = one["model"] in adapters
                 rows.append({"fold": fold.name, "kind": kind, "is_adapter": is_adapter, **_row(one, truth)})
-    counts = {"models": len(family.plan.runs), "datasets": len(family.domains), "domains": len(folds) - PARTS}
-    return counts | {kind: scores_of([row for row in rows if row["kind"] == kind]) for kind in (*KINDS, NULL)}
+    figures: Json = {"models": len(family.plan.runs), "datasets": len(family.domains), "domains": len(folds) - PARTS}
+    for kind in KINDS:
+        figures[kind] = scores_of([row for row in rows if row["kind"] == kind])
+        of_adapters = scores_of([row for row in rows if row["kind"] == kind and row["is_adapter"]], shares=())
+        figures[f"{kind}, adapters"] = {"vectors": of_adapters["vectors"]}
+    return figures | {NULL: scores_of([row for row in rows if row["kind"] == NULL])}
 
 
 def _atlas_without(family: ArenaFamily, fold: Fold, folder: Path, *, is_null: bool) -> Path:
@@ -112,9 +117,7 @@ def _atlas_without(family: ArenaFamily, fold: Fold, folder: Path, *, is_null: bo
                     file.unlink()  # it is a link to the file of the family
                     file.write_text(text, encoding="utf-8")
         with LoopbackHub(hub) as served:
-            terminal = Terminal.of_hub(folder, served.endpoint)
-            terminal.environment.pop("HF_HUB_OFFLINE", None)
-            terminal(f"index build --base {family.plan.base}")
+            Terminal.of_hub(folder, served.endpoint)(f"index build --base {family.plan.base}")
         marker.touch()
     return folder / "atlas"
 
@@ -156,8 +159,11 @@ def _row(prediction: Json, truth: str) -> Json:
     return {"model": prediction["model"], "is_known": is_known, "prior": prediction["unknown_share"], "by": by}
 
 
-def scores_of(rows: Sequence[Json]) -> Json:
-    """Of every kind of evidence: AUROC, OSCR, and by unknown share the scores with each way of choosing the prior."""
+def scores_of(rows: Sequence[Json], shares: Sequence[float] = SHARES) -> Json:
+    """Of every kind of evidence: AUROC, OSCR, and by unknown share the scores with each way of choosing the prior.
+
+    For a share every fold must have both known and unknown models.
+    """
     found: Json = {}
     for evidence in EVIDENCE:
         some = [row for row in rows if evidence in row["by"]]
@@ -170,7 +176,7 @@ def scores_of(rows: Sequence[Json]) -> Json:
             "auroc": table.auroc(),
             "oscr": oscr(table.best[table.is_known], table.right[table.is_known], table.best[~table.is_known]),
             "accuracy": float(table.right[table.is_known].mean()),
-            "shares": {str(share): table.at(share) for share in SHARES},
+            "shares": {str(share): table.at(share) for share in shares if evidence in SHOWN},
         }
     return found
 
@@ -201,6 +207,8 @@ class _Table:
         self.is_known = np.array([row["is_known"] for row in rows])
         self.prior = np.array([row["prior"] for row in rows])
         self.folds = np.array([row["fold"] for row in rows])
+        # As in `query predict`, models without a vocabulary have no part in the estimate, unless by vectors alone.
+        self.counts = np.array([evidence == "vectors" or "vocabulary" in row["by"] for row in rows])
 
     def auroc(self) -> float:
         """Of the likelihood ratio: priors differ between folds."""
@@ -220,13 +228,12 @@ class _Table:
         # Of every fold the share is estimated from its own models, as one batch.
         estimated = np.zeros(len(weights))
         for fold in set(self.folds.tolist()):
-            mine = self.folds == fold
+            mine = (self.folds == fold) & self.counts
             size = {True: (self.is_known & mine).sum(), False: (~self.is_known & mine).sum()}
             each = np.where(self.is_known[mine], (1 - share) / size[True], share / size[False]) * mine.sum()
-            estimated[mine] = estimated_share(self.none[mine], self.prior[mine], each)
+            estimated[self.folds == fold] = estimated_share(self.none[mine], self.prior[mine], each)
         found = {"estimate": float(weights @ estimated)}
-        priors = {"own": self.prior, "estimated": estimated, "true": np.full(len(weights), share)}
-        for name, prior in priors.items():
+        for name, prior in zip(PRIORS, (self.prior, estimated, np.full(len(weights), share)), strict=True):
             found[name] = self.scores(weights, prior)
         found["constants"] = {
             "always": _log_loss(~self.is_known, np.full(len(weights), CERTAIN), weights),
@@ -265,42 +272,45 @@ def _log_loss(is_true: NDArray[np.bool_], probability: Floats, weights: Floats) 
 
 def tables(figures: Json) -> str:
     """Markdown: how well unknown data are told, and the scores by share."""
-    kinds = [kind for kind in (*KINDS, NULL) if kind in figures]
-    lines = [
-        "| unknown | evidence | known models | unknown models | accuracy on the known | AUROC | OSCR |",
-        f"|{'---|' * 7}",
-    ]
-    for kind in kinds:
-        for evidence, one in figures[kind].items():
-            numbers = (decimal(one[name]) for name in ("accuracy", "auroc", "oscr"))
-            lines.append(f"| {kind} | {evidence} | {one['known']} | {one['unknown']} | {' | '.join(numbers)} |")
-    for title, columns in (
-        ('Log loss of "none of these"', ("none_log_loss",)),
-        ('Accuracy, calibration error of "none of these"', ("none_accuracy", "none_calibration")),
-        ("Accuracy, calibration error, log loss of the whole answer", ("accuracy", "calibration", "log_loss")),
-    ):
-        is_loss = columns == ("none_log_loss",)
-        constants = " always | never | the share |" if is_loss else ""
-        lines += [
-            "",
-            f"**{title}**",
-            "",
-            f"| unknown | evidence | share | estimate | own prior | estimated | true |{constants}",
+    kinds = [*KINDS, *(f"{kind}, adapters" for kind in KINDS), NULL]
+    head = ["unknown", "evidence", "known, unknown", "accuracy on the known", "AUROC", "OSCR"]
+    rows = [head] + [
+        [
+            kind,
+            evidence,
+            f"{one['known']}, {one['unknown']}",
+            *(decimal(one[name]) for name in ("accuracy", "auroc", "oscr")),
         ]
-        lines.append(f"|{'---|' * (10 if is_loss else 7)}")
-        for kind in kinds[: len(KINDS)]:
-            for evidence, one in figures[kind].items():
-                for share, at in one["shares"].items():
-                    cells = [kind, evidence, decimal(float(share)), decimal(at["estimate"])]
-                    cells += [
-                        ", ".join(decimal(at[prior][name]) for name in columns)
-                        for prior in ("own", "estimated", "true")
-                    ]
-                    cells += (
-                        [decimal(at["constants"][name]) for name in ("always", "never", "share")] if is_loss else []
+        for kind in kinds
+        for evidence, one in figures[kind].items()
+    ]
+    losses = [
+        ["unknown", "evidence", "share", "estimate", "own prior", "estimated", "true", "always", "never", "the share"]
+    ]
+    whole = [
+        ["unknown", "evidence", "share", "none: accuracy", "calibration", "whole: accuracy", "calibration", "log loss"]
+    ]
+    for kind in (*KINDS, NULL):
+        for evidence in SHOWN if kind in KINDS else SHOWN[-1:]:
+            for share, at in figures[kind][evidence]["shares"].items():
+                which = [kind, evidence, decimal(float(share), 2)]
+                constants = (decimal(at["constants"][name]) for name in ("always", "never", "share"))
+                priors = (decimal(at[prior]["none_log_loss"]) for prior in PRIORS)
+                losses.append([*which, decimal(at["estimate"], 2), *priors, *constants])
+                measures = ("none_accuracy", "none_calibration", "accuracy", "calibration", "log_loss")
+                if kind in KINDS:
+                    whole.append(
+                        [*which, *(f"{decimal(at['own'][one])} → {decimal(at['estimated'][one])}" for one in measures)]
                     )
-                    lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n\n".join(
+        [
+            markdown(rows),
+            'Log loss of "none of these":',
+            markdown(losses),
+            "With the atlas's own prior → with the estimated one:",
+            markdown(whole),
+        ]
+    )
 
 
 if __name__ == "__main__":

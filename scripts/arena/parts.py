@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from scripts.child import PROJECT
+from scripts.tables import fill
 
 Json = dict[str, Any]
 
@@ -56,11 +56,5 @@ def write_page() -> None:
 
     Raises ValueError if the page has no markers for a part.
     """
-    page, everything = PAGE.read_text(encoding="utf-8"), json.loads(FIGURES.read_text(encoding="utf-8"))
-    for name, figures in everything.items():
-        pattern = re.compile(rf"(<!-- arena:{name} -->\n).*?(<!-- /arena -->)", re.DOTALL)
-        if not pattern.search(page):
-            raise ValueError(f"docs/arena.md has no part <!-- arena:{name} --> … <!-- /arena -->")
-        body = tables_of(name, figures)
-        page = pattern.sub(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", page)  # type: ignore[misc]
-    PAGE.write_text(page, encoding="utf-8")
+    everything = json.loads(FIGURES.read_text(encoding="utf-8"))
+    fill(PAGE, {f"arena:{name}": tables_of(name, figures) for name, figures in everything.items()})

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +22,11 @@ from query.ask.evidence import Features, Reader, reference_sets
 from query.ask.models import read_candidates
 from query.ask.scoring import VOCABULARY_WEIGHT, Scored, score, standing_out
 from query.texts import Texts, read_texts
-from scripts.child import PROJECT
+from scripts.child import PROJECT, run_shown
 from scripts.family import tasks
 from scripts.family.plan import Plan, load_plan
 from scripts.loopback_hub import LoopbackHub
+from scripts.terminal import hub_environment
 
 # Data sets that share texts, or sources: a model of one is no null for another.
 RELATED = (
@@ -58,11 +57,11 @@ def main() -> None:
         return
     write_texts(plan, options.out)
     with LoopbackHub(options.family) as hub:
-        environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(options.out / "huggingface")}
+        environment = hub_environment(hub.endpoint, options.out / "huggingface")
         atlas = str(options.out / "atlas")
         build = ["indexer", "build", "--base", plan.base, "--discover", "names", "--workers", "1", "--atlas", atlas]
         for words in (build, ["scripts.ask", *sys.argv[1:], "--measure"]):
-            subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, env=environment, check=True)
+            run_shown(*words, **environment)
 
 
 def write_texts(plan: Plan, out: Path) -> None:

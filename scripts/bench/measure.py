@@ -17,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from scripts.tables import aligned
+
 PACKAGES = ("torch", "transformers", "numpy", "faiss-cpu", "duckdb", "scikit-learn", "weightwatcher")
 _DIGITS = 10  # of the code's checksum in the name of an input
 _CODE = (".py", ".sql", ".toml")
@@ -117,17 +119,10 @@ class Table:
     def text(self) -> str:
         """The table for people."""
         shown = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in self.rows]
-        lines = [list(self.columns), *shown]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        lines.insert(1, ["-" * width for width in widths])
-        body = [
-            "  ".join(
-                [line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]
-            ).rstrip()  # numbers to the right
-            for line in lines
-        ]
+        widths = [max(map(len, column)) for column in zip(self.columns, *shown, strict=True)]
+        body = aligned([self.columns, ["-" * width for width in widths], *shown])
         kept = [f"{'kept' if value else 'NOT KEPT'}: {promise}" for promise, value in self.promises.items()]
-        return "\n".join([self.title, *body, *self.notes, *kept])
+        return "\n".join([self.title, body, *self.notes, *kept])
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs, without empty cells."""

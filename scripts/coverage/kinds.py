@@ -7,413 +7,232 @@ sample. To add a kind, add a row.
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
-from scripts.coverage.making import describe, files, full, lora, model_of, planted
+from scripts.coverage.making import adapter, files, full, lora
 from scripts.coverage.stores import fp8_blocks, in_folder, mlx, sharded
+from scripts.coverage.uploads import (
+    BERT,
+    CONFIG,
+    EAR,
+    FP8,
+    LLAMA,
+    ROPE,
+    SMALL,
+    TEXT,
+    TOWER,
+    Maker,
+    flux_by_diffusers,
+    flux_by_kohya,
+    gated,
+    llama,
+    llama_base,
+    mlx_adapter,
+    on_a_child,
+    reads_text_from_images,
+    robot,
+    with_dashes,
+)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """``make(root, base, upload)`` writes both and returns the norm of the planted δW, 0 where there is none.
+    """``make(root, base, upload)`` writes both and returns the planted δW of each matrix, none where there is none.
 
-    ``sample``: of 72. ``is_trained``: False for mere conversions; ``is_noisy``: stored in
-    codes of few bits. ``options``: of `index build`.
+    ``sample``: of 72. ``before``: what became of it at commit 5644cf2, "indexed" or the reason. ``is_trained``: False
+    for mere conversions; ``is_noisy``: stored in codes of few bits. ``options``: of `index build`.
     """
 
     name: str
     share: str
     sample: int
-    make: Callable[[Path, str, str], float]
+    before: str
+    make: Maker
     is_trained: bool = True
     is_noisy: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
-SMALL = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 64,
-    "max_position_embeddings": 32,
-}  # fmt: skip
-TEXT = SMALL | {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-TOWER = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32, "image_size": 16,
-    "patch_size": 8,
-}  # fmt: skip
-ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}
-LLAMA = r"layers\.\d+\.(self_attn|mlp)\.\w+_proj"
-BERT = r"encoder\.layer\.\d+\..*(query|key|value|dense)\.weight"
-QWEN3_VL = {
-    "text_config": TEXT | ROPE,
-    "vision_config": {
-        "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 32,
-        "deepstack_visual_indexes": [0],
-    },
-}  # fmt: skip
-FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+INDEXED, UNKNOWN, METHOD = "indexed", "unknown_architecture", "adapter_unsupported"
 Q = ["q_proj", "v_proj"]
+ATTENTION, MLP = r"self_attn\.[qkvo]_proj", r"mlp\.\w+_proj"
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+LINEAR = {
+    "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}  # fmt: skip
+LATENT = {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    "num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+}  # fmt: skip
+SSM = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 1}
+QWEN_VL_EYE = {"depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 32}
+WAV2VEC2 = {
+    "conv_dim": (24, 24), "conv_stride": (2, 2), "conv_kernel": (3, 3), "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
+GLOBAL = ["sliding_attention", "sliding_attention", "full_attention"] * 2
 
 
-def llama(**how: Any) -> Callable[..., float]:
-    return full("llama", TEXT, LLAMA, "CausalLM", **how)
+def by_peft(name: str, **settings: Any) -> Maker:
+    """An adapter of PEFT's config class ``name`` on a small Llama."""
+
+    def made() -> Any:
+        import peft
+
+        return getattr(peft, name)(**settings)
+
+    return adapter("llama", TEXT, "CausalLM", made, merges=name != "PromptTuningConfig")
 
 
-def _base(root: Path, identifier: str) -> None:
-    model_of("llama", TEXT, "CausalLM").save_pretrained(root / identifier)
+def layers(*names: str) -> str:
+    """Matrices of layers, whose weights are changed."""
+    return rf"layers\.\d+\.({'|'.join(names)})\.weight"
 
 
-def robot(policy: str, reads: str, acts: str) -> Callable[..., float]:
-    """LeRobot's names: the expert that acts, below ``acts``, beside the language model that it reads with, ``reads``."""
-
-    def make(root: Path, base: str, upload: str) -> float:
-        body = model_of("llama", TEXT).state_dict()
-        tensors = {f"{reads}{name}": tensor for name, tensor in body.items()}
-        tensors |= {f"{acts}{name}": tensor[:32].clone() for name, tensor in body.items()}
-        tensors["model.state_proj.weight"] = torch.zeros(64, 6)
-        tuned, norm = planted(tensors, re.escape(acts) + LLAMA)
-        for identifier, held in ((base, tensors), (upload, tuned)):
-            (root / identifier).mkdir(parents=True)
-            copies = {name: tensor.contiguous().clone() for name, tensor in held.items()}
-            save_file(copies, root / identifier / "model.safetensors")
-            config = {"type": policy, "input_features": {}, "output_features": {}}
-            (root / identifier / "config.json").write_text(json.dumps(config))
-        describe(root, base)
-        card = {"datasets": ["lerobot/pusht"]}
-        describe(root, upload, base, tags=["lerobot", "robotics", "dataset:lerobot/pusht"], card_data=card)
-        return norm
-
-    return make
+def in_codes(method: str) -> Maker:
+    """An upload whose config.json says that another package quantised it."""
+    config = CONFIG | {"quantization_config": {"quant_method": method, "bits": 4, "load_in_4bit": True}}
+    return files(llama_base, {"config.json": config, "model.safetensors": b"\x02\x00\x00\x00\x00\x00\x00\x00{}"})
 
 
-def _flux(root: Path, base: str, upload: str) -> float:
-    """A FLUX transformer by diffusers' names, and a LoRA as diffusers saves it; rank and α are those of the factors."""
-    torch.manual_seed(0)
-    single = [f"single_transformer_blocks.{layer}.attn.to_{letter}" for layer in range(2) for letter in "qkv"]
-    double = [
-        f"transformer_blocks.0.{name}"
-        for name in (
-            "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj",
-            "attn.add_v_proj", "attn.to_add_out", "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj",
-            "ff_context.net.2",
-        )
-    ]  # fmt: skip
-    shapes = dict.fromkeys((*single, *double), (64, 64))
-    shapes |= {f"single_transformer_blocks.{layer}.proj_mlp": (128, 64) for layer in range(2)}
-    shapes |= {f"single_transformer_blocks.{layer}.proj_out": (64, 192) for layer in range(2)}
-    folder = root / base / "transformer"
-    folder.mkdir(parents=True)
-    weights = {f"{name}.weight": 0.1 * torch.randn(shape) for name, shape in shapes.items()}
-    save_file(weights, folder / "diffusion_pytorch_model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"_class_name": "FluxTransformer2DModel", "num_layers": 1}))
-    (root / base / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
-    describe(root, base, library_name="diffusers")
-    factors, square = {}, 0.0
-    for name in single:
-        a, b = 0.05 * torch.randn(4, 64), 0.05 * torch.randn(64, 4)
-        factors |= {f"transformer.{name}.lora_A.weight": a, f"transformer.{name}.lora_B.weight": b}
-        square += float((b @ a).double().square().sum())
-    (root / upload).mkdir(parents=True)
-    save_file(factors, root / upload / "pytorch_lora_weights.safetensors")
-    describe(root, upload, base, relation="adapter", library_name="diffusers", tags=["diffusers", "lora"])
-    return square**0.5
+def only(name: str, content: Any = b"x", config: Any = CONFIG) -> Maker:
+    """An upload of one file beside its config.json."""
+    return files(llama_base, {"config.json": config, name: content})
 
 
-def _mlx_adapter(root: Path, base: str, upload: str) -> float:
-    """As mlx-lm: ``lora_a`` (in, r), ``lora_b`` (r, out), and the scale itself in the config."""
-    _base(root, base)
-    describe(root, base)
-    torch.manual_seed(1)
-    factors, square = {}, 0.0
-    for layer in range(2):
-        a, b = 0.05 * torch.randn(64, 4), 0.05 * torch.randn(4, 64)
-        module = f"model.layers.{layer}.self_attn.q_proj"
-        factors |= {f"{module}.lora_a": a, f"{module}.lora_b": b}
-        square += float((20.0 * (a @ b)).double().square().sum())
-    (root / upload).mkdir(parents=True)
-    save_file(factors, root / upload / "adapters.safetensors")
-    config = {
-        "model": base, "fine_tune_type": "lora", "num_layers": 2,
-        "lora_parameters": {"rank": 4, "scale": 20.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]},
-    }  # fmt: skip
-    (root / upload / "adapter_config.json").write_text(json.dumps(config))
-    describe(root, upload, base, relation="adapter", library_name="mlx")
-    return square**0.5
+def text(model_type: str, where: str, **config: Any) -> Maker:
+    """All weights of a small language model."""
+    return full(model_type, TEXT | config, where, "CausalLM")
 
 
-CONFIG = {"model_type": "llama"}
-
-
-def _on_a_child(relation: str, make: Callable[..., float]) -> Callable[..., float]:
-    """The same upload, which claims a child of the base that has the base's own weights."""
-
-    def made(root: Path, base: str, upload: str) -> float:
-        child = f"{base.replace('base/', 'mirrors/')}-copy"
-        norm = make(root, child, upload)
-        shutil.copytree(root / child, root / base)
-        describe(root, base)
-        describe(root, child, base, relation=relation)
-        return norm
-
-    return made
-
-
-def _with_dashes(root: Path, base: str, upload: str) -> float:
-    norm = llama()(root, base, upload)
-    describe(root, upload, base.replace("/", "--"))
-    return norm
-
+_smolvlm = {"text_config": TEXT | {"model_type": "llama"}, "vision_config": TOWER}
+_t5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
+_swin = {"embed_dim": 16, "depths": [1, 2, 1, 1], "num_heads": [1, 2, 2, 4], "image_size": 64, "window_size": 2}
+_asr = {"output_dim": 64, "downsample_hidden_size": 8}
+_quantised = {"quantization": {"bits": 8, "group_size": 32}}, {"quantization": {"bits": 4, "group_size": 32}}
 
 KINDS = (
-    Kind("full, a known type: bert", "25–30 %", 3, full("bert", SMALL, BERT, "SequenceClassification")),
-    Kind("full, a known type: llama", "", 8, llama()),
-    Kind(
-        "full, a known type: t5",
-        "",
-        1,
-        full(
-            "t5",
-            {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64},
-            r"block\.\d+\..*\.(q|k|v|o|wi|wo)\.weight",
-            "Seq2SeqLM",
-        ),
-    ),
-    Kind(
-        "full, a known type: qwen2_5_vl",
-        "2–4 %",
-        2,
-        full(
-            "qwen2_5_vl",
-            {
-                "text_config": TEXT | ROPE,
-                "vision_config": {
-                    "depth": 2,
-                    "hidden_size": 32,
-                    "out_hidden_size": 64,
-                    "num_heads": 2,
-                    "intermediate_size": 32,
-                },
-            },
-            r"(model|language_model)\.layers\.\d+\.(self_attn|mlp)",
-        ),
-    ),
-    Kind("PEFT LoRA", "≈ 40 %", 8, lora("llama", TEXT, Q, "CausalLM")),
-    Kind(
-        "PEFT LoRA of a model for images and text",
-        "",
-        0,
-        lora(
-            "smolvlm",
-            {
-                "text_config": TEXT | {"model_type": "llama"},
-                "vision_config": TOWER,
-            },
-            r".*text_model.*\.(q_proj|v_proj)",
-            "ImageTextToText",
-        ),
-    ),  # type: ignore[arg-type]
-    Kind("DoRA", "≤ 1.6 %", 0, lora("llama", TEXT, Q, "CausalLM", use_dora=True)),
-    Kind(
-        "mixture of experts: qwen3_moe",
-        "1–2 %",
-        0,
-        full(
-            "qwen3_moe",
-            TEXT
-            | {
-                "num_experts": 4,
-                "num_experts_per_tok": 2,
-                "moe_intermediate_size": 32,
-                "decoder_sparse_step": 1,
-            },
-            r"layers\.\d+\.self_attn\.\w_proj",
-            "CausalLM",
-        ),
-    ),
-    Kind(
-        "mixture of experts: gpt_oss",
-        "",
-        0,
-        full(
-            "gpt_oss",
-            TEXT | {"num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 2},
-            r"layers\.\d+\.self_attn\.\w_proj\.weight",
-            "CausalLM",
-        ),
-    ),
-    Kind(
-        "irregular layers: qwen3_5_text",
-        "14–15 %",
-        10,
-        full(
-            "qwen3_5_text",
-            TEXT
-            | {
-                "num_hidden_layers": 4,
-                "linear_num_key_heads": 2,
-                "linear_num_value_heads": 4,
-                "linear_key_head_dim": 16,
-                "linear_value_head_dim": 16,
-            },
-            r"layers\.\d+\.mlp\.\w+_proj",
-            "CausalLM",
-        ),
-    ),
-    Kind(
-        "irregular layers: gemma4_text",
-        "",
-        1,
-        full(
-            "gemma4_text",
-            TEXT
-            | {
-                "num_hidden_layers": 6,
-                "hidden_size_per_layer_input": 0,
-                "vocab_size_per_layer_input": 64,
-            },
-            r"layers\.\d+\.mlp\.\w+_proj",
-            "CausalLM",
-        ),
-    ),
-    Kind(
-        "names that lacked a line: qwen3_vl",
-        "1–2 %",
-        0,
-        full("qwen3_vl", QWEN3_VL, r"language_model\.layers\.\d+\.(self_attn|mlp)"),
-    ),
-    Kind(
-        "names that lacked a line: smolvlm",
-        "",
-        0,
-        full(
-            "smolvlm",
-            {
-                "text_config": TEXT | {"model_type": "llama"},
-                "vision_config": TOWER,
-            },
-            r"text_model\.layers\.\d+\.(self_attn|mlp)",
-        ),
-    ),
-    Kind(
-        "names that lacked a line: qwen3_asr",
-        "",
-        1,
-        full(
-            "qwen3_asr",
-            {
-                "text_config": TEXT,
-                "audio_config": {
-                    "d_model": 32,
-                    "encoder_layers": 2,
-                    "encoder_attention_heads": 4,
-                    "encoder_ffn_dim": 32,
-                    "output_dim": 64,
-                    "downsample_hidden_size": 8,
-                    "num_mel_bins": 16,
-                },
-            },
-            r"language_model\.layers\.\d+\.(self_attn|mlp)",
-        ),
-    ),
-    Kind(
-        "CLIP, both towers",
-        "",
-        0,
-        full(
-            "clip",
-            {"text_config": SMALL, "vision_config": TOWER},
-            r"encoder\.layers\.\d+\.(self_attn|mlp)\.\w+\.weight",
-        ),
-    ),
-    Kind(
-        "Swin, in stages",
-        "",
-        0,
-        full(
-            "swin",
-            {
-                "embed_dim": 16,
-                "depths": [1, 2, 1, 1],
-                "num_heads": [1, 2, 2, 4],
-                "image_size": 64,
-                "window_size": 2,
-            },
-            r"blocks\.\d+\..*(query|key|value|dense)\.weight",
-            "ImageClassification",
-        ),
-    ),
-    Kind("LoRA of FLUX by diffusers", "10–13 %", 5, _flux),
-    Kind(
-        "robot policies: smolvla",
-        "11 % of the sample",
-        5,
-        robot("smolvla", "model.vlm_with_expert.vlm.model.text_model.", "model.vlm_with_expert.lm_expert."),
-    ),
-    Kind(
-        "robot policies: pi0",
-        "",
-        1,
-        robot(
-            "pi0",
-            "model.paligemma_with_expert.paligemma.model.language_model.",
-            "model.paligemma_with_expert.gemma_expert.model.",
-        ),
-    ),
-    Kind("robot policies: act, which has no base", "", 2, robot("act", "model.encoder.", "model.decoder.")),
-    Kind("fp8, on a base in float", "1 of 72", 1, llama(store=fp8_blocks, settings=FP8), is_noisy=True),
-    Kind("fp8, on a base in fp8", "", 0, llama(store=fp8_blocks, settings=FP8, base_too=True), is_noisy=True),
-    Kind(
-        "bitsandbytes, 4 bits",
-        "1–2 %",
-        0,
-        files(
-            _base,
-            {
-                "config.json": CONFIG | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-                "model.safetensors": b"\x02\x00\x00\x00\x00\x00\x00\x00{}",
-            },
-        ),
-        is_trained=False,
-    ),
-    Kind("pickles in shards", "10 % of old stock", 0, llama(store=sharded)),
-    Kind("MLX, not quantised", "", 0, llama()),
-    Kind(
-        "MLX, 8 bits",
-        "small, growing",
-        0,
-        llama(store=mlx(8), settings={"quantization": {"bits": 8, "group_size": 32}}),
-        is_noisy=True,
-    ),
-    Kind(
-        "MLX, 4 bits",
-        "",
-        6,
-        llama(store=mlx(4), settings={"quantization": {"bits": 4, "group_size": 32}}),
-        is_trained=False,
-    ),
-    Kind("MLX adapter", "", 0, _mlx_adapter),
-    Kind("GGUF only", "conversions: 18 of 72", 4, files(_base, {"model-Q4_K_M.gguf": b"GGUF"}), is_trained=False),
-    Kind("ONNX only", "", 4, files(_base, {"config.json": CONFIG, "onnx/model.onnx": b"x"}), is_trained=False),
-    Kind("Core ML only", "", 2, files(_base, {"model.mlpackage/Data/weights.bin": b"x"}), is_trained=False),
-    Kind(
-        "ctranslate2 only",
-        "",
-        2,
-        files(_base, {"config.json": {}, "model.bin": b"x", "vocabulary.json": []}),
-        is_trained=False,
-    ),
-    Kind("SentenceTransformer, in 0_Transformer", "1–2 %", 0, llama(store=in_folder("0_Transformer"))),
-    Kind("weights in step-N", "17 % of a tree, with none at all", 0, llama(store=in_folder("step-200"))),
-    Kind("weights two folders down", "", 0, llama(store=in_folder("run/checkpoint-200"))),
-    Kind("no weights at all", "a third of uploads", 0, files(_base, {"README.md": b"soon"}), is_trained=False),
-    Kind("full, on a fine-tune of the base", "67 % of a tree", 3, _on_a_child("finetune", llama())),
-    Kind("PEFT LoRA on a 4-bit copy of the base", "", 2, _on_a_child("quantized", lora("llama", TEXT, Q, "CausalLM"))),
-    Kind("full, a base id spelt owner--name", "", 1, _with_dashes),
-)
+    Kind("full, a known type: bert", "25–30 %", 3, INDEXED, full("bert", SMALL, BERT, "SequenceClassification")),
+    Kind("full, a known type: llama", "", 8, INDEXED, llama()),
+    Kind("full, a known type: t5", "", 1, INDEXED,
+         full("t5", _t5, r"block\.\d+\..*\.(q|k|v|o|wi|wo)\.weight", "Seq2SeqLM")),
+    Kind("full, a known type: qwen2_5_vl", "2–4 %", 2, INDEXED,
+         full("qwen2_5_vl", {"text_config": TEXT | ROPE, "vision_config": QWEN_VL_EYE},
+              r"(model|language_model)\.layers\.\d+\.(self_attn|mlp)")),
+    Kind("full, a known type: vit", "2 %", 0, INDEXED,
+         full("vit", TOWER, r"layer\.\d+\..*(query|key|value|dense)\.weight", "ImageClassification")),
+    Kind("full, a known type: wav2vec2", "2–3 %", 0, INDEXED,
+         full("wav2vec2", SMALL | WAV2VEC2, r"layers\.\d+\.(attention|feed_forward)\.\w+\.weight", "CTC")),
+    Kind("PEFT LoRA", "≈ 40 %", 8, INDEXED, lora("llama", TEXT, Q, "CausalLM")),
+    Kind("PEFT LoRA of a model for images and text", "", 0, UNKNOWN,
+         lora("smolvlm", _smolvlm, r".*text_model.*\.(q_proj|v_proj)", "ImageTextToText")),
+    Kind("PEFT LoRA with a matrix in modules_to_save", "–", 0, METHOD,
+         lora("llama", TEXT, Q, "CausalLM", modules_to_save=["o_proj"])),
+    Kind("DoRA", "≤ 1.6 %", 0, METHOD, lora("llama", TEXT, Q, "CausalLM", use_dora=True)),
+    Kind("AdaLoRA", "", 0, METHOD,
+         by_peft("AdaLoraConfig", init_r=4, target_r=2, total_step=10, target_modules=Q, task_type="CAUSAL_LM")),
+    Kind("LoHa", "", 0, METHOD, by_peft("LoHaConfig", r=4, alpha=8, target_modules=Q)),
+    Kind("LoKr", "", 0, METHOD, by_peft("LoKrConfig", r=4, alpha=8, target_modules=Q)),
+    Kind("OFT", "", 0, METHOD, by_peft("OFTConfig", oft_block_size=8, target_modules=Q)),
+    Kind("IA3", "", 0, METHOD,
+         by_peft("IA3Config", target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"])),
+    Kind("VeRA", "", 0, METHOD, by_peft("VeraConfig", r=4, target_modules=["q_proj"])),
+    Kind("prompt tuning", "", 0, METHOD,
+         by_peft("PromptTuningConfig", task_type="CAUSAL_LM", num_virtual_tokens=4)),
+    Kind("PiSSA", "< 0.5 %", 0, METHOD, lora("llama", TEXT, Q, "CausalLM", init_lora_weights="pissa")),
+    Kind("OLoRA", "", 0, METHOD, lora("llama", TEXT, Q, "CausalLM", init_lora_weights="olora")),
+    Kind("LoRA with target_parameters", "small", 0, METHOD,
+         lora("qwen3_moe", TEXT | EXPERTS, ["q_proj"], "CausalLM", target_parameters=["mlp.experts.gate_up_proj"])),
+    Kind("mixture of experts: qwen3_moe", "1–2 %", 0, UNKNOWN,
+         text("qwen3_moe", layers(ATTENTION, r"mlp\.experts\.0\.\w+_proj"), **EXPERTS)),
+    Kind("mixture of experts: gpt_oss", "", 0, UNKNOWN,
+         text("gpt_oss", layers(ATTENTION), num_local_experts=4, num_experts_per_tok=2,
+              layer_types=["full_attention"] * 2)),
+    Kind("mixture of experts: deepseek_v3", "", 0, UNKNOWN,
+         text("deepseek_v3", layers(r"self_attn\.(q_a_proj|q_b_proj|o_proj)", MLP, r"mlp\.experts\.0\.\w+_proj"),
+              **LATENT)),
+    Kind("irregular layers: qwen3_5_text", "14–15 %", 10, UNKNOWN,
+         text("qwen3_5_text", layers(MLP, ATTENTION, r"linear_attn\.(in_proj_qkv|in_proj_z|out_proj)"), **LINEAR)),
+    Kind("irregular layers: gemma4_text", "", 1, UNKNOWN,
+         text("gemma4_text", layers(MLP, ATTENTION), num_hidden_layers=6, layer_types=GLOBAL,
+              hidden_size_per_layer_input=0, vocab_size_per_layer_input=64)),
+    Kind("irregular layers: qwen3_next", "", 0, UNKNOWN,
+         text("qwen3_next", layers(ATTENTION, r"linear_attn\.(in_proj_qkvz|out_proj)", r"mlp\.shared_expert\.\w+_proj"),
+              **LINEAR, **EXPERTS)),
+    Kind("irregular layers: lfm2", "", 0, UNKNOWN,
+         text("lfm2", layers(r"self_attn\.(q|k|v|out)_proj", r"conv\.(in|out)_proj", r"feed_forward\.w\d"),
+              layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False)),
+    Kind("irregular layers: gemma3n_text", "", 0, UNKNOWN,
+         text("gemma3n_text", layers(MLP, r"self_attn\.[qo]_proj"), num_hidden_layers=6, num_kv_shared_layers=2,
+              intermediate_size=96, altup_num_inputs=2, laurel_rank=8, activation_sparsity_pattern=[0.0] * 6,
+              layer_types=GLOBAL, vocab_size_per_layer_input=64, hidden_size_per_layer_input=8)),
+    Kind("irregular layers: nemotron_h", "", 0, UNKNOWN,
+         text("nemotron_h", layers(r"mixer\.([qkvo]|up|down|out)_proj"), num_hidden_layers=3,
+              layers_block_type=["mamba", "attention", "mlp"], mamba_num_heads=4, mamba_head_dim=32,
+              ssm_state_size=8, n_groups=2)),
+    Kind("irregular layers: granitemoehybrid", "", 0, UNKNOWN,
+         text("granitemoehybrid", layers(ATTENTION, r"mamba\.out_proj", r"shared_mlp\.output_linear"),
+              layer_types=["mamba", "attention"], shared_intermediate_size=32, num_local_experts=4,
+              num_experts_per_tok=2, **SSM)),
+    Kind("names that lacked a line: qwen3_vl", "1–2 %", 0, UNKNOWN,
+         full("qwen3_vl",
+              {"text_config": TEXT | ROPE, "vision_config": QWEN_VL_EYE | {"deepstack_visual_indexes": [0]}},
+              r"language_model\.layers\.\d+\.(self_attn|mlp)")),
+    Kind("names that lacked a line: smolvlm", "", 0, UNKNOWN,
+         full("smolvlm", _smolvlm, r"text_model\.layers\.\d+\.(self_attn|mlp)")),
+    Kind("names that lacked a line: voxtral", "", 0, UNKNOWN,
+         full("voxtral", {"text_config": TEXT | {"model_type": "llama"}, "audio_config": EAR | {"hidden_size": 32}},
+              rf"language_model\.(model\.)?{LLAMA}")),
+    Kind("names that lacked a line: qwen3_asr", "", 1, UNKNOWN,
+         full("qwen3_asr", {"text_config": TEXT, "audio_config": EAR | _asr},
+              r"language_model\.layers\.\d+\.(self_attn|mlp)")),
+    Kind("CLIP, both towers", "", 0, UNKNOWN,
+         full("clip", {"text_config": SMALL, "vision_config": TOWER},
+              r"encoder\.layers\.\d+\.(self_attn|mlp)\.\w+\.weight")),
+    Kind("Swin, in stages", "", 0, UNKNOWN,
+         full("swin", _swin, r"blocks\.\d+\..*(query|key|value|dense)\.weight", "ImageClassification")),
+    Kind("TrOCR and other pairs of encoder and decoder", "", 0, UNKNOWN, reads_text_from_images),
+    Kind("LoRA of FLUX by diffusers", "10–13 %", 5, "base refused", flux_by_diffusers),
+    Kind("LoRA of FLUX by kohya's scripts", "", 0, "base refused", flux_by_kohya),
+    Kind("robot policies: smolvla", "11 % of the sample", 5, UNKNOWN,
+         robot("smolvla", "model.vlm_with_expert.vlm.model.text_model.", "model.vlm_with_expert.lm_expert.")),
+    Kind("robot policies: pi0", "", 1, UNKNOWN,
+         robot("pi0", "model.paligemma_with_expert.paligemma.model.language_model.",
+               "model.paligemma_with_expert.gemma_expert.model.")),
+    Kind("robot policies: act, which has no base", "", 2, UNKNOWN, robot("act", "model.encoder.", "model.decoder.")),
+    Kind("fp8, on a base in float", "1 of 72", 1, "quantized", llama(store=fp8_blocks, settings=FP8), is_noisy=True),
+    Kind("fp8, on a base in fp8", "", 0, "base refused", llama(store=fp8_blocks, settings=FP8, base_too=True),
+         is_noisy=True),
+    Kind("bitsandbytes, 4 bits", "1–2 %", 0, "quantized", in_codes("bitsandbytes"), is_trained=False),
+    Kind("GPTQ and AWQ", "", 0, "quantized", in_codes("awq"), is_trained=False),
+    Kind("pickles in shards", "10 % of old stock", 0, INDEXED, llama(store=sharded)),
+    Kind("MLX, not quantised", "", 0, INDEXED, llama()),
+    Kind("MLX, 8 bits", "small, growing", 0, "quantized", llama(store=mlx(8), settings=_quantised[0]), is_noisy=True),
+    Kind("MLX, 4 bits", "", 6, "quantized", llama(store=mlx(4), settings=_quantised[1]), is_trained=False),
+    Kind("MLX adapter", "", 0, "malformed", mlx_adapter),
+    Kind("GGUF only", "conversions: 18 of 72", 4, "unreadable_format",
+         files(llama_base, {"model-Q4_K_M.gguf": b"GGUF"}), is_trained=False),
+    Kind("ONNX only", "", 4, "unreadable_format", only("onnx/model.onnx"), is_trained=False),
+    Kind("Core ML only", "", 2, "unreadable_format", only("model.mlpackage/Data/weights.bin"), is_trained=False),
+    Kind("ctranslate2 only", "", 2, "unreadable_format",
+         files(llama_base, {"config.json": {}, "model.bin": b"x", "vocabulary.json": []}), is_trained=False),
+    Kind("SentenceTransformer, in 0_Transformer", "1–2 %", 0, INDEXED, llama(store=in_folder("0_Transformer"))),
+    Kind("weights in step-N", "17 % of a tree, with none at all", 0, "no_weights", llama(store=in_folder("step-200"))),
+    Kind("weights two folders down", "", 0, "no_weights", llama(store=in_folder("run/checkpoint-200"))),
+    Kind("no weights at all", "a third of uploads", 0, "no_weights", files(llama_base, {"README.md": b"soon"}),
+         is_trained=False),
+    Kind("gated, without access", "–", 0, "gated", gated, is_trained=False),
+    Kind("full, on a fine-tune of the base", "67 % of a tree", 3, "indexed with --descendants",
+         on_a_child("finetune", llama())),
+    Kind("PEFT LoRA on a fine-tune of the base", "", 0, "not listed",
+         on_a_child("finetune", lora("llama", TEXT, Q, "CausalLM"))),
+    Kind("PEFT LoRA on a 4-bit copy of the base", "", 2, INDEXED,
+         on_a_child("quantized", lora("llama", TEXT, Q, "CausalLM"))),
+    Kind("full, a base id spelt owner--name", "", 1, "not listed", with_dashes),
+)  # fmt: skip

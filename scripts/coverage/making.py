@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
+Changes = list[torch.Tensor]  # planted δW, each (out, in)
 SIZE = 0.02  # of a planted change, relative to the weights' own
 
 
@@ -39,36 +40,40 @@ def model_of(model_type: str, config: Mapping[str, Any], head: str = "") -> Any:
     return model
 
 
-def planted(tensors: Tensors, where: str, seed: int = 1) -> tuple[Tensors, float]:
-    """A copy with a change of rank 2 in every matrix whose name matches ``where``, and its Frobenius norm."""
+def planted(tensors: Tensors, where: str, seed: int = 1) -> tuple[Tensors, Changes]:
+    """A copy with a change of rank 2 in every matrix whose name matches ``where``, and these changes."""
     generator = torch.Generator().manual_seed(seed)
-    changed, square = {}, 0.0
+    changed, changes = {}, []
     for name, tensor in tensors.items():
         if tensor.ndim == 2 and re.search(where, name):
             left, right = (torch.randn(size, 2, generator=generator) for size in tensor.shape)
-            delta = SIZE * 0.1 * (left @ right.T)
-            tensor = tensor.float() + delta
-            square += float((tensor - tensors[name].float()).double().square().sum())
+            tensor = tensor.float() + SIZE * 0.1 * (left @ right.T)
+            changes.append(tensor - tensors[name].float())
         changed[name] = tensor
-    if not square:
+    if not changes:
         raise ValueError(f"no matrix is named like {where}")
-    return changed, square**0.5
+    return changed, changes
 
 
-def full(model_type: str, config: Mapping[str, Any], where: str, head: str = "", **how: Any) -> Callable[..., float]:
+def norm_of(changes: Changes) -> float:
+    """The Frobenius norm of all of them together."""
+    return sum(float(change.double().square().sum()) for change in changes) ** 0.5
+
+
+def full(model_type: str, config: Mapping[str, Any], where: str, head: str = "", **how: Any) -> Callable[..., Changes]:
     """A fine-tune of all weights, saved by transformers. ``how``: see ``written``."""
 
-    def make(root: Path, base: str, upload: str) -> float:
+    def make(root: Path, base: str, upload: str) -> Changes:
         model = model_of(model_type, config, head)
         model.save_pretrained(root / base)
         describe(root, base)
-        tensors, norm = planted(load_file(root / base / "model.safetensors"), where)
+        tensors, changes = planted(load_file(root / base / "model.safetensors"), where)
         shutil.copy(root / base / "config.json", _folder(root / upload) / "config.json")
         written(root / upload, tensors, **how)
         if how.get("base_too"):
             written(root / base, load_file(root / base / "model.safetensors"), **how)
         describe(root, upload, base, relation=how.get("relation", "finetune"), **how.get("facts", {}))
-        return norm
+        return changes
 
     return make
 
@@ -92,44 +97,56 @@ def written(
         path.write_text(json.dumps(json.loads(path.read_text()) | dict(settings)))
 
 
-def lora(
-    model_type: str, config: Mapping[str, Any], targets: list[str], head: str, **settings: Any
-) -> Callable[..., float]:
-    """A LoRA adapter, or what else ``settings`` of PEFT's LoraConfig make, saved by PEFT."""
+def adapter(
+    model_type: str, config: Mapping[str, Any], head: str, settings: Callable[[], Any], merges: bool = True
+) -> Callable[..., Changes]:
+    """An adapter of the kind that ``settings`` make, a config of PEFT, saved by PEFT; δW is what its merge adds.
 
-    def make(root: Path, base: str, upload: str) -> float:
+    ``merges``: False for kinds that change no weights.
+    """
+
+    def make(root: Path, base: str, upload: str) -> Changes:
         import peft
 
         model = model_of(model_type, config, head)
         model.save_pretrained(root / base)
         describe(root, base)
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        torch.manual_seed(1)
-        adapter = peft.get_peft_model(
-            model,
-            peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, **({"init_lora_weights": False} | settings)),
-        )
+        adapted = peft.get_peft_model(model, settings())
+        generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for name, parameter in adapter.named_parameters():
-                if "lora_" in name and "magnitude" not in name:
-                    parameter.mul_(0.1).add_(0.01 * torch.randn(parameter.shape))
-        adapter.save_pretrained(root / upload)
+            for name, parameter in adapted.named_parameters():
+                if parameter.requires_grad and "magnitude" not in name:
+                    parameter.mul_(0.8).add_(0.01 * torch.randn(parameter.shape, generator=generator))
+        adapted.save_pretrained(root / upload)
         path = root / upload / "adapter_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base}))
         describe(root, upload, base, relation="adapter", library_name="peft")
-        after = adapter.merge_and_unload().state_dict()
-        square = sum(
-            float((after[name] - tensor).double().square().sum()) for name, tensor in before.items() if tensor.ndim == 2
-        )
-        return square**0.5
+        after = adapted.merge_and_unload().state_dict() if merges else {}
+        differences = [after[name] - tensor for name, tensor in before.items() if tensor.ndim == 2 and name in after]
+        return [one for one in differences if one.any()]
 
     return make
 
 
-def files(base: Callable[[Path, str], None], upload: Mapping[str, Any], **facts: Any) -> Callable[..., float]:
+def lora(
+    model_type: str, config: Mapping[str, Any], targets: list[str] | str, head: str, **settings: Any
+) -> Callable[..., Changes]:
+    """A LoRA adapter, or what else ``settings`` of PEFT's LoraConfig make, saved by PEFT."""
+
+    def chosen() -> Any:
+        import peft
+
+        given = {"init_lora_weights": False} | settings
+        return peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, **given)
+
+    return adapter(model_type, config, head, chosen)
+
+
+def files(base: Callable[[Path, str], None], upload: Mapping[str, Any], **facts: Any) -> Callable[..., Changes]:
     """An upload of given files (text, bytes, or what becomes JSON) beside a base."""
 
-    def make(root: Path, base_id: str, upload_id: str) -> float:
+    def make(root: Path, base_id: str, upload_id: str) -> Changes:
         base(root, base_id)
         describe(root, base_id)
         for name, content in upload.items():
@@ -137,7 +154,7 @@ def files(base: Callable[[Path, str], None], upload: Mapping[str, Any], **facts:
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             path.write_bytes(data)
         describe(root, upload_id, base_id, **facts)
-        return 0.0
+        return []
 
     return make
 

@@ -21,8 +21,9 @@ from indexer.deltas.delta import dense_deltas, layout_against
 from indexer.names import ModelRef
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from scripts.coverage import making
-from scripts.coverage.kinds import FP8, LLAMA, TEXT
 from scripts.coverage.stores import fp8_blocks, mlx
+from scripts.coverage.uploads import FP8, LLAMA, TEXT
+from scripts.tables import markdown
 
 MLX8 = {"quantization": {"bits": 8, "group_size": 32}}
 
@@ -46,8 +47,9 @@ def main() -> None:
     """Print one row for each form and size of the change."""
     body = making.model_of("llama", TEXT, "CausalLM").state_dict()
     weights = {name: tensor.clone() for name, tensor in body.items()}
-    print("| stored as | ‖δW‖ planted, of ‖W‖ | ‖δW‖ ÷ planted | its first two triplets | without rounding the base |")
-    print("|---|---|---|---|---|")
+    rows = [
+        ["stored as", "‖δW‖ planted, of ‖W‖", "‖δW‖ ÷ planted", "its first two triplets", "without rounding the base"]
+    ]
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         (folder / "base").mkdir()
@@ -57,7 +59,8 @@ def main() -> None:
         for form, store, settings in (("fp8", fp8_blocks, FP8), ("MLX, 8 bits", mlx(8), MLX8)):
             for change in (0.02, 0.005, 0.001):
                 with mock.patch.object(making, "SIZE", change):
-                    tuned, planted = making.planted(weights, LLAMA)
+                    tuned, changes = making.planted(weights, LLAMA)
+                planted = making.norm_of(changes)
                 tune = folder / f"{form}-{change}"
                 tune.mkdir()
                 store(tune, tuned)
@@ -65,7 +68,8 @@ def main() -> None:
                 with mock.patch.object(Checkpoint, "rounded_like", lambda _self, _name, values, _rows=None: values):
                     plain, _ = norms(opened(tune, settings), base)
                 shares = [f"{one / planted:.2f}" for one in (whole, leading, plain)]
-                print(f"| {form} | {100 * planted / size:.2f} % | {' | '.join(shares)} |")
+                rows.append([form, f"{100 * planted / size:.2f} %", *shares])
+    print(markdown(rows))
 
 
 if __name__ == "__main__":

@@ -136,6 +136,9 @@ def _once(folder: Path, train: Callable[[Path], dict[str, Any]]) -> dict[str, An
     if note.is_file():
         found: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
         return found
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     into = folder.with_name(f".{folder.name}.{os.getpid()}")
     into.mkdir(parents=True)
     started = time.process_time()

@@ -10,6 +10,7 @@ import click
 
 from scripts.lineage.plan import SHAPES
 from scripts.lineage.study import DEMO
+from scripts.tables import markdown
 
 # The thresholds were set on the first one.
 SEEDS = {"bert": 11, "gpt2": 22, "roberta": 33}
@@ -48,23 +49,24 @@ def table(found: dict[str, Any]) -> str:
     """The share that is exactly right by kind and way, as Markdown; precision in brackets if it is not 1."""
     ways = found["ways"]
     first = ways["with dates"]
-    lines = [f"| {found['architecture']}, {found['models']} models | models | {' | '.join(ways)} |"]
-    lines.append("|---" * (len(ways) + 2) + "|")
+    rows = [[f"{found['architecture']}, {found['models']} models", "models", *ways]]
     for kind in first:
         cells = []
         for scores in ways.values():
             precision = scores[kind]["precision"]
             shown = f" (P {precision:.2f})" if precision not in (None, 1.0) else ""
             cells.append(f"{scores[kind]['right']:.2f}{shown}")
-        lines.append(f"| {kind} | {first[kind]['models']} | {' | '.join(cells)} |")
-    lines.append(
-        f"\nWorst error of a linear or task-arithmetic weight: {first['linear + task arithmetic']['worst_weight']}; "
+        rows.append([kind, str(first[kind]["models"]), *cells])
+    worst = (
+        f"Worst error of a linear or task-arithmetic weight: {first['linear + task arithmetic']['worst_weight']}; "
         f"most read for one model: {first['all']['megabytes']} MB."
     )
-    lines.append("\n| probability, with dates | steps | mean probability | right |\n|---|---|---|---|")
-    for row in found["reliability"]["with dates"]:
-        lines.append(f"| {row['from']} to {row['to']} | {row['steps']} | {row['mean']:.2f} | {row['right']:.2f} |")
-    return "\n".join(lines)
+    steps = [
+        [f"{row['from']} to {row['to']}", str(row["steps"]), f"{row['mean']:.2f}", f"{row['right']:.2f}"]
+        for row in found["reliability"]["with dates"]
+    ]
+    head = ["probability, with dates", "steps", "mean probability", "right"]
+    return "\n\n".join([markdown(rows), worst, markdown([head, *steps])])
 
 
 if __name__ == "__main__":

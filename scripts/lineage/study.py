@@ -11,8 +11,6 @@ added to it. Then Edmonds' algorithm: the cheapest tree that reaches every model
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,9 +25,11 @@ from numpy.typing import NDArray
 from indexer.architectures.architecture import load_architecture
 from indexer.names import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
-from scripts.family import PROJECT, make_family
+from scripts.child import run_shown
+from scripts.family import make_family
 from scripts.family.plan import Oddity, Plan, Run, load_plan
 from scripts.loopback_hub import LoopbackHub
+from scripts.terminal import hub_environment
 
 # Rows of the table, each with the groups of the forest that it counts.
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -262,6 +262,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 }
 # The shape that uses the demo's family (scripts/family) instead of a forest.
 DEMO = "demo"
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 RIVALS = ("MoTHer as published", "MoTHer given root and dates")
 
 
@@ -275,23 +276,19 @@ def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any
     else:
         from scripts.lineage.forest import read_truth
 
-        offline = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-        _run(["scripts.lineage.forest", str(store), architecture, shape, str(seed)], **offline)
+        offline = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"} | _ONE_THREAD
+        run_shown("scripts.lineage.forest", str(store), architecture, shape, str(seed), **offline)
         truth = read_truth(store)
         base, known = truth["base"], Truth(truth["nodes"])
     rows = {}
     with LoopbackHub(store) as hub:
-        online = {
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(atlas.with_suffix(".hf")),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }
+        online = hub_environment(hub.endpoint, atlas.with_suffix(".hf")) | _ONE_THREAD
         if not (atlas / "atlas.duckdb").exists():
             words = ["indexer", "build", "--base", base, "--atlas", str(atlas), "--workers", "1"]
-            _run([*words, *(("--discover", "names") if shape == DEMO else ())], **online)
+            run_shown(*words, *(("--discover", "names") if shape == DEMO else ()), **online)
         for way, options in WAYS.items():
             out = atlas.with_suffix(f".{'_'.join(options) or 'dates'}.json")
-            _run(["scripts.lineage.study", str(atlas), str(out), *options], **online)
+            run_shown("scripts.lineage.study", str(atlas), str(out), *options, **online)
             rows[way] = json.loads(out.read_text(encoding="utf-8"))
     answers = {way: answers_of(found, known) for way, found in rows.items()}
     if shape != DEMO:  # the rival's code does not read the forms of some of the family's weights
@@ -338,12 +335,6 @@ def ask(atlas: Path, *, dates: bool, embeddings: bool) -> list[dict[str, Any]]:
         }
         for one in found
     ]
-
-
-def _run(words: list[str], **environment: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    if subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, env=environment, check=False).returncode:
-        raise RuntimeError(f"{' '.join(words)} failed; its own message is above.")
 
 
 def _rivals(store: Path, base: str, known: Truth) -> dict[str, dict[str, Answer]]:

@@ -190,6 +190,12 @@ def content_answer(request: Request, content: Content, etag: str, filename: str)
     return Answer(206, headers, content, start, stop)
 
 
+def stored_content(location: Path, size: int, effects: Effects) -> Content:
+    """A stored file, or what a fault puts in its place."""
+    replaced = effects.replace_content
+    return Content.of(replaced) if replaced is not None else Content(location, size)
+
+
 def replaced_etag(effects: Effects, etag: str) -> str:
     """The quoted ETag after faults: the one that was set, or that of the content that was set."""
     if effects.replace_etag is not None:

@@ -163,12 +163,7 @@ class Api:
         folder = folder.strip("/")
         if folder and folder not in revision.folders:
             return entry_not_found(revision.sha)
-        inside = f"{folder}/" if folder else ""
-        paths = sorted(
-            path
-            for path in (*revision.files, *revision.folders)
-            if path.startswith(inside) and (request.is_set("recursive") or "/" not in path.removeprefix(inside))
-        )
+        paths = history.paths_below(revision, folder, is_recursive=request.is_set("recursive"))
         cursor = request.one("cursor")
         if cursor is not None:
             after = _decode_cursor(cursor)

@@ -20,7 +20,16 @@ from typing import Any
 
 import yaml
 
-from scripts.loopback_hub.store import MAIN, Revision, StoredFile, is_in_lfs, is_repo_id
+from scripts.loopback_hub.store import (
+    MAIN,
+    Revision,
+    StoredFile,
+    blob_id,
+    hub_time,
+    is_in_lfs,
+    is_repo_id,
+    lfs_pointer,
+)
 
 TAGS = "refs/tags/"
 _REGULAR_AT_MOST = 10 << 20
@@ -82,7 +91,7 @@ class Datasets:
         with self.lock:
             if repo_id in self._known:
                 raise Conflict("You already created this dataset repo")
-            made = self._known[repo_id] = Dataset(repo_id, private, created=_now())
+            made = self._known[repo_id] = Dataset(repo_id, private, created=hub_time(datetime.now(UTC)))
             attributes = b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"
             self.commit(repo_id, None, "initial commit", {".gitattributes": self.describe_regular(attributes)}, [])
             return made
@@ -102,11 +111,11 @@ class Datasets:
 
     def describe_regular(self, data: bytes) -> dict[str, Any]:
         """A file outside LFS, kept."""
-        return {"sha256": self.keep(data), "size": len(data), "oid": _blob_id(data), "lfs": False}
+        return {"sha256": self.keep(data), "size": len(data), "oid": blob_id(data), "lfs": False}
 
     def describe_lfs(self, sha256: str, size: int, xet: str | None = None) -> dict[str, Any]:
         """An LFS file, whose bytes were uploaded before the commit."""
-        return {"sha256": sha256, "size": size, "oid": _blob_id(_pointer(sha256, size)), "lfs": True, "xet": xet}
+        return {"sha256": sha256, "size": size, "oid": blob_id(lfs_pointer(sha256, size)), "lfs": True, "xet": xet}
 
     def commit(
         self, repo_id: str, parent: str | None, summary: str, added: dict[str, dict[str, Any]], deleted: list[str]
@@ -124,7 +133,12 @@ class Datasets:
                 elif files.pop(path, None) is None:
                     raise KeyError(path)
             files |= added
-            result = {"parent": head, "summary": summary, "files": dict(sorted(files.items())), "at": _now()}
+            result: dict[str, Any] = {
+                "parent": head,
+                "summary": summary,
+                "files": dict(sorted(files.items())),
+                "at": hub_time(datetime.now(UTC)),
+            }
             sha = hashlib.sha1(json.dumps([repo_id, len(repository.commits), result]).encode()).hexdigest()
             repository.commits[sha] = result
             repository.refs[MAIN] = sha
@@ -166,7 +180,7 @@ class Datasets:
     def _stored(self, path: str, one: dict[str, Any]) -> StoredFile:
         location = self.objects / one["sha256"]
         sha256 = one["sha256"] if one["lfs"] else None
-        pointer = len(_pointer(one["sha256"], one["size"])) if one["lfs"] else 0
+        pointer = len(lfs_pointer(one["sha256"], one["size"])) if one["lfs"] else 0
         return StoredFile(path, location, one["size"], 0, one["oid"], sha256, pointer)
 
     def _save(self, repository: Dataset) -> None:
@@ -204,15 +218,3 @@ def _is_text(sample: bytes) -> bool:
     except UnicodeDecodeError as error:
         return error.start >= len(sample) - 3  # a letter that the sample cuts
     return True
-
-
-def _pointer(sha256: str, size: int) -> bytes:
-    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
-
-
-def _blob_id(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -15,7 +15,6 @@ from urllib.parse import quote, unquote, urlencode
 from scripts.loopback_hub.access import Access
 from scripts.loopback_hub.answers import (
     Answer,
-    Content,
     Request,
     canned,
     content_answer,
@@ -24,6 +23,7 @@ from scripts.loopback_hub.answers import (
     redirect,
     replaced_etag,
     revision_not_found,
+    stored_content,
     text_answer,
 )
 from scripts.loopback_hub.api import split_revision
@@ -73,7 +73,7 @@ class Files:
         file = revision.files.get(path)
         if file is None:
             return entry_not_found(revision.sha)
-        content = _content(file, request.effects)
+        content = stored_content(file.location, file.size, request.effects)
         if file.is_lfs:
             span = request.headers.get("range", "") if request.method == "GET" else ""
             answer = redirect(request, 302, self._signed_url(repository.id, file, request.effects, span))
@@ -101,7 +101,7 @@ class Files:
         file = revision.files.get(path) if revision else None
         if revision is None or file is None or file.is_lfs:
             return entry_not_found(match["sha"])
-        content = _content(file, request.effects)
+        content = stored_content(file.location, file.size, request.effects)
         answer = content_answer(request, content, replaced_etag(request.effects, f'"{file.oid}"'), path)
         answer.headers |= {"Content-Type": "text/plain; charset=utf-8", "X-Repo-Commit": revision.sha}
         answer.repo_id, answer.filename = found.id, path
@@ -136,7 +136,7 @@ class Files:
             return canned(404, "cdn", None)
         # As on the real CDN, the ETag is not the sha256 that /resolve names.
         etag = replaced_etag(request.effects, f'"{hashlib.md5(sha256.encode()).hexdigest()}"')
-        return content_answer(request, _content(file, request.effects), etag, path)
+        return content_answer(request, stored_content(file.location, file.size, request.effects), etag, path)
 
     def _stored(self, repo_id: str, sha256: str, path: str) -> StoredFile | None:
         """The file with that content: a signed URL names bytes, and never opens others of the same name."""
@@ -170,9 +170,3 @@ class Files:
     def _sign(self, path: str, expires: str, span: str) -> str:
         # Of the decoded path: clients differ in what they leave percent-encoded.
         return hmac.new(self._key, f"{unquote(path)} {expires} {span}".encode(), hashlib.sha256).hexdigest()
-
-
-def _content(file: StoredFile, effects: Effects) -> Content:
-    if effects.replace_content is not None:
-        return Content.of(effects.replace_content)
-    return Content(file.location, file.size)

@@ -32,6 +32,16 @@ def tree_entry(revision: Revision, path: str, modified: Any, *, expand: bool) ->
     return entry
 
 
+def paths_below(revision: Revision, folder: str, *, is_recursive: bool) -> list[str]:
+    """The files and folders in a folder ("" for the root), sorted; with ``is_recursive`` at any depth."""
+    inside = f"{folder.strip('/')}/" if folder.strip("/") else ""
+    return sorted(
+        path
+        for path in (*revision.files, *revision.folders)
+        if path.startswith(inside) and (is_recursive or "/" not in path.removeprefix(inside))
+    )
+
+
 def refs(repository: Repository, *, pull_requests: bool) -> dict[str, Any]:
     """Branches, converts, tags and, where asked for, pull requests."""
     result: dict[str, Any] = {"branches": [], "converts": [], "tags": []}

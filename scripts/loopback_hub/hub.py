@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,8 @@ class LoopbackHub:
 
     ``datasets``: a folder for dataset repositories, which can be written to by those whose token is in ``writers``
     (token → owners it may write as). ``narrow_tokens``: those that are refused what anybody may read. ``xet``: a folder where hf_xet keeps their bytes (default: LFS), and
-    ``xet_sources`` where those bytes lie, see ``Writing``.
+    ``xet_sources`` where those bytes lie, see ``Writing``. ``tls``: with it both ports speak https; ``cdn_host``: another
+    name for 127.0.0.1, so that the CDN is another host to whoever checks certificates.
 
     Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError if a root is not a folder
     or an id stands in two of them, OSError where a port is taken.
@@ -53,10 +55,13 @@ class LoopbackHub:
         writers: Mapping[str, Collection[str]] | None = None,
         xet: Path | None = None,
         xet_sources: Sequence[Path] = (),
+        tls: ssl.SSLContext | None = None,
+        cdn_host: str = "127.0.0.1",
     ) -> None:
         self.faults = Faults()
         self.limits = RateLimits(quotas)
         self.latency = latency
+        self._tls, self._cdn_host = tls, cdn_host
         self.store = JoinedStore([Path(root) for root in roots])
         self._ledger = Ledger()
         self._stopping = threading.Event()
@@ -91,7 +96,7 @@ class LoopbackHub:
             lambda: self.latency,
             self.datasets.objects if self.datasets is not None else None,
         )
-        return Server(port, desk)
+        return Server(port, desk, self._cdn_host if role == "cdn" else "127.0.0.1", self._tls)
 
     def _hub_route(self, request: Request) -> Answer:
         if request.path == "/":

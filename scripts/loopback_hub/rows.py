@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from scripts.loopback_hub.store import Repository, Revision, StoredFile
+from scripts.loopback_hub.store import Repository, Revision, StoredFile, hub_time
 
 # The Hub began to keep creation dates on that day.
 _EPOCH = "2022-03-02T23:29:04.000Z"
@@ -127,7 +127,7 @@ def last_modified(repository: Repository) -> Any:
         return timestamp(repository.get("last_modified"))
     revision = repository.revision()
     newest = max((file.modified_ns for file in revision.files.values()), default=0) if revision else 0
-    return _spell(datetime.datetime.fromtimestamp(newest / 1e9, datetime.UTC)) if newest else created_at(repository)
+    return hub_time(datetime.datetime.fromtimestamp(newest / 1e9, datetime.UTC)) if newest else created_at(repository)
 
 
 def timestamp(value: Any) -> Any:
@@ -138,12 +138,8 @@ def timestamp(value: Any) -> Any:
         except ValueError:
             return value
         if parsed.tzinfo is not None:
-            return _spell(parsed.astimezone(datetime.UTC))
+            return hub_time(parsed.astimezone(datetime.UTC))
     return value
-
-
-def _spell(moment: datetime.datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
 
 
 def siblings(revision: Revision, *, blobs: bool = False) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 import socket
+import ssl
 import struct
 import threading
 import traceback
@@ -55,14 +56,18 @@ class Desk:
 
 
 class Server(TCPServer):
-    """One thread per connection; ``stop`` ends them all, whatever they are waiting for."""
+    """One thread per connection; ``stop`` ends them all, whatever they are waiting for.
+
+    ``host``: the name for 127.0.0.1 in its address. ``tls``: with it the server speaks https.
+    """
 
     request_queue_size = 256
     allow_reuse_address = True
 
-    def __init__(self, port: int, desk: Desk) -> None:
+    def __init__(self, port: int, desk: Desk, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.desk = desk
+        self._host, self._tls = host, tls
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
         self._loop = threading.Thread(
@@ -72,7 +77,7 @@ class Server(TCPServer):
     @property
     def endpoint(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"{'https' if self._tls else 'http'}://{self._host}:{self.server_address[1]}"
 
     def start(self) -> None:
         """Begin to accept."""
@@ -101,6 +106,12 @@ class Server(TCPServer):
 
     def _serve(self, connection: socket.socket, client_address: Any) -> None:
         try:
+            if self._tls is not None:  # in this thread, so that a slow handshake keeps nobody waiting
+                plain = connection
+                connection = self._tls.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+                with self._lock:
+                    self._open[connection] = self._open.pop(plain)
+                connection.do_handshake()
             self.finish_request(connection, client_address)
         except (OSError, _HangUp):
             pass  # the other side went away, or was meant to be dropped

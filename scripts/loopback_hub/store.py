@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -245,9 +246,8 @@ class Store:
         digest, size = known[1]
         if not is_lfs:
             return StoredFile(path, location, size, status.st_mtime_ns, oid=digest)
-        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
-        oid = _sha1(f"blob {len(pointer)}\0{pointer}")
-        return StoredFile(path, location, size, status.st_mtime_ns, oid, digest, len(pointer))
+        pointer = lfs_pointer(digest, size)
+        return StoredFile(path, location, size, status.st_mtime_ns, blob_id(pointer), digest, len(pointer))
 
     def _read_settings(self, path: Path) -> dict[str, Any]:
         status = path.stat()
@@ -277,6 +277,21 @@ def is_repo_id(text: str) -> bool:
 def is_in_lfs(name: str) -> bool:
     """Whether the Hub's own .gitattributes put a file of this name into LFS."""
     return _IN_LFS.fullmatch(name) is not None
+
+
+def lfs_pointer(sha256: str, size: int) -> bytes:
+    """The pointer file that git holds in place of a file in LFS."""
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+
+
+def blob_id(data: bytes) -> str:
+    """Git's id of a file with this content."""
+    return hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False).hexdigest()
+
+
+def hub_time(moment: datetime) -> str:
+    """A moment of UTC as the Hub writes it."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _signature(status: os.stat_result) -> tuple[int, ...]:

@@ -19,7 +19,6 @@ from urllib.parse import quote, unquote
 from scripts.loopback_hub import history
 from scripts.loopback_hub.answers import (
     Answer,
-    Content,
     Request,
     canned,
     content_answer,
@@ -30,6 +29,7 @@ from scripts.loopback_hub.answers import (
     replaced_etag,
     repository_not_found,
     revision_not_found,
+    stored_content,
 )
 from scripts.loopback_hub.api import read_paths, split_revision
 from scripts.loopback_hub.datasets import MAIN, TAGS, Conflict, Dataset, Datasets, files_below, is_ignored, upload_mode
@@ -178,13 +178,8 @@ class Writing:
         return json_answer(rows[: int(limit)] if limit else rows)
 
     def _tree(self, request: Request, repository: Dataset, revision: Revision, folder: str) -> Answer:
-        inside = f"{folder.strip('/')}/" if folder.strip("/") else ""
-        paths = sorted(
-            path
-            for path in (*revision.files, *revision.folders)
-            if path.startswith(inside) and (request.is_set("recursive") or "/" not in path.removeprefix(inside))
-        )
-        if inside and not paths:
+        paths = history.paths_below(revision, folder, is_recursive=request.is_set("recursive"))
+        if folder.strip("/") and not paths:
             return entry_not_found(revision.sha)
         result = [history.tree_entry(revision, path, repository.modified, expand=False) for path in paths]
         return json_answer(result, headers={"X-Repo-Commit": revision.sha})
@@ -301,7 +296,7 @@ class Writing:
                 route = f"{self.endpoint}/api/datasets/{repository.id}/xet-read-token/{revision.sha}"
                 answer.headers["X-Xet-Refresh-Route"] = route
         else:
-            content = _content(request, file.location, file.size)
+            content = stored_content(file.location, file.size, request.effects)
             answer = content_answer(request, content, replaced_etag(request.effects, f'"{file.oid}"'), path)
         answer.headers["X-Repo-Commit"] = revision.sha
         answer.filename = path
@@ -334,7 +329,7 @@ class Writing:
         path = self.datasets.objects / sha256
         if not path.is_file():
             return canned(404, "cdn", None)
-        content = _content(request, path, path.stat().st_size)
+        content = stored_content(path, path.stat().st_size, request.effects)
         answer = content_answer(request, content, replaced_etag(request.effects, f'"{sha256[:32]}"'), sha256)
         answer.filename = sha256
         return answer
@@ -346,11 +341,6 @@ class Writing:
 
     def _signature(self, path: str, kind: str, expires: str) -> str:
         return hmac.new(self._key, f"{kind} {path} {expires}".encode(), hashlib.sha256).hexdigest()
-
-
-def _content(request: Request, location: Path, size: int) -> Content:
-    replaced = request.effects.replace_content
-    return Content.of(replaced) if replaced is not None else Content(location, size)
 
 
 def _refs(repository: Dataset) -> dict[str, Any]:

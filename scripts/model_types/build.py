@@ -23,13 +23,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 
 LAYERS = 2
 FEW = 4
-# Keys of config.json for a number of layers, of experts, of rows of an embedding, and for one entry per layer.
+# Keys of config.json for a number of layers, and of experts.
 _LAYERS = re.compile(
     r"(\w+_)?(layers|n_layer|depth|num_blocks|layer_num|n_blocks)|(num_|n_)?(hidden_)?layers(_\w+)?|num_hidden_groups"
 )
 _NO_LAYERS = re.compile(r"\w*(conv|feat|first_k|cross|upsampl|postnet|prenet|per_|pyramid|resnet|skip|adapter)\w*")
 _EXPERTS = re.compile(r"(moe_)?(num|n)_(local_|routed_|total_)?experts?|num_local_experts|moe_num_experts")
-_TOKENS = re.compile(r"(\w+_)?vocab_size(_\w+)?|max_position_embeddings|n_positions|max_source_positions")
 # Settings that lead to code of other packages, or to weights of other models.
 _OFF = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
 # Values that a config leaves out and its model needs.
@@ -43,6 +42,8 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0},  # of few layers none is left to share from
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
 }
+# Models whose Swin cannot have fewer stages.
+_WHOLE_BACKBONES = ("mask2former", "maskformer")
 # Which mapping names the class that people upload, most specific first.
 _HEADS = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT", "MODEL_FOR_MULTIMODAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
@@ -132,6 +133,8 @@ def small_config(model_type: str) -> PreTrainedConfig:
     for one in _configs(config, 0):
         _shrink(one)
         _fill(one)
+    if model_type in _WHOLE_BACKBONES:
+        config.backbone_config = maker().backbone_config
     return config
 
 

@@ -76,7 +76,8 @@ def _counts(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
         if (isinstance(value, int | bool) if _COUNTS.fullmatch(key) else key in named and value is not None)
     }
     text = config.get("text_config")
-    if any(not _COUNTS.fullmatch(key) for key in named if key) and isinstance(text, dict):
+    is_nested = any(not _COUNTS.fullmatch(key) for key in named if key) or (any(named) and not found)
+    if is_nested and isinstance(text, dict):
         found["text_config"] = _counts(model_type, text)
     return found
 

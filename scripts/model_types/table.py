@@ -6,13 +6,15 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
-from indexer.architectures.architecture import load_architecture
+from indexer.architectures.architecture import known_model_types, load_architecture
 from indexer.errors import Skipped
 from indexer.names import STACKS
 from scripts.child import PROJECT
 from scripts.model_types.sweep import unfolded
+from scripts.tables import markdown
 
 STORED = PROJECT / "docs" / "architectures.json"
 PAGE = PROJECT / "docs" / "architectures.md"
@@ -86,6 +88,8 @@ def page(entries: Mapping[str, Mapping[str, Any]], version: str) -> str:
     whole = sum(not one.passed_over for one in located)
     adapters = sum(one.adapters for one in located)
     built = sum("reason" not in entry for entry in entries.values())
+    # Classes of diffusers, which begin with a capital, are in docs/adapters.md.
+    elsewhere = [f"`{one}`" for one in known_model_types() if one not in entries and not one[0].isupper()]
     lines = [
         "# Model types",
         "",
@@ -102,21 +106,22 @@ def page(entries: Mapping[str, Mapping[str, Any]], version: str) -> str:
         "a file that lacks it stays comparable with one that has it. In CLIP, SigLIP and their relatives both towers are",
         "stacks, `text` and `vision`; a network in stages has the stacks `stage1` to `stage4`.",
         "",
-        "| model type | data file | stacks | located / numbered | adapters | passed over |",
-        "|---|---|---|---|---|---|",
+        *wrap(f"Located as well, by the names that their own code gives: {', '.join(elsewhere)}.", 120),
+        "",
     ]
+    rows = [["model type", "data file", "stacks", "located / numbered", "adapters", "passed over"]]
     for one in located:
         some = ", ".join(f"`{name}`" for name in one.passed_over[:_EXAMPLES])
         more = f" and {len(one.passed_over) - _EXAMPLES} more" if len(one.passed_over) > _EXAMPLES else ""
         stacks = ", ".join(name or "–" for name in one.stacks)
         mark = "yes" if one.adapters else "no"
-        row = (f"`{one.model_type}`", f"{one.architecture}.toml", stacks, f"{one.found} / {one.numbered}", mark)
-        lines.append(f"| {' | '.join(row)} | {some}{more} |")
-    lines += ["", "## Not located", ""]
+        place = f"{one.found} / {one.numbered}"
+        rows.append([f"`{one.model_type}`", f"{one.architecture}.toml", stacks, place, mark, f"{some}{more}"])
+    lines += [markdown(rows), "", "## Not located", ""]
     counts = Counter(_kind(one.reason) for one in others)
     lines += [f"- {count}: {kind}" for kind, count in counts.most_common()]
-    lines += ["", "| model type | why |", "|---|---|"]
-    lines += [f"| `{one.model_type}` | {' '.join(one.reason.split()).replace('|', '/')} |" for one in others]
+    reasons = [[f"`{one.model_type}`", one.reason.replace("|", "/")] for one in others]
+    lines += ["", markdown([["model type", "why"], *reasons])]
     return "\n".join(lines) + "\n"
 
 

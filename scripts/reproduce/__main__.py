@@ -21,10 +21,10 @@ from typing import Any
 from indexer.errors import AtlasError, install
 from scripts.family import make_family
 from scripts.family.plan import SIZES
-from scripts.loopback_hub import LoopbackHub, StoreError
+from scripts.loopback_hub import LoopbackHub
 from scripts.reproduce.page import PURITY_FIGURE, draw_purity, page
 from scripts.reproduce.study import BASES, build, represent, study_base
-from scripts.terminal import CommandFailed, Terminal
+from scripts.terminal import Terminal, exit_status
 
 LIVE_LIMIT = 100  # models of each base with --live, if --limit is not given
 PACKAGES = (
@@ -36,22 +36,17 @@ PACKAGES = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status: 1 if something failed, or ended otherwise than planted."""
     options = parse(arguments)
+    return exit_status("The study", lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do the study. Raises AtlasError where a package is missing."""
     started = time.monotonic()
     needed = {"matplotlib": ("matplotlib", "studies"), "umap": ("umap-learn", "studies")}
-    try:
-        for module, (package, extra) in (needed | ({} if options.live else {"peft": ("peft", "demo")})).items():
-            if importlib.util.find_spec(module) is None:  # before anything is begun
-                raise AtlasError(f"The study needs {package}, which is not installed.", install(extra))
-        results = reproduce(options)
-    except CommandFailed as failure:
-        print(f"The study stopped: {failure}. Run the same command again to continue.", file=sys.stderr)
-        return 1
-    except (AtlasError, StoreError, RuntimeError) as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nStopped. Run the same command again to continue.", file=sys.stderr)
-        return 130
+    for module, (package, extra) in (needed | ({} if options.live else {"peft": ("peft", "demo")})).items():
+        if importlib.util.find_spec(module) is None:  # before anything is begun
+            raise AtlasError(f"The study needs {package}, which is not installed.", install(extra))
+    results = reproduce(options)
     print(f"\nAll this took {time.monotonic() - started:.0f} s. Read {options.out / 'results.md'}")
     failed = [
         one["base"]

@@ -12,6 +12,7 @@ from indexer.console.messages import clean
 from indexer.errors import require
 from query.figures import THEMES, draw, styled_grid, write_output
 from scripts.reproduce.study import REPRESENTATIONS, SIDE_BY_SIDE, Json
+from scripts.tables import markdown
 
 NONE = "–"
 PURITY_FIGURE = "figures/purity.png"
@@ -71,7 +72,7 @@ def found(bases: Sequence[Json]) -> str:
                      f"{one['bytes_read'] / 1e6:,.0f}", reasons or NONE])  # fmt: skip
     head = ("base", "for", "indexed", "adapters", "copies", "duplicates", "unrelated", "skipped", "failed", "not tried",
             "datasets", "authors", "MB read", "why skipped or failed")  # fmt: skip
-    return "## What was found\n\n" + table(head, rows)
+    return "## What was found\n\n" + markdown([head, *rows])
 
 
 def purity(bases: Sequence[Json]) -> str:
@@ -107,7 +108,7 @@ def _by_representation(bases: Sequence[Json], part: Callable[[Any], Mapping[str,
             is_known = score.get("ci_low") is not None
             interval = f"({score['ci_low']:.2f}–{score['ci_high']:.2f})" if is_known else "(too few authors)"
             row.append(f"{shown} {interval}, chance {score['chance']:.3f}, p {score['p_value']:.3f}")
-    return table(("representation", *(f"`{one['base']}`" for one in bases)), rows)
+    return markdown([("representation", *(f"`{one['base']}`" for one in bases)), *rows])
 
 
 def datasets(bases: Sequence[Json]) -> str:
@@ -127,7 +128,7 @@ def datasets(bases: Sequence[Json]) -> str:
         )])  # fmt: skip
     head = ("dataset", *(f"`{one['base']}`" for one in bases))
     about = "## Purity by dataset, `input`\n\nThe number of models, purity, and chance.\n\n"
-    return about + table(head, rows) if rows else ""
+    return about + markdown([head, *rows]) if rows else ""
 
 
 def clusters(bases: Sequence[Json]) -> str:
@@ -150,7 +151,7 @@ def clusters(bases: Sequence[Json]) -> str:
         "HDBSCAN on the vectors themselves; a model outside every cluster counts as a cluster of its own. In brackets "
         "chance and p."
     )
-    return f"## Clusters\n\n{about}\n\n{table(head, rows)}" if rows else ""
+    return f"## Clusters\n\n{about}\n\n{markdown([head, *rows])}" if rows else ""
 
 
 def ranks(bases: Sequence[Json]) -> str:
@@ -169,7 +170,7 @@ def ranks(bases: Sequence[Json]) -> str:
             for family in dict.fromkeys([*families[0], *families[1]])
         ]
         head = ("family", "W: first to last layer", "best fit", "δW: first to last layer", "best fit")
-        parts += [f"`{one['base']}`:\n\n{table(head, rows)}"] if rows else []
+        parts += [f"`{one['base']}`:\n\n{markdown([head, *rows])}"] if rows else []
     about = "The mean over models of the smallest rank that holds half of Σ σ²; x is the layer, from 0."
     return f"## Rank by depth\n\n{about}\n\n" + "\n\n".join(parts) if parts else ""
 
@@ -200,8 +201,8 @@ def planted(bases: Sequence[Json]) -> str:
     beyond = sum(check["not_tried"] for check in checks.values())
     parts = [
         "## What was planted\n\nHow many ended as expected, of how many there are, and one of the reasons.",
-        table(("kind", *(f"`{base}`" for base in checks), "why"), rows),
-        "Not as expected:\n\n" + table(("model", "expected", "found", "why"), mismatches) if mismatches else "",
+        markdown([("kind", *(f"`{base}`" for base in checks), "why"), *rows]),
+        "Not as expected:\n\n" + markdown([("model", "expected", "found", "why"), *mismatches]) if mismatches else "",
         f"{beyond} models are beyond the limit." if beyond else "",
     ]
     return "\n\n".join(filter(None, parts))
@@ -222,7 +223,7 @@ def seconds(bases: Sequence[Json], represent: Mapping[str, float]) -> str:
     parts = list(dict.fromkeys(part for one in bases for part in one["seconds"]))
     rows = [[f"`{one['base']}`", *(number(one["seconds"].get(part), 0) for part in parts)] for one in bases]
     publishing = f"Publishing the representations of all bases: {sum(represent.values()):.0f}."
-    return f"## Seconds\n\n{table(('base', *parts), rows)}\n\n{publishing}"
+    return f"## Seconds\n\n{markdown([('base', *parts), *rows])}\n\n{publishing}"
 
 
 def failed(bases: Sequence[Json]) -> str:
@@ -233,14 +234,7 @@ def failed(bases: Sequence[Json]) -> str:
         for reply in one["replies"].values()
         if reply["error"] is not None
     ]
-    return "## Without an answer\n\n" + table(("command", "error"), rows) if rows else ""
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; what would end a cell or a line is escaped."""
-    lines = [head, ["---"] * len(head), *rows]
-    cells = ([" ".join(text.split()).replace("|", "\\|") for text in line] for line in lines)
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+    return "## Without an answer\n\n" + markdown([("command", "error"), *rows]) if rows else ""
 
 
 def from_hub(text: str) -> str:

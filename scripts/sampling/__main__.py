@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.loopback_hub import LoopbackHub, StoreError
+from scripts.terminal import hub_environment
 
 LATENCY, BANDWIDTH = 0.03, "20M"
 
@@ -53,11 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             with LoopbackHub(*options.families) as hub:
                 # Before the first import of huggingface_hub.
-                os.environ |= {
-                    "HF_ENDPOINT": hub.endpoint,
-                    "HF_HOME": str(work / "huggingface"),
-                    "HF_HUB_DISABLE_TELEMETRY": "1",
-                }
+                os.environ |= hub_environment(hub.endpoint, work / "huggingface")
                 return measure(options, work, hub)
         except StoreError as error:
             parser.error(str(error))

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.scale.report import Rows, aligned, fill, markdown
+from scripts.child import PROJECT
+from scripts.tables import aligned, decimal, fill, markdown
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reading.md"
+DOCUMENT = PROJECT / "docs" / "reading.md"
 
 # How much of purity and of accuracy the shipped plan may lose on any family.
 MOST_LOST = 0.02
@@ -21,6 +22,7 @@ ROWS = ("4", "8", "16", "32", "64", "shipped", "full")
 STRIPES = {"16x1": "1, at the start", "16": "2, at both ends", "16x3": "3", "16x4": "4"}
 
 Results = Mapping[str, Any]
+Rows = list[list[str]]
 Cells = list[tuple[str, str]]
 
 
@@ -78,15 +80,15 @@ def _kept(plan: Results) -> Cells:
     return [
         ("kB a model", f"{cost['bytes'] / 1000:,.0f}"),
         ("requests a model", f"{cost['requests']:.1f}"),
-        ("purity", _share(plan["purity"])),
-        ("across authors", _share(plan["across authors"])),
-        ("adapter → full", _share(plan["adapter to full"])),
-        ("purity, every 2nd matrix", _share(plan["half of the matrices"]["purity"])),
-        ("predicted", _share(plan["predicted"])),
-        ("by vectors alone", _share(plan["predicted by vectors"])),
-        ("clusters (AMI)", _share(plan["clusters"])),
-        ("correlation with full", _share(plan.get("correlation", 1.0))),
-        ("similarity to its own full vector", _share(plan["own"][0] if "own" in plan else 1.0)),
+        ("purity", decimal(plan["purity"])),
+        ("across authors", decimal(plan["across authors"])),
+        ("adapter → full", decimal(plan["adapter to full"])),
+        ("purity, every 2nd matrix", decimal(plan["half of the matrices"]["purity"])),
+        ("predicted", decimal(plan["predicted"])),
+        ("by vectors alone", decimal(plan["predicted by vectors"])),
+        ("clusters (AMI)", decimal(plan["clusters"])),
+        ("correlation with full", decimal(plan.get("correlation", 1.0))),
+        ("similarity to its own full vector", decimal(plan["own"][0] if "own" in plan else 1.0)),
     ]
 
 
@@ -104,12 +106,12 @@ def _striped(plan: Results) -> Cells:
     return [
         ("kB a model", f"{cost['bytes'] / 1000:,.0f}"),
         ("requests a matrix", f"{cost['requests'] / cost['matrices']:.2f}"),
-        ("purity", _share(plan["purity"])),
-        ("across authors", _share(plan["across authors"])),
-        ("predicted", _share(plan["predicted"])),
-        ("correlation with full", _share(plan["correlation"])),
-        ("norm of a matrix off by", _share(plan["matrices"].get("off", 0.0))),
-        ("of a model", _share(plan["whole models"].get("off", 0.0))),
+        ("purity", decimal(plan["purity"])),
+        ("across authors", decimal(plan["across authors"])),
+        ("predicted", decimal(plan["predicted"])),
+        ("correlation with full", decimal(plan["correlation"])),
+        ("norm of a matrix off by", decimal(plan["matrices"].get("off", 0.0))),
+        ("of a model", decimal(plan["whole models"].get("off", 0.0))),
     ]
 
 
@@ -126,18 +128,18 @@ def _calibrated(of: str, one: Results) -> Cells:
         return [(of, "0"), ("in the interval", ""), ("bias", ""), ("off by", "")]
     return [
         (of, f"{one['count']:,}"),
-        ("in the interval", _share(one["inside"] / one["count"])),
+        ("in the interval", decimal(one["inside"] / one["count"])),
         ("bias", f"{one['bias']:+.3f}"),
-        ("off by", _share(one["off"])),
+        ("off by", decimal(one["off"])),
     ]
 
 
 def _null(plan: Results) -> Cells:
     return [
-        ("similarity of unrelated pairs, 95 %", _share(plan["background 95 %"])),
-        ("99 %", _share(plan["background 99 %"])),
-        ("purity with permuted data sets", _share(plan["permuted"])),
-        ("chance", _share(plan["chance"])),
+        ("similarity of unrelated pairs, 95 %", decimal(plan["background 95 %"])),
+        ("99 %", decimal(plan["background 99 %"])),
+        ("purity with permuted data sets", decimal(plan["permuted"])),
+        ("chance", decimal(plan["chance"])),
     ]
 
 
@@ -147,7 +149,7 @@ def _shipped(results: Results) -> Rows:
     for place, (base, family) in enumerate(results["families"].items()):
         if {"shipped", "full"} <= family["plans"].keys():
             full, sample = family["plans"]["full"], family["plans"]["shipped"]
-            kept = [f"{_share(full[name])} → {_share(sample[name])}" for name in KEPT]
+            kept = [f"{decimal(full[name])} → {decimal(sample[name])}" for name in KEPT]
             rows.append([_short(base), "confirmed" if place else "chosen", *kept, "NO" if base in failed else "yes"])
     return rows
 
@@ -183,11 +185,6 @@ def _time(results: Results) -> Rows:
             ]
         )
     return rows
-
-
-def _share(value: float | None) -> str:
-    """.930: three digits without the zero before the point."""
-    return "" if value is None else f"{value:.3f}".removeprefix("0")
 
 
 def _short(base: str) -> str:

@@ -29,6 +29,7 @@ from scripts.loopback_hub import LoopbackHub
 from scripts.reproduce.study import FLAGS, check
 from scripts.scale.virtual_hub import running
 from scripts.terminal import Terminal
+from scripts.vectors import matches_of_nearest
 
 Json = dict[str, Any]
 Table = NDArray[np.floating[Any]]
@@ -174,20 +175,16 @@ def purities(population: Population) -> Json:
 
 def adapter_to_full(population: Population) -> float | None:
     """Purity of adapters whose candidates are the full fine-tunes by other authors; None without such adapters."""
-    table = similarities(population.vectors, population.vectors, population.blocks)
     scores = []
     for row, (relation, author) in enumerate(zip(population.relations, population.authors, strict=True)):
-        if relation != "adapter" or not population.datasets[row]:
-            continue
-        candidates = [
-            other
-            for other in range(len(table))
-            if population.relations[other] == "finetune" and population.authors[other] != author
-        ]
-        matches = [bool(population.datasets[row] & population.datasets[other]) for other in candidates]
-        if count := sum(matches):
-            nearest = np.argsort(-table[row, candidates], kind="stable")[:count]
-            scores.append(np.mean([matches[place] for place in nearest]))
+        if relation == "adapter" and population.datasets[row]:
+            others = [
+                other
+                for other, of in enumerate(population.relations)
+                if of == "finetune" and population.authors[other] != author
+            ]
+            found = matches_of_nearest(population.vectors, population.blocks, population.datasets, [row], others)
+            scores += [share for share, _ in found]
     return float(np.mean(scores)) if scores else None
 
 

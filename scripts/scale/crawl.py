@@ -19,6 +19,7 @@ from typing import Any
 
 from scripts.child import PROJECT
 from scripts.scale.virtual_hub import running
+from scripts.terminal import hub_environment
 
 
 def measure(shape: str, models: int, latency: float, bandwidth: str, atlas: Path, options: list[str]) -> dict[str, Any]:
@@ -27,8 +28,8 @@ def measure(shape: str, models: int, latency: float, bandwidth: str, atlas: Path
     if bandwidth != "0":
         words += ["--bandwidth", bandwidth]
     with running(*words, "--quota", "resolvers=5000", "--quota", "api=1000") as hub:
-        environment = {**os.environ, "PYTHONPATH": str(PROJECT), "HF_ENDPOINT": hub.endpoint}
-        environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": str(atlas.with_name("huggingface"))}
+        environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+        environment |= hub_environment(hub.endpoint, atlas.with_name("huggingface"))
         hub.stats(reset="1")
         done = subprocess.run(
             [sys.executable, "-m", "scripts.scale.crawl", "--child", f"virtual/{shape}", "--atlas", str(atlas), *options],

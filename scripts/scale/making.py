@@ -28,17 +28,16 @@ from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from indexer.records.tokens import EXACT, codes_of_sizes, token_rows
 from indexer.weights.checkpoint import open_checkpoint
+from scripts.loopback_hub.store import hub_time
 from scripts.scale.facts import (
     ENERGY,
     FILES,
-    LANGUAGES,
     LAYERS,
-    LICENCES,
     LOG_DOWNLOADS,
     RELATIVE_NORM,
     TASKS,
 )
-from scripts.scale.population import Floats, Labels, Population
+from scripts.scale.population import Floats, Labels, Population, draw_card
 
 BASE = "atlas-scale/roberta-base-blocks"
 ALIAS = "roberta-base-blocks"
@@ -134,32 +133,19 @@ class Maker:
         """The row of a listing."""
         draw = random.Random(f"{self.population.seed}|{number}")
         task, head = self._task(draw)
-        licence, language = (
-            draw.choices([value for _, value in shares], [share for share, _ in shares])[0]
-            for shares in (LICENCES, LANGUAGES)
-        )
-        created = _FIRST_DAY + timedelta(minutes=draw.randrange(5 * 365 * 24 * 60))
-        modified = created + timedelta(hours=draw.randrange(1, 2_000) + version)
         is_adapter = bool(self.labels.is_adapter[number])
         card: dict[str, Any] = {"tags": ["generated_from_trainer"], "base_model": BASE}
         tags = [*_TAGS, task, f"base_model:{BASE}", f"base_model:{self.relation(number)}:{BASE}"]
-        if licence:
-            card["license"] = licence
-            tags.append(f"license:{licence}")
-        if language:
-            card["language"] = [language]
-            tags.append(language)
-        if self.labels.named[number]:
-            dataset = int(self.labels.dataset[number])
-            card["datasets"] = [f"collection-{dataset % 211}/texts-{dataset}"]
-            tags.append(f"dataset:{card['datasets'][0]}")
+        draw_card(draw, int(self.labels.dataset[number]) if self.labels.named[number] else None, card, tags)
+        created = _FIRST_DAY + timedelta(minutes=draw.randrange(5 * 365 * 24 * 60))
+        modified = created + timedelta(hours=draw.randrange(1, 2_000) + version)
         files = [*FILES, self._weight_file(number)[0], *(["adapter_config.json"] if is_adapter else [])]
         return {
             "id": self.model(number),
             "author": self.model(number).partition("/")[0],
             "sha": self._commit(number, version),
-            "createdAt": created.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "lastModified": modified.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "createdAt": hub_time(created),
+            "lastModified": hub_time(modified),
             "downloads": max(0, round(2.718281828 ** draw.gauss(*LOG_DOWNLOADS) - 1)),
             "likes": int(draw.paretovariate(1.2)) - 1,
             "private": False,

@@ -5,14 +5,15 @@ Results are the JSON of a run: ``machine``, rows of ``likeness``, and figures by
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.child import PROJECT
 from scripts.scale.costs import COSTS, LARGE, SIZES, amounts, constants_of, constants_table, limits, shown
+from scripts.tables import Rows, aligned, fill, markdown
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+DOCUMENT = PROJECT / "docs" / "scale.md"
 
 # Name, title and unit of every figure, in the order of the table. A title with … belongs to the row above.
 MEASURED = (
@@ -70,8 +71,6 @@ MEASURED = (
     ("purity_peak", "… peak memory", "bytes"),
 )
 
-Rows = list[list[str]]
-
 
 def text(results: Mapping[str, Any]) -> str:
     """Tables for a terminal."""
@@ -85,18 +84,6 @@ def text(results: Mapping[str, Any]) -> str:
 def write_document(results: Mapping[str, Any], path: Path = DOCUMENT) -> None:
     """Fill every marked part of the document. Raises ValueError if it lacks a marker, or the run a figure."""
     fill(path, sections(results))
-
-
-def fill(path: Path, parts: Mapping[str, str]) -> None:
-    """Put each of these texts between its markers in a document. Raises ValueError if it lacks one."""
-    document = path.read_text(encoding="utf-8")
-    for name, body in parts.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        found = pattern.search(document)
-        if found is None:
-            raise ValueError(f"{path} has no part <!-- {name} --> … <!-- /{name} -->")
-        document = f"{document[: found.start()]}{found[1]}{body}\n{found[2]}{document[found.end() :]}"
-    path.write_text(document, encoding="utf-8")
 
 
 def sections(results: Mapping[str, Any]) -> dict[str, str]:
@@ -151,16 +138,3 @@ def _costs_table(rows: Sequence[tuple[str, str, str]], constants: Mapping[str, f
     found = [amounts(rows, constants, size) for size in SIZES]
     body = [[what, f"`{formula}`", *(shown(one[what], unit) for one in found)] for what, formula, unit in rows]
     return [["", "formula", *(f"{size:,}" for size in SIZES)], *body]
-
-
-def aligned(rows: Rows) -> str:
-    """A table for a terminal."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def markdown(rows: Rows) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])

@@ -14,6 +14,7 @@ from scripts.child import run_module
 from scripts.loopback_hub import LoopbackHub
 from scripts.scale.making import BASE, Maker, record_all
 from scripts.scale.population import Population, draw_labels
+from scripts.terminal import hub_environment
 
 FEW = 10
 NAME, TOKEN = "ann/atlas", "of-ann"
@@ -38,8 +39,7 @@ def measure(work: Path, models: int) -> None:
     run_module("indexer", "publish", "--base", BASE, *atlas)
     (work / "models").mkdir()
     with LoopbackHub(work / "models", datasets=work / "datasets", writers={TOKEN: ["ann"]}) as hub:
-        os.environ.update(HF_ENDPOINT=hub.endpoint, HF_TOKEN=TOKEN, HF_HOME=str(work / "hf"), HF_HUB_OFFLINE="0")
-        os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
+        os.environ |= hub_environment(hub.endpoint, work / "hf") | {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
         push = ("indexer", "push", NAME, *atlas)
         pull = ("indexer", "pull", NAME, "--atlas", str(work / "pulled"), "--json")
         _print("push", *push)

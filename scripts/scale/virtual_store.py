@@ -18,8 +18,19 @@ from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 from scripts.loopback_hub.joined import JoinedStore
-from scripts.loopback_hub.store import MAIN, Repository, Revision, Store, StoredFile, is_in_lfs
-from scripts.scale.facts import FILES, LANGUAGES, LICENCES, LOG_DOWNLOADS
+from scripts.loopback_hub.store import (
+    MAIN,
+    Repository,
+    Revision,
+    Store,
+    StoredFile,
+    blob_id,
+    hub_time,
+    is_in_lfs,
+    lfs_pointer,
+)
+from scripts.scale.facts import FILES, LOG_DOWNLOADS
+from scripts.scale.population import draw_card
 from scripts.scale.virtual_weights import BASE, Family, Plan
 
 _FIRST_DAY = datetime(2022, 3, 3, tzinfo=UTC)
@@ -43,11 +54,6 @@ def model_id(family: Family, model: int) -> str:
     if model == BASE:
         return base_id(family.plan)
     return f"author-{family.authors[model]}/{family.plan.shape}-finetuned-d{family.datasets[model]}-{model}"
-
-
-def dataset_id(dataset: int) -> str:
-    """A data set's id on the Hub."""
-    return f"collection-{dataset % 211}/texts-{dataset}"
 
 
 def config_of(family: Family, model: int) -> dict[str, Any]:
@@ -89,31 +95,20 @@ def settings_of(family: Family, model: int) -> dict[str, Any]:
     tags: list[str] = ["transformers", "safetensors", kind]
     if model == BASE:
         return {
-            "sha": sha, "created_at": _spell(_FIRST_DAY), "last_modified": _spell(_FIRST_DAY), "downloads": 10_000_000,
+            "sha": sha, "created_at": hub_time(_FIRST_DAY), "last_modified": hub_time(_FIRST_DAY), "downloads": 10_000_000,
             "likes": 500, "tags": tags, "card_data": {"license": "mit"}, "library_name": "transformers",
             "pipeline_tag": task if family.shape.family == "llama" else "fill-mask",
         }  # fmt: skip
     base = base_id(plan)
     card: dict[str, Any] = {"tags": ["generated_from_trainer"], "base_model": base, "library_name": "transformers"}
     tags += ["generated_from_trainer", task, f"base_model:{base}", f"base_model:finetune:{base}"]
-    licence, language = (
-        draw.choices([value for _, value in shares], [share for share, _ in shares])[0]
-        for shares in (LICENCES, LANGUAGES)
-    )
-    if licence:
-        card["license"] = licence
-        tags.append(f"license:{licence}")
-    if language:
-        card["language"] = [language]
-        tags.append(language)
-    if family.named[model]:
-        card["datasets"] = [dataset_id(int(family.datasets[model]))]
-        tags.append(f"dataset:{card['datasets'][0]}")
+    dataset = int(family.datasets[model]) if family.named[model] else None
+    draw_card(draw, dataset, card, tags)
     created = _FIRST_DAY + timedelta(minutes=draw.randrange(4 * 365 * 24 * 60))
     return {
         "sha": sha,
-        "created_at": _spell(created),
-        "last_modified": _spell(created + timedelta(minutes=draw.randrange(1, 50_000))),
+        "created_at": hub_time(created),
+        "last_modified": hub_time(created + timedelta(minutes=draw.randrange(1, 50_000))),
         "downloads": max(0, round(math.exp(draw.gauss(*LOG_DOWNLOADS)) - 1)),
         "likes": int(draw.paretovariate(1.2)) - 1,
         "tags": tags,
@@ -121,10 +116,6 @@ def settings_of(family: Family, model: int) -> dict[str, Any]:
         "library_name": "transformers",
         "pipeline_tag": task,
     }
-
-
-def _spell(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)
@@ -252,7 +243,6 @@ def _part(data: bytes, start: int, stop: int) -> bytes:
 
 
 def _described(path: str, made: _Made, digest: str | None, data: bytes = b"") -> StoredFile:
-    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {made.size}\n".encode()
-    content = data if digest is None else pointer
-    blob = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
-    return StoredFile(path, cast(Path, made), made.size, 0, blob, digest, 0 if digest is None else len(pointer))
+    content = data if digest is None else lfs_pointer(digest, made.size)
+    pointer_size = 0 if digest is None else len(content)
+    return StoredFile(path, cast(Path, made), made.size, 0, blob_id(content), digest, pointer_size)

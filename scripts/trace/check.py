@@ -32,6 +32,7 @@ from scripts.trace.making import Maker, base_id
 from scripts.trace.plan import BASES, Run
 from scripts.trace.replay import Replay
 from scripts.trace.rows import hidden_rows
+from scripts.trace.texts import LocalTokenizer
 
 PLANTED = (0.0, 0.01, 0.1, 0.5, 1.0)
 FILE_TEXTS = 100
@@ -81,9 +82,7 @@ def claims_of(maker: Maker, run: Run) -> Claims | None:
     vocabulary = len(whole[TOKENS])
     sampled = {**whole, TOKENS: whole[TOKENS][token_rows(vocabulary)]}
     reader = EmbeddingReader(tuned, sampled, vocabulary)
-    for one, part in tuned.stripes(reader.stripes()):
-        reader.add(one, part)
-    changes = reader.changes(lambda stripes: dict(tuned.stripes(stripes)))
+    changes = reader.changes(dict(tuned.stripes(reader.stripes)))
     # Where the embedding of tokens alone was trained, the others say nothing.
     known = changes if run.make != "table" else None
     offset = _OFFSETS.get(BASES[run.base].architecture, 0)
@@ -95,21 +94,6 @@ def claims_of(maker: Maker, run: Run) -> Claims | None:
         known.pairs if known else None,
         found.is_share,
     )
-
-
-class LocalTokenizer:
-    """Answers as the product's tokenizer does, without a process of its own."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text``, nothing added."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def words(self, ids: Sequence[int]) -> list[str]:
-        """The piece of text that each id stands for."""
-        return [self._tokenizer.decode([one]) for one in ids]
 
 
 @dataclass(frozen=True)

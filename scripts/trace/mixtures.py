@@ -16,7 +16,7 @@ from query.trace.evidence import TokenEvidence
 from scripts.family.training import WEIGHTS
 from scripts.trace.making import Maker, base_id, embedding_name, load_model
 from scripts.trace.plan import VOCABULARY, Run
-from scripts.trace.texts import with_ends
+from scripts.trace.texts import LocalTokenizer, with_ends
 from scripts.trace.training import Text, train_replayed
 
 SHARES = (0.0, 0.1, 0.25, 0.5)
@@ -28,20 +28,6 @@ PAIRS = (
     ("docs/numeric-kinds", "errors/exception-types"),
 )
 LONGEST = 64  # tokens of an input, two of which are special
-
-
-class _Tokenizer:
-    """As the product asks one."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.special_ids = tuple(one for one, token in tokenizer.get_added_tokens_decoder().items() if token.special)
-
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def words(self, ids: Sequence[int]) -> list[str]:
-        return [self._tokenizer.decode([one]) for one in ids]
 
 
 def mixtures(
@@ -61,7 +47,7 @@ def mixtures(
         rates = other_rates(others.reshape(-1, len(run["codes"])))
         rows = token_rows(VOCABULARY)
         evidence = TokenEvidence(run["kind"], rows, run["codes"], False, 1.0, VOCABULARY, VOCABULARY, None, None)
-        tokenizer = _Tokenizer(maker.tokenizer(base))
+        tokenizer = LocalTokenizer(maker.tokenizer(base))
         is_open = (run["codes"] >= UNSURE) | np.isin(rows, tokenizer.special_ids)
         met = np.where(is_open, np.nan, run["codes"] > 0)
         for kind in ("held out", "all"):

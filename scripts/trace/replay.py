@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,9 +117,11 @@ class Replay:
     def resized(self, vocabulary: int) -> Replay:
         """The same with more rows, whose tokens were never met."""
         more = vocabulary - len(self.counts)
-        rows = {name: np.pad(getattr(self, name), (0, more)) for name in ("counts", "targets", "gradients")}
+        rows: dict[str, Any] = {
+            name: np.pad(getattr(self, name), (0, more)) for name in ("counts", "targets", "gradients")
+        }
         rows |= {name: np.pad(getattr(self, name), (0, more), constant_values=NEVER) for name in ("first", "last")}
-        return Replay(**{**vars_of(self), **rows})
+        return replace(self, **rows)
 
     def save(self, path: Path) -> None:
         """Write ``path`` + ``.npz`` and then, by rename, ``path`` + ``.json``."""
@@ -146,16 +150,8 @@ SCALARS = (
 )  # fmt: skip
 
 
-def vars_of(replay: Replay) -> dict[str, object]:
-    """The fields of a replay, as arguments."""
-    return {name: getattr(replay, name) for name in (*ARRAYS, *SCALARS, "seen")}
-
-
 def only_once(texts: Iterable[Sequence[int]]) -> list[int]:
     """The numbers of the texts that have a token which no other text has."""
-    texts = [set(ids) for ids in texts]
-    in_texts: dict[int, int] = {}
-    for ids in texts:
-        for token in ids:
-            in_texts[token] = in_texts.get(token, 0) + 1
-    return [number for number, ids in enumerate(texts) if any(in_texts[token] == 1 for token in ids)]
+    sets = [set(ids) for ids in texts]
+    in_texts = Counter(token for ids in sets for token in ids)
+    return [number for number, ids in enumerate(sets) if any(in_texts[token] == 1 for token in ids)]

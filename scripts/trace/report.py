@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from scripts.tables import markdown
+
 Row = Mapping[str, Any]
 
 
@@ -17,9 +19,8 @@ def shown(value: Any) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table."""
-    lines = [headings, ["---"] * len(headings), *[[shown(cell) for cell in row] for row in rows]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """A Markdown table of values."""
+    return markdown([headings, *([shown(cell) for cell in row] for row in rows)])
 
 
 def rows_table(found: Sequence[Row]) -> str:

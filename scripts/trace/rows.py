@@ -32,7 +32,6 @@ FORMATS: Mapping[torch.dtype, tuple[int, int]] = {
     torch.bfloat16: (7, -126),
 }
 NEIGHBOURS = 8
-TRIMMED = 3  # of them at either end, while rows that were met may be among them
 BAND = 1.5  # units in the last place
 
 

@@ -87,6 +87,22 @@ def make_tokenizer(kind: str, texts: Sequence[str], plan: Plan) -> Tokenizer:
     return tokenizer
 
 
+class LocalTokenizer:
+    """Answers like the product's tokenizer, without a process of its own."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.special_ids = tuple(one for one, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text``, nothing added."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """The piece of text that each id stands for."""
+        return [self._tokenizer.decode([one]) for one in ids]
+
+
 def with_ends(base: str, task: str, ids: list[int], longest: int) -> list[int]:
     """The ids of a text as the network gets them: cut, with the special tokens of the architecture."""
     architecture = BASES[base].architecture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
-import duckdb
 import numpy as np
 import pytest
 import torch
@@ -21,6 +20,7 @@ from indexer.records.identity import SVD_METHOD, Identity, Parent, Spec, Unit
 from indexer.records.record import Record, read_record
 from indexer.records.store import RecordStore
 from scripts.loopback_hub import LoopbackHub
+from tests.database import read_rows
 from tests.tiny_hub import BASE, OLD_ID, SIZES, add_model, describe, served_shell
 
 pytestmark = pytest.mark.slow
@@ -122,14 +122,14 @@ def stood(tiny_store, tmp_path_factory):
 
 def records(shell) -> dict[str, Record]:
     atlas = AtlasFolder(shell.folder / "atlas")
-    with duckdb.connect(str(atlas.database), read_only=True) as connection:
-        rows = connection.execute("SELECT model, record_key FROM models").fetchall()
+    rows = read_rows(atlas.database, "SELECT model, record_key FROM models")
     return {model: read_record(atlas.record(key)) for model, key in rows}
 
 
 def verdicts(shell) -> dict[str, str]:
-    with duckdb.connect(str(shell.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
-        rows = connection.execute("SELECT model, verdict FROM adapter_bases JOIN models USING (model_id)").fetchall()
+    rows = read_rows(
+        shell.folder / "atlas" / "atlas.duckdb", "SELECT model, verdict FROM adapter_bases JOIN models USING (model_id)"
+    )
     return dict(rows)
 
 

@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 
 from indexer.errors import Skipped
 from indexer.names import ModelRef
-from indexer.weights.adapter import AdapterModule, adapter_plan, read_modules, tensor_names, whole_weights
+from indexer.weights.adapter import AdapterModule, adapter_plan, read_modules, whole_weights
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
 from tests.adapters.written import read
+from tests.hubs import set_endpoint
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -92,8 +93,10 @@ def check_against_merging(model: torch.nn.Module, config: LoraConfig, folder: Pa
         delta = merged[f"{path}.weight"] - base[f"{path}.weight"]
         if type(model.get_submodule(path)).__name__ == "Conv1D":
             delta = delta.t()
-        assert (module.b.shape[0], module.a.shape[1]) == tuple(delta.shape)
-        torch.testing.assert_close(module.scale * (module.b @ module.a), delta, rtol=1e-3, atol=1e-5)
+        assert (module.parts["lora_B"].shape[0], module.parts["lora_A"].shape[1]) == tuple(delta.shape)
+        torch.testing.assert_close(
+            module.scale * (module.parts["lora_B"] @ module.parts["lora_A"]), delta, rtol=1e-3, atol=1e-5
+        )
     return modules
 
 
@@ -151,8 +154,8 @@ def test_the_pickled_form(tmp_path: Path) -> None:
     modules = read(tmp_path)
     assert len(modules) == 4
     for path, module in modules.items():
-        assert torch.equal(module.a, state[f"base_model.model.{path}.lora_A.weight"])
-        assert torch.equal(module.b, state[f"base_model.model.{path}.lora_B.weight"])
+        assert torch.equal(module.parts["lora_A"], state[f"base_model.model.{path}.lora_A.weight"])
+        assert torch.equal(module.parts["lora_B"], state[f"base_model.model.{path}.lora_B.weight"])
 
 
 def test_inits_that_move_the_base_are_known_to(tmp_path: Path) -> None:
@@ -195,7 +198,7 @@ def test_tensors_that_are_saved_whole_are_listed(tmp_path: Path) -> None:
     assert "roberta.encoder.layer.1.intermediate.dense.weight" in found
     assert not any("lora" in name or "modules_to_save" in name for name in found)
     assert set(read(tmp_path)) == {f"roberta.encoder.layer.{i}.attention.self.query" for i in (0, 1)}
-    factors = tensor_names(checkpoint)
+    factors = adapter_plan(checkpoint).tensors
     assert sorted(factors) == sorted(name for name in checkpoint.tensors if ".lora_" in name)
     assert not set(factors) & set(found)
 
@@ -211,7 +214,7 @@ def test_embedding_factors_and_biases_are_passed_over(tmp_path: Path) -> None:
     assert len(read(tmp_path / "bias")) == 2
 
 
-def test_only_the_factors_travel(tmp_path: Path) -> None:
+def test_only_the_factors_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Response bodies <= 1.02 x factors + 64 KiB a file, though the file also holds a whole embedding."""
     config = transformers.LlamaConfig(
         hidden_size=256,
@@ -224,9 +227,12 @@ def test_only_the_factors_travel(tmp_path: Path) -> None:
     lora = lora_config(r=16, target_modules="all-linear", modules_to_save=["embed_tokens"])
     trained(transformers.LlamaForCausalLM(config), lora).save_pretrained(tmp_path / "me" / "lora")
     with LoopbackHub(tmp_path) as hub:
-        checkpoint = open_checkpoint(ModelRef("me/lora"), relation="adapter", endpoint=hub.endpoint)
+        set_endpoint(monkeypatch, hub.endpoint)
+        checkpoint = open_checkpoint(ModelRef("me/lora"), relation="adapter")
         factors = sum(
-            module.a.nbytes + module.b.nbytes for module in read_modules(checkpoint) if "embed" not in module.path
+            module.parts["lora_A"].nbytes + module.parts["lora_B"].nbytes
+            for module in read_modules(checkpoint)
+            if "embed" not in module.path
         )
         sent = hub.body_bytes("me/lora", "adapter_model.safetensors")
         assert checkpoint.files[0].size > 8_000_000

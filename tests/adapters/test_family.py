@@ -29,6 +29,9 @@ def shell(tiny_store, tmp_path_factory):
         (store / name).mkdir(parents=True)
         (store / name / "config.json").write_text("{}")
         describe(store, name, **tagged(copied, "quantized"), downloads=5)
+    (store / "max/other").mkdir(parents=True)
+    (store / "max/other/config.json").write_text('{"model_type": "gpt2"}')
+    describe(store, "max/other")
     model = transformers.RobertaForSequenceClassification.from_pretrained(store / "ann/glue-0")
     shift_weights(model.roberta, 2, seed=500)
     add_model(store, "zoe/second", model, dataset="squad", base="ann/glue-0")
@@ -53,6 +56,7 @@ def test_a_family_is_found_read_and_shown(shell):
     command = ("index", "build", "--base", BASE, "--same-as", "nobody/same-weights")
     dry = shell(*command, "--dry-run", "--json")
     assert dry.code == 0, dry.err
+    assert "there is no nobody/same-weights on the Hub; models that name it are still looked for" in dry.err
     tree = {(one["steps"], one["relation"]): one["models"] for one in dry.json["dry_run"]["tree"]}
     assert tree == {
         (1, "finetune"): 13, (2, "finetune"): 1, (2, "adapter"): 3, (3, "merge"): 1, (3, "adapter"): 1, (4, "adapter"): 1,
@@ -102,3 +106,10 @@ def test_a_family_is_found_read_and_shown(shell):
     assert any("mia%2Ftiny-base-ungated" in one for one in asked)
     wrong = shell("index", "build", "--base", BASE, "--same-as", "not an id")
     assert wrong.code == 2 or "is not a Hub id" in wrong.err
+    # One of another type cannot be it, and is not remembered.
+    other = shell("index", "build", "--base", BASE, "--same-as", "max/other")
+    assert other.code == 1
+    assert "max/other is of type gpt2" in other.err
+    shell.hub.reset_log()
+    assert shell("index", "build", "--base", BASE, "--dry-run").code == 0
+    assert not [one for one in shell.hub.requests if "max%2Fother" in one.query]

@@ -158,8 +158,8 @@ def test_an_adapters_pairs_are_worked_out_once(tmp_path: Path, monkeypatch: pyte
     asked: list[str] = []
     find = NamePatterns.find
     monkeypatch.setattr(NamePatterns, "find", lambda patterns, name: (asked.append(name), find(patterns, name))[1])
-    assert adapter.module_paths(checkpoint) == ["h.0.q"]
-    assert len(adapter.tensor_names(checkpoint)) == 2
+    assert list(adapter.adapter_plan(checkpoint).modules) == ["h.0.q"]
+    assert len(adapter.adapter_plan(checkpoint).tensors) == 2
     assert len(list(adapter.read_modules(checkpoint))) == 1
     assert asked == ["h.0.q"] * 2  # its rank and its alpha
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-import duckdb
 import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
 
 from tests.adapters.test_adapter_bases import LAYERS, TARGETS, WIDTH, module
+from tests.database import execute, read_rows
 from tests.tiny_hub import BASE, DATASETS, add_model, describe, indexed
 
 pytestmark = pytest.mark.slow
@@ -71,11 +71,11 @@ def shell(tiny_store, tmp_path_factory):
 
 def groups(shell) -> dict[str, str | None]:
     """The name of the first model of each model's initialisation."""
-    with duckdb.connect(str(shell.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
-        rows = connection.execute(
-            "SELECT models.model, first.model FROM models LEFT JOIN fine_tunes AS first "
-            "ON first.model_id = models.initialisation WHERE models.vector_group = 'adapter' OR models.author = 'own'"
-        ).fetchall()
+    rows = read_rows(
+        shell.folder / "atlas" / "atlas.duckdb",
+        "SELECT models.model, first.model FROM models LEFT JOIN fine_tunes AS first "
+        "ON first.model_id = models.initialisation WHERE models.vector_group = 'adapter' OR models.author = 'own'",
+    )
     return dict(rows)
 
 
@@ -130,8 +130,7 @@ def test_a_model_that_is_not_in_the_atlas_is_centred_as_one_that_is(shell):
 
 def test_a_drift_that_its_models_do_not_have_is_found(shell):
     path = shell.folder / "atlas" / "atlas.duckdb"
-    with duckdb.connect(str(path)) as connection:
-        connection.execute("UPDATE internal.centres SET drift = list_transform(drift, lambda x: x + 1)")
+    execute(path, "UPDATE internal.centres SET drift = list_transform(drift, lambda x: x + 1)")
     ran = shell("index", "verify", "--strict")
     assert ran.code == 1
     assert "the centre of group initialisation" in ran.out + ran.err

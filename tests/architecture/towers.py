@@ -79,6 +79,9 @@ NESTED = {
             "intermediate_size": 32,
         },
     ),
+    "aya_vision": LANGUAGE.but(
+        text_config=TEXT | {"model_type": "cohere2"}, vision_config=TOWER | {"model_type": "siglip_vision_model"}
+    ),
     "t5gemma": Live(
         {
             "encoder": stack("encoder.layers.*", f"{PROJ} self_attn.o_proj", GATED),

@@ -13,7 +13,7 @@ from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits, install_session
 from scripts.loopback_hub import LoopbackHub
-from tests.hubs import cleared
+from tests.hubs import cleared, set_endpoint
 
 CONTENT = random.Random(7).randbytes(3_000_000)
 OTHER = random.Random(8).randbytes(3_000_000)
@@ -24,7 +24,7 @@ QUICK = RetryPolicy(retries=3, first_wait=0.01, longest_wait=0.02)
 
 
 def remote(hub: LoopbackHub, name: str = "model.safetensors", retries: RetryPolicy = QUICK) -> RemoteFile:
-    return RemoteFile("me/model", name, SHA, endpoint=hub.endpoint, retries=retries)
+    return RemoteFile("me/model", name, SHA, retries=retries)
 
 
 def failure_of(call: Callable[[], object]) -> Failed:
@@ -59,7 +59,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
 
 
 @pytest.fixture
-def hub(serving: LoopbackHub) -> Iterator[LoopbackHub]:
+def hub(serving: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    set_endpoint(monkeypatch, serving.endpoint)
     with cleared(serving):
         yield serving
     serving.url_lifetime = 3600.0

@@ -17,6 +17,7 @@ from indexer.network.remote_file import RemoteFile, has_expired
 from indexer.network.session import HttpLimits, install_session
 from scripts.loopback_hub import LoopbackHub
 from tests.byteranges.conftest import CONTENT, OTHER, QUICK, SESSION_LIMITS, SHA, cdn_requests, failure_of, remote
+from tests.hubs import set_endpoint
 from tests.patience import PATIENCE
 
 
@@ -92,7 +93,7 @@ def test_one_answer_about_another_commit_or_without_a_size_is_asked_for_again(hu
 
 def test_one_odd_answer_for_a_small_file_is_asked_for_again(hub: LoopbackHub) -> None:
     fault = hub.faults.add("config.json", nth=1, status=206)
-    assert fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
+    assert fetch_small("me/model", "config.json", SHA, 1000, retries=QUICK)
     assert fault.struck == 1
 
 
@@ -302,14 +303,12 @@ def test_missing_files_and_repositories_are_reported(hub: LoopbackHub) -> None:
     assert failure.reason == "not_found"
     assert "nothing.safetensors" in failure.detail
     with pytest.raises(Failed):
-        RemoteFile("me/nobody", "model.safetensors", SHA, endpoint=hub.endpoint)
+        RemoteFile("me/nobody", "model.safetensors", SHA)
 
 
-def test_no_server_at_all_is_a_network_failure() -> None:
-    assert (
-        failure_of(lambda: RemoteFile("me/model", "model.safetensors", SHA, endpoint="http://127.0.0.1:9")).reason
-        == "network"
-    )
+def test_no_server_at_all_is_a_network_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_endpoint(monkeypatch, "http://127.0.0.1:9")
+    assert failure_of(lambda: RemoteFile("me/model", "model.safetensors", SHA)).reason == "network"
 
 
 def test_an_invalid_location_is_refused(hub: LoopbackHub) -> None:

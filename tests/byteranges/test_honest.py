@@ -153,44 +153,34 @@ def test_connections_are_used_again(hub: LoopbackHub, monkeypatch: pytest.Monkey
 
 
 def test_small_files_are_one_plain_request_and_its_redirect(hub: LoopbackHub) -> None:
-    assert fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint) == b'{"model_type": "bert"}'
+    assert fetch_small("me/model", "config.json", SHA, 1000) == b'{"model_type": "bert"}'
     assert [(request.method, request.range) for request in hub.requests] == [("GET", None)] * 2
 
 
 def test_small_files_may_lie_in_lfs(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    found = fetch_small("me/model", "model.safetensors", SHA, 4_000_000, endpoint=hub.endpoint)
+    found = fetch_small("me/model", "model.safetensors", SHA, 4_000_000)
     assert found == CONTENT
     assert not hub.leaks
 
 
 def test_small_files_have_a_bound(hub: LoopbackHub) -> None:
     with pytest.raises(Skipped) as skip:
-        fetch_small("me/model", "model.safetensors", SHA, 10_000, endpoint=hub.endpoint)
+        fetch_small("me/model", "model.safetensors", SHA, 10_000)
     assert skip.value.reason == "malformed"
 
 
 def test_small_files_survive_a_broken_body(hub: LoopbackHub) -> None:
     hub.faults.add("resolve-cache.*config.json", drop_after=5, first=2)
-    found = fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
+    found = fetch_small("me/model", "config.json", SHA, 1000, retries=QUICK)
     assert found == b'{"model_type": "bert"}'
     hub.faults.add("resolve-cache.*config.json", drop_after=5)
-    assert (
-        failure_of(
-            lambda: fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
-        ).reason
-        == "short_body"
-    )
+    assert failure_of(lambda: fetch_small("me/model", "config.json", SHA, 1000, retries=QUICK)).reason == "short_body"
 
 
 def test_redirects_do_not_go_on_for_ever(hub: LoopbackHub) -> None:
     hub.faults.add("config.json", status=302, headers={"Location": "/me/model/resolve/main/config.json"})
-    assert (
-        failure_of(
-            lambda: fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
-        ).reason
-        == "server_error"
-    )
+    assert failure_of(lambda: fetch_small("me/model", "config.json", SHA, 1000, retries=QUICK)).reason == "server_error"
     assert len(hub.requests) <= 6
 
 

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from indexer.builds import view
-from indexer.builds.plan import Estimate
+from indexer.builds.estimate import Estimate
 from indexer.builds.view import BuildView
 from indexer.publish import publish, staging
 

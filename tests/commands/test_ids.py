@@ -11,6 +11,7 @@ from indexer.errors import AtlasError
 from indexer.names import ModelRef, nearest, without_address
 from query import Atlas
 from tests.atlas_builder import BASE
+from tests.database import execute
 
 
 @pytest.mark.parametrize(
@@ -76,10 +77,8 @@ def test_only_near_names_are_suggested(small_atlas, run):
 
 
 def test_what_is_not_indexed_is_not_suggested(atlas, run):
-    import duckdb
 
-    with duckdb.connect(str(atlas.database)) as connection:
-        connection.execute("UPDATE fine_tunes SET status = 'skipped' WHERE model = 'ann/glue-0'")
+    execute(atlas.database, "UPDATE fine_tunes SET status = 'skipped' WHERE model = 'ann/glue-0'")
     _, _, err = run("query", "show", "ann/glue-00", "--atlas", atlas.root)
     assert "ann/glue-0 " not in err
     assert "closest ids:" in err

@@ -6,7 +6,7 @@ import pytest
 
 from indexer.listing.claims import Claim
 from indexer.listing.crawl import crawl
-from indexer.listing.questions import CrawlRequest
+from indexer.listing.questions import ClaimedRow, CrawlRequest
 from tests.hubs import BASE, SHORT, add_base, served
 
 IDS = (BASE, SHORT)
@@ -16,7 +16,7 @@ REQUEST = CrawlRequest(IDS)
 def claims(pages) -> dict[str, Claim]:
     found: dict[str, Claim] = {}
     for page in pages:
-        for row in page.rows:
+        for row in page.of(ClaimedRow):
             found.setdefault(row.id, row.claim)
     return found
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from indexer.listing.claim_filter import ClaimFilter
 from indexer.listing.claims import Claim, relation_to, stated_bases
 from indexer.listing.crawl import crawl
-from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Passed, Question
+from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Passed, Question, Rejected
 from indexer.untrusted import DEEPEST, is_too_deep
 from tests.crawl.conftest import IDS, REQUEST, claims, crawled
 from tests.hubs import BASE, SHORT, RawServer, add_repo, http, served, tags, use_endpoint
@@ -119,8 +119,8 @@ def test_a_filter_may_answer_with_rows_that_carry_no_tag(monkeypatch):
         use_endpoint(monkeypatch, server.endpoint)
         pages = list(crawl(CrawlRequest((BASE,), relations=("finetune",), descendants=False)))
     assert set(claims(pages)) == {"a/yes"}
-    assert len(pages) == 2
-    assert not any(page.bad or page.rejected for page in pages)
+    assert len(pages) == 3
+    assert not any(page.of(BadRow) or page.of(Rejected) for page in pages)
 
 
 # Rows that cannot be used
@@ -153,7 +153,7 @@ def test_a_bad_row_is_recorded_and_the_crawl_goes_on(store, monkeypatch, bad):
         hub.faults.add(r"filter=base_model:finetune:FacebookAI", nth=2, splice_row=bad, splice_at=1)
         pages = list(crawl(REQUEST))
     assert set(claims(pages)) == {f"a/good{number}" for number in range(5)}
-    (found,) = [one for page in pages for one in page.bad]
+    (found,) = [one for page in pages for one in page.of(BadRow)]
     assert found.raw.isascii()
     assert len(found.raw) <= 2_000
     assert found.why

@@ -12,7 +12,7 @@ from indexer.listing.listing import Listing
 from indexer.listing.mirrors import known_mirrors
 from indexer.listing.questions import CrawlProgress, CrawlRequest, Question, Step
 from tests.crawl.conftest import IDS, REQUEST, claims, crawled
-from tests.hubs import BASE, RawServer, add_repo, http, requested, served, tags, update_listing, use_endpoint
+from tests.hubs import BASE, SHORT, RawServer, add_repo, http, requested, served, tags, update_listing, use_endpoint
 
 COPY_4BIT = "unsloth/roberta-bnb-4bit"
 DIRECT = CrawlRequest(IDS, descendants=False)
@@ -220,6 +220,15 @@ def test_claims_of_older_versions_can_go(store, monkeypatch, tmp_path):
 
 
 # ---- mirrors
+
+
+def test_an_id_whose_slash_became_dashes_is_asked_for(store, monkeypatch):
+    """As tools write it that took the id from the name of a folder; of a base without mirrors, too."""
+    add_repo(store, "a/tuned", tags=tags(BASE.replace("/", "--")))
+    assert crawled(store, monkeypatch, CrawlRequest(IDS, descendants=False)).keys() == {"a/tuned"}
+    with served(store, monkeypatch) as hub:
+        list(crawl(CrawlRequest((SHORT,))))
+        assert not requested(hub, "--")
 
 
 def test_children_of_mirrors_belong_to_the_base(store, monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from indexer.listing.claim_filter import is_named_after
 from indexer.listing.claims import path_verdict
 from indexer.listing.crawl import crawl
-from indexer.listing.questions import CrawlProgress, CrawlRequest
+from indexer.listing.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Rejected
 from tests.crawl.conftest import IDS, claims, crawled
 from tests.hubs import BASE, SHORT, add_repo, requested, served, tags
 
@@ -76,7 +76,7 @@ def test_a_candidate_that_fails_is_a_bad_row_for_now(store, monkeypatch):
         hub.faults.add("base-a/resolve/", status=500)
         pages = list(crawl(NAMES))
     assert set(claims(pages)) == {"me/roberta-base-b"}
-    (bad,) = [one for page in pages for one in page.bad]
+    (bad,) = [one for page in pages for one in page.of(BadRow)]
     assert "500" in bad.why
 
 
@@ -85,8 +85,8 @@ def test_what_was_looked_into_before_is_not_read_again(store, monkeypatch):
     add_repo(store, "me/roberta-base-b", {"config.json": {"_name_or_path": "x/y"}})
     with served(store, monkeypatch) as hub:
         pages = list(crawl(NAMES))
-        known = {one.id: (one.commit, None) for page in pages for one in page.rejected}
-        known |= {row.id: (row.row["sha"], row.claim) for page in pages for row in page.rows}
+        known = {one.id: (one.commit, None) for page in pages for one in page.of(Rejected)}
+        known |= {row.id: (row.row["sha"], row.claim) for page in pages for row in page.of(ClaimedRow)}
         assert set(known) == {"me/roberta-base-a", "me/roberta-base-b"}
         hub.reset_log()
         assert set(claims(crawl(NAMES, CrawlProgress(known=known)))) == {"me/roberta-base-a"}

@@ -226,7 +226,7 @@ def test_a_row_that_has_become_bad_is_not_a_model_that_has_gone(store, monkeypat
         with served(store, monkeypatch) as hub:
             hub.faults.add("/api/models", splice_row=hub_row)
             report = update_listing(Listing(path), ONE)
-    assert (report.gone, report.bad) == (0, 2)
+    assert (report.gone, report.bad) == (0, 3)  # once for each question
     assert not by_id(Listing(path))["a/model1"].deleted_at_hub
 
 
@@ -238,7 +238,7 @@ def test_rejected_rows_are_those_of_the_last_complete_crawl(store, monkeypatch, 
     with served(store, monkeypatch) as hub:
         hub.faults.add("/api/models", splice_row={"id": "../x", "tags": []})
         report = update_listing(Listing(path), ONE)
-        assert report.bad == 2  # once for each question
+        assert report.bad == 3  # once for each question
         (bad,) = Listing(path).rejected_rows()
         row = bad.as_row()
         assert json.loads(row["raw"]) == {"id": "../x", "tags": []}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 
-import duckdb
 import numpy as np
 import pytest
 
 from query import Atlas
 from query.map.model_map import model_map
 from tests.atlas_builder import BASE, Model, write_atlas
+from tests.database import execute
 
 RNG = np.random.default_rng(0)
 CENTRES = RNG.normal(size=(3, 32))
@@ -49,10 +49,8 @@ def pca(atlas, **options):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = write_atlas(tmp_path_factory.mktemp("map") / "atlas", MODELS)
-    with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
-        connection.execute(
-            "UPDATE fine_tunes SET created = NULL WHERE created >= '2026-01-01'"
-        )  # MODELS does not say when
+    # MODELS does not say when.
+    execute(folder / "atlas.duckdb", "UPDATE fine_tunes SET created = NULL WHERE created >= '2026-01-01'")
     return folder
 
 

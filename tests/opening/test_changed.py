@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import duckdb
 import pytest
@@ -18,6 +16,7 @@ from indexer.publish.previous_atlas import published_rank
 from indexer.publish.staging import staged_publish
 from query import Atlas
 from tests.atlas_builder import BASE
+from tests.database import leave_log
 from tests.halves import a_few
 from tests.opening.conftest import IGNORED, NAMES, REFUSED, SECRET, attack
 
@@ -109,14 +108,8 @@ def test_another_schema_is_reported(mine):
 
 
 def test_a_log_next_to_the_database_is_not_replayed(mine, near):
-    code = (
-        "import duckdb, os, sys; connection = duckdb.connect(sys.argv[1]); "
-        "connection.execute(\"CREATE OR REPLACE VIEW models AS SELECT 1 AS model; UPDATE fine_tunes SET author = 'x'\");"
-        "os._exit(9)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(mine / "atlas.duckdb")], check=False)
-    assert (mine / "atlas.duckdb.wal").exists()
-    log = (mine / "atlas.duckdb.wal").read_bytes()
+    change = "CREATE OR REPLACE VIEW models AS SELECT 1 AS model; UPDATE fine_tunes SET author = 'x'"
+    log = leave_log(mine / "atlas.duckdb", change).read_bytes()
     with Atlas(mine) as opened:
         assert opened.similar(NAMES[0]) == near
         assert opened.sql("SELECT DISTINCT author FROM models").rows == [["org"]]

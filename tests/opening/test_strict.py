@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 
-import duckdb
 import pytest
 
 from indexer.publish.deep_verification import verify_deeply
 from indexer.publish.verification import verify
+from tests.database import execute
 
 
 def change(atlas, statement: str) -> None:
-    with duckdb.connect(str(atlas.database)) as connection:
-        connection.execute(statement)
+    execute(atlas.database, statement)
     atlas.checksums.unlink(missing_ok=True)  # who changes an atlas can also write them
 
 

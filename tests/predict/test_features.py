@@ -65,7 +65,7 @@ def loop_nearness(sweeps):
     for similarity, names, _ in sweeps:  # nearest first
         for name in names:
             of_dataset.setdefault(name, []).append(similarity)
-    return max((sum(two[:2]) / math.sqrt(len(two[:2])) for two in of_dataset.values()), default=math.nan)
+    return max((float(np.mean(two[:2])) for two in of_dataset.values()), default=math.nan)
 
 
 def tangled(seed=0, count=40):

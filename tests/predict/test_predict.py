@@ -13,7 +13,8 @@ from indexer.errors import AtlasError
 from query import Atlas
 from query.predict.classifier import NONE_OF_THESE, fit
 from query.predict.heads import Head
-from query.predict.predict import Duplicate, predict_many, predict_target
+from query.predict.predict import predict_many, predict_target
+from query.predict.result import Duplicate
 from query.predict.training_set import TrainingSet
 from tests.predict.simulated import CLASSIFIER, Simulation, answer, labelled_models, target
 from tests.tiny_hub import AUTHORS, BASE, SIZES, add_model, indexed, shift_weights
@@ -249,6 +250,8 @@ def test_of_many_models_the_share_of_unknown_data_is_estimated(population, monke
         return predict_target(target(vectors[int(model)]), population, k=10)
 
     monkeypatch.setattr("query.predict.predict._predict", ask)
+    monkeypatch.setattr("query.predict.predict.has_vocabulary", lambda atlas, base: has_vectors)
+    has_vectors = False
     few, many, given = (
         [one.answer for one in predict_many(None, map(str, range(count)), unknown_share=share)]
         for count, share in ((9, None), (12, None), (12, 0.25))
@@ -257,5 +260,7 @@ def test_of_many_models_the_share_of_unknown_data_is_estimated(population, monke
     assert len({one.unknown_share for one in many}) == 1
     assert many[0].unknown_share < 0.25 if not unknown else many[0].unknown_share > 0.5
     assert {one.unknown_share for one in given} == {0.25}
+    has_vectors = True  # but none of these models has one
+    assert {one.answer.unknown_share for one in predict_many(None, map(str, range(12)))} == {few[0].unknown_share}
     with pytest.raises(AtlasError, match="from 0 to 1"):
         list(predict_many(None, ["0"], unknown_share=2.0))

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 
 from indexer.atlas import AtlasFolder
@@ -17,6 +18,8 @@ from indexer.profiles.store import ProfileStore
 from indexer.publish.maintenance import rebuild, represent
 from indexer.publish.verification import verify
 from query import Atlas
+from tests.atlas_builder import Model, insert, write_atlas
+from tests.database import read_rows
 from tests.tiny_hub import BASE, indexed
 
 
@@ -33,8 +36,7 @@ def profile(shell, *words: str) -> dict:
 
 
 def rows(shell, statement: str) -> list[tuple]:
-    with duckdb.connect(str(Path(shell.folder) / "atlas" / "atlas.duckdb"), read_only=True) as connection:
-        return connection.execute(statement).fetchall()
+    return read_rows(Path(shell.folder) / "atlas" / "atlas.duckdb", statement)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,20 @@ def test_models_and_bases_that_are_not_there(shell):
     with pytest.raises(AtlasError, match="is not a base"):
         base_and_models(folder_of(shell), "no/base", [])
     assert base_and_models(folder_of(shell), "tiny-base", ["ANN/glue-0"]) == (BASE, ["ann/glue-0"])
+
+
+def test_a_model_of_another_base(tmp_path):
+    folder = AtlasFolder(write_atlas(tmp_path, [Model("ann/one", np.eye(8)[0])], base="org/first"))
+    with duckdb.connect(str(folder.database)) as connection:
+        other = ["org/other", "d" * 40, [], "roberta", "bert", [{"stack": "", "layers": 6}], [], 4096, "{}"]
+        insert(connection, "bases", other)
+    assert base_and_models(folder, None, ["one"]) == ("org/first", ["ann/one"])
+    with pytest.raises(
+        AtlasError, match="ann/one is not indexed"
+    ):  # else all models of the other base would be profiled
+        base_and_models(folder, "org/other", ["ann/one"])
+    with pytest.raises(AtlasError, match="several bases"):
+        base_and_models(folder, None, [])
 
 
 def test_the_error_of_the_command_for_bad_input(shell):

@@ -10,7 +10,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import duckdb
 import pytest
 from safetensors.numpy import load
 
@@ -21,6 +20,7 @@ from indexer.profiles.store import ProfileStore
 from indexer.publish.verification import verify
 from indexer.storage.atomic_files import remove_leftovers
 from tests.conftest import run_python
+from tests.database import read_rows
 from tests.hubs import use_endpoint
 from tests.patience import PATIENCE
 from tests.tiny_hub import BASE, indexed
@@ -79,11 +79,11 @@ def layers_by_file(folder: AtlasFolder) -> list[list[int]]:
 
 
 def published(folder: AtlasFolder) -> list[tuple]:
-    with duckdb.connect(str(folder.database), read_only=True) as connection:
-        return connection.execute(
-            "SELECT subject, is_complete, count(layer) FROM profiles JOIN profile_layers USING (profile_id) "
-            "GROUP BY profile_id, subject, is_complete ORDER BY ALL"
-        ).fetchall()
+    return read_rows(
+        folder.database,
+        "SELECT subject, is_complete, count(layer) FROM profiles JOIN profile_layers USING (profile_id) "
+        "GROUP BY profile_id, subject, is_complete ORDER BY ALL",
+    )
 
 
 def interrupted_at(call: int, monkeypatch) -> list[int]:

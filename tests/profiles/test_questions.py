@@ -16,6 +16,7 @@ from query import Atlas
 from query.depth.depth import sentence
 from query.figures import draw
 from tests.atlas_builder import BASE, family, write_atlas
+from tests.database import execute
 from tests.profiles.profiled import BASE_RECOVERED, profiled_atlas
 
 
@@ -143,8 +144,7 @@ def test_a_study_of_too_few_models_reports_how_many_are_left_out_and_why(tmp_pat
     with Atlas(folder) as opened:
         study = opened.depth_study()
         assert (study.models, study.notes) == (7, (left_out,))
-    with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
-        connection.execute("UPDATE records SET is_unrelated = true WHERE model_id BETWEEN 12 AND 14")
+    execute(folder / "atlas.duckdb", "UPDATE records SET is_unrelated = true WHERE model_id BETWEEN 12 AND 14")
     with Atlas(folder) as opened, pytest.raises(AtlasError) as caught:
         opened.depth_study()
     expected = left_out.replace("4 unrelated", "7 unrelated")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import duckdb
 import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
+from tests.database import execute
 from tests.ranks.conftest import DEPTH, by_numpy, check, forget_spectra
 
 
@@ -45,11 +45,11 @@ def test_models_are_not_selected_by_rank(own):
     forget_spectra(own, "model IN ('ann/gpt', 'dan/gpt-lora')")
     with Atlas(own.root) as opened:
         assert opened.rank("org/gpt").models == 3  # while every rank is known
-    with duckdb.connect(str(own.database)) as connection:
-        connection.execute(
-            "UPDATE deltas SET rank_50 = NULL WHERE layer = 2 AND family = 'query' "
-            "AND model_id = (SELECT model_id FROM fine_tunes WHERE model = 'ann/gpt')"
-        )
+    execute(
+        own.database,
+        "UPDATE deltas SET rank_50 = NULL WHERE layer = 2 AND family = 'query' "
+        "AND model_id = (SELECT model_id FROM fine_tunes WHERE model = 'ann/gpt')",
+    )
     with Atlas(own.root) as opened:
         study = opened.rank("org/gpt")
     assert study.models == 1
@@ -149,8 +149,7 @@ def test_a_flagged_model_can_be_asked_for_and_says_what_it_is(atlas):
 
 
 def test_an_atlas_of_the_first_schema_must_be_rebuilt(own):
-    with duckdb.connect(str(own.database)) as connection:
-        connection.execute("UPDATE atlas_info SET schema_version = 1")
+    execute(own.database, "UPDATE atlas_info SET schema_version = 1")
     with pytest.raises(AtlasError, match="has schema 1") as raised:
         Atlas(own.root)
     assert "index rebuild" in raised.value.hint

@@ -126,9 +126,9 @@ def score(purity, chance, p_value):
     [
         ((0.8, 0.1, 0.001), (0.8, 0.1, 0.001), "not only because one person made them."),
         ((0.8, 0.1, 0.001), (0.2, 0.1, 0.3), "habits of single uploaders."),
-        ((0.2, 0.1, 0.3), (0.2, 0.1, 0.3), "do not show that the vectors know the data."),
-        ((0.05, 0.1, 0.001), (0.2, 0.1, 0.3), "do not show that the vectors know the data."),
-        ((0.8, 0.1, 0.001), (None, None, None), "only whose scripts were used."),
+        ((0.2, 0.1, 0.3), (0.2, 0.1, 0.3), "do not show that the vectors depend on the data."),
+        ((0.05, 0.1, 0.001), (0.2, 0.1, 0.3), "do not show that the vectors depend on the data."),
+        ((0.8, 0.1, 0.001), (None, None, None), "only on whose scripts were used."),
     ],
 )  # fmt: skip
 def test_the_sentence_on_purity_claims_no_more_than_the_numbers(plain, across, ending):

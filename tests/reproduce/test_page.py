@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from scripts.reproduce import page
-from scripts.reproduce.page import draw_purity, from_hub, number, table
+from scripts.reproduce.page import draw_purity, from_hub, number
 from scripts.reproduce.study import REPRESENTATIONS
+from scripts.tables import markdown
 
 HOSTILE = "<b>x</b>|`a`\x1b[31m"
 
@@ -110,7 +111,7 @@ def test_text_of_the_hub_does_not_become_markup():
     assert rows_below(text, "Without an answer")[1][1].startswith("&lt;b&gt;")
     assert "\n![map-input](figures/map.png)\n" in text
     assert "\n[page](reports/one.html)\n" in text
-    assert table(["a"], [["b\nc|d"]]).splitlines()[2] == "| b c\\|d |"
+    assert markdown([["a"], ["b\nc|d"]]).splitlines()[2] == "| b c\\|d |"
     assert (number(-0.001, 2), number(None, 2), number(1.25, 1)) == ("0.00", "–", "1.2")
     assert from_hub("a*b") == "a\\*b"
 

@@ -47,7 +47,6 @@ def sampled(base: ModelRef, tuned: ModelRef, folder: Path) -> tuple[dict[str, De
         matrices = store_base(checkpoint, "org/base", "b", folder / "org--base@b.safetensors")
     with closing(matrices), closing(open_checkpoint(tuned)) as checkpoint:
         found, _ = sampled_deltas(checkpoint, layout_against(checkpoint, matrices), matrices)
-        assert all(one.transposed == matrices.layout.by_key[one.key].transposed for one in found)
         return {one.key.family: one for one in found}, checkpoint.bytes_read
 
 

@@ -16,6 +16,7 @@ from query.glossary import explained
 from query.serve.tools import Tools
 from tests import tiny_hub
 from tests.conftest import Shell
+from tests.database import execute
 from tests.tiny_hub import BASE
 
 SIZES = tiny_hub.SIZES | {"hidden_size": 256, "intermediate_size": 1024}
@@ -71,7 +72,7 @@ def mixed(shell: Shell, tmp_path_factory):
     for words in (("deepen", DEEP, "--workers", "1"), ("represent", "output")):
         ran = there("index", *words)
         assert ran.code == 0, ran.err
-    assert "output: skipped models of which a sample was read: 12" in ran.err  # the copy is one of them
+    assert "output: skipped models that were only sampled: 12" in ran.err  # the copy is one of them
     assert f"index deepen --base {BASE}" in ran.err
     with Atlas(folder / "atlas") as opened:
         yield opened
@@ -138,11 +139,9 @@ def test_a_sample_does_not_prove_a_copy_of_the_base(sampled):
 
 
 def test_a_checksum_proves_a_copy_of_which_a_sample_was_read(shell, tmp_path):
-    import duckdb
 
     shutil.copytree(shell.folder / "atlas", tmp_path / "atlas")
-    with duckdb.connect(tmp_path / "atlas" / "atlas.duckdb") as connection:
-        connection.execute("UPDATE records SET copy_evidence = 'checksum' WHERE is_copy")
+    execute(tmp_path / "atlas" / "atlas.duckdb", "UPDATE records SET copy_evidence = 'checksum' WHERE is_copy")
     with Atlas(tmp_path / "atlas") as opened:
         assert opened.show(COPY).table()["flags"] == ["copy of the base"]
         found = opened.layers(COPY)

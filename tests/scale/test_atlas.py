@@ -10,7 +10,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from indexer.builds.commands import publish_records
+from indexer.builds.shards import publish_records
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, Vectors, write_segment
 from query import Atlas

@@ -15,9 +15,10 @@ import pytest
 from huggingface_hub import HfApi, hf_hub_download
 
 from scripts.loopback_hub import rows
+from scripts.scale.population import dataset_id
 from scripts.scale.virtual_hub import VirtualHub, running
 from scripts.scale.virtual_layout import BYTES, SHAPES, layouts
-from scripts.scale.virtual_store import base_id, config_of, dataset_id, model_id
+from scripts.scale.virtual_store import base_id, config_of, model_id
 from scripts.scale.virtual_weights import BASE, Family, Plan
 from tests.conftest import Shell
 from tests.hubs import reset_session, use_endpoint

@@ -14,9 +14,10 @@ from huggingface_hub import constants, get_session
 
 from indexer.errors import Failed
 from indexer.network.hub_requests import RetryPolicy, ask, fetch_small
-from indexer.network.min_throughput import MinThroughput, WatchedStream, WatchedTransport
+from indexer.network.min_throughput import MinThroughput
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits
+from indexer.network.transport import WatchedStream, WatchedTransport
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import start_python
 from tests.hubs import FakeClock, RawServer, http, served, use_endpoint

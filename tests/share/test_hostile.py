@@ -26,6 +26,7 @@ from indexer.share.pull import pull
 from indexer.share.repository import atlases_on_hub
 from query import Atlas
 from tests.conftest import ROOT
+from tests.database import execute
 from tests.hubs import RawServer, http, use_endpoint
 from tests.share.conftest import NAME, atlas_content, publish_by_hand, pushed_files, shell_of
 
@@ -280,8 +281,7 @@ def test_names_that_no_listing_could_hold_are_refused(ann, atlas, tmp_path, colu
         "base": "UPDATE bases SET base = ?",
         "alias": "UPDATE bases SET aliases = [?]",
     }
-    with duckdb.connect(str(atlas.database)) as connection:
-        connection.execute(statement[column], [name])
+    execute(atlas.database, statement[column], name)
     made_by_hand(ann, atlas)
     got = AtlasFolder(tmp_path / "got")
     assert "which is not a valid id on the Hub" in refused(ann, got)

@@ -19,6 +19,7 @@ from indexer.listing.questions import BadRow
 from indexer.publish.maintenance import rebuild
 from scripts.loopback_hub import LoopbackHub
 from tests.adapters.test_adapter_bases import add_adapter
+from tests.database import execute
 from tests.hubs import reset_session
 from tests.share.conftest import NAME, WRITERS, Person, pushed_files, shell_of
 from tests.tiny_hub import BASE, describe
@@ -112,8 +113,7 @@ def test_models_of_which_only_the_record_is_left_are_not_taken_for_public(owner,
 @pytest.mark.slow
 def test_a_gated_model_without_a_record_may_be_pushed(owner, own):
     remove(SECRET, atlas=own.root)
-    with duckdb.connect(str(own.database)) as connection:
-        connection.execute("UPDATE fine_tunes SET status = 'skipped' WHERE model = 'ann/imdb-0'")
+    execute(own.database, "UPDATE fine_tunes SET status = 'skipped' WHERE model = 'ann/imdb-0'")
     assert owner.push(own).commit
 
 
@@ -167,8 +167,7 @@ def test_no_password_no_mirror_and_no_path_travels(owner, own, guarded, tmp_path
 def test_a_path_that_an_earlier_version_kept_is_refused(owner, own, tmp_path):
     add_adapter(tmp_path / "hidden-place", "run", BASE)
     add(tmp_path / "hidden-place/run", BASE, own.root)
-    with duckdb.connect(str(own.database)) as connection:
-        connection.execute("UPDATE adapter_bases SET named = '/home/ann/base'")
+    execute(own.database, "UPDATE adapter_bases SET named = '/home/ann/base'")
     with pytest.raises(AtlasError, match="kept paths of this machine") as caught:
         owner.push(own, with_private=True, with_local=True)
     assert "index remove local:run" in caught.value.hint

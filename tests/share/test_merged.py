@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 
-import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
@@ -17,6 +16,7 @@ from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from indexer.share.merge import merge
 from query import Atlas
+from tests.database import execute
 
 BASE = "org/tiny-base"
 
@@ -137,8 +137,7 @@ def _fifo_database(root):
 
 
 def _macro(root):
-    with duckdb.connect(str(root / "atlas.duckdb")) as connection:
-        connection.execute("CREATE MACRO current_setting(name) AS true")
+    execute(root / "atlas.duckdb", "CREATE MACRO current_setting(name) AS true")
 
 
 def _no_record(root):

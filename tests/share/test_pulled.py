@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import duckdb
 import pytest
 from huggingface_hub import constants
 
@@ -16,6 +15,7 @@ from indexer.publish.verification import verify
 from indexer.share.pull import pull
 from indexer.share.repository import atlases_on_hub
 from query import Atlas
+from tests.database import execute
 from tests.share.conftest import NAME, atlas_content, publish_by_hand, pushed_files
 
 
@@ -95,8 +95,7 @@ def test_a_byte_that_flips_on_the_way_costs_a_second_try_and_then_the_pull(ann, 
 
 
 def test_an_untrusted_database_is_refused_before_it_is_in_place(ann, atlas, tmp_path):
-    with duckdb.connect(str(atlas.database)) as connection:
-        connection.execute("CREATE MACRO current_setting(name) AS true")
+    execute(atlas.database, "CREATE MACRO current_setting(name) AS true")
     files = {path.name: path.read_bytes() for path in (atlas.database, *atlas.root.glob("*.faiss"))}
     publish_by_hand(ann.hub, NAME, files)
     with pytest.raises(AtlasError, match="holds a macro 'current_setting'"):

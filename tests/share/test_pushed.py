@@ -15,6 +15,7 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
 from indexer.share.manifest import parse
+from tests.database import execute
 from tests.share.conftest import NAME, is_whole, pushed_files, rows_of
 
 
@@ -171,8 +172,7 @@ def test_a_tag_that_names_something_else_is_refused_before_anything_is_sent(ann,
 
 
 def test_models_of_this_machine_are_not_published_by_accident(ann, atlas):
-    with duckdb.connect(str(atlas.database)) as connection:
-        connection.execute("UPDATE fine_tunes SET author = 'local' WHERE model_id = 1")
+    execute(atlas.database, "UPDATE fine_tunes SET author = 'local' WHERE model_id = 1")
     with pytest.raises(AtlasError, match=r"holds models that are folders of this machine: \w+/\w+-\d\."):
         ann.push(atlas)
     assert ann.hub.datasets.find(NAME) is None

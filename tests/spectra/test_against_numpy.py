@@ -113,7 +113,7 @@ def test_a_fused_matrix_of_which_an_adapter_changes_a_part(tmp_path):
     for place, (family, rank) in {0: ("query", 2), 2: ("value", 4)}.items():
         a, b = (0.1 * rng.normal(size=shape).astype(np.float32) for shape in ((rank, 24), (24, rank)))
         changed[24 * place : 24 * place + 24] = 0.5 * b.astype(np.float64) @ a
-        delta = LoraDelta(DeltaKey("", 1, family), torch.tensor(a), torch.tensor(b), 0.5, True)
+        delta = LoraDelta(DeltaKey("", 1, family), torch.tensor(a), torch.tensor(b), 0.5)
         values, _ = spectra.of(delta)
         assert np.count_nonzero(values) == rank
     untouched, whole = spectra.fused_matrices()

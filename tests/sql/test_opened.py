@@ -12,13 +12,11 @@ from indexer.database.secure_connection import attached
 from indexer.errors import AtlasError
 from query import Atlas
 from query.sandbox.locked import connect_locked
+from tests.database import execute
 
 
 def write(path: Path, rows: int) -> Path:
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(
-            "CREATE TABLE numbers AS SELECT range AS number, md5(range::VARCHAR) AS text FROM range(?)", [rows]
-        )
+    execute(path, "CREATE TABLE numbers AS SELECT range AS number, md5(range::VARCHAR) AS text FROM range(?)", rows)
     return path
 
 

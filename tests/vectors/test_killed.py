@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.builds.commands import publish_records
+from indexer.builds.shards import publish_records
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from query import Atlas
@@ -22,7 +22,7 @@ import indexer.publish.vector_update as vector_update
 import indexer.publish.vectors as vectors
 from indexer.builds.options import BuildOptions
 from indexer.builds.report import Watcher
-from indexer.builds.commands import publish_records
+from indexer.builds.shards import publish_records
 from indexer.names import RELATIONS
 def die(*arguments, **options):
     os._exit(9)

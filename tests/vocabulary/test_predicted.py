@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from query.predict.classifier import EVIDENCE, NONE_OF_THESE, OF_VOCABULARY, fit
-from query.predict.evaluation import Evaluation, evaluate_models
+from query.predict.evaluation import evaluate_models
 from query.predict.heads import Head
 from query.predict.predict import predict_target
+from query.predict.result import Evaluation
 from query.predict.scoring import accuracy_at, auroc
 from query.predict.training_set import LabelledModels, TrainingSet
 from tests.predict.simulated import Simulation, target

@@ -71,11 +71,9 @@ def test_quantisation_that_is_switched_off_is_ignored(tmp_path: Path) -> None:
     assert open_checkpoint(folder_reference(tmp_path)).kind == "full"
 
 
-def test_a_missing_config_may_be_stood_in_for(tmp_path: Path) -> None:
+def test_a_full_model_needs_a_config(tmp_path: Path) -> None:
     save_file(a_state(), tmp_path / "model.safetensors")
     assert skipped(tmp_path).reason == "malformed"
-    checkpoint = open_checkpoint(folder_reference(tmp_path), config={"model_type": "roberta"})
-    assert checkpoint.config == {"model_type": "roberta"}
 
 
 def test_an_adapter_needs_its_own_config_only(tmp_path: Path) -> None:

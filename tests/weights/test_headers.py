@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 
 from indexer.errors import Skipped
 from indexer.network.byterange import LocalFile
-from indexer.weights.checkpoint import GAP_SHARE, plan_runs
 from indexer.weights.safetensors_header import ITEM_BYTES
-from indexer.weights.stored_tensor import DTYPES, read_safetensors
+from indexer.weights.stored_tensor import DTYPES, GAP_SHARE, plan_runs, read_safetensors
 from tests.weights.folders import write_safetensors
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,12 +29,11 @@ def resident():
     return int(fields[0])
 
 reference = ModelRef(sys.argv[1]) if sys.argv[2:] else ModelRef(sys.argv[1], folder=Path(sys.argv[1]))
-endpoint = sys.argv[2] if sys.argv[2:] else None
-warm = open_checkpoint(reference, endpoint=endpoint)
+warm = open_checkpoint(reference)
 next(warm.stream([next(iter(warm.tensors))]))
 warm.close()
 idle, peak, total = resident(), 0, 0.0
-checkpoint = open_checkpoint(reference, endpoint=endpoint)
+checkpoint = open_checkpoint(reference)
 for name, tensor in checkpoint.stream(list(checkpoint.tensors)):
     total += float(tensor[0, 0])
     peak = max(peak, resident())
@@ -67,7 +67,8 @@ def test_memory_over_http(tmp_path: Path) -> None:
     save_file({f"{i:03}": torch.full((1024, 512), float(i)) for i in range(50)}, folder / "model.safetensors")
     with LoopbackHub(tmp_path) as hub:
         growth, count, total = subprocess.run(
-            [sys.executable, "-c", MEASURE, "me/big", hub.endpoint],
+            [sys.executable, "-c", MEASURE, "me/big", "hub"],
+            env={**os.environ, "HF_ENDPOINT": hub.endpoint},
             capture_output=True,
             text=True,
             check=True,

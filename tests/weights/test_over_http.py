@@ -17,7 +17,7 @@ from indexer.names import ModelRef
 from indexer.network.hub_requests import RetryPolicy
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
-from tests.hubs import cleared
+from tests.hubs import cleared, set_endpoint
 from tests.weights.folders import FORMS, a_state, write_config
 
 SHA = "1234567890abcdef1234567890abcdef12345678"
@@ -91,7 +91,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory, bert: dict[str, torch.Tens
 
 
 @pytest.fixture
-def hub(serving: LoopbackHub) -> Iterator[LoopbackHub]:
+def hub(serving: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    set_endpoint(monkeypatch, serving.endpoint)
     with cleared(serving):
         yield serving
 
@@ -100,7 +101,7 @@ def hub(serving: LoopbackHub) -> Iterator[LoopbackHub]:
 def test_bytes_over_http_stay_under_the_bar(hub: LoopbackHub, bert: dict[str, torch.Tensor], form: str) -> None:
     """Response bodies <= 1.02 x block matrices + 64 KiB a file, counted by the server; values as saved."""
     identifier = f"me/{form.replace(' ', '-')}"
-    checkpoint = open_checkpoint(ModelRef(identifier), commit=SHA, endpoint=hub.endpoint, filenames=None)
+    checkpoint = open_checkpoint(ModelRef(identifier), commit=SHA, filenames=None)
     names = block_names(bert)
     assert len(names) == 72
     count = 0
@@ -121,14 +122,14 @@ def test_bytes_over_http_stay_under_the_bar(hub: LoopbackHub, bert: dict[str, to
 
 def test_known_names_and_commit_save_asking(hub: LoopbackHub) -> None:
     reference = ModelRef("me/safetensors")
-    open_checkpoint(reference, commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
+    open_checkpoint(reference, commit=SHA, filenames=LISTED)
     assert not [request for request in hub.requests if "/api/models" in request.path]
-    checkpoint = open_checkpoint(ModelRef("me/safetensors", "main"), endpoint=hub.endpoint)
+    checkpoint = open_checkpoint(ModelRef("me/safetensors", "main"))
     assert checkpoint.commit == SHA
 
 
 def test_a_subfolder_of_the_hub(hub: LoopbackHub) -> None:
-    checkpoint = open_checkpoint(ModelRef("me/nested", subfolder="inner"), endpoint=hub.endpoint)
+    checkpoint = open_checkpoint(ModelRef("me/nested", subfolder="inner"))
     assert checkpoint.config["hidden_size"] == 9
     assert torch.equal(dict(checkpoint.stream(["layer.0.weight"]))["layer.0.weight"], a_state(6)["layer.0.weight"])
 
@@ -141,49 +142,47 @@ def test_a_conversion_is_read_in_place_of_a_pickle(hub: LoopbackHub, bert: dict[
         asked.append(1)
         return "refs/pr/1"
 
-    checkpoint = open_checkpoint(reference, commit=SHA, endpoint=hub.endpoint, conversion=conversion)
+    checkpoint = open_checkpoint(reference, commit=SHA, conversion=conversion)
     assert [facts.format for facts in checkpoint.files] == ["safetensors"]
     name = block_names(bert)[3]
     assert torch.equal(dict(checkpoint.stream([name]))[name], bert[name])
     assert not [request for request in hub.requests if request.filename == "pytorch_model.bin"]
-    open_checkpoint(ModelRef("me/safetensors"), endpoint=hub.endpoint, conversion=conversion)
+    open_checkpoint(ModelRef("me/safetensors"), conversion=conversion)
     assert asked == [1], "it is asked for only where the model has nothing but pickles"
 
 
 @pytest.mark.parametrize("revision", [None, "refs/pr/2", "refs/pr/77"])
 def test_without_a_conversion_the_pickle_is_read(hub: LoopbackHub, revision: str | None) -> None:
-    checkpoint = open_checkpoint(
-        ModelRef("me/converted"), commit=SHA, endpoint=hub.endpoint, conversion=lambda: revision
-    )
+    checkpoint = open_checkpoint(ModelRef("me/converted"), commit=SHA, conversion=lambda: revision)
     assert [facts.format for facts in checkpoint.files] == ["torch-zip"]
 
 
 def test_refusals_of_the_hub_are_reported(hub: LoopbackHub) -> None:
     with pytest.raises(Skipped) as skip:
-        open_checkpoint(ModelRef("me/gated"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
+        open_checkpoint(ModelRef("me/gated"), commit=SHA, filenames=LISTED)
     assert skip.value.reason == "gated"
     for reference in (ModelRef("me/nobody"), ModelRef("me/safetensors", "no-such-branch")):
         with pytest.raises(Failed) as failure:
-            open_checkpoint(reference, endpoint=hub.endpoint)
+            open_checkpoint(reference)
         assert failure.value.reason == "not_found"
         assert reference.id in failure.value.detail
 
 
 def test_a_listed_file_that_is_gone_is_a_failure(hub: LoopbackHub) -> None:
     with pytest.raises(Failed) as failure:
-        open_checkpoint(ModelRef("me/nested"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
+        open_checkpoint(ModelRef("me/nested"), commit=SHA, filenames=LISTED)
     assert failure.value.reason == "not_found"
 
 
 def test_a_stream_survives_a_broken_connection(hub: LoopbackHub, bert: dict[str, torch.Tensor]) -> None:
     hub.faults.add("model.safetensors", role="cdn", drop_after=3_000_000, since=2)
-    checkpoint = open_checkpoint(ModelRef("me/safetensors"), endpoint=hub.endpoint, retries=QUICK)
+    checkpoint = open_checkpoint(ModelRef("me/safetensors"), retries=QUICK)
     assert all(torch.equal(tensor, bert[name]) for name, tensor in checkpoint.stream(block_names(bert)))
     assert len([request for request in hub.requests if request.role == "cdn"]) > 3
 
 
 def test_a_stream_given_up_early_costs_little(hub: LoopbackHub, bert: dict[str, torch.Tensor]) -> None:
-    checkpoint = open_checkpoint(ModelRef("me/safetensors"), endpoint=hub.endpoint)
+    checkpoint = open_checkpoint(ModelRef("me/safetensors"))
     stream = checkpoint.stream(block_names(bert))
     next(stream)
     stream.close()
@@ -200,28 +199,28 @@ def test_what_the_cache_holds_is_read_there(
     for name in LISTED:
         hf_hub_download("me/safetensors", name, cache_dir=tmp_path, endpoint=hub.endpoint)
     hub.reset_log()
-    checkpoint = open_checkpoint(ModelRef("me/safetensors"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
+    checkpoint = open_checkpoint(ModelRef("me/safetensors"), commit=SHA, filenames=LISTED)
     assert all(torch.equal(tensor, bert[name]) for name, tensor in checkpoint.stream(block_names(bert)))
     assert hub.requests == []
     assert len(str(checkpoint.files[0].sha256)) == 64
     # Another commit is another file.
     with pytest.raises(Failed):
-        open_checkpoint(ModelRef("me/safetensors"), commit="a" * 40, filenames=LISTED, endpoint=hub.endpoint)
+        open_checkpoint(ModelRef("me/safetensors"), commit="a" * 40, filenames=LISTED)
     # Offline nothing but the cache is asked.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.reset_log()
     for commit in (None, SHA):
-        checkpoint = open_checkpoint(ModelRef("me/safetensors"), commit=commit, endpoint=hub.endpoint)
+        checkpoint = open_checkpoint(ModelRef("me/safetensors"), commit=commit)
         assert checkpoint.commit == SHA
         assert dict(checkpoint.stream([block_names(bert)[0]]))
     with pytest.raises(Failed) as failure:
-        open_checkpoint(ModelRef("me/torch-zip"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
+        open_checkpoint(ModelRef("me/torch-zip"), commit=SHA, filenames=LISTED)
     assert failure.value.reason == "network"
     assert "HF_HUB_OFFLINE" in failure.value.detail
     # A cache that holds a part of the repository decides nothing for good.
     for path in tmp_path.rglob("model.safetensors"):
         path.unlink()
     with pytest.raises(Failed) as failure:
-        open_checkpoint(ModelRef("me/safetensors"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
+        open_checkpoint(ModelRef("me/safetensors"), commit=SHA, filenames=LISTED)
     assert failure.value.reason == "network"
     assert hub.requests == []

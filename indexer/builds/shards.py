@@ -1,0 +1,151 @@
+"""A build in shares, for processes that see one folder and need no scheduler: what `index work` and `publish` do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
+
+from indexer.atlas import AtlasFolder
+from indexer.builds.build import Build
+from indexer.builds.commands import facts_of_stored, find_base, prepare, update_listing
+from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, index_change
+from indexer.builds.plan import move_records
+from indexer.builds.report import BuildReport, Progress, Watcher
+from indexer.deltas.stored_base import StoredBase, stored_bases
+from indexer.errors import AtlasError, BadArgument
+from indexer.listing.listing import Listing
+from indexer.names import RELATIONS
+from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
+from indexer.storage.atomic_files import remove_leftovers
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Share ``number`` (from 0) of ``count``. A model belongs to a shard by its name alone."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """From "i/n". Raises BadArgument."""
+        number, slash, count = text.partition("/")
+        if not (slash and number.isdecimal() and count.isdecimal() and 0 < int(count[:9]) <= 1_000_000):
+            raise BadArgument(f"`shard`: {text!r} is not of the form i/n, like 0/16.", "")
+        if int(number) >= int(count):
+            last = int(count) - 1
+            raise BadArgument(f"`shard`: shards count from 0: the last of {count} is {last}/{count}, not {text}.", "")
+        return cls(int(number), int(count))
+
+    def holds(self, model: str) -> bool:
+        """Whether a model belongs here: each model belongs to exactly one of ``count`` shards."""
+        return int.from_bytes(hashlib.sha256(model.encode()).digest()[:8], "big") % self.count == self.number
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+def work(
+    base: str,
+    shard: str,
+    atlas: str | Path = "atlas",
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[BuildArguments],
+) -> BuildReport:
+    """Do one share of a build (``shard``: "0/16" to "15/16") and publish nothing: what `index work` does.
+
+    The first shard crawls the Hub and fetches the base while the others wait; a complete listing that is already there
+    is used as it is. ``options``: those of :func:`build`, the same for all shares. Raises AtlasError as ``build`` does.
+    """
+    share, chosen = Shard.parse(shard), BuildOptions.parse(**options)
+    watcher, folder = Watcher(progress), AtlasFolder(atlas)
+    prepare(chosen, watcher)
+    facts = find_base(folder, base)
+    check_rank(folder, facts.id, chosen.rank)
+    one = Build(folder, facts, chosen, watcher)
+    with folder.locked(f"index work --base {base} --shard {share}", wait=True):
+        if not one.listing.is_crawled:
+            one.base.check()
+            update_listing(one)
+        stored = one.stored_base()
+    planned = one.plan([model for model in one.selected() if share.holds(model.id)])
+    settled = {each.entry.listed.id: each.entry for each in planned}
+    for _ in one.work(planned, stored, settled):
+        pass
+    return one.finished()
+
+
+def publish_records(
+    bases: str | Sequence[str] = (),
+    atlas: str | Path = "atlas",
+    *,
+    rank: int | None = None,
+    vector_length: int | None = None,
+    progress: Progress | None = None,
+    **index: Unpack[IndexArguments],
+) -> list[BuildReport]:
+    """Publish what :func:`work` has done for ``bases`` (all, if none is named): what `index publish` does.
+
+    It is not named ``publish`` because the package ``indexer.publish`` is. ``rank``: of the records; by default the
+    atlas's, or that of the records if nothing is published yet. ``index``: index, index_memory and recall, as in
+    :func:`build`. The network is not used. Raises AtlasError if a base is not in the folder, if ranks do not fit, and
+    if no published model would be left.
+    """
+    folder, watcher = AtlasFolder(atlas), Watcher(progress)
+    options = BuildOptions(relations=RELATIONS, index=index_change(vector_length=vector_length, **index))
+    names = [bases] if isinstance(bases, str) else list(bases)
+    stored: dict[str, StoredBase] = {}
+    for one in stored_bases(folder):  # the newest commit first
+        stored.setdefault(one.base, one)
+    listings = {base: Listing(folder.listing(base)) for base in stored}
+    known = {name.lower(): base for base in stored for name in (base, *listings[base].aliases())}
+    wanted = [known.get(name.lower()) for name in names]
+    for name, found in zip(names, wanted, strict=True):
+        if found is None:
+            raise AtlasError(
+                f"{name} is not in {folder.root}: no shard of it was worked on.",
+                f"Run: index work --base {name} --shard 0/1",
+            )
+    if not stored:
+        raise AtlasError(f"There is nothing to publish in {folder.root}.", "Run: index work --base ID --shard 0/1")
+    with folder.locked("index publish"):
+        remove_leftovers(folder)
+        chosen = [stored[base] for base in dict.fromkeys(wanted or stored) if base]
+        ranks = [rank_to_publish(folder, base, rank) for base in chosen]  # all, before anything is published
+        return [
+            _publish(folder, base, listings[base.base], replace(options, rank=found), watcher)
+            for base, found in zip(chosen, ranks, strict=True)
+        ]
+
+
+def _publish(
+    folder: AtlasFolder, base: StoredBase, listing: Listing, options: BuildOptions, watcher: Watcher
+) -> BuildReport:
+    build = Build(folder, facts_of_stored(base, listing), options, watcher, listing, asks_hub=False)
+    build.superseded = move_records(build.store, base.base, listing.renamed)
+    entries = [one.entry for one in build.plan()]
+    counts = Counter(entry.status for entry in entries)
+    before = published_rank(folder, base.base)
+    if before is not None and not counts["indexed"]:
+        raise AtlasError(
+            f"This publish would take all {before.vectors} vectors of {base.base} out of the atlas: "
+            f"no listed model has a record of rank {options.rank} here.",
+            f"Nothing was changed. Bring the records back, or make them again: `build({base.base!r}, "
+            f"rank={options.rank})`",
+        )
+    build.report = replace(
+        build.report,
+        discovered=counts["indexed"] + counts["skipped"] + counts["failed"],
+        unchanged=counts["indexed"],
+        skipped=counts["skipped"],
+        failed=counts["failed"],
+    )
+    if counts["listed"]:
+        watcher.say(f"{base.base}: {counts['listed']} listed models were not tried yet")
+    build.publish(entries, base, "finished")
+    return build.finished()

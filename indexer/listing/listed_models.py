@@ -1,0 +1,120 @@
+"""The models of a listing, and which of them a build selects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from indexer.listing.claims import Claim
+from indexer.listing.questions import COPY
+from indexer.names import author_of
+from indexer.untrusted import Reader
+
+Line = dict[str, Any]
+
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """One model of a base's listing: its merged row, and the most trusted claim (the last one, if it has gone).
+
+    ``claims``: for each question that shows it, by the question's key, the claim made there and the crawl;
+    ``deleted_at_hub``: no question shows it any more; ``path``: the models from the base to this one, each with its
+    relation to its parent.
+    """
+
+    id: str
+    row: dict[str, Any]
+    relation: str
+    claimed_by: str
+    parent: str
+    first_seen: datetime
+    last_seen: datetime
+    deleted_at_hub: bool = False
+    claims: Mapping[str, tuple[Claim, str]] = field(default_factory=dict)
+    path: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def author(self) -> str:
+        """The account it belongs to."""
+        return author_of(self.id)
+
+    @property
+    def created(self) -> datetime | None:
+        """When it was created; None if the row has no readable date."""
+        return Reader().moment(self.row.get("createdAt"), "createdAt")
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it was made of the base's own weights: of the base, a mirror of it, or a quantised copy."""
+        is_of_copy = all(relation in ("quantized", COPY) for relation, _ in self.path[:-1])
+        return is_of_copy or self.claimed_by.startswith("alias:")
+
+    def count(self, name: str) -> int:
+        """A number of the row (downloads, likes); 0 if it has none."""
+        return Reader().count(self.row.get(name), name) or 0
+
+    def with_claims(self, claims: Mapping[str, tuple[Claim, str]], last: Claim | None = None) -> ListedModel:
+        """The same model with these claims; ``last`` is its claim if there are none (by default the one it has)."""
+        claim = min((one for one, _ in claims.values()), key=lambda one: one.rank, default=last)
+        claim = claim or Claim(self.relation, self.claimed_by, self.parent)
+        return replace(
+            self,
+            relation=claim.relation,
+            claimed_by=claim.claimed_by,
+            parent=claim.parent,
+            deleted_at_hub=not claims,
+            claims=claims,
+        )
+
+    def as_line(self) -> Line:
+        """One line of a listing file with all of it."""
+        return {
+            "kind": "model",
+            "id": self.id,
+            "first_seen": self.first_seen.isoformat(),
+            "seen": self.last_seen.isoformat(),
+            "claims": {key: asdict(claim) | {"crawl": crawl} for key, (claim, crawl) in self.claims.items()},
+            "was": {"relation": self.relation, "claimed_by": self.claimed_by, "parent": self.parent, "crawl": ""},
+            "row": self.row,
+        }
+
+
+def select(
+    models: Iterable[ListedModel],
+    limit: int | None = None,
+    sort: str = "downloads",
+    since: datetime | None = None,
+    author: str | None = None,
+    relations: Collection[str] | None = None,
+    depth: int | None = None,
+) -> list[ListedModel]:
+    """The first ``limit`` models that match and have not gone, largest first; ties in the order of ids.
+
+    ``sort``: one of ``names.SORTS``. ``since``: created at that time or later; a model without a date does not match.
+    ``depth``: at most this many steps from the base; 0 for models made of its own weights (``is_direct``).
+    """
+    start = in_utc(since)
+    chosen = [
+        model
+        for model in models
+        if not model.deleted_at_hub
+        and (relations is None or model.relation in relations)
+        and (author is None or model.author.lower() == author.lower())
+        and (depth is None or (len(model.path) <= depth if depth else model.is_direct))
+        and (start is None or (model.created or _EARLIEST) >= start)
+    ]
+    chosen.sort(key=lambda model: model.id)
+    if sort == "created":  # stable: ties stay in the order of ids
+        chosen.sort(key=lambda model: model.created or _EARLIEST, reverse=True)
+    else:
+        chosen.sort(key=lambda model: model.count(sort), reverse=True)
+    return chosen[:limit]
+
+
+def in_utc(moment: datetime | None) -> datetime | None:
+    """The moment; one without a time zone is taken to be in UTC."""
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

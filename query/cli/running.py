@@ -1,0 +1,156 @@
+"""The commands that run a model, unless the answer is stored: what its layers keep, recovered inputs, and neurons."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from indexer.console.terminal import FiniteRange
+from query.cli.options import (
+    base_option,
+    details_option,
+    model_argument,
+    opened_atlas,
+    optional_model,
+    out_option,
+    picture_file,
+    print_result,
+    question,
+    seed_option,
+    theme_option,
+)
+
+if TYPE_CHECKING:
+    from query.results import ThemeName
+
+layers_option = click.option("--layers", metavar="1,4", help="Only these layers. Default: all, or 12 evenly spaced.")
+device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
+stem_option = click.option(
+    "--stem",
+    metavar="image|VIT",
+    help="Patch embedding for a language model: a random one, or that of this ViT.",
+)
+
+
+@question(
+    optional_model,
+    click.option(
+        "--against", default="base", show_default=True, metavar="MODEL|base|untrained", help="Model to compare with."
+    ),
+    click.option("--study", is_flag=True, help="Compare all profiles of a base with the changes of the weights."),
+    base_option,
+    out_option(),
+    theme_option,
+    details_option,
+)
+def depth(
+    model: str | None,
+    against: str,
+    study: bool,
+    base: str | None,
+    out: str | None,
+    theme: ThemeName,
+    details: bool,
+    atlas: str,
+    output: str,
+) -> None:
+    """Show what each layer of MODEL keeps of its input, next to how much its weights changed.
+
+    MODEL may be a base. `index profile` stores profiles; a model without one is measured now and not stored.
+    """
+    if (model is None) != study:
+        raise click.UsageError("Name a MODEL, or use --study without one.")
+    file = picture_file(out)
+    with opened_atlas(atlas) as opened:
+        found = opened.depth_study(base) if model is None else opened.depth(model, against=against, base=base)
+        print_result(found, output, details=details, file=file, theme=theme)
+
+
+def _layers(text: str | None) -> tuple[int, ...] | None:
+    from indexer.profiles.single import parse_layers
+
+    return parse_layers(text)
+
+
+@question(
+    model_argument,
+    click.argument("text", required=False),
+    click.option(
+        "--image", "images", multiple=True, metavar="FILE",
+        help="An image instead of a text. May be given several times.",
+    ),
+    layers_option,
+    click.option(
+        "--recipe", type=click.Choice(["default", "blank", "original", "seed"]), default="default", show_default=True,
+        help="blank: start from a blank; original: the method of the original papers (printed as seed).",
+    ),
+    click.option(
+        "--top", default=1, show_default=True, type=click.IntRange(1, 50),
+        help="Number of nearest words for each position.",
+    ),
+    click.option("--keep", metavar="1:", help="Use only these output positions."),
+    click.option("--restrict", is_flag=True, help="Search among the text's own words only."),
+    click.option("--shift", type=FiniteRange(0, 1e6), help="σ of the criterion. Default: .35 of the embeddings' own."),
+    click.option("--steps", type=click.IntRange(1, 1_000_000), help="Number of steps of gradient descent."),
+    click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the original method."),
+    stem_option,
+    base_option,
+    out_option(),
+    seed_option,
+    device_option,
+    theme_option,
+)  # fmt: skip
+def invert(
+    model: str,
+    text: str | None,
+    layers: str | None,
+    out: str | None,
+    theme: ThemeName,
+    atlas: str,
+    output: str,
+    **options: Any,
+) -> None:
+    """Recover TEXT, or an image, from the output of each layer of MODEL.
+
+    Without TEXT, images are recovered, from a ViT or with an image stem (--stem); by default those of scikit-learn.
+    """
+    file = picture_file(out)
+    with opened_atlas(atlas) as opened:
+        found = opened.invert(model, text, layers=_layers(layers), **options)
+        print_result(found, output, file=file, theme=theme)
+
+
+@question(
+    model_argument,
+    out_option("The picture: .png, .svg or .pdf.", required=True),
+    layers_option,
+    click.option(
+        "--neurons", default="0-7", show_default=True, metavar="0-15",
+        help="Neurons to draw, or all (with --patch), which are drawn together.",
+    ),
+    click.option(
+        "--patch", type=click.IntRange(min=0), help="Only at this patch, counted from 0; without blur and jitter."
+    ),
+    click.option("--plain", is_flag=True, help="Without octaves, blur and jitter."),
+    click.option(
+        "--recipe", type=click.Choice(["default", "original", "seed"]), default="default", show_default=True,
+        help="original: the method of the original papers (printed as seed).",
+    ),
+    stem_option,
+    base_option,
+    seed_option,
+    device_option,
+    theme_option,
+)  # fmt: skip
+def features(
+    model: str, out: str, layers: str | None, theme: ThemeName, atlas: str, output: str, **options: Any
+) -> None:
+    """Draw what single neurons of MODEL respond to: images found by gradient ascent on their activation."""
+    file = picture_file(out)
+    with opened_atlas(atlas) as opened:
+        found = opened.features(model, layers=_layers(layers), **options)
+        print_result(found, output, file=file, theme=theme)
+
+
+RUNNING = (depth, invert, features)

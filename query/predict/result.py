@@ -1,0 +1,329 @@
+"""The results of predictions: for one model, and how often they are right for all labelled models of a base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from query.figures import THEMES, add_legend, add_title, label, styled_grid
+from query.predict.classifier import NONE_OF_THESE
+from query.predict.scoring import BINS, MEASURES, UNKNOWN_SHARES, Bin, Interval, PredictionScore, with_prior
+from query.results import Drawn, Result, ThemeName, to_frame
+from query.wording import counted, decimal, percent, span
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Answers with at least this probability or vote are printed, and never fewer than this many.
+_MIN_SHOWN = 0.01
+_FEWEST = 3
+_PROBABILITIES = ("probability", "vectors", "head", "vocabulary")
+_SMALLEST, _LARGEST = 6.0, 55.0  # area of a point of the picture, in square points
+_TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """A model of the atlas with the same weights, and the datasets it names."""
+
+    model: str
+    datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NeighbourVote:
+    """The vote of a sweep, cast by its nearest model."""
+
+    model: str
+    author: str
+    datasets: tuple[str, ...]
+    similarity: float
+    vote: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One dataset, or "none of these".
+
+    Attributes:
+        votes: of the k nearest sweeps; the nearest one's is 1.
+        authors: number of authors of these sweeps.
+        vectors, head, vocabulary: the probability by each alone; None if the model lacks it.
+        declared: whether the model names the dataset itself, which is not used for the prediction.
+        models: the models that voted for it, the largest vote first.
+    """
+
+    dataset: str
+    probability: float
+    votes: float
+    authors: int
+    vectors: float | None
+    head: float | None
+    declared: bool
+    models: tuple[str, ...]
+    vocabulary: float | None = None
+
+
+def ranked(answers: Iterable[Answer]) -> tuple[Answer, ...]:
+    """The most probable first."""
+    return tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset)))
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction(Result):
+    """The answers for one model, the most probable first; their probabilities sum to 1.
+
+    The probability of a dataset is its expected share among the datasets of the model. If the model has one dataset,
+    that is the probability of this dataset. Only models by other authors vote and are used for fitting.
+
+    Attributes:
+        evidence: vectors or head, if the model has only that, else together.
+        calibrated: whether the probabilities were fitted to this atlas.
+        declared: the datasets that the model names itself.
+        repeats: models with the same weights, and the datasets they name.
+        voters: the votes, the largest first.
+        unknown_share: the share of models assumed to be tuned on data that no other author names, the prior of "none of
+            these"; by default that among the labelled models of the atlas.
+    """
+
+    IS_LIST = True
+    SHOW_HEADLINE = True
+    DETAILS = ("declared", "models", "calibrated")
+    OPTIONAL_COLUMNS = ("calibrated", "declared", "models", "authors", "votes", "vocabulary", "head", "vectors")
+
+    model: str
+    base: str
+    representation: str
+    k: int
+    evidence: str
+    calibrated: bool
+    declared: tuple[str, ...]
+    repeats: tuple[Duplicate, ...]
+    answers: tuple[Answer, ...]
+    voters: tuple[NeighbourVote, ...]
+    notes: tuple[str, ...] = ()
+    unknown_share: float = 0.5
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The answers of ``shown_answers``."""
+        return [asdict(answer) | {"calibrated": self.calibrated} for answer in self.shown_answers()]
+
+    def shown_answers(self) -> list[Answer]:
+        """The answers with a probability or vote of 0.01 or more, at least three, and "none of these"."""
+        return [
+            answer
+            for place, answer in enumerate(self.answers)
+            if max(answer.votes, answer.probability) >= _MIN_SHOWN or place < _FEWEST or answer.dataset == NONE_OF_THESE
+        ]
+
+    def with_unknown_share(self, share: float) -> Prediction:
+        """The same if ``share`` of the models are tuned on data that no other author names."""
+        ordered = sorted(self.answers, key=lambda answer: answer.dataset == NONE_OF_THESE)
+        columns = [name for name in _PROBABILITIES if getattr(ordered[0], name) is not None]
+        table = np.array([[getattr(answer, name) for answer in ordered] for name in columns])
+        moved = with_prior(table, self.unknown_share, share).T.tolist()
+        answers = [
+            replace(answer, **dict(zip(columns, row, strict=True))) for answer, row in zip(ordered, moved, strict=True)
+        ]
+        return replace(self, answers=ranked(answers), unknown_share=share)
+
+    def agreement(self, answer: Answer) -> float:
+        """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""
+        total = sum(voter.vote for voter in self.voters)
+        agreeing = sum(voter.vote for voter in self.voters if answer.dataset in voter.datasets)
+        return agreeing / total if total else 0.0
+
+    @property
+    def headline(self) -> str:
+        """The most probable answer, the evidence, and the number of votes."""
+        best = self.answers[0]
+        authors = len({voter.author for voter in self.voters})
+        parts = {"vectors": "its vector", "vocabulary": "its vocabulary", "head": "its head"}
+        *first, last = [words for name, words in parts.items() if getattr(best, name) is not None]
+        by = f"{', '.join(first)} and {last}" if first else last
+        what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
+        return (
+            f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by} and "
+            f"{counted(len(self.voters), 'vote')} of {counted(authors, 'author')}."
+        )
+
+    def table(self, *, details: bool = False) -> Any:
+        """The rows, rounded and with fewer columns; ``details``: all columns."""
+        rows = super().table(details=details)
+        if not details:
+            for row in rows:
+                row |= {name: round(cell, 4) for name, cell in row.items() if isinstance(cell, float)}
+        return rows
+
+    def to_df(self) -> pandas.DataFrame:
+        """A row for each answer."""
+        return to_frame(self.answers, list(Answer.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class NoneScore:
+    """The scores of "none of these": ``share``, how often it is true, and ``probability``, its mean probability.
+
+    ``hidden_probability`` and ``hidden_accuracy``: its mean probability, and how often it is the best answer, if models
+    that share a dataset with the predicted one may not vote. ``auroc``: the probability that it is more probable for a
+    model whose datasets are hidden in this way than for one whose dataset another author names; None without both.
+    ``accuracy_0`` … ``accuracy_75``: how often the best answer is right if this percentage of the models are hidden
+    ones, and the prior of "none of these" is that share.
+    """
+
+    evidence: str
+    share: float
+    probability: float
+    hidden_probability: float
+    hidden_accuracy: float
+    auroc: float | None = None
+    accuracy_0: float | None = None
+    accuracy_25: float | None = None
+    accuracy_50: float | None = None
+    accuracy_75: float | None = None
+
+
+@dataclass(frozen=True)
+class PredictedModel:
+    """One labelled model, predicted by all kinds of evidence together; ``weight``: how much it counts in the means.
+
+    ``answer``: the most probable one, with its ``probability`` and its share of the truth, ``right``.
+    """
+
+    model: str
+    author: str
+    datasets: tuple[str, ...]
+    weight: float
+    answer: str
+    probability: float
+    right: float
+    log_loss: float
+    none: float
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation(Drawn):
+    """Out-of-author predictions of all labelled models of a base, and their scores.
+
+    ``sweeps``: sets of models by one author on the same datasets; each counts as one model in every mean.
+    ``with_head``: models whose config.json describes a head; the others are predicted without one. ``with_vocabulary``:
+    models with a vocabulary vector; if there are any, "together" uses it, and "without_vocabulary" does not.
+    """
+
+    ROWS = "outcomes"
+    COLUMNS = tuple(PredictedModel.__dataclass_fields__)
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("calibration_error", "log_loss", "hidden_probability", "probability", "brier", "top3")
+
+    base: str
+    representation: str
+    k: int
+    models: int
+    sweeps: int
+    authors: int
+    datasets: int
+    with_head: int
+    with_vocabulary: int
+    calibrated: bool
+    scores: tuple[PredictionScore, ...]
+    intervals: tuple[Interval, ...]
+    none_of_these: tuple[NoneScore, ...]
+    reliability: tuple[Bin, ...]
+    notes: tuple[str, ...] = ()
+    outcomes: tuple[PredictedModel, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object, without the single models."""
+        return {name: value for name, value in super().to_dict().items() if name != "outcomes"}
+
+    @property
+    def headline(self) -> str:
+        """How often the best answer is right, and how often the commonest dataset would be."""
+        scores = {score.evidence: score for score in self.scores}
+        together, majority = scores["together"], scores.get("majority")
+        than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
+        between = next((one.accuracy for one in self.intervals if one.evidence == "together" and one.accuracy), None)
+        interval = f" (95 % interval {percent(between[0])} to {percent(between[1])})" if between else ""
+        return (
+            f"Each of {counted(self.models, 'model')} predicted from models of other authors: the best answer is right "
+            f"in {percent(together.accuracy)} of cases{interval}{than}. A sweep counts as one case."
+        )
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """The scores, shares with their 95 % intervals; ``details``: every interval, and the reliability."""
+        whole = self.to_dict()
+        of = {one.evidence: one for one in self.intervals}
+        for row in whole["scores"]:
+            for name in MEASURES if details else ("accuracy", "top3"):
+                between = getattr(of.get(row["evidence"]), name, None)
+                row[name] = decimal(row[name]) + (f" ({span(*between)})" if between else "")
+        for row in [*whole["scores"], *whole["none_of_these"], *whole["reliability"]]:
+            row |= {name: decimal(cell) for name, cell in row.items() if isinstance(cell, float)}
+        if not details:
+            for row in whole["none_of_these"]:
+                for share in UNKNOWN_SHARES:
+                    row.pop(f"accuracy_{100 * share:.0f}")
+        left_out = ("intervals",) if details else ("intervals", "reliability")
+        return {name: value for name, value in whole.items() if name not in left_out}
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """The reliability diagram: how often answers are right, by probability, for vectors, head and both together.
+
+        A point is the models whose best answer is equally probable, to a tenth. A calibrated prediction has its points
+        on the diagonal, within their 95 % intervals over authors, which need at least five authors. Bars show the share
+        of the models; the area of a point grows with it.
+        """
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        figure, panels = styled_grid(7.2, 3.55, 1, len(_TITLES), theme, ax)
+        colours = THEMES[theme]
+        ink = colours.ink
+        diagonal: dict[str, Any] = {"color": colours.rest, "linestyle": (0, (4, 3))}
+        by_evidence = {score.evidence: score for score in self.scores}
+        for panel, (evidence, title), colour in zip(panels, _TITLES.items(), colours.palette, strict=False):
+            for one in self.reliability:
+                if one.evidence != evidence:
+                    continue
+                middle = (min(int(one.probability * BINS), BINS - 1) + 0.5) / BINS
+                panel.bar(middle, one.share, 0.86 / BINS, color=colours.faint, zorder=1)
+                if one.low is not None and one.high is not None:
+                    panel.plot(
+                        [one.probability] * 2, [one.low, one.high], color=colour, linewidth=1.2, alpha=0.6, zorder=3
+                    )
+                size = _SMALLEST + (_LARGEST - _SMALLEST) * one.share  # its area grows with the number of models
+                panel.scatter(
+                    [one.probability], [one.right], s=size, color=colour, zorder=4, clip_on=False, linewidths=0
+                )
+            panel.plot([0, 1], [0, 1], linewidth=1, zorder=2, **diagonal)
+            panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+            for axis in (panel.xaxis, panel.yaxis):
+                axis.set_ticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
+            panel.tick_params(labelleft=panel is panels[0])
+            panel.set_title(title, fontsize=10, color=ink, pad=17)
+            score = by_evidence[evidence]
+            numbers = {"accuracy": score.accuracy, "Brier": score.brier, "ECE": score.calibration_error}
+            text = "  ".join(f"{name} {value:.3f}".replace(" 0.", " .") for name, value in numbers.items())
+            panel.text(0.5, 1.04, text, ha="center", va="bottom", fontsize=7.5, color=ink, transform=panel.transAxes)
+        panels[0].set_ylabel("share that is right", fontsize=9)
+        panels[1].set_xlabel("probability of the best answer", fontsize=9)
+        what = "Are predictions right as often as their probability says?"
+        who = (
+            f"{self.models:,} labelled models of {label(self.base)}, each predicted from models by other authors"
+            if self.base
+            else ""
+        )
+        add_title(figure, f"{what}\n{who}".strip(), colours)
+        handles: list[Any] = [
+            Line2D([], [], color=ink, linestyle="", marker="o", markersize=4, label="models of similar probability"),
+            Line2D([], [], color=ink, linewidth=1.2, alpha=0.6, label="95 % interval over authors"),
+            Line2D([], [], label="perfectly calibrated", **diagonal),
+            Patch(color=colours.faint, label="bar: share of all models"),
+        ]
+        add_legend(figure, handles, colours, 4, 6.5)
+        return figure

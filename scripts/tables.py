@@ -1,0 +1,51 @@
+"""Tables in Markdown and for a terminal, and the marked parts of documents that are filled with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+Rows = Sequence[Sequence[str]]  # the first row is the head
+
+
+def markdown(rows: Rows) -> str:
+    """A table in Markdown; what would end a cell or a line is escaped."""
+    lines = [" | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) for row in rows]
+    return "\n".join([f"| {lines[0]} |", "|---" * len(rows[0]) + "|", *(f"| {line} |" for line in lines[1:])])
+
+
+def aligned(rows: Rows) -> str:
+    """A table for a terminal: the first column to the left, the others, which are mostly numbers, to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def decimal(number: float | None, digits: int = 3) -> str:
+    """A number without the zero before the point, as ".912"; a dash for None."""
+    return "–" if number is None else re.sub(r"^(-?)0\.", r"\1.", f"{number:.{digits}f}")
+
+
+def fill(path: Path, parts: Mapping[str, str]) -> None:
+    """Write ``filled`` into a document. Raises ValueError if it lacks a part; then nothing is written."""
+    try:
+        text = filled(path.read_text(encoding="utf-8"), parts)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
+    path.write_text(text, encoding="utf-8")
+
+
+def filled(document: str, parts: Mapping[str, str]) -> str:
+    """A document with each text between its markers, ``<!-- name -->`` and ``<!-- /name -->``.
+
+    Parts with names like ``family:member`` end with ``<!-- /family -->``. Raises ValueError if a marker is missing.
+    """
+    for name, body in parts.items():
+        end = name.partition(":")[0]
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{end} -->)", re.DOTALL)
+        found = pattern.search(document)
+        if found is None:
+            raise ValueError(f"has no part <!-- {name} --> … <!-- /{end} -->")
+        document = f"{document[: found.start()]}{found[1]}{body}\n{found[2]}{document[found.end() :]}"
+    return document
