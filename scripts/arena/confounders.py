@@ -290,7 +290,7 @@ def _within(figures: Mapping[str, Json]) -> Iterator[str]:
 
 
 def _crossed(found: Mapping[str, Any]) -> Iterator[str]:
-    yield "The reverse, purity across authors minus chance where habits are random: by data set (full fine-tunes and "
+    yield "The reverse, purity across authors minus chance where habits are random: by data set (full fine-tunes and"
     yield "adapters), and of the full fine-tunes by their habits:\n"
     columns = {"data": "data", "rate": "rate", "length": "length", "seed": "seed"}
     yield f"| method | {' | '.join(columns.values())} |\n|{'---|' * (1 + len(columns))}"
