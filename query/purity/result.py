@@ -363,6 +363,8 @@ def verdict(result: PurityResult) -> list[str]:
         judgement = "So it remains open whether the vectors depend on the data or only on whose scripts were used."
     else:
         judgement = "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
+    if result.on_habits and result.is_more_than_chance:
+        judgement += " But a habit goes with the labels, and may be the reason."
     sentences[-1] += " " + judgement
     for among, score in (("", result), (" among other authors' models", other)):
         for one in score.within:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from indexer.errors import BadArgument
 from query import Atlas
 from query.purity.study import habits_with_labels, purity
 from query.statistics.authors import AuthorRuns
-from tests.purity.loops import Models, candidates_of, mean, naive
+from tests.purity.loops import Models, candidates_of, clusters, mean, naive
 
 HEADS, EACH = ("three labels", "one number"), 8
 
@@ -88,6 +89,11 @@ def test_a_habit_that_goes_with_the_labels_is_noted():
     assert [note.split(":")[0] for note in notes] == ["The labels go with the own", "The labels go with the apart"]
     assert "0 of 24 models share it with a model of another label (by chance 24)" in notes[0]
     assert habits_with_labels(Models(np.zeros((0, 3)), []), {"own": []}) == ()
+    found = purity(clusters(2, list("xyz"), list("abc")), draws=50)
+    assert "But a habit" not in found.headline
+    noted = replace(found, on_habits=tuple(notes))
+    assert "But a habit goes with the labels" in noted.headline
+    assert set(notes) <= set(noted.notes)
 
 
 def test_permutations_stay_within_strata():
