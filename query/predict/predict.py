@@ -151,8 +151,9 @@ def predict_many(
             none = [answer.probability for one in found for answer in one.answers if answer.dataset == NONE_OF_THESE]
             shares[of_base] = estimated_share(np.array(none), np.array([one.unknown_share for one in found]))
     for one in many:
-        share = shares.get(one.answer.base) if one.answer is not None else None
-        yield one if share is None else replace(one, answer=one.answer.with_unknown_share(share))
+        if one.answer is not None and one.answer.base in shares:
+            one = replace(one, answer=one.answer.with_unknown_share(shares[one.answer.base]))
+        yield one
 
 
 def undocumented(atlas: AtlasReader, base: str | None = None) -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 from sklearn.metrics import average_precision_score
 
 from query import Atlas
+from query.ask.result import LikelyModels
 from query.population import distinct, read_population
 from query.statistics.likeness import similarities
 from scripts.family import tasks
@@ -190,6 +191,7 @@ def asked(atlas: Atlas, base: str, folder: Path) -> Json:
     names = [file.stem.replace("--", "/") for file in files]
     for name, file in zip(names, files, strict=True):
         answer = atlas.ask(file, 100_000, base=base)
+        assert isinstance(answer, LikelyModels)
         for one in answer.items:
             scores.setdefault(one.model, {})[name] = one.score
             truth[one.model] = one.datasets

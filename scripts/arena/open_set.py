@@ -232,7 +232,7 @@ class _Table:
             size = {True: (self.is_known & mine).sum(), False: (~self.is_known & mine).sum()}
             each = np.where(self.is_known[mine], (1 - share) / size[True], share / size[False]) * mine.sum()
             estimated[self.folds == fold] = estimated_share(self.none[mine], self.prior[mine], each)
-        found = {"estimate": float(weights @ estimated)}
+        found: Json = {"estimate": float(weights @ estimated)}
         for name, prior in zip(PRIORS, (self.prior, estimated, np.full(len(weights), share)), strict=True):
             found[name] = self.scores(weights, prior)
         found["constants"] = {
