@@ -199,27 +199,37 @@ class Atlas(AtlasReader):
         kin: bool = True,
         confusions: bool = False,
         within: Sequence[str] = (),
+        by: Literal["dataset", "task"] = "dataset",
     ) -> PurityResult:
         """Whether models tuned on the same dataset are close to each other; see :func:`query.purity.study.purity`.
 
         Purity, chance and intervals are shares from 0 to 1. ``k``: the number of neighbours; by default as many as
-        share a dataset with the model. ``draws``: permutations for p; by default all,
-        if they are few, else 1,000, and more if hardly any of them reaches the observed purity. ``kin``: whether models
-        of the same family tree count, which are close whatever they were tuned on. ``confusions``: also compute which
-        datasets are mistaken for which. ``within``: also the chance level if only models of the same head, language,
-        author, length (of the longest input, see ``trace``), norm (of δW, to a factor of two) or seed (of the factors
-        of adapters) exchange labels. Raises AtlasError if the base or representation is unknown, or the atlas has no
+        share a dataset with the model. ``draws``: permutations for p; by default all, if they are few, else 1,000, and
+        more if hardly any of them reaches the observed purity. ``kin``: whether models of the same family tree count,
+        which are close whatever they were tuned on. ``confusions``: also compute which datasets are mistaken for which.
+        ``within``: also the chance level if only models of the same head, language, author, length (of the longest
+        input, see ``trace``), norm (of δW, to a factor of two), seed (of the factors of adapters) or dataset exchange
+        labels; a note says which habits go with the labels. ``by``: task to ask whether models of one task
+        (``query.population.tasks_of``) are close; then the chance level within dataset says whether they are closer
+        than their data make them. Raises AtlasError if the base or representation is unknown, or the atlas has no
         lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
         """
-        from query.population import family_trees, notes_on_sampled, read_population
+        from query.population import family_trees, notes_on_sampled, read_population, tasks_of
         from query.purity.study import HABITS, habits_with_labels, purity, strata_of
 
-        population = read_population(self, base, representation, documented=True)
+        population = read_population(self, base, representation, documented=by == "dataset")
+        if by == "task":
+            within = (*within, "dataset")
+            tasks = [frozenset(filter(None, [task])) for task in tasks_of(self, population)]
+            population = replace(population, datasets=tasks)
         trees = None if kin else family_trees(self, population)
         strata = strata_of(self, population, within)
-        found = purity(population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata)
-        habits = habits_with_labels(population, strata_of(self, population, HABITS))
-        return replace(found, on_sampled=notes_on_sampled(self, population), on_habits=habits)
+        found = purity(
+            population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata, by=by
+        )
+        habits = [name for name in HABITS if (name, by) != ("head", "task")]  # a head shows the task
+        noted = habits_with_labels(population, strata_of(self, population, habits))
+        return replace(found, on_sampled=notes_on_sampled(self, population), on_habits=noted)
 
     def clusters(
         self,
@@ -231,18 +241,21 @@ class Atlas(AtlasReader):
         count: int | None = None,
         seed: int = 0,
         draws: int = 1000,
+        by: Literal["dataset", "task"] = "dataset",
     ) -> Clusters:
         """Groups of similar models, and how they agree with datasets; see :func:`query.clusters.study.clusters`.
 
         ``method``: hdbscan (``min_size``: smallest cluster) or kmeans (``count``: number of clusters). ``draws``:
-        permutations for each chance level. Raises AtlasError for an option of the other method, ValueError on
-        draws < 1.
+        permutations for each chance level. ``by``: task to compare clusters with tasks too
+        (``query.population.tasks_of``), also among models on one dataset. Raises AtlasError for an option of the other
+        method, ValueError on draws < 1.
         """
         from query.clusters.study import clusters
-        from query.population import notes_on_sampled, read_population
+        from query.population import notes_on_sampled, read_population, tasks_of
 
         population = read_population(self, base, representation)
-        found = clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws)
+        tasks = tasks_of(self, population) if by == "task" else None
+        found = clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws, tasks=tasks)
         return replace(found, notes=(*found.notes, *notes_on_sampled(self, population)))
 
     def predict_many(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_NEURONS = 64
 CELL = 0.98  # inches
 MOST_COLUMNS = 16
-NUMBERS = ("activation", "best_probe", "change_by_row", "change_by_column")  # of a feature
+NUMBERS = ("activation", "best_probe", "change_by_row", "change_by_column", "unchanged", "consistency")  # of a feature
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +40,7 @@ class FeatureGrid(Drawn):
     patch: int | None
     features: tuple[Feature, ...]
     notes: tuple[str, ...]
+    module: str = "block"
 
     @property
     def layers(self) -> list[int]:
@@ -52,6 +53,7 @@ class FeatureGrid(Drawn):
             "model": self.model,
             "recipe": self.recipe,
             "patch": self.patch,
+            "module": self.module,
             "layers": [one.layer for one in self.features],
             "neurons": ["all" if one.neuron is None else one.neuron for one in self.features],
             **{name: [getattr(one, name) for one in self.features] for name in NUMBERS},
@@ -82,7 +84,9 @@ class FeatureGrid(Drawn):
             rows.append(
                 {"layer": layer, "neurons": len(found), "above the best image": _above_probe(found),
                  "change, upper quarter": sum(upper) / len(upper),
-                 "change, left quarter": sum(left) / len(left)}
+                 "change, left quarter": sum(left) / len(left),
+                 "unchanged": sum(one.unchanged for one in found) / len(found),
+                 "consistency": sum(one.consistency for one in found) / len(found)}
             )  # fmt: skip
         return rows
 
@@ -137,6 +141,7 @@ def features(
     stem: str | None = None,
     recipe: str = "default",
     plain: bool = False,
+    module: str = "block",
     base: str | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -144,7 +149,8 @@ def features(
     """What single neurons of ``model`` respond to, as images; see :func:`indexer.profiles.single.neuron_features`.
 
     ``neurons``: numbers, "0-15", "3,7", or "all" with a ``patch``. ``stem``: an image stem in front of a language
-    model's layers. ``plain``: without octaves, blur and jitter. Raises AtlasError if a layer, neuron or patch does not
+    model's layers. ``plain``: without octaves, blur and jitter. ``module``: block, or attention or mlp for neurons
+    inside the blocks. Raises AtlasError if a layer, neuron or patch does not
     exist, or the model cannot be read.
     """
     model = str(model)
@@ -156,10 +162,10 @@ def features(
     chosen = _parse_neurons(neurons, patch)
     subject = read_now(reference_of(atlas, model, base), device)
     found, notes = neuron_features(
-        subject, chosen, layers, patch=patch, stem=stem, recipe=recipe, plain=plain, seed=seed,
+        subject, chosen, layers, patch=patch, stem=stem, recipe=recipe, plain=plain, module=module, seed=seed,
         progress=lambda layer: say_more(f"layer {layer}"),
     )  # fmt: skip
-    return FeatureGrid(subject.name, recipe, patch, found, notes)
+    return FeatureGrid(subject.name, recipe, patch, found, notes, module)
 
 
 def _parse_neurons(asked: str | Sequence[int], patch: int | None) -> list[int | None]:

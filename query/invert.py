@@ -108,7 +108,8 @@ class ImagesBack(Drawn):
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object, without pixels."""
-        layers = [{"layer": one.layer, "error": one.error, "rows": list(one.rows)} for one in self.layers]
+        numbers = ("layer", "error", "rows", "high_frequency", "condition", "directions")
+        layers = [{name: getattr(one, name) for name in numbers} for one in self.layers]
         return {"model": self.model, "recipe": self.recipe, "layers": layers, "notes": list(self.notes)}
 
     @property
@@ -124,9 +125,10 @@ class ImagesBack(Drawn):
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer: the error, and the shares of the first and the last row of patches in it."""
         return [
-            {"layer": one.layer, "error": one.error, "first row": one.rows[0], "last row": one.rows[-1]}
+            {"layer": one.layer, "error": one.error, "first row": one.rows[0], "last row": one.rows[-1],
+             "high_frequency": one.high_frequency, "condition": one.condition, "directions": one.directions}
             for one in self.layers
-        ]
+        ]  # fmt: skip
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The target in the first row, then a row for each layer; at the right the error, by row of patches."""

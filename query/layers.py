@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.database.deepening import deepening
+from indexer.errors import AtlasError
 from indexer.names import DeltaKey, family_key, family_order
+from indexer.records.store import RecordStore
+from indexer.records.tokens import UNSURE, sizes_of, token_stripes
 from query.figures import THEMES, add_title, label, model_label, styled_grid
+from query.heads import HeadChange, changes_by_head
 from query.lookup import resolve_model
 from query.resolved import ResolvedModel, unrelated_notes
 from query.results import Drawn, ThemeName
 from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, estimated
-from query.wording import MEASURES
+from query.trace.evidence import TokenEvidence, token_evidence
+from query.wording import MEASURES, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,6 +71,24 @@ class Part:
     norm_error: float = 0.0
 
 
+@dataclass(frozen=True)
+class Embedding:
+    """What the rows of the input embedding that were read say of its change.
+
+    Of a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. ``change``: its root mean square over
+    the ``rows`` that were read, ``change_error`` the standard error over the stripes that they lie in. ``share_moved``:
+    of the rows. ``decay``: the factor by which weight decay multiplied every row. ``kind``: see ``query trace``. Sizes
+    of rows say nothing useful of the rank: a sum of the largest of them bounds it far above what it is.
+    """
+
+    kind: str
+    rows: int
+    share_moved: float
+    change: float
+    change_error: float
+    decay: float
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Layers(Drawn):
     """Where one model changed; ``norm`` is that of all deltas together, which are in the order of the base."""
@@ -78,6 +102,8 @@ class Layers(Drawn):
     deltas: tuple[Change, ...]
     notes: tuple[str, ...] = ()
     copy_evidence: str | None = None  # what shows that it is a copy of the base, as in the database
+    embedding: Embedding | None = None
+    heads: tuple[HeadChange, ...] = ()
 
     @property
     def read(self) -> str:
@@ -127,7 +153,21 @@ class Layers(Drawn):
             f"Most of the change (its squared norm{how}) lies in layer {layer.name} ({layer.share:.0%} of it) and in "
             f"{family.name} ({family.share:.0%})"
         )
-        return f"{most}; {untouched} of {len(self.deltas)} matrices are untouched." if untouched else f"{most}."
+        if untouched:
+            most += f"; {untouched} of {len(self.deltas)} matrices are untouched"
+        uneven = sum(one.p_value <= 0.05 for one in self.heads)
+        if self.heads:
+            matrices = counted(len(self.heads), "attention matrix", "attention matrices")
+            most += (
+                f". Of {matrices} the change of {uneven} is less evenly spread over its heads than 19 of 20 random "
+                "rotations of it"
+            )
+        if (rows := self.embedding) is not None:
+            most += (
+                f". Of {rows.rows:,} rows of the input embedding {rows.share_moved:.0%} moved; their change is "
+                f"{rows.change:.2g} of a row (root mean square over all of them)"
+            )
+        return f"{most}."
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -140,6 +180,8 @@ class Layers(Drawn):
             "layers": [asdict(part) for part in self.layers],
             "families": [asdict(part) for part in self.families],
             "deltas": self.to_rows(),
+            "embedding": asdict(self.embedding) if self.embedding else None,
+            "heads": [asdict(one) for one in self.heads],
             "notes": list(self.notes),
         }
 
@@ -148,7 +190,16 @@ class Layers(Drawn):
         return [asdict(one) for one in self.deltas]
 
     def table(self, *, details: bool = False, of: str = "relative_norm") -> list[dict[str, Any]]:
-        """A row for each layer, a column for each family: one of MEASURES."""
+        """A row for each layer, a column for each family: one of MEASURES. Of heads a row for each matrix."""
+        if self.heads:
+            numbers = ("effective", "chance", "p_value")
+            return [
+                ({"stack": one.stack} if one.stack else {})
+                | {"layer": one.layer, "family": one.family, "heads": len(one.norms)}
+                | {"largest": int(np.argmax(one.norms)), "norm": max(one.norms)}
+                | {name: getattr(one, name) for name in numbers}
+                for one in self.heads
+            ]
         rows: dict[tuple[str, int], dict[str, Any]] = {}
         columns = {stack: self._families_of(stack) for stack in {one.stack for one in self.deltas}}
         for one in self.deltas:
@@ -228,14 +279,61 @@ def _norm_error(deltas: Iterable[Change]) -> float:
     return math.hypot(*(error for _, error in parts)) / norm if norm else 0.0
 
 
-def layers(atlas: AtlasReader, model: str | Path, base: str | None = None, *, read: str | None = None) -> Layers:
-    """Where ``model`` changed: the size and rank of the change of every matrix, layer and family.
+def layers(
+    atlas: AtlasReader, model: str | Path, base: str | None = None, *, read: str | None = None, heads: bool = False
+) -> Layers:
+    """Where ``model`` changed: the size and rank of the change of every matrix, layer and family, and of the embedding.
 
     ``model`` is an indexed id, any other Hub id, or a local folder. ``read``: how a model that is not indexed is read,
-    sample (the default) or full. Norms of a sample are estimates. Raises AtlasError if it is unknown, has no record, or
-    cannot be read.
+    sample (the default) or full. Norms of a sample are estimates. ``heads``: also by attention head
+    (``query.heads.changes_by_head``), which needs the record's factors. Raises AtlasError if it is unknown, has no
+    record, or cannot be read, or none of its matrices can be split into heads.
     """
-    return layers_of(atlas, resolve_model(atlas, str(model), base, "input", read))
+    resolved = resolve_model(atlas, str(model), base, "input", read)
+    found = layers_of(atlas, resolved)
+    if heads:
+        found = replace(found, heads=_by_head(atlas, resolved))
+    return replace(found, embedding=embedding_of(token_evidence(atlas, resolved)[1]))
+
+
+def _by_head(atlas: AtlasReader, model: ResolvedModel) -> tuple[HeadChange, ...]:
+    """Raises AtlasError if there are none."""
+    (about,) = atlas.rows("SELECT config FROM bases WHERE base = ?", [model.base])
+    record = model.record
+    if record is None:
+        (row,) = atlas.rows("SELECT record_key FROM fine_tunes WHERE model_id = ?", [model.model_id])
+        record = RecordStore(atlas.folder).read(row["record_key"])
+    found = changes_by_head(record, json.loads(about["config"] or "{}"))
+    if not found:
+        reason = "a sample holds a few heads of each matrix" if record.is_sampled else "no attention matrix changed"
+        hint = deepening(atlas, model.base, [model.name]) if record.is_sampled else "Leave `heads` out."
+        raise AtlasError(f"{model.name} cannot be split by head: {reason}, or its factors are not kept.", hint)
+    return found
+
+
+def embedding_of(evidence: TokenEvidence | None) -> Embedding | None:
+    """None where rows cannot be compared with the base's, or a tied head moved all (then sizes are not known)."""
+    if evidence is None or evidence.is_share:
+        return None
+    squares = np.square(np.nan_to_num(sizes_of(evidence.codes)))
+    # Whole stripes are drawn: rows of one stripe are tokens of one kind.
+    stripes = np.searchsorted(
+        [stripe.stop for stripe in token_stripes(evidence.base_vocabulary)], evidence.rows, "right"
+    )
+    sizes = np.bincount(stripes)
+    sums = np.bincount(stripes, squares)[sizes > 0]
+    sizes, total = sizes[sizes > 0], float(squares.sum())
+    mean = total / len(squares)
+    spread = float(np.square(sums - mean * sizes).sum()) * len(sizes) / max(len(sizes) - 1, 1)
+    change = math.sqrt(mean)
+    return Embedding(
+        kind=evidence.kind,
+        rows=len(squares),
+        share_moved=float(np.mean((evidence.codes > 0) & (evidence.codes < UNSURE))),
+        change=change,
+        change_error=math.sqrt(spread) / len(squares) / (2 * change) if change and len(sizes) > 1 else 0.0,
+        decay=evidence.scale,
+    )
 
 
 def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:

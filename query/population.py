@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -18,6 +20,18 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 Integers = NDArray[np.intp]
+
+_GENERIC_NAME = re.compile(r"(?:label|class|category)?\d*")
+_BETWEEN_WORDS = re.compile(r"[\W_]+")
+_LABELLED = re.compile("Classification|Detection|Segmentation")  # heads of which the labels are part of the task
+# Heads without labels, and the Hub's name of their task.
+_UNLABELLED = {
+    "MaskedLM": "fill-mask",
+    "CausalLM": "text-generation",
+    "ConditionalGeneration": "text2text-generation",
+    "QuestionAnswering": "question-answering",
+}
+_LONGEST_TASK = 60
 # Condition on the table lineage: the step is at least as probable as not. Older versions stored no probability.
 PROBABLE = "coalesce(probability, 1) >= 0.5"
 
@@ -68,6 +82,61 @@ class Population:
     representative: NDArray[np.bool_]
     left_out: LeftOut = field(default_factory=LeftOut)
     blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a model. ``kind`` is None if the head is not known; ``names`` is None if the names are generic."""
+
+    kind: str | None = None
+    labels: int | None = None
+    names: frozenset[str] | None = None
+
+    def task(self, pipeline_tag: str | None) -> str | None:
+        """What a model does, whatever its text is: the kind of its head and its label names, or their number.
+
+        Of heads without labels, and where there is no head (as of adapters), it is the Hub's name of the task, if that
+        is one without labels. None if the labels of a classifier are not known.
+        """
+        kind = (self.kind or "no head").removeprefix("For")
+        if kind == "no head":
+            return pipeline_tag if pipeline_tag in _UNLABELLED.values() else None
+        if not _LABELLED.search(kind):
+            return _UNLABELLED.get(kind, kind)
+        # transformers does not write the labels of a config that has the default two.
+        task = f"{kind}: {', '.join(sorted(self.names))}" if self.names else f"{kind}, {self.labels or 2} labels"
+        if len(task) <= _LONGEST_TASK:
+            return task
+        return f"{task[:_LONGEST_TASK]}… ({hashlib.sha256(task.encode()).hexdigest()[:8]})"
+
+
+def head_of(
+    head_class: str | None, label_count: int | None, label_names: Sequence[str] | None, problem_type: str | None
+) -> Head:
+    """The head that columns of the models view (or a record's head) describe.
+
+    The kind is the class without its architecture, such as ``ForTokenClassification``, with the problem type if that
+    is not the usual one.
+    """
+    if not head_class:
+        return Head()
+    kind = head_class[head_class.find("For") :] if "For" in head_class else "no head"
+    if problem_type in ("regression", "multi_label_classification"):
+        kind += f" {problem_type}"
+    names = frozenset(_BETWEEN_WORDS.sub("", name.casefold()) for name in label_names or ())
+    return Head(kind, label_count, names if any(not _GENERIC_NAME.fullmatch(name) for name in names) else None)
+
+
+def tasks_of(atlas: AtlasReader, population: Population) -> list[str | None]:
+    """The task of every model of the population (``Head.task``); None where config and card do not say."""
+    found: dict[int, str | None] = {}
+    for row in atlas.rows(
+        "SELECT model_id, pipeline_tag, head_class, label_count, label_names, problem_type FROM models WHERE base = ?",
+        [population.base],
+    ):
+        model_id, pipeline_tag, *head = row.values()
+        found[model_id] = head_of(*head).task(pipeline_tag)
+    return [found.get(int(model_id)) for model_id in population.ids]
 
 
 def read_population(

@@ -118,6 +118,13 @@ class AtlasReader:
         """Whether another generation was published after this one was opened."""
         return self._file_now() != self._file_then
 
+    @property
+    def state(self) -> str | None:
+        """What tells this publish of the atlas from its others, to keep what was computed from it; None for a copy."""
+        if self._file_then is None or self.database != self.folder.database:
+            return None
+        return " ".join(map(str, (*self._file_then, self.generation)))
+
     def _file_now(self) -> tuple[int, int] | None:
         try:
             status = self.folder.database.stat()

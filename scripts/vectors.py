@@ -25,7 +25,7 @@ from indexer.records.sketch import DRAW, block_length, sketched
 from indexer.records.store import RecordStore
 from indexer.vectors.centre import ADAPTER, FULL, GROUPS, Centre, centre_of
 from query import Atlas
-from query.population import Population, distinct, read_population
+from query.population import Population, distinct, read_population, tasks_of
 from query.purity.result import PurityScore
 from query.purity.study import purity
 from query.statistics.authors import AuthorRuns
@@ -45,6 +45,10 @@ TASK_DRAWS = 1000
 TASK_HEAD = (
     "| base, text | models | chance | version 2 | not centred | without the text's mean | … last half of the layers | "
     "… feedforward | … value | output side, last half, value and output | p, models | p, sweeps |\n" + "|---" * 12 + "|"
+)
+BY_TASK_HEAD = (
+    "| base, vectors | tasks exchanged within | models | purity by task | chance | p | across authors: models | purity | chance "
+    "| p |\n" + "|---" * 10 + "|"
 )
 TRACE_HEAD = "| base, text | models | same text among the nearest by vocabulary | chance |\n" + "|---" * 4 + "|"
 
@@ -83,6 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"\n{TRACE_HEAD}")
                 for base, tasks in pairs:
                     print(trace_row(atlas, base, tasks), flush=True)
+                print(f"\n{BY_TASK_HEAD}")
+                for base, vectors in itertools.product(bases, ("input", "vocabulary")):
+                    for row in by_task_rows(atlas, base, vectors):
+                        print(row, flush=True)
             else:
                 for base in bases:
                     print_table(atlas, base)
@@ -303,6 +311,25 @@ def trace_row(atlas: Atlas, base: str, tasks: Sequence[str]) -> str:
     found = matches_of_nearest(population.vectors, population.blocks, labels, rows, labelled.tolist())
     shares, chances = np.mean(found, axis=0)
     return f"| {base.split('/')[-1]}, {tasks[0].split('/')[0]} | {len(rows)} | {shares:.2f} | {chances:.2f} |"
+
+
+def by_task_rows(atlas: Atlas, base: str, vectors: str) -> list[str]:
+    """``query purity --by task`` with tasks exchanged within datasets, and within texts; ``vocabulary`` knows only texts."""
+    population = read_population(atlas, base, vectors)
+    alone = [f"model {identity}" for identity in population.ids.tolist()]
+    datasets = [min(names, default=one) for names, one in zip(population.datasets, alone, strict=True)]
+    text_of = {name: " and ".join(tasks) for tasks in TEXTS for name in tasks}
+    strata = {"dataset": datasets, "text": [text_of.get(name, name) for name in datasets]}
+    labels = [frozenset(filter(None, [task])) for task in tasks_of(atlas, population)]
+    found = purity(replace(population, datasets=labels), within=strata, by="task")
+    rows = []
+    for one, other in zip(found.within, found.cross_author.within, strict=True):
+        cells = [
+            f"{within.movable} | {decimal(score.purity)} | {decimal(within.chance)} | {decimal(within.p_value)}"
+            for score, within in ((found, one), (found.cross_author, other))
+        ]
+        rows.append(f"| {base.split('/')[-1]}, {vectors} | {one.within} | {' | '.join(cells)} |")
+    return rows
 
 
 def without_mean(blocks: Doubles) -> Doubles:

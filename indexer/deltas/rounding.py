@@ -122,10 +122,12 @@ class RoundingChoice:
 
         Each matrix is judged by itself: copies in 4 bits leave some as they are.
         """
+        if not self._tries:
+            return reference
         every = max(1, weight.numel() // _GRID_SAMPLE)
         values, near = (one.flatten()[::every].to(torch.float32) for one in (weight, reference))
         size, left = (float(torch.linalg.vector_norm(one)) for one in (near, values - near))
-        if not (self._tries and _LEAST_OF_NF4 * size <= left <= _MOST_OF_NF4 * size):
+        if not _LEAST_OF_NF4 * size <= left <= _MOST_OF_NF4 * size:
             return reference
         narrow = narrowest_dtype(weight)
         tails: tuple[Chain, ...] = {torch.bfloat16: (("bfloat16",),), torch.float16: (("float16",),)}.get(

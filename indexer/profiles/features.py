@@ -16,6 +16,7 @@ from indexer.profiles.layers import Layers, gradient_of, patchify
 from indexer.profiles.statistics import seeded_generator
 
 STEPS = 100
+UNCHANGED = 0.1
 # The original papers' c in c·Σ(200 − a).
 ORIGINAL_WEIGHT = {"words": 0.1, "images": 20.0}
 
@@ -61,6 +62,10 @@ class Feature:
     ``image`` (channels, height, width) from 0 to 1; ``activation``: the neuron's on that image, ``best_probe``: the
     highest among the probe images; ``change_by_row`` and ``change_by_column``: the share of the squared change from the
     start by row of patches, from the top, and by column, from the left.
+
+    The other two are of what the ascent changed, which is what differs from the same run without a gradient.
+    ``unchanged``: the share of patches that changed by less than UNCHANGED of the root mean square. ``consistency``:
+    the mean cosine of the changes of two patches; 0 if they are unrelated, 1 if every patch shows the same.
     """
 
     layer: int
@@ -70,6 +75,8 @@ class Feature:
     best_probe: float | None
     change_by_row: tuple[float, ...]
     change_by_column: tuple[float, ...]
+    unchanged: float = 0.0
+    consistency: float = 0.0
 
 
 def find_features(
@@ -110,10 +117,13 @@ def find_features(
     low, high = ascent.start
     start = (low + (high - low) * drawn).expand(len(neurons), *shape).clone()
     found = start.clone()
+    idle = start[:1]
     for number, stage in enumerate(ascent.stages):
         found = _climb(
             layers, lambda seen: activations(seen, neurons, ascent.is_plain), ascent, stage, found, seed + number
         )
+        idle = _climb(layers, lambda seen: seen.new_zeros(1), ascent, stage, idle, seed + number)
+    moved = patchify(_scaled(found, shape[1:]) - _scaled(idle, shape[1:]), side).double()
     final = _scaled(found, shape[1:])
     with torch.no_grad():
         reached = activations(final, neurons)
@@ -126,6 +136,9 @@ def find_features(
         change = (final[place] - start[place])[None].double().square()
         squares = patchify(change, side).sum(dim=(0, 2)).reshape(-1, shape[2] // side)
         shares = squares / squares.sum().clamp_min(1e-300)
+        sizes = moved[place].square().mean(dim=1)
+        alike = torch.nn.functional.normalize(moved[place], dim=1).sum(dim=0).square().sum()
+        there = int((sizes > 0).sum())
         features.append(
             Feature(
                 layer=layer,
@@ -135,6 +148,8 @@ def find_features(
                 best_probe=None if best is None else best[place],
                 change_by_row=tuple(shares.sum(dim=1).tolist()),
                 change_by_column=tuple(shares.sum(dim=0).tolist()),
+                unchanged=float((sizes < UNCHANGED**2 * sizes.mean()).double().mean()) if there else 1.0,
+                consistency=(float(alike) - there) / (there * (there - 1)) if there > 1 else 0.0,
             )
         )
     return features

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,7 @@ from indexer.profiles.single import Reference, read_now
 from indexer.profiles.subject import Subject
 from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
 from indexer.records.row_plan import coordinates
-from indexer.records.sketch import DRAW, tensor_sketch
+from indexer.records.sketch import DRAW, convolved, count_sketches
 from indexer.records.tokens import token_rows
 
 __all__ = ["BaseModel", "Whitening", "read_base"]
@@ -38,7 +39,8 @@ RIDGE = 0.01  # of the largest eigenvalue of the reference's moment
 TOKENS_EACH = 64  # of a text; the rest is left out, as more texts say more than longer ones
 MOST_TOKENS = 6000  # of a set of texts; longer texts are cut shorter, so that none is left out
 SHORTEST = 8  # tokens that a text is cut to
-BATCH_TOKENS = 4096  # with padding
+BATCH_TOKENS = 1024  # with padding
+MOST_BYTES = 256 << 20  # of inputs that are held
 # Of a wider matrix some of the inputs are kept, evenly spaced over all tokens, instead of their moment: the moment of
 # 3,072 numbers takes ten times as long as that of 768.
 WIDEST, INPUTS_KEPT = 1024, 1024
@@ -68,11 +70,19 @@ class Whitening:
 
 @dataclass
 class _Inputs:
-    """The inputs of one group: rows x/√n with Σ x xᵀ = M, or M itself."""
+    """What a set of texts gives to one group of matrices: rows x/√n with Σ x xᵀ = M, or M itself."""
 
-    width: int
-    moment: torch.Tensor | None = None
-    rows: list[torch.Tensor] = field(default_factory=list)
+    moment: NDArray[np.float64] | None = None
+    rows: list[Floats] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text of a pass: the number of its set, and which of its tokens are among those that are kept of the set."""
+
+    ids: Sequence[int]
+    place: int
+    kept: NDArray[np.int64]
 
 
 class BaseModel:
@@ -122,70 +132,112 @@ class BaseModel:
         """The moments of the reference texts."""
         values, vectors, ridges = {}, {}, {}
         roots = np.zeros((len(self._keys), self._length), np.float32)
-        for group, inputs in self._collected(encoded, progress).items():
+
+        def decompose(group: str, inputs: _Inputs) -> None:
             held, directions = _eigen(inputs)
             ridge = max(RIDGE * float(held.max(initial=0.0)), 1e-12)
             root = np.sqrt(held / (held + ridge))
-            self._sketch(group, directions, root, roots)
+            for key in self._keys_of(group):
+                roots[self._keys.index(key)] = convolved(*self._sketches(key, directions), root)
             kept = held > _NEGLIGIBLE * ridge
             values[group], vectors[group] = held[kept].astype(np.float32), directions[:, kept].astype(np.float32)
             ridges[group] = ridge
+
+        collected = self._collected([encoded], progress, None)
+        _at_once(lambda group: decompose(group, collected[group][0]), list(collected))
         return Whitening(values, vectors, ridges, roots)
 
     def blocks(
         self,
-        encoded: Sequence[Sequence[int]],
+        sets: Sequence[Sequence[Sequence[int]]],
         whitening: Whitening,
         progress: Progress = lambda done: None,
         most: int | None = None,
     ) -> Floats:
-        """(blocks, length) a set of texts as a vector: blocks of unit norm, or zero.
+        """(sets, blocks, length) each set of encoded texts as a vector: blocks of unit norm, or zero.
 
-        ``most``: use at most this many inputs, evenly spaced over the tokens.
+        ``most``: use at most this many inputs of a set, evenly spaced over its tokens.
         """
-        found = np.zeros((len(self._keys), self._length), np.float32)
-        for group, inputs in self._collected(encoded, progress, most).items():
-            if group not in whitening.vectors:
-                continue
-            vectors, ridge = torch.from_numpy(np.array(whitening.vectors[group])), whitening.ridges[group]
-            scale = torch.from_numpy(1 / np.sqrt(whitening.values[group] + ridge) - ridge**-0.5).float()
-            if inputs.moment is not None:
-                inputs.moment = _whitened(
-                    _whitened(inputs.moment.float(), vectors, scale, ridge).T, vectors, scale, ridge
-                )
-            inputs.rows = [_whitened(rows, vectors, scale, ridge) for rows in inputs.rows]
-            held, directions = _eigen(inputs)
-            self._sketch(group, directions, np.sqrt(held), found)
+        found = np.zeros((len(sets), len(self._keys), self._length), np.float32)
+        white: dict[str, _White] = {}
+
+        def compare(group: str, first: int, collected: Sequence[_Inputs]) -> None:
+            if group not in white:
+                white[group] = _White(
+                    whitening.values[group], whitening.vectors[group], whitening.ridges[group],
+                    {key: self._sketches(key, whitening.vectors[group]) for key in self._keys_of(group)},
+                )  # fmt: skip
+            for place, inputs in enumerate(collected, start=first):
+                moment = inputs.moment
+                if moment is None and inputs.rows:
+                    rows = np.concatenate(inputs.rows)
+                    if len(rows) < rows.shape[1]:
+                        self._from_rows(white[group], rows, group, found[place])
+                        continue
+                    moment = rows.T @ rows
+                if moment is not None:
+                    values, vectors = _eigh(white[group].around(moment))
+                    for key in self._keys_of(group):
+                        found[place, self._keys.index(key)] = convolved(*self._sketches(key, vectors), np.sqrt(values))
+
+        for first, collected in self._passes(sets, progress, most):
+            known = [group for group in collected if group in whitening.vectors]
+            _at_once(lambda group, first=first, every=collected: compare(group, first, every[group]), known)
         found -= whitening.roots
-        norms = np.linalg.norm(found, axis=1, keepdims=True)
+        norms = np.linalg.norm(found, axis=2, keepdims=True)
         return np.divide(found, norms, out=np.zeros_like(found), where=norms > 1e-9)
 
-    def _sketch(self, group: str, directions: NDArray[Any], root: NDArray[Any], target: Floats) -> None:
-        """Add the sketch of Σ root v vᵀ to the blocks of the matrices of a group."""
-        for place, key in enumerate(self._keys):
-            if self._groups.get(key) != group:
-                continue
-            matrix = self._matrices[key]
-            vectors = directions.astype(np.float64)
-            if (held := coordinates(matrix.shape, matrix.transposed)) is not None:
-                whole = np.zeros((matrix.shape[1], vectors.shape[1]))
-                whole[held] = vectors
-                vectors = whole
-            target[place] += tensor_sketch(vectors, vectors, root.astype(np.float64), f"{DRAW}{key}", self._length)
+    def _from_rows(self, white: _White, rows: Floats, group: str, target: Floats) -> None:
+        """Sketch (W M W)^½ of M = Σ x xᵀ over rows x, without its eigenvectors.
+
+        With B = W [x₁ x₂ …] and BᵀB = Q μ Qᵀ it is (B Q) μ^-½ (B Q)ᵀ, and CountSketches of B Q are those of B times Q.
+        """
+        projected, rest, gram = white.gram(rows)
+        values, turns = _eigh(gram)
+        kept = values > 1e-6 * max(float(values[-1]), 1e-30)
+        turns, weights = turns[:, kept], 1 / np.sqrt(values[kept])
+        for key in self._keys_of(group):
+            both = zip(self._sketches(key, rest.T), white.sketches[key], strict=True)
+            first, second = (
+                (one * white.ridge**-0.5 + (of_vectors * white.scale) @ projected.T) @ turns for one, of_vectors in both
+            )
+            target[self._keys.index(key)] = convolved(first, second, weights)
+
+    def _keys_of(self, group: str) -> list[str]:
+        return [key for key in self._keys if self._groups.get(key) == group]
+
+    def _sketches(self, key: str, columns: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The two CountSketches of vectors (d, n) of inputs of a matrix."""
+        matrix = self._matrices[key]
+        if (held := coordinates(matrix.shape, matrix.transposed)) is not None:
+            whole = np.zeros((matrix.shape[1], columns.shape[1]), columns.dtype)
+            whole[held] = columns
+            columns = whole
+        return count_sketches(columns, columns, f"{DRAW}{key}", self._length)
+
+    def _passes(
+        self, sets: Sequence[Sequence[Sequence[int]]], progress: Progress, most: int | None = None
+    ) -> Iterator[tuple[int, dict[str, list[_Inputs]]]]:
+        """The inputs of every group, for some sets of texts at a time, and the number of the first of them."""
+        width = sum(self._matrices[key].shape[1] for key in self._keys)
+        step = max(1, MOST_BYTES // (4 * width * (most or INPUTS_KEPT)))
+        done = 0
+        for start in range(0, len(sets), step):
+            some = sets[start : start + step]
+            yield start, self._collected(some, lambda count, before=done: progress(before + count), most)
+            done += sum(map(len, some))
 
     def _collected(
-        self, encoded: Sequence[Sequence[int]], progress: Progress, most: int | None = None
-    ) -> dict[str, _Inputs]:
-        """The inputs of every group in one pass over the texts; what the padding gives is left out."""
-        model, encoded = self._subject.model, self._cut(encoded)
+        self, sets: Sequence[Sequence[Sequence[int]]], progress: Progress, most: int | None
+    ) -> dict[str, list[_Inputs]]:
+        """The inputs of every group in one pass over all texts; what the padding gives is left out."""
+        model = self._subject.model
         modules: dict[str, list[str]] = {}
         for key in self._keys:
             modules.setdefault(self._matrices[key].tensor.rpartition(".")[0], []).append(key)
-        found: dict[str, _Inputs] = {}
-        total = sum(map(len, encoded))
-        kept = np.linspace(0, total - 1, min(total, most or INPUTS_KEPT)).astype(np.int64)
-        before = 0  # tokens of earlier batches
-        mask = torch.zeros(0)
+        found: dict[str, list[_Inputs]] = {}
+        texts, totals = self._texts(sets, most)
+        mask, batch = torch.zeros(0), list[_Text]()
         seen: deque[tuple[torch.Tensor, str]] = deque(maxlen=4)  # query, key and value are called with one tensor
 
         def collect(keys: list[str], module: torch.nn.Module, received: tuple[Any, ...]) -> None:
@@ -198,16 +250,29 @@ class BaseModel:
             if same is not None:
                 return
             seen.append((states, keys[0]))
-            rows = states[mask].float()
-            if held is not None:
-                rows = rows[:, torch.from_numpy(held).to(rows.device)]
-            inputs = found.setdefault(keys[0], _Inputs(rows.shape[1]))
-            if most is not None or inputs.width > WIDEST or total < inputs.width:
-                some = torch.from_numpy(kept[(kept >= before) & (kept < before + len(rows))] - before)
-                inputs.rows.append(rows[some.to(rows.device)].cpu() / len(kept) ** 0.5)
-                return
-            moment = (rows.T @ rows / total).cpu().double()
-            inputs.moment = moment if inputs.moment is None else inputs.moment + moment
+            inputs = found.setdefault(keys[0], [_Inputs() for _ in sets])
+            width = states.shape[-1] if held is None else len(held)
+            ends = np.cumsum([len(text.ids) for text in batch])
+            for place in {text.place for text in batch}:
+                # Moments only of one set at a time: that of the reference, or the one that is asked about.
+                is_moment = most is None and width <= WIDEST and totals[place] >= width
+                own = [
+                    end - len(text.ids) + (np.arange(len(text.ids)) if is_moment else text.kept)
+                    for text, end in zip(batch, ends, strict=True)
+                    if text.place == place
+                ]
+                rows = states[mask]
+                if len(sets) > 1 or not is_moment:
+                    rows = rows[torch.from_numpy(np.concatenate(own)).to(rows.device)]
+                if held is not None:
+                    rows = rows[:, torch.from_numpy(held).to(rows.device)]
+                values = rows.float().cpu().numpy()
+                if not is_moment:
+                    inputs[place].rows.append(values / np.float32(_kept(totals[place], most) ** 0.5))
+                    continue
+                moment = (values.T @ values).astype(np.float64) / totals[place]
+                before = inputs[place].moment
+                inputs[place].moment = moment if before is None else before + moment
 
         hooks = []
         for name, keys in modules.items():
@@ -220,12 +285,11 @@ class BaseModel:
         if self._subject.layers.tokens.shape[1] >= WORTH_THREADS:
             torch.set_num_threads(max(threads, processors()))
         try:
-            for ids, attended in self._batches(encoded):
-                mask = attended.bool()
+            for some, ids, attended in self._batches(texts):
+                batch, mask = some, attended.bool()
                 with torch.inference_mode():
                     self._run(ids, attended)
                 seen.clear()
-                before += int(mask.sum())
                 done += len(ids)
                 progress(done)
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
@@ -237,6 +301,21 @@ class BaseModel:
             for one in hooks:
                 one.remove()
         return found
+
+    def _texts(self, sets: Sequence[Sequence[Sequence[int]]], most: int | None) -> tuple[list[_Text], list[int]]:
+        """The texts of all sets, short ones first, and the number of tokens of each set."""
+        texts, totals = [], []
+        for place, encoded in enumerate(sets):
+            ordered = sorted((ids for ids in self._cut(encoded) if ids), key=len)
+            total = sum(map(len, ordered))
+            kept = np.linspace(0, max(total - 1, 0), _kept(total, most)).astype(np.int64)
+            before = 0
+            for ids in ordered:
+                own = kept[(kept >= before) & (kept < before + len(ids))] - before
+                texts.append(_Text(ids, place, own))
+                before += len(ids)
+            totals.append(total)
+        return sorted(texts, key=lambda text: len(text.ids)), totals
 
     def _cut(self, encoded: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The texts, cut to the largest length with which they have at most MOST_TOKENS together; with their ends."""
@@ -256,23 +335,76 @@ class BaseModel:
             options["use_cache"] = False
         model(**options)
 
-    def _batches(self, encoded: Sequence[Sequence[int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Ids and attention masks (texts, tokens) of texts of like length, short ones first."""
+    def _batches(self, texts: Sequence[_Text]) -> Iterator[tuple[list[_Text], torch.Tensor, torch.Tensor]]:
+        """Texts of like length, with their ids and attention masks (texts, tokens)."""
         padding = self._subject.config.get("pad_token_id")
         padding = padding if isinstance(padding, int) and 0 <= padding < self._vocabulary else 0
         device = self._subject.layers.device
-        batch: list[Sequence[int]] = []
-        ordered = sorted((ids for ids in encoded if ids), key=len)
-        for place, ids in enumerate(ordered):
-            batch.append(ids)
-            following = len(ordered[place + 1]) if place + 1 < len(ordered) else 0
+        batch: list[_Text] = []
+        for place, text in enumerate(texts):
+            batch.append(text)
+            following = len(texts[place + 1].ids) if place + 1 < len(texts) else 0
             if following and (len(batch) + 1) * following <= BATCH_TOKENS:
                 continue
-            width = len(ids)
-            rows = torch.tensor([[*one, *[padding] * (width - len(one))] for one in batch])
-            lengths = torch.tensor([len(one) for one in batch])
-            yield rows.to(device), (torch.arange(width) < lengths[:, None]).long().to(device)
+            width = len(text.ids)
+            rows = torch.tensor([[*one.ids, *[padding] * (width - len(one.ids))] for one in batch])
+            lengths = torch.tensor([len(one.ids) for one in batch])
+            yield batch, rows.to(device), (torch.arange(width) < lengths[:, None]).long().to(device)
             batch = []
+
+
+class _White:
+    """W = (C + ρ)^-½ of one group, with C ≈ Σ λ v vᵀ, and ``sketches`` of the v by matrix.
+
+    Along v with λ > ρ a number would be the difference of two large ones, so these directions are split off first:
+    W x = ρ^-½ x⊥ + Σ s vᵀx v, where x⊥ is x without them and s = (λ + ρ)^-½, less ρ^-½ for the other directions.
+    """
+
+    def __init__(
+        self,
+        values: Floats,
+        vectors: Floats,
+        ridge: float,
+        sketches: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]],
+    ) -> None:
+        self.vectors, self.ridge = vectors, ridge
+        self.is_large = values > ridge
+        held = values.astype(np.float64) + ridge
+        self.scale = (held**-0.5 - np.where(self.is_large, 0.0, ridge**-0.5)).astype(np.float32)
+        self.squares = (1 / held - np.where(self.is_large, 0.0, 1 / ridge)).astype(np.float32)
+        self.sketches = {key: tuple(one.astype(np.float32) for one in both) for key, both in sketches.items()}
+
+    def gram(self, rows: Floats) -> tuple[Floats, Floats, Floats]:
+        """Of rows x (n, d): vᵀx (n, k), x⊥ (n, d), and the products (W x)·(W y) (n, n)."""
+        projected = rows @ self.vectors
+        rest = rows - projected[:, self.is_large] @ self.vectors[:, self.is_large].T
+        return projected, rest, rest @ rest.T / np.float32(self.ridge) + (projected * self.squares) @ projected.T
+
+    def around(self, moment: NDArray[np.floating]) -> Floats:
+        """W M W."""
+        large = self.vectors[:, self.is_large]
+        white = (self.vectors * self.scale) @ self.vectors.T - np.float32(self.ridge**-0.5) * (large @ large.T)
+        white[np.diag_indices_from(white)] += np.float32(self.ridge**-0.5)
+        found: Floats = white @ moment.astype(np.float32) @ white
+        return found
+
+
+def _kept(total: int, most: int | None) -> int:
+    """How many of the inputs of a set of texts with so many tokens are used."""
+    return min(total, most or INPUTS_KEPT)
+
+
+def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:
+    """Do the work of each group, each with one thread: decompositions are no faster with several."""
+    from threadpoolctl import threadpool_limits
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(processors()) as pool:
+            list(pool.map(work, groups))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def read_base(name: str, commit: str | None, keys: Sequence[str], length: int, device: str = "cpu") -> BaseModel:
@@ -288,26 +420,21 @@ def _frame(tokenizer: IsolatedTokenizer) -> tuple[list[int], list[int]]:
     return start, end
 
 
-def _whitened(rows: torch.Tensor, vectors: torch.Tensor, scale: torch.Tensor, ridge: float) -> torch.Tensor:
-    """Rows times W = ρ^-½ I + Σ ((λ + ρ)^-½ − ρ^-½) v vᵀ; ``scale`` holds the numbers in brackets."""
-    return rows * ridge**-0.5 + ((rows @ vectors) * scale) @ vectors.T
-
-
-def _eigen(inputs: _Inputs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _eigen(inputs: _Inputs) -> tuple[NDArray[np.float64], Floats]:
     """Eigenvalues (k,), none negative, and eigenvectors (d, k) of a moment; from the rows if there are only those."""
     if inputs.moment is not None:
-        values, vectors = _eigh(inputs.moment)
-        return values.clamp(min=0).numpy().astype(np.float64), vectors.numpy().astype(np.float64)
-    rows = torch.cat(inputs.rows)
+        return _eigh(inputs.moment)
+    rows = np.concatenate(inputs.rows)
     if len(rows) >= rows.shape[1]:
-        return _eigen(_Inputs(inputs.width, moment=rows.T @ rows))
+        return _eigh(rows.T @ rows)
     values, left = _eigh(rows @ rows.T)
-    kept = values > 1e-6 * values[-1].clamp(min=1e-30)
+    kept = values > 1e-6 * max(float(values[-1]), 1e-30)
     values, left = values[kept], left[:, kept]
-    vectors = rows.T @ left / values.sqrt()
-    return values.numpy().astype(np.float64), vectors.numpy().astype(np.float64)
+    return values, rows.T @ left / np.sqrt(values).astype(np.float32)
 
 
-def _eigh(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    values, vectors = torch.linalg.eigh(((matrix + matrix.T) / 2).float())
-    return values, vectors
+def _eigh(matrix: NDArray[np.floating]) -> tuple[NDArray[np.float64], Floats]:
+    """Eigenvalues, ascending, none negative, and eigenvectors of a symmetric matrix, in single precision."""
+    whole = torch.from_numpy(matrix.astype(np.float32))
+    values, vectors = torch.linalg.eigh((whole + whole.T) / 2)  # in a third less time than NumPy
+    return values.clamp(min=0).double().numpy(), vectors.numpy()

@@ -141,7 +141,12 @@ class HookedLayers(Layers):
     ``stem`` calls the whole model on the continuous input; ``blocks`` are modules of it, each called once, in order.
     The forward pass stops after the deepest layer asked for. ``output_hidden_states`` would not do: its last entry
     comes after a final norm in GPT-2 and Llama.
+
+    If ``takes_inputs``, what a layer has is not the output of its block but the input; the blocks are then modules
+    inside the real ones, and there is no layer 0.
     """
+
+    takes_inputs = False
 
     def states(self, inputs: torch.Tensor, chosen: Collection[int]) -> States:
         """h_l of the chosen layers: the input of the first block, and the outputs of the others."""
@@ -154,7 +159,7 @@ class HookedLayers(Layers):
                 raise _DeepestLayerReached
 
         def keep_output(layer: int, module: nn.Module, received: Any, output: Any) -> None:
-            found[layer] = first_part(output)
+            found[layer] = first_part(received if self.takes_inputs else output)
             if layer == last:
                 raise _DeepestLayerReached
 

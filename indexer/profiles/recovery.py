@@ -32,6 +32,7 @@ SHIFT = 0.35
 IMAGE_STEPS = 150
 IMAGE_RATE = 0.1
 FINAL_SHARE = 0.1  # of the first rate, in the last step
+HIGH = 0.25  # cycles a pixel
 # The original papers' descent: steps, rate, mean of the start, weight of the loss.
 ORIGINAL_TEXT = (500, 1.0, 0.5, 0.1)
 ORIGINAL_IMAGES = (1000, 1e-3, 0.7, 1.0)
@@ -213,6 +214,20 @@ def image_error(
     rows = patchify(off, layers.patch).sum(dim=(0, 2)).reshape(-1, across).sum(dim=1)
     shares = tuple((rows / rows.sum().clamp_min(1e-300)).tolist())
     return float(each.mean()), standard_error(each), shares
+
+
+def high_frequency(pixels: torch.Tensor) -> float:
+    """The share of the energy of images (images, channels, height, width), less their means, at high frequencies.
+
+    These are frequencies above a quarter cycle a pixel, half of the highest. Of white noise it is the share of such
+    frequencies, about 1 − π/16 = .80.
+    """
+    power = torch.fft.fft2(pixels.double()).abs().square()
+    power[..., 0, 0] = 0
+    height, width = pixels.shape[2:]
+    down, across = (torch.fft.fftfreq(side, device=pixels.device) for side in (height, width))
+    is_high = torch.hypot(down[:, None], across[None, :]) > HIGH
+    return float(power[..., is_high].sum() / power.sum().clamp_min(1e-300))
 
 
 def exact_search(

@@ -8,6 +8,7 @@ by gradients.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Sequence
 
 import torch
@@ -24,6 +25,9 @@ SAME = 1e-6
 # Of the receptive field.
 COLUMN_DRAWS = 4
 QUARTERS = 4
+# Of the Jacobian: directions of one forward pass, and the share of σ_1 below which a singular value is rounding.
+DIRECTIONS_AT_ONCE = 64
+SINGULAR = 1e-6
 
 
 def tolerances(
@@ -160,8 +164,7 @@ def receptive_fields(
         # Without the tokens that a stem puts before the patches.
         hidden = states[layer][:, states[layer].shape[1] - positions :]
         rows = torch.stack([_sensitivity(layers, leaf, hidden, [place], seed, place) for place in asked], dim=1)
-        drawn = [_sensitivity(layers, leaf, hidden, range(positions), seed, -1 - draw) for draw in range(COLUMN_DRAWS)]
-        columns = torch.stack(drawn).mean(dim=0)
+        columns = _column_sums(layers, leaf, hidden, seed)
         if not float(columns.sum()) > 0:
             continue
         reach, own = _breadth(rows.sum(dim=0)[None], asked)
@@ -173,6 +176,61 @@ def receptive_fields(
             "start_share": (float(_normalised(columns.sum(dim=0))[:first].sum()), standard_error(starts)),
         }
     return found
+
+
+def position_shares(layers: Layers, inputs: torch.Tensor, layer: int, seed: int = 0) -> torch.Tensor:
+    """The share of each input position in Σ_t M[t, s] (see ``receptive_fields``), for each input: (n, positions)."""
+    leaf = inputs.detach().clone().requires_grad_(True)
+    positions = layers.by_position(inputs[:1]).shape[1]
+    hidden = layers.state(leaf, layer)
+    return _normalised(_column_sums(layers, leaf, hidden[:, hidden.shape[1] - positions :], seed))
+
+
+def _column_sums(layers: Layers, leaf: torch.Tensor, hidden: torch.Tensor, seed: int) -> torch.Tensor:
+    """Σ_t M[t, s] for each sequence and position s, from independent v_t: (sequences, positions)."""
+    places = range(hidden.shape[1])
+    drawn = [_sensitivity(layers, leaf, hidden, places, seed, -1 - draw) for draw in range(COLUMN_DRAWS)]
+    return torch.stack(drawn).mean(dim=0)
+
+
+def singular_values(
+    layers: Layers, inputs: torch.Tensor, chosen: Collection[int], place: int | None = None
+) -> dict[int, torch.Tensor]:
+    """By layer the singular values, descending, of the Jacobian of h_l with respect to one position of an input.
+
+    ``inputs`` (1, positions, width), or one image; ``place``: the position or patch, by default the middle one. The
+    others are fixed. Columns are exact directional derivatives, from one pass over the directions for all layers.
+    """
+    from torch.autograd import forward_ad
+
+    positions = layers.by_position(inputs).shape[1]
+    place = positions // 2 if place is None else place
+    rows = inputs if layers.patch is None else patchify(inputs, layers.patch)
+    width = rows.shape[2]
+    columns: dict[int, list[torch.Tensor]] = {layer: [] for layer in chosen}
+    for some in torch.eye(width, dtype=inputs.dtype, device=inputs.device).split(DIRECTIONS_AT_ONCE):
+        tangent = torch.zeros(len(some), positions, width, dtype=inputs.dtype, device=inputs.device)
+        tangent[:, place] = some
+        if layers.patch is not None and layers.image_shape is not None:
+            tangent = unpatchify(tangent, layers.patch, layers.image_shape)
+        with torch.no_grad(), forward_ad.dual_level(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch scripts some of its own derivatives
+            dual = forward_ad.make_dual(inputs.detach().repeat(len(some), *[1] * (inputs.ndim - 1)), tangent)
+            for layer, hidden in layers.states(dual, chosen).items():
+                moved = forward_ad.unpack_dual(hidden).tangent
+                columns[layer].append(torch.zeros_like(hidden) if moved is None else moved)
+    return {layer: torch.linalg.svdvals(torch.cat(found).flatten(1).double().cpu()) for layer, found in columns.items()}
+
+
+def conditioning(values: torch.Tensor) -> tuple[float | None, float]:
+    """Of singular values σ: σ_1/σ_n, None if σ_n is 0 to float32, and the effective number of them.
+
+    The second is (Σ σ²)²/Σ σ⁴, the participation ratio: n if all are equal, k if k of them are and the rest are 0.
+    """
+    squares = values.square()
+    first, last = float(values[0]), float(values[-1])
+    condition = first / last if last > SINGULAR * first else None
+    return condition, float(squares.sum().square() / squares.square().sum().clamp_min(1e-300))
 
 
 def _sensitivity(

@@ -5,12 +5,14 @@ Nothing is stored. This is the only module of this folder that `query` imports.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from indexer.architectures.architecture import load_architecture
 from indexer.errors import AtlasError, ModelError
 from indexer.machine import check_device
 from indexer.names import ModelRef
@@ -25,6 +27,7 @@ from indexer.profiles.recovery import (
     criterion,
     decode_as_original,
     fit_readout,
+    high_frequency,
     image_error,
     read_off,
     recover,
@@ -32,6 +35,7 @@ from indexer.profiles.recovery import (
     recover_images,
     times_closer,
 )
+from indexer.profiles.sensitivity import conditioning, singular_values
 from indexer.profiles.statistics import normal, spread_of
 from indexer.profiles.store import Profile, ProfileIdentity
 from indexer.profiles.subject import FullWeights, Source, Subject, download_base, read_subject, read_weights
@@ -57,6 +61,9 @@ MOST_TOKENS = 64
 LINEAR_STEPS = 150
 BLANK_STEPS = 400
 CHANNELS = 3
+# Of a block the matrix whose inputs are the neurons of a module: of attention what its heads found, of the MLP its
+# hidden neurons behind the activation function.
+MODULES = {"attention": "output", "mlp": "feedforward2"}
 # (patch, side of the image) in pixels for a seeded embedding: the original papers' own if the model is wide enough.
 SIZES = ((16, 224), (8, 64), (4, 32))
 Progress = Callable[[int], None]  # called with each layer before it is worked on
@@ -81,7 +88,8 @@ class LayerWords:
     """What is recovered from one layer: the text, the share of right tokens, and the ``top`` nearest ones of each.
 
     ``closer_ratio``: how many times nearer its output lies than that of a shifted input (the original papers'
-    criterion, which is met above 1).
+    criterion, which is met above 1). ``condition`` and ``directions``: of the Jacobian with respect to the middle token
+    (``indexer.profiles.sensitivity.conditioning``).
     """
 
     layer: int
@@ -89,16 +97,25 @@ class LayerWords:
     right: float
     closer_ratio: float | None
     top: tuple[tuple[str, ...], ...]
+    condition: float | None = None
+    directions: float | None = None
 
 
 @dataclass(frozen=True)
 class ImageLayer:
-    """Images found from one layer (images, channels, height, width), their error, and its shares by row of patches."""
+    """Images found from one layer (images, channels, height, width), their error, and its shares by row of patches.
+
+    ``high_frequency``: the share of the squared error at high frequencies. ``condition`` and ``directions``: of the
+    Jacobian with respect to the middle patch of the first image (``indexer.profiles.sensitivity.conditioning``).
+    """
 
     layer: int
     images: torch.Tensor
     error: float
     rows: tuple[float, ...]
+    high_frequency: float
+    condition: float | None = None
+    directions: float | None = None
 
 
 def read_now(reference: Reference, device: str = "cpu") -> Subject:
@@ -189,6 +206,7 @@ def invert_words(
         answers = Layers(torch.nn.Identity(), model.blocks, vocabulary=model.tokens, special_ids=others)
     inputs = model.embed(ids)
     readout = fit_readout(model, chosen, ids.shape[1], seed) if recipe == "default" else {}
+    jacobian = singular_values(model, inputs, chosen)
     found = []
     for layer in chosen:
         progress(layer)
@@ -212,6 +230,7 @@ def invert_words(
                 right=float((best == ids[0]).double().mean()),
                 closer_ratio=float(times_closer(*criterion(model, layer, inputs, guess, seed, shift))[0]),
                 top=tuple(tuple(tokenizer.words(row.tolist())) for row in words[0]),
+                **_conditioning(jacobian[layer]),
             )
         )
     return tuple(tokenizer.words(numbers)), tuple(found)
@@ -244,7 +263,9 @@ def invert_images(
         target = torch.cat([shipped[:2], shipped[-2:]])  # two digits and two photographs
     target = target.to(model.device)
     found = []
-    for layer in model.choose(layers):
+    chosen = model.choose(layers)
+    jacobian = singular_values(model, target[:1], chosen)
+    for layer in chosen:
         progress(layer)
         with torch.no_grad():
             hidden = model.state(target, layer)
@@ -253,8 +274,14 @@ def invert_images(
         else:
             images = recover_images(model, layer, hidden, spread_of(hidden).unit, seed)
         error, _, rows = image_error(model, images, target)
-        found.append(ImageLayer(layer, images[:MOST_IMAGES].clamp(0, 1).cpu(), error, rows))
+        high = high_frequency(images - target)
+        shown = images[:MOST_IMAGES].clamp(0, 1).cpu()
+        found.append(ImageLayer(layer, shown, error, rows, high, **_conditioning(jacobian[layer])))
     return target[:MOST_IMAGES].cpu(), tuple(found), notes
+
+
+def _conditioning(values: torch.Tensor) -> dict[str, float | None]:
+    return dict(zip(("condition", "directions"), conditioning(values), strict=True))
 
 
 def neuron_features(
@@ -266,19 +293,26 @@ def neuron_features(
     stem: str | None = None,
     recipe: str = "default",
     plain: bool = False,
+    module: str = "block",
     seed: int = 0,
     progress: Progress = lambda layer: None,
 ) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
     """Images that neurons respond to, by layer and neuron (None: all of them together), and notes.
 
-    ``plain``: without octaves, blur and jitter, as always for a single ``patch``.
+    ``plain``: without octaves, blur and jitter, as always for a single ``patch``. ``module``: block (its output),
+    attention or mlp (``neurons_inside``).
     """
     model, notes = _image_layers(subject, stem, seed)
+    takes_words = model is not subject.layers
+    if module != "block":
+        if 0 in (layers or ()):
+            raise AtlasError("Layer 0 has no modules.", f"The layers are 1 to {model.depth}.")
+        model = neurons_inside(subject, model, module)
     assert model.image_shape is not None
     is_sharp = plain or patch is not None
     ascent = SHARP if is_sharp else DEFAULT
     if canonical_recipe(recipe) == "seed":
-        ascent = original_ascent(model is not subject.layers, is_sharp)
+        ascent = original_ascent(takes_words, is_sharp)
         seed = 999
     probe = shipped_images(model.image_shape)
     found: list[Feature] = []
@@ -286,6 +320,26 @@ def neuron_features(
         progress(layer)
         found += find_features(model, layer, neurons, patch=patch, ascent=ascent, seed=seed, probe=probe)
     return tuple(found), notes
+
+
+def neurons_inside(subject: Subject, layers: HookedLayers, module: str) -> HookedLayers:
+    """``layers`` of ``subject`` with, in place of a block's output, the neurons inside its ``module`` (of MODULES).
+
+    Raises AtlasError if the architecture does not say where they are.
+    """
+    if module not in MODULES:
+        raise AtlasError(f"Unknown module {module!r}.", f"Choose block, {' or '.join(MODULES)}.")
+    shapes = {name: tuple(one.shape) for name, one in subject.model.state_dict().items()}
+    found = {
+        matrix.key.layer: subject.model.get_submodule(matrix.tensor.rpartition(".")[0])
+        for matrix in load_architecture(str(subject.config.get("model_type"))).locate(shapes, subject.config).matrices
+        if (matrix.key.stack, matrix.key.family) == (subject.stack, MODULES[module])
+    }
+    if sorted(found) != list(range(layers.depth)):
+        raise AtlasError(f"The {module} neurons of {subject.name} cannot be found in every layer.", "Leave it out.")
+    inside = copy.copy(layers)
+    inside.blocks, inside.takes_inputs = [found[layer] for layer in sorted(found)], True
+    return inside
 
 
 def _image_layers(subject: Subject, stem: str | None, seed: int) -> tuple[HookedLayers, tuple[str, ...]]:

@@ -74,10 +74,23 @@ def tensor_sketch(
 
     ``name`` determines the hashes. The two hashes are independent even if a and b are the same vector.
     """
-    first = _count_sketch(left, f"{name}|first", length)
-    second = _count_sketch(right, f"{name}|second", length)
+    first, second = count_sketches(left, right, name, length)
+    return convolved(first, second, weights)
+
+
+def count_sketches(
+    left: NDArray[np.floating], right: NDArray[np.floating], name: str, length: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(length, r) and (length, r): the two CountSketches of ``tensor_sketch``. They are linear in the columns."""
+    return _count_sketch(left, f"{name}|first", length), _count_sketch(right, f"{name}|second", length)
+
+
+def convolved(
+    first: NDArray[np.floating], second: NDArray[np.floating], weights: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """(length,) Σ w_i times the circular convolution of columns i of two CountSketches (length, r)."""
     products = np.fft.rfft(first, axis=0) * np.fft.rfft(second, axis=0)
-    return np.fft.irfft(products @ weights, n=length)
+    return np.fft.irfft(products @ weights, n=len(first))
 
 
 def identity_sketch(count: int, name: str, length: int) -> NDArray[np.float64]:
@@ -88,7 +101,7 @@ def identity_sketch(count: int, name: str, length: int) -> NDArray[np.float64]:
     return np.bincount(buckets, weights=signs, minlength=length).astype(np.float64)
 
 
-def _count_sketch(columns: NDArray[np.float64], seed: str, length: int = FIXED_LENGTH) -> NDArray[np.float64]:
+def _count_sketch(columns: NDArray[np.floating], seed: str, length: int = FIXED_LENGTH) -> NDArray[np.float64]:
     """CountSketch of each column of an (n, r) array: (length, r)."""
     packed = _hashes(seed, columns.shape[0], length)
     buckets = (packed >> 1).astype(np.intp)

@@ -62,6 +62,13 @@ _BINS = 1 << _BIN_BITS
 # A number within this many ulps of its neighbours did not change. In an untouched row a few numbers may lie farther,
 # because rounding jumps there.
 _CLOSE, _STRAY = 2.0, 2
+# What decay leaves of a number depends on its mantissa alone. A step too small to move a row visibly moves only the
+# smallest numbers of it (this share), whose ulps are smallest, by less than _CLOSE or fewer than _STRAY of them. So a
+# row that looks untouched is unsure if a number strays by more ulps than the others do: the first of these limits that
+# at most _MOST_STRAY of the rows exceed in their larger numbers. If those that exceed it are the smallest numbers of
+# their rows more often than chance would make them, there were such steps, and nothing is certain.
+_SMALLEST, _BY_CHANCE, _MOST_STRAY = 1 / 16, 0.01, 0.01
+_FAINT = (0.5, 1.0, _CLOSE)
 # Of a float64, which the arithmetic uses.
 _MANTISSA_BITS = 52
 _SIGN_BIT = np.int64(-(1 << 63))
@@ -140,13 +147,16 @@ class Decay:
 class JudgedRows:
     """``is_untouched``, ``is_unsure`` (n,); ``clearance`` (n,) ulps; ``visible`` (n,) the share of changed numbers.
 
-    The clearance of an untouched row is 0.
+    The clearance of an untouched row is 0. ``small`` and ``large`` (n,): by how many ulps one of the smallest numbers
+    of a row that looks untouched, and one of the others, lies beyond what decay made of other rows; 0 below a half.
     """
 
     is_untouched: NDArray[np.bool_]
     is_unsure: NDArray[np.bool_]
     clearance: Floats
     visible: Floats
+    small: Floats
+    large: Floats
 
 
 def row_changes(
@@ -176,7 +186,7 @@ def row_changes(
         decay: Decay | None = Decay(1.0, dtype)
         others = np.flatnonzero(~is_same)  # the numbers of the same rows are one ulp away at most
         found = judge_rows(rows[others], base[others], Decay(1.0, dtype))
-        judged = JudgedRows(is_same.copy(), np.zeros(count, dtype=np.bool_), np.zeros(count), np.zeros(count))
+        judged = JudgedRows(is_same.copy(), np.zeros(count, dtype=np.bool_), *(np.zeros(count) for _ in range(4)))
         for every, some in zip(vars(judged).values(), vars(found).values(), strict=True):
             every[others] = some
     else:
@@ -209,16 +219,21 @@ def row_changes(
     if not is_moved.any():
         return RowChanges(codes, scale, FROZEN), decay
     codes[judged.is_unsure] = UNSURE
+    may_have_moved, had_small_steps = _strays(judged, width, has_decayed=bool(decay.lowest))
+    if dtype == "float32":
+        codes[may_have_moved] = UNSURE
     is_sure = is_moved & ~judged.is_unsure
     codes[is_sure] = codes_of_sizes(sizes(np.flatnonzero(is_sure)))
-    # The last steps of a schedule that runs to zero move rows less and less. Only if all rows that moved did so clearly
-    # is no other row hidden; and in a narrow dtype the last steps leave no trace in any number of a row. A merge that
-    # drops small changes (TIES, DARE) leaves numbers, and even whole rows, of tokens that occurred unchanged.
+    # The last steps of a schedule that runs to zero move rows less and less. Only if all rows that moved did so
+    # clearly, and none moved in its smallest numbers alone, is no other row hidden; and in a narrow dtype the last
+    # steps leave no trace in any number of a row. A merge that drops small changes (TIES, DARE) leaves numbers, and
+    # even whole rows, of tokens that occurred unchanged.
     is_faint = is_moved & (judged.visible < 1 - _STILL)
     is_certain = (
         dtype == "float32"
         and float(judged.clearance[is_moved].min()) >= _CLEAR
         and is_faint.sum() <= _MOST_FAINT * is_moved.sum()
+        and not had_small_steps
     )
     return RowChanges(codes, scale, EXACT if is_certain else STATISTICAL), decay
 
@@ -230,6 +245,7 @@ def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | 
     """
     count = len(base)
     entries, clearance, visible = np.zeros(count), np.zeros(count), np.zeros(count)
+    small, large = np.zeros(count), np.zeros(count)
     half = np.zeros(count, dtype=np.intp)
     if len(reference):
         half[reference[::2]] = 1  # the first half is judged by the second
@@ -238,14 +254,34 @@ def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | 
         for number in np.unique(half[piece]).tolist():
             chosen = np.flatnonzero(half[piece] == number)
             distances = decay.distances(mine[chosen], theirs[chosen], number)
-            place = chosen + piece.start
+            place, width = chosen + piece.start, distances.shape[1]
             entries[place] = (distances > _CLOSE).sum(axis=1)
-            visible[place] = entries[place] / distances.shape[1]
+            visible[place] = entries[place] / width
             has_moved = entries[place] > _STRAY
-            least = min(_STRAY + 1, distances.shape[1])
+            least = min(_STRAY + 1, width)
             clearance[place[has_moved]] = np.partition(distances[has_moved], -least, axis=1)[:, -least]
+            some = np.flatnonzero(~has_moved & (distances.max(axis=1) > _FAINT[0]))  # few
+            numbers, smallest = np.abs(theirs[chosen[some]]), int(_SMALLEST * width)
+            is_small = numbers < np.partition(numbers, smallest, axis=1)[:, smallest, None]
+            small[place[some]] = np.where(is_small, distances[some], 0).max(axis=1)
+            large[place[some]] = np.where(is_small, 0, distances[some]).max(axis=1)
     is_untouched = entries <= _STRAY
-    return JudgedRows(is_untouched, ~is_untouched & (visible < _VISIBLE), clearance, visible)
+    return JudgedRows(is_untouched, ~is_untouched & (visible < _VISIBLE), clearance, visible, small, large)
+
+
+def _strays(judged: JudgedRows, width: int, *, has_decayed: bool) -> tuple[NDArray[np.bool_], bool]:
+    """(n,) which rows that look untouched may have moved; and whether steps moved smallest numbers alone (binomial)."""
+    from scipy.special import bdtrc
+
+    if not has_decayed:  # then nothing but a step changes a number
+        is_changed = np.maximum(judged.small, judged.large) > 0
+        return is_changed, bool(is_changed.any())
+    count = max(1, int(judged.is_untouched.sum()))
+    limit = next((one for one in _FAINT if (judged.large > one).sum() <= _MOST_STRAY * count), _FAINT[-1])
+    is_small, is_large = judged.small > limit, judged.large > limit
+    small, large = int(is_small.sum()), int(is_large.sum())
+    chance = float(bdtrc(small - 1, small + large, int(_SMALLEST * width) / width)) if small else 1.0
+    return is_small | is_large, chance < _BY_CHANCE
 
 
 def _fit_decay(

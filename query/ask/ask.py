@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from indexer.records.tokens import FROZEN, UNSURE
 from query.ask.evidence import Features, Reader
 from query.ask.models import Candidates, read_candidates
 from query.ask.result import LikelyModel, LikelyModels, LikelyTexts, TextsOfModel
-from query.ask.scoring import VOCABULARY_WEIGHT, Scored, score, standing_out
+from query.ask.scoring import VOCABULARY_WEIGHT, Scored, null_of, score, standing_out
 from query.ask.shares import Shares, other_rates, shares_of, token_counts
 from query.lookup import resolve_model
 from query.resolved import ResolvedModel, sampled_notes, unrelated_notes, vector_of
@@ -230,18 +229,22 @@ def _scored(
     reader: Reader, models: Candidates, texts: Sequence[Texts]
 ) -> tuple[Scored, tuple[NDArray[np.float64], NDArray[np.float64]], list[str]]:
     """z-scores and p-values (files, models), the cosines by vocabulary and by vectors, and notes."""
-    null, asked = reader.reference(), [reader.of(one) for one in texts]
-    count = len(null.blocks)
-    every = Features(  # vectors are read once
-        np.concatenate([null.blocks, *(one.blocks for one in asked)]),
-        np.concatenate([null.rates, *(one.rates for one in asked)]),
-    )
-    with ThreadPoolExecutor(1) as pool:
-        by_words = pool.submit(models.by_vocabulary, every.rates, reader.pooled_rates())
-        vectors, words = models.by_vectors(every), by_words.result()
-    found = score(
-        [(words[:count], words[count:], VOCABULARY_WEIGHT), (vectors[:count], vectors[count:], 1 - VOCABULARY_WEIGHT)]
-    )
+    null = None if models.newcomer is not None else reader.null()
+    if null is not None and null.means.shape[1:] != (len(models),):
+        null = None
+    sets = [reader.of(one) for one in texts]
+    count = 0
+    if null is None:
+        sets.insert(0, reader.reference())
+        count = len(sets[0].blocks)
+    every = Features(np.concatenate([one.blocks for one in sets]), np.concatenate([one.rates for one in sets]))
+    vectors, words = models.by_vectors(every), models.by_vocabulary(every.rates, reader.pooled_rates())
+    if null is None:
+        null = null_of([words[:count], vectors[:count]], [VOCABULARY_WEIGHT, 1 - VOCABULARY_WEIGHT])
+        if models.newcomer is None:
+            reader.keep_null(null)
+    words, vectors = words[count:], vectors[count:]
+    found = score(null, [words, vectors])
     notes = []
     without = int(np.isnan(words).any(axis=0).sum())
     if without:
@@ -250,9 +253,10 @@ def _scored(
             f"{what} models are compared by vectors alone: no rows of their embeddings are known to have moved"
         )
     for one in texts:
-        if len(one) < FEWEST_TEXTS:
-            notes.append(f"{one.name} holds {len(one)} texts, which say little; some dozen are better")
-    return found, (words[count:], vectors[count:]), notes
+        if (different := len(set(one.texts))) < FEWEST_TEXTS:
+            said = "1 text, which says" if different == 1 else f"{different} different texts, which say"
+            notes.append(f"{one.name} holds {said} little; some dozen are better")
+    return found, (words, vectors), notes
 
 
 def _files(among: Sequence[str | Path]) -> list[Path | str]:

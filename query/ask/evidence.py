@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.records.identity import canonical_json
 from indexer.storage.arrays import checksum, read_arrays, write_arrays
+from query.ask.scoring import Null
 from query.resolved import READERS
 from query.texts import Texts
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 METHOD = "inputs-2"  # change it when the features of a text change
+NULL_METHOD = "null-1"  # change it when the scores of the reference change
 MOST_BYTES = 4 << 30
 # Number of texts in each set of a user's own reference texts, in the order of the file.
 TEXTS_OF_A_SET = 12
@@ -66,7 +68,7 @@ class Reader:
         (row,) = atlas.rows('SELECT deltas, "commit" FROM bases WHERE base = ?', [base])
         self._base, self._commit, self._keys = base, str(row["commit"]), [str(key) for key in row["deltas"]]
         self._length = atlas.index(base).length // len(self._keys)
-        self._device = device
+        self._device, self._state = device, atlas.state
         self._loaded: BaseModel | None = None
         self._whitening: Whitening | None = None
         shipped = reference_sets()
@@ -75,6 +77,7 @@ class Reader:
         self._sets = list({**self._reference, **shipped}.values())
         said = {"method": METHOD, "base": base, "commit": self._commit, "keys": self._keys, "length": self._length}
         self._digest = _digest(said | {"reference": [list(one) for one in self._reference.values()]})
+        self._null_name = f"{self._digest}-{NULL_METHOD}-{_digest({'atlas': str(atlas.folder.root.resolve())})}"
 
     def reference(self) -> Features:
         """Of every set of reference texts."""
@@ -99,6 +102,16 @@ class Reader:
             self._keep(name, {"blocks": found.blocks, "rates": found.rates})
         return found
 
+    def null(self) -> Null | None:
+        """What the reference scores with the models of this publish of the atlas; None if it is not in the cache."""
+        arrays = None if self._state is None else self._arrays(self._null_name, self._state)
+        return None if arrays is None else Null.of_arrays(arrays)
+
+    def keep_null(self, null: Null) -> None:
+        """Keep it for later questions, in place of that of an earlier publish."""
+        if self._state is not None:
+            self._keep(self._null_name, null.arrays(), self._state)
+
     def _computed(self, sets: Sequence[Sequence[str]], what: str, most: int | None = None) -> Features:
         from indexer.console.messages import Progress
 
@@ -107,12 +120,9 @@ class Reader:
         if not any(base.has_tokens(one) for one in encoded):
             raise AtlasError(f"{self._base} knows none of the tokens of {what}.", "Check the language and the file.")
         whitening = self._of_reference()
-        blocks, rates, total = [], [], sum(map(len, sets))
-        with Progress(total, f"{what} through {self._base}") as bar:
-            for one in encoded:
-                blocks.append(base.blocks(one, whitening, _progress(bar), most))
-                rates.append(base.rates(one))
-        return Features(np.stack(blocks).reshape(len(sets), -1), np.stack(rates))
+        with Progress(sum(map(len, sets)), f"{what} through {self._base}") as bar:
+            blocks = base.blocks(encoded, whitening, _progress(bar), most)
+        return Features(blocks.reshape(len(sets), -1), np.stack([base.rates(one) for one in encoded]))
 
     def _model(self) -> BaseModel:
         if self._loaded is None:
@@ -164,11 +174,11 @@ class Reader:
             Path(cached_assets_path("vectors-in-the-wild", namespace="texts", subfolder=folder)) / f"{name}.safetensors"
         )
 
-    def _arrays(self, name: str) -> dict[str, NDArray[Any]] | None:
-        """The arrays of a file in the cache; None if there is none, or it was altered."""
+    def _arrays(self, name: str, state: str = "") -> dict[str, NDArray[Any]] | None:
+        """The arrays of a file in the cache; None if there is none, it was altered, or it is of another ``state``."""
         try:
             arrays, texts = read_arrays(self._path(name), MOST_BYTES)
-            return arrays if texts["checksum"] == checksum(name, arrays) else None
+            return arrays if texts["checksum"] == checksum(name + state, arrays) else None
         except (OSError, *WRONG_KINDS):
             return None
 
@@ -176,9 +186,9 @@ class Reader:
         arrays = self._arrays(name)
         return None if arrays is None else Features(arrays["blocks"], arrays["rates"])
 
-    def _keep(self, name: str, arrays: dict[str, NDArray[Any]]) -> None:
+    def _keep(self, name: str, arrays: dict[str, NDArray[Any]], state: str = "") -> None:
         try:
-            write_arrays(self._path(name), arrays, {"checksum": checksum(name, arrays)})
+            write_arrays(self._path(name), arrays, {"checksum": checksum(name + state, arrays)})
         except (OSError, AtlasError):
             return  # without a cache everything is computed again
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-_TILE_BYTES = 16 << 20
+_TILE_BYTES = 4 << 20
 _FEWEST_MODELS = 3  # whose rows have a mean worth subtracting
+_NOTHING_LEFT = 1e-10  # of a squared norm; less is rounding
 # The size that each code stands for; nothing is known of an unsure or a missing row.
 _SIZES = np.nan_to_num(sizes_of(np.arange(256, dtype=np.uint8))).astype(np.float32)
 
@@ -115,33 +116,49 @@ class Candidates:
         asked = np.sqrt(rates) - np.sqrt(reference)
         asked /= np.maximum(np.linalg.norm(asked, axis=1, keepdims=True), 1e-30)
         found = np.full((len(asked), len(self)), np.nan)
+        has_vocabulary = self.has_vocabulary
         for kind in (True, False):  # numbers of tied and of untied embeddings mean different things
-            own = np.flatnonzero((self.is_share == kind) & self.has_vocabulary)
-            if len(own) < _FEWEST_MODELS:
-                continue
-            total = np.zeros(self.codes.shape[1])
-            for _, units in self._units(own):
-                total += units.sum(axis=0)
-            mean = (total / len(own)).astype(np.float32)
-            for places, units in self._units(own):
-                units -= mean
-                norms = np.linalg.norm(units, axis=1)
-                found[:, places] = asked @ units.T / np.maximum(norms, 1e-30)
+            own = np.flatnonzero((self.is_share == kind) & has_vocabulary)
+            if len(own) >= _FEWEST_MODELS:
+                found[:, own] = self._centred_cosines(asked, own)
         return found
+
+    def _centred_cosines(self, asked: NDArray[np.float32], chosen: NDArray[np.intp]) -> Floats:
+        """(a, n) cosines of ``asked`` with the unit vectors u of the chosen models minus their mean m.
+
+        All follow from products with u and ‖u − m‖² = ‖u‖² − 2 u·m + ‖m‖².
+        """
+        from threadpoolctl import threadpool_limits
+
+        step = max(1, _TILE_BYTES // (4 * max(1, self.codes.shape[1])))
+        tiles = [slice(start, start + step) for start in range(0, len(chosen), step)]
+        norms, products = np.zeros(len(chosen)), np.zeros((len(asked) + 1, len(chosen)))
+
+        def sizes(tile: slice) -> NDArray[np.float32]:
+            return np.take(_SIZES, self.codes[chosen[tile]])
+
+        def summed(tile: slice) -> NDArray[np.float32]:
+            some = sizes(tile)
+            norms[tile] = np.maximum(np.sqrt(np.einsum("ij,ij->i", some, some)), _NOTHING_LEFT)
+            total: NDArray[np.float32] = (1 / norms[tile]).astype(np.float32) @ some
+            return total
+
+        def multiply(tile: slice) -> None:
+            products[:, tile] = both @ sizes(tile).T
+
+        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(processors()) as pool:
+            mean = np.sum(list(pool.map(summed, tiles)), axis=0, dtype=np.float64) / len(chosen)
+            both = np.concatenate([asked, mean.astype(np.float32)[None]])
+            list(pool.map(multiply, tiles))
+        products /= norms
+        left = (norms > _NOTHING_LEFT) - 2 * products[-1] + mean @ mean
+        centred = products[:-1] - (asked @ mean)[:, None]
+        return np.divide(centred, np.sqrt(left), out=np.zeros_like(centred), where=left > _NOTHING_LEFT)
 
     @property
     def has_vocabulary(self) -> NDArray[np.bool_]:
         """(n,) whether some row is known to have moved."""
         return np.asarray(self.codes.any(axis=1))
-
-    def _units(self, chosen: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32]]]:
-        """Places of some models, and the sizes of the changes of their token rows, of unit norm."""
-        step = max(1, _TILE_BYTES // (4 * max(1, self.codes.shape[1])))
-        for start in range(0, len(chosen), step):
-            places = chosen[start : start + step]
-            sizes = _SIZES[self.codes[places]]
-            sizes /= np.maximum(np.linalg.norm(sizes, axis=1, keepdims=True), 1e-30)
-            yield places, sizes
 
 
 def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:

@@ -8,9 +8,10 @@ second spread is that of the lower half. A p-value is the share of z-scores of r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,46 +34,116 @@ class Scored:
     p: Floats
 
 
-def score(kinds: Sequence[tuple[Floats, Floats, float]]) -> Scored:
+@dataclass(frozen=True)
+class Null:
+    """What the reference sets score with n models: all that later questions need of it.
+
+    ``weights`` (kinds,) of the kinds of evidence. ``means`` and ``spreads`` (kinds, n) of the raw scores of each model,
+    NaN for a model without that kind. ``patterns``: models are compared with those that have the same kinds; for each
+    such class which kinds (kinds,), the spread of its z-scores, and the z-scores of all reference sets, divided by it,
+    ascending.
+    """
+
+    weights: Floats
+    means: Floats
+    spreads: Floats
+    patterns: tuple[tuple[NDArray[np.bool_], float, Floats], ...]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """As arrays by name, to be stored."""
+        found: dict[str, NDArray[Any]] = {"weights": self.weights, "means": self.means, "spreads": self.spreads}
+        for place, (kinds, spread, ordered) in enumerate(self.patterns):
+            found |= {f"kinds {place}": kinds, f"spread {place}": np.array([spread]), f"ordered {place}": ordered}
+        return found
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Null:
+        """The inverse of ``arrays``."""
+        places = range(sum(name.startswith("kinds ") for name in arrays))
+        return cls(
+            arrays["weights"],
+            arrays["means"],
+            arrays["spreads"],
+            tuple(
+                (arrays[f"kinds {one}"], float(arrays[f"spread {one}"][0]), arrays[f"ordered {one}"]) for one in places
+            ),
+        )
+
+
+def score(null: Null, asked: Sequence[Floats]) -> Scored:
     """z-scores and p-values of sets of texts, all kinds of evidence together.
 
-    ``kinds``: for each kind the raw scores of the reference sets (r, models), of the sets asked about (a, models), and
-    its weight; NaN in a whole column for a model without this kind.
+    ``asked``: for each kind the raw scores (a, models) of the sets that are asked about, NaN in a whole column for a
+    model without this kind.
     """
-    with ThreadPoolExecutor() as pool:  # of 100,000 models one takes a second
-        left_out = pool.map(lambda kind: standardised(kind[0], kind[0], leave_out=True), kinds)
-        of_asked = list(pool.map(lambda kind: standardised(kind[0], kind[1]), kinds))
-        of_null = list(left_out)
-    weights = [weight for _, _, weight in kinds]
-    null, z = _sum(of_null, weights), _sum(of_asked, weights)
-    # The sum of two kinds has another spread than one alone, so models are compared with those of the same kinds.
-    present = np.stack([~np.isnan(one).all(axis=0) for one in of_null])
+    of_kinds = [
+        standardised(one, mean, spread) for one, mean, spread in zip(asked, null.means, null.spreads, strict=True)
+    ]
+    z, present = _sum(of_kinds, null.weights), _present(null.means)
     p = np.full(z.shape, np.nan)
-    for pattern in np.unique(present, axis=1).T:
-        same = (present == pattern[:, None]).all(axis=0)
-        if pattern.any():
-            spread = float(np.std(null[:, same])) or 1.0
-            null[:, same] /= spread
-            z[:, same] /= spread
-            p[:, same] = tail(null[:, same], z[:, same])
+    for kinds, spread, ordered in null.patterns:
+        same = (present == kinds[:, None]).all(axis=0)
+        z[:, same] /= spread
+        p[:, same] = tail(ordered, z[:, same])
     return Scored(z, p)
 
 
-def standardised(null: Floats, asked: Floats, *, leave_out: bool = False) -> Floats:
-    """z-scores (a, models) of raw scores, see above; ``leave_out``: row i of ``asked`` is row i of ``null``."""
+def null_of(raw: Sequence[Floats], weights: Sequence[float]) -> Null:
+    """From the raw scores (r, models) of the reference sets for each kind, NaN in a column for a model without it."""
+    moments = [_moments(one) for one in raw]
+
+    def left_out(kind: int) -> Floats:
+        """z-scores of each set among the others."""
+        return standardised(raw[kind], *_moments_of_others(raw[kind]))
+
+    with ThreadPoolExecutor() as pool:
+        z = _sum(list(pool.map(left_out, range(len(raw)))), weights)
+    means = np.stack([mean for mean, _ in moments])
+    present = _present(means)
+    patterns = []
+    # The sum of two kinds has another spread than one alone.
+    for kinds in np.unique(present, axis=1).T:
+        if kinds.any():
+            own = z[:, (present == kinds[:, None]).all(axis=0)]
+            spread = float(np.std(own)) or 1.0
+            patterns.append((kinds, spread, np.sort(own, axis=None) / spread))
+    return Null(np.array(weights), means, np.stack([spread for _, spread in moments]), tuple(patterns))
+
+
+def _present(means: Floats) -> NDArray[np.bool_]:
+    """(kinds, models) which kinds of evidence a model has."""
+    return ~np.isnan(means)
+
+
+def _moments(raw: Floats) -> tuple[Floats, Floats]:
+    """(models,) means and spreads of raw scores (r, models)."""
+    mean = raw.mean(axis=0)
+    square = np.square(raw).mean(axis=0)
+    return mean, _spread(square - mean**2, len(raw))
+
+
+def _moments_of_others(raw: Floats) -> tuple[Floats, Floats]:
+    """(r, models) the same for every set without its own score."""
+    count = len(raw) - 1
+    mean = (raw.sum(axis=0) - raw) / max(count, 1)
+    square = (np.square(raw).sum(axis=0) - raw**2) / max(count, 1)
+    return mean, _spread(square - mean**2, count)
+
+
+def _spread(variance: Floats, count: int) -> Floats:
+    """Standard deviations from variances with divisor ``count``."""
+    return np.maximum(np.sqrt(np.maximum(variance, 0) * count / max(count - 1, 1)), 1e-9)
+
+
+def standardised(asked: Floats, mean: Floats, spread: Floats) -> Floats:
+    """z-scores (a, models) of raw scores, see above, by the mean and spread of the reference sets with each model."""
     z = np.full(asked.shape, np.nan)
-    have = np.flatnonzero(~(np.isnan(null).any(axis=0) | np.isnan(asked).any(axis=0)))
-    if not len(have):
+    everyone = (asked - mean) / spread
+    have = ~np.isnan(everyone).any(axis=0)
+    if not have.any():
         return z
-    sets, values = null[:, have], asked[:, have]
-    count = len(sets)
-    mean, square = sets.sum(axis=0), np.square(sets).sum(axis=0)
-    if leave_out:
-        mean, square, count = mean - values, square - values**2, count - 1
-    mean = mean / max(count, 1)
-    spread = np.sqrt(np.maximum(square / max(count, 1) - mean**2, 0) * count / max(count - 1, 1))
-    found = (values - mean) / np.maximum(spread, 1e-9)
-    models = len(have)
+    found = everyone[:, have]
+    models = found.shape[1]
     median, low = np.quantile(found, [0.5, _LOWER], axis=1, keepdims=True)
     lower = median - low
     centre = models / (models + SHRINK) * median
@@ -80,9 +151,8 @@ def standardised(null: Floats, asked: Floats, *, leave_out: bool = False) -> Flo
     return z
 
 
-def tail(null: Floats, z: Floats) -> Floats:
-    """The share of ``null`` that is at least ``z``: (1 + number) / (1 + size)."""
-    ordered = np.sort(null, axis=None)
+def tail(ordered: Floats, z: Floats) -> Floats:
+    """The share of the ascending ``ordered`` that is at least ``z``: (1 + number) / (1 + size)."""
     higher = len(ordered) - np.searchsorted(ordered, z, side="left")
     shares: Floats = (1 + higher) / (1 + len(ordered))
     return shares
@@ -95,7 +165,7 @@ def standing_out(p: Floats, rate: float) -> int:
     return int(within[-1]) + 1 if len(within) else 0
 
 
-def _sum(kinds: Sequence[Floats], weights: Sequence[float]) -> Floats:
+def _sum(kinds: Sequence[Floats], weights: Sequence[float] | Floats) -> Floats:
     """The weighted sum of the kinds that a model has."""
     total = sum(weight * np.nan_to_num(one) for one, weight in zip(kinds, weights, strict=True))
     has = np.any([~np.isnan(one) for one in kinds], axis=0)

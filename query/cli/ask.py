@@ -11,7 +11,7 @@ from query.cli.options import base_option, neighbours_option, opened_atlas, prin
 
 
 @question(
-    click.argument("file", required=False),
+    click.argument("files", nargs=-1, metavar="FILE"),
     neighbours_option("Number of models to show.", 10, "--limit"),
     base_option,
     click.option("--field", metavar="NAME", help='Field of a row that holds the text. Default: "text".'),
@@ -23,18 +23,22 @@ from query.cli.options import base_option, neighbours_option, opened_atlas, prin
     click.option("--model", metavar="MODEL", help="Ask which of the files --among this model was tuned on."),
     click.option(
         "--among", metavar="FILE", multiple=True, type=Path,
-        help="With --model: a file of texts, or a folder of such files. May be given several times.",
+        help="With --model: a file of texts, or a folder of such files. More of them may follow.",
     ),
     click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …"),
 )  # fmt: skip
-def ask(file: str | None, atlas: str, output: str, **options: Any) -> None:
+def ask(files: tuple[str, ...], atlas: str, output: str, **options: Any) -> None:
     """Find the models that were probably tuned on texts like those in FILE: lines, JSON lines, CSV, TSV or Parquet.
 
     With --model and --among, find which files a model was tuned on, or none of them. If FILE is "-", texts are read
     from stdin. The texts run through the base model once; no fine-tune is run.
     """
-    if (file is None) == (options["model"] is None) or bool(options["among"]) != (options["model"] is not None):
-        raise click.UsageError("Name a FILE of texts, or use --model with --among FILE.")
+    is_of_model = options["model"] is not None
+    if bool(options["among"]) != is_of_model or (not is_of_model and len(files) != 1):
+        raise click.UsageError("Name one FILE of texts, or use --model with --among FILE.")
+    if is_of_model:
+        options["among"] = (*options["among"], *map(Path, files))
+    file = None if is_of_model else files[0]
     if options["where"] is not None:
         from query.sql import prepare
 

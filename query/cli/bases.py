@@ -31,14 +31,16 @@ if TYPE_CHECKING:
     base_option,
     representation_option,
     click.option(
-        "--by", type=click.Choice(["dataset", "model"]), default="dataset", show_default=True, help="Rows to print."
+        "--by", type=click.Choice(["dataset", "model", "task"]), default="dataset", show_default=True,
+        help="Rows to print; task: whether models of one task, not dataset, are close, also within datasets.",
     ),
     neighbours_option("Number of nearest models to consider. Default: as many as share its dataset.", None),
     click.option(
         "--no-kin", is_flag=True, help="Leave out models of the same family tree (after query lineage --all)."
     ),
     click.option(
-        "--within", multiple=True, type=click.Choice(["head", "language", "author", "length", "norm", "seed"]),
+        "--within", multiple=True,
+        type=click.Choice(["head", "language", "author", "length", "norm", "seed", "dataset"]),
         help="Also print chance if only models of the same head (language, …) exchange labels. Repeatable. "
         "norm: of δW, to a factor of two. seed: of the factors of adapters.",
     ),
@@ -70,8 +72,9 @@ def purity(
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
         result = opened.purity(
-            base, representation=representation, k=k, kin=not no_kin, confusions=confusions, within=within
-        )
+            base, representation=representation, k=k, kin=not no_kin, confusions=confusions, within=within,
+            by="task" if by == "task" else "dataset",
+        )  # fmt: skip
         whole = result.to_dict(by_model=by == "model", confusions=confusions)
         by = "confusion" if confusions else by
         rows, table = result.lines(by), result.table(details=details, by=by)
@@ -87,8 +90,8 @@ def purity(
     click.option("--min-size", type=click.IntRange(min=2), help="Size of the smallest cluster (hdbscan)."),
     click.option("--count", type=click.IntRange(min=2), help="Number of clusters (kmeans)."),
     click.option(
-        "--by", type=click.Choice(["cluster", "model"]), default="cluster", show_default=True,
-        help="Rows of CSV and JSON lines.",
+        "--by", type=click.Choice(["cluster", "model", "task"]), default="cluster", show_default=True,
+        help="Rows of CSV and JSON lines; task: also compare clusters with tasks, among models on one dataset too.",
     ),
     representation_option,
     seed_option,
@@ -97,7 +100,7 @@ def purity(
 def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, **options: Any) -> None:
     """Group the fine-tunes of a base by their vectors, and measure how well groups, datasets and authors agree."""
     with opened_atlas(atlas) as opened:
-        found = opened.clusters(base, **options)
+        found = opened.clusters(base, by="task" if by == "task" else "dataset", **options)
         print_result(found, output, details=details, rows=found.to_rows(by))
 
 
@@ -142,7 +145,10 @@ def draw_map(base: str | None, atlas: str, output: str, out: str, theme: ThemeNa
 def rank(
     base: str | None, details: bool, atlas: str, output: str, out: str | None, theme: ThemeName, **options: Any
 ) -> None:
-    """Show how the rank of the change, or of the weights, varies with depth, and the equation that fits best."""
+    """Show how the rank of the change, or of the weights, varies with depth, and the equation that fits best.
+
+    The input embedding is not included: only the sizes of its rows' changes are read (`query layers`).
+    """
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
         print_result(opened.rank(base, **options), output, details=details, file=file, theme=theme)

@@ -98,6 +98,9 @@ def compare(a: str, b: str, base: str | None, representation: str, read: str | N
     click.option(
         "--of", type=click.Choice(tuple(MEASURES)), default="relative_norm", show_default=True, help="Measure to show."
     ),
+    click.option(
+        "--heads", is_flag=True, help="Show how the change of each attention matrix is spread over its heads."
+    ),
     read_option,
     out_option(),
     theme_option,
@@ -106,6 +109,7 @@ def layers(
     model: str,
     base: str | None,
     of: str,
+    heads: bool,
     read: str | None,
     out: str | None,
     theme: ThemeName,
@@ -115,7 +119,7 @@ def layers(
     """Show where MODEL changed, by layer and family: an indexed id, any other Hub id, or a local folder."""
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        found = opened.layers(model, base, read=read)
+        found = opened.layers(model, base, read=read, heads=heads)
         if file is not None:
             found.write(file, theme, of)
         print_result(found, output, file=file, table=found.table(of=of))
@@ -273,7 +277,7 @@ def trace(
 ) -> None:
     """Show what MODEL was trained on, from its input embedding: only rows of tokens in the training text moved.
 
-    With --text, show which texts it was certainly not trained on.
+    With --text, show which texts certainly had no part in it: no step that changed the embedding used them.
     """
     with opened_atlas(atlas) as opened:
         found = opened.trace(

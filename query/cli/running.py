@@ -134,6 +134,10 @@ def invert(
     ),
     click.option("--plain", is_flag=True, help="Without octaves, blur and jitter."),
     click.option(
+        "--module", type=click.Choice(["block", "attention", "mlp"]), default="block", show_default=True,
+        help="Neurons of the block's output, of its attention heads, or inside its MLP.",
+    ),
+    click.option(
         "--recipe", type=click.Choice(["default", "original", "seed"]), default="default", show_default=True,
         help="original: the method of the original papers (printed as seed).",
     ),

@@ -29,10 +29,12 @@ _TIE = 1e-12  # smaller differences come from summing in another order
 class Agreement:
     """One measure and its chance level; undefined numbers are None.
 
-    ``labels``: what is compared with the clusters (``datasets`` or ``authors``), or the groups whose silhouette it is
-    (also ``clusters``). ``measure``: ``ari``, ``ami``, ``homogeneity``, ``completeness`` or ``silhouette``.
+    ``labels``: what is compared with the clusters (``datasets``, ``authors``, ``tasks``), or the groups whose
+    silhouette it is (also ``clusters``).
+    ``measure``: ``ari``, ``ami``, ``homogeneity``, ``completeness`` or ``silhouette``.
     ``among``: ``all`` models with a label, each outlier being a cluster of its own; only ``clustered`` models; only
-    pairs of models by different authors (``cross_author``) or on different datasets (``cross_dataset``).
+    pairs of models by different authors (``cross_author``), on different datasets (``cross_dataset``) or on one dataset
+    (``within_dataset``).
     ``chance``: the mean over permutations; ``p_value``: (1 + #≥)/(1 + draws). ``against``: what was permuted,
     ``labels`` freely or whole ``sweeps``; or ``cloud``: comparison with clusters of structureless clouds.
     ``models``: how many took part.
@@ -117,6 +119,7 @@ def compared_across(
     groups: Sequence[str | None],
     draws: int,
     rng: np.random.Generator,
+    authors: Sequence[str] | None = None,
 ) -> tuple[Agreement, int]:
     """ARI over pairs of models from different ``groups``, and the number of different permutations.
 
@@ -125,21 +128,35 @@ def compared_across(
     models of one author lie together even if their datasets differ? With N pairs from different groups, P of them in
     one cluster, Q with one name and A with both, the value is (A - PQ/N) / ((P + Q)/2 - PQ/N), which over all pairs is
     the ARI. Its mean under chance need not be zero. Whole sweeps are permuted (``AuthorRuns.permuted``).
+
+    With ``authors`` over pairs of models from *one* group instead. With tasks as ``names`` and datasets as ``groups``:
+    among pairs of models on one dataset, do those in one cluster share a task? Names are permuted within groups, those
+    of an author's sweeps in one group together.
     """
     part = np.array([i for i, pair in enumerate(zip(names, groups, strict=True)) if None not in pair], dtype=np.intp)
     separate = _outliers_apart(clusters[part])
     codes, group = codes_of([names[row] for row in part.tolist()]), codes_of([groups[row] for row in part.tolist()])
-    everything = len(part) * (len(part) - 1) / 2 - _pairs(group)
-    together = _pairs(separate) - _pairs(separate, group)
-    if not (_is_informative(separate) and codes.max() and _pairs(codes) - _pairs(codes, group)):
+
+    def pairs(*partitions: Integers) -> float:
+        """Pairs of models that are together in all ``partitions``, from different groups (or from one)."""
+        inside = _pairs(*partitions, group)
+        return _pairs(*partitions) - inside if authors is None else inside
+
+    everyone = np.zeros(len(part), dtype=np.intp)
+    everything, together = pairs(everyone), pairs(separate)
+    has_pairs = pairs(codes) > 0 and (authors is None or pairs(codes) < everything)
+    if not (_is_informative(separate) and codes.max(initial=0) and has_pairs):
         return _row(labels, "ari", among, None, len(part), "sweeps"), 0
-    sweeps = AuthorRuns(group, codes.tolist())
+    if authors is None:
+        sweeps = AuthorRuns(group, codes.tolist())
+    else:
+        units = codes_of([(authors[row], groups[row]) for row in part.tolist()])
+        sweeps = AuthorRuns(units, codes.tolist(), group)
     carried = codes[sweeps.first]
     values = np.empty(1 + draws)
     for draw in range(1 + draws):
         dealt = (sweeps.permuted(carried, rng) if draw else carried)[sweeps.of_model]
-        alike = _pairs(dealt) - _pairs(dealt, group)
-        both = _pairs(separate, dealt) - _pairs(separate, dealt, group)
+        alike, both = pairs(dealt), pairs(separate, dealt)
         by_chance = together * alike / everything
         room = (together + alike) / 2 - by_chance
         values[draw] = (both - by_chance) / room if room > _TIE else 0.0

@@ -23,7 +23,8 @@ class Member:
     """One model that was clustered. ``dataset``: the one it counts under (``leading_datasets``), or None.
 
     ``cluster``: -1 for an outlier. ``strength``: how firmly it belongs, 0 to 1 (hdbscan: HDBSCAN's probability;
-    kmeans: the cosine with the centre). ``nearest``: an outlier's highest cosine with any other model.
+    kmeans: the cosine with the centre). ``nearest``: an outlier's highest cosine with any other model. ``task``: what
+    it does (``population.tasks_of``); None if unknown or not asked for.
     """
 
     model_id: int
@@ -36,6 +37,7 @@ class Member:
     strength: float
     is_central: bool
     nearest: float | None
+    task: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Clusters(Result):
     """The clusters of one base, numbered from 0 by size, ties by their lowest model id.
 
     ``members``: every model that took part, by ascending id. ``min_size``: HDBSCAN's setting. ``count``: the number of
-    clusters given to or chosen by k-means. ``agreement``: every measure with its chance level.
+    clusters given to or chosen by k-means. ``agreement``: every measure with its chance level. ``by``: task if the
+    clusters were also compared with tasks, which the headline is then about; else dataset.
     """
 
     SHOW_HEADLINE = True
@@ -82,6 +85,7 @@ class Clusters(Result):
     agreement: tuple[Agreement, ...]
     left_out: LeftOut
     notes: tuple[str, ...] = ()
+    by: str = "dataset"
 
     @property
     def labels(self) -> dict[int, int]:
@@ -129,7 +133,7 @@ class Clusters(Result):
             "agreement": [asdict(row) for row in self.agreement],
             "left_out": asdict(self.left_out),
             "notes": list(self.notes),
-        }
+        } | ({"tasks": self.to_rows("task")} if self.by == "task" else {})
 
     def names_in(self, cluster: int) -> list[str]:
         """The models of one cluster, by id."""
@@ -145,20 +149,33 @@ class Clusters(Result):
             f"Of {counted(len(self.members), 'model')} {placed:,} lie in {counted(len(self.clusters), 'cluster')}, "
             f"{len(self.members) - placed:,} in none."
         )
-        row = next((row for row in self.agreement if (row.labels, row.measure, row.among) == AGREE), None)
+        asked = (f"{self.by}s", *AGREE[1:])
+        row = next((row for row in self.agreement if (row.labels, row.measure, row.among) == asked), None)
         if row is None or row.value is None:
             return found
         chance = "" if row.chance is None else f" (chance {decimal(row.chance)}, p {row.p_value:.2g})"
-        return (
-            f"{found} Clusters and datasets agree to {decimal(row.value)} of 1 by adjusted mutual information{chance}."
-        )
+        agree = f"Clusters and {self.by}s agree to {decimal(row.value)} of 1 by adjusted mutual information"
+        return f"{found} {agree}{chance}."
 
     def to_rows(self, by: str = "cluster") -> list[dict[str, Any]]:
-        """A row for each cluster, or (``by="model"``) for each member. Raises ValueError for another ``by``."""
+        """A row for each cluster, each member (``by="model"``) or each task. Raises ValueError for another ``by``."""
         if by == "model":
             return [asdict(member) for member in self.members]
+        if by == "task":
+            names = sorted({member.task for member in self.members if member.task is not None})
+            of_task = {name: [one for one in self.members if one.task == name] for name in names}
+            return [
+                {
+                    "task": name,
+                    "models": len(held),
+                    "datasets": sorted({one.dataset for one in held if one.dataset}),
+                    "clusters": sorted({one.cluster for one in held if one.cluster != OUTLIER}),
+                    "outliers": sum(one.cluster == OUTLIER for one in held),
+                }
+                for name, held in of_task.items()
+            ]
         if by != "cluster":
-            raise ValueError(f"unknown rows {by!r} (choose cluster or model)")
+            raise ValueError(f"unknown rows {by!r} (choose cluster, model or task)")
         counts = ("datasets", "authors", "relations")
         return [
             {name: list(value) if name in counts else value for name, value in asdict(cluster).items()}
@@ -177,7 +194,8 @@ class Clusters(Result):
         """
         agreement = [row for row in self.agreement if row.value is not None]
         if not details:
-            agreement = [row for row in agreement if row.measure == AGREE[1] or row.among.startswith("cross_")]
+            shown = ("cross_author", "cross_dataset", "within_dataset")
+            agreement = [row for row in agreement if row.measure == AGREE[1] or row.among in shown]
         if not any(member.cluster == OUTLIER for member in self.members):
             # Then the numbers among clustered models repeat those among all.
             agreement = [row for row in agreement if row.among != "clustered" or row.measure not in ("ari", "ami")]
@@ -203,6 +221,7 @@ class Clusters(Result):
                 tables[title] = rows
             else:
                 tables[f"{title}, the first {_SHOWN} of {len(rows)}"] = rows[:_SHOWN]
+        tables["tasks"] = self.to_rows("task")
         tables["agreement"] = [
             {
                 "labels": row.labels,

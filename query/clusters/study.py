@@ -45,8 +45,11 @@ def clusters(
     count: int | None = None,
     seed: int = 0,
     draws: int = 1000,
+    tasks: Sequence[str | None] | None = None,
 ) -> Clusters:
     """Cluster the distinct models of ``population``, and compare with datasets and authors.
+
+    ``tasks``: of every model of the population (``population.tasks_of``); then clusters are compared with them too.
 
     ``method``: ``hdbscan`` (``min_size``: smallest cluster) or ``kmeans`` (``count``: number of clusters, by default
     chosen by silhouette). ``draws``: permutations behind each chance level. A model counts under one dataset
@@ -80,10 +83,13 @@ def clusters(
     found, strengths = find(points)
     found = numbered(found)
     groups, members = described(kept, points, found, strengths)
+    if tasks is not None:
+        task_of = dict(zip(population.ids.tolist(), tasks, strict=True))
+        members = tuple(replace(member, task=task_of[member.model_id]) for member in members)
     if method == "kmeans":  # clouds are divided into as many clusters
         find = partial(by_centres, count=len(groups), seed=seed)
         count = count or len(groups)
-    agreement, ways = _agreement(members, points, found, find, draws, seed)
+    agreement, ways = _agreement(members, points, found, find, draws, seed, tasks is not None)
     result = Clusters(
         base=kept.base,
         representation=kept.representation,
@@ -94,6 +100,7 @@ def clusters(
         members=members,
         agreement=agreement,
         left_out=kept.left_out,
+        by="dataset" if tasks is None else "task",
     )
     return replace(result, notes=(*_notes_on_clusters(result, draws), *_notes_on_labels(result, ways)))
 
@@ -105,12 +112,13 @@ def _agreement(
     find: Callable[[Floats], tuple[Integers, Floats]],
     draws: int,
     seed: int,
+    with_tasks: bool,
 ) -> tuple[tuple[Agreement, ...], int]:
     """All rows, and the number of permutations of sweeps for the comparison across authors.
 
     Every row has a random stream of its own, so that adding a row does not change the others.
     """
-    streams = iter(np.random.default_rng(seed).spawn(8))
+    streams = iter(np.random.default_rng(seed).spawn(12))
     datasets = [member.dataset for member in members]
     authors = [member.author for member in members]
     across_authors, ways = compared_across("datasets", "cross_author", found, datasets, authors, draws, next(streams))
@@ -126,7 +134,15 @@ def _agreement(
         silhouette_of("clusters", points, placed, draws, next(streams)),
     ]
     cloud = against_clouds(points, found, lambda cloud: find(cloud)[0], draws, next(streams))
-    return (*rows, *([cloud] if cloud else [])), ways
+    rows += [cloud] if cloud else []
+    if with_tasks:
+        tasks = [member.task for member in members]
+        rows += compared("tasks", found, tasks, draws, next(streams))
+        for among, groups in (("cross_author", authors), ("cross_dataset", datasets)):
+            rows.append(compared_across("tasks", among, found, tasks, groups, draws, next(streams))[0])
+        within = compared_across("tasks", "within_dataset", found, tasks, datasets, draws, next(streams), authors)
+        rows.append(within[0])
+    return tuple(rows), ways
 
 
 def _notes_on_clusters(clusters: Clusters, draws: int) -> list[str]:

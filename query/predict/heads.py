@@ -7,48 +7,18 @@ out. Of generic names like LABEL_0 only the number counts. A model without a hea
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from query.population import Head
 from query.predict.dataset_runs import DatasetRuns
 from query.statistics.neighbours import Booleans, Floats, Integers, codes_of
 
 SMOOTHING = 0.5  # average sweeps added to those of each dataset
 _UNSEEN = 0.1  # sweeps added, among all datasets, to those with a head like this one
-
-_GENERIC_NAME = re.compile(r"(?:label|class|category)?\d*")
-_BETWEEN_WORDS = re.compile(r"[\W_]+")
-
-
-@dataclass(frozen=True)
-class Head:
-    """The head of a model. ``kind`` is None if the head is not known; ``names`` is None if the names are generic."""
-
-    kind: str | None = None
-    labels: int | None = None
-    names: frozenset[str] | None = None
-
-
-def head_of(
-    head_class: str | None, label_count: int | None, label_names: Sequence[str] | None, problem_type: str | None
-) -> Head:
-    """The head that columns of the models view (or a record's head) describe.
-
-    The kind is the class without its architecture, such as ``ForTokenClassification``, with the problem type if that
-    is not the usual one.
-    """
-    if not head_class:
-        return Head()
-    kind = head_class[head_class.find("For") :] if "For" in head_class else "no head"
-    if problem_type in ("regression", "multi_label_classification"):
-        kind += f" {problem_type}"
-    names = frozenset(_BETWEEN_WORDS.sub("", name.casefold()) for name in label_names or ())
-    return Head(kind, label_count, names if any(not _GENERIC_NAME.fullmatch(name) for name in names) else None)
 
 
 class HeadMatches:

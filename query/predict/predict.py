@@ -27,9 +27,8 @@ from indexer.records.difference import (
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from query.lookup import indexed_model, resolve_model
-from query.population import own_datasets, relatives
+from query.population import Head, head_of, own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
-from query.predict.heads import Head, head_of
 from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
 from query.predict.scoring import estimated_share
 from query.predict.training_set import (

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.vectors.masks import changed_blocks, shared_blocks
-from query.population import Population, distinct, notes_on_sampled, read_population
+from query.population import Head, Population, distinct, head_of, notes_on_sampled, read_population
 from query.predict.dataset_runs import DatasetRuns
-from query.predict.heads import Head, HeadMatches, head_of
+from query.predict.heads import HeadMatches
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Booleans, Floats, Integers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
 from itertools import combinations
 
@@ -27,6 +27,7 @@ class LabelledOrder:
 
     Label sets are reduced to the datasets that can match at all (found in more than one group of ``excluded``) and
     numbered: the ``kind`` of a model. ``strata`` (n,): labels are permuted only among models of one stratum.
+    ``is_split``: an author's models with one label are then a sweep in each stratum, not one over all.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class LabelledOrder:
         labels: list[frozenset[str]],
         k: int | None,
         strata: Integers | None = None,
+        is_split: bool = False,
     ) -> None:
         self.order, self.excluded, self.labels, self.k = order, excluded, labels, k
         held = {(name, group) for group, names in zip(excluded.tolist(), labels, strict=True) for name in names}
@@ -53,7 +55,10 @@ class LabelledOrder:
         self.share_left, self.share_right = (pairs.astype(np.int32) for pairs in np.nonzero(self.share))
         self.is_one_each = bool((self.share_left == self.share_right).all())
 
-        self.sweeps = AuthorRuns(excluded, labels, strata)
+        keys: Sequence[Hashable] = labels
+        if is_split and strata is not None:
+            keys = list(zip(labels, strata.tolist(), strict=True))
+        self.sweeps = AuthorRuns(excluded, keys, strata)
         self.sweep_kinds = self.kinds[self.sweeps.first]
         # All pairs of sweeps of one author.
         self.own_left = np.concatenate([np.repeat(sweeps, len(sweeps)) for sweeps in self.sweeps.lists])

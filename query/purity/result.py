@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,6 @@ _DRAWN = 40  # datasets in a picture
 _WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
 _APART = 0.16  # of a row, between the two forms
 _TITLES = {
-    "dataset": "by dataset",
-    "model": "by model",
     "confusion": "taken for each other more often than by chance, in both directions",
 }
 _BREAKDOWNS = ("by_dataset", "by_model", "confusions", "within")
@@ -139,7 +137,10 @@ class PurityScore:
 
 @dataclass(frozen=True, repr=False)
 class PurityResult(Drawn, PurityScore):
-    """Purity of one base in one representation; ``cross_author`` is the same among other authors' models."""
+    """Purity of one base in one representation; ``cross_author`` is the same among other authors' models.
+
+    ``by``: ``dataset``, or ``task``, which then stands for the dataset in all names of keys, rows and sentences.
+    """
 
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("cross_author_models", "datasets", "models", "neighbours", "cross_author_chance", "chance", "p")
@@ -147,6 +148,7 @@ class PurityResult(Drawn, PurityScore):
     base: str = ""
     representation: str = ""
     k: int | None = None
+    by: str = "dataset"
     cross_author: PurityScore = PurityScore(0, 0, 0)
     on_sampled: tuple[str, ...] = ()  # a note on models that were left out, as a sample gives no such vector
     on_habits: tuple[str, ...] = ()  # notes on habits that go with the labels
@@ -167,7 +169,7 @@ class PurityResult(Drawn, PurityScore):
         others = {one.dataset: one for one in self.cross_author.by_dataset}
         datasets = sorted(self.by_dataset, key=lambda one: (-one.purity, one.dataset))[:_DRAWN]
         rows = [(one.dataset, one, others.get(one.dataset)) for one in datasets]
-        return purity_figure([("all models", self, self.cross_author), *rows], theme, ax)
+        return purity_figure([("all models", self, self.cross_author), *rows], theme, ax, self.by)
 
     def to_dict(self, *, by_model: bool = False, confusions: bool = False) -> dict[str, Any]:
         """The documented JSON object; rows of single models and of confused pairs only on request."""
@@ -189,7 +191,14 @@ class PurityResult(Drawn, PurityScore):
         if confusions:
             result["confusions"] = rows(self, "confusions")
             result["cross_author"]["confusions"] = rows(other, "confusions")
-        return result | ({"by_model": rows(self, "by_model")} if by_model else {})
+        renamed: dict[str, Any] = self._renamed(result | ({"by_model": rows(self, "by_model")} if by_model else {}))
+        return renamed if self.by == "dataset" else {"by": self.by} | renamed
+
+    def _renamed(self, part: Any) -> Any:
+        """``part`` of an answer with this ``by`` in place of ``dataset`` in all keys."""
+        if isinstance(part, Mapping):
+            return {key.replace("dataset", self.by): self._renamed(value) for key, value in part.items()}
+        return [self._renamed(one) for one in part] if isinstance(part, list) else part
 
     def to_rows(self, by: str = "dataset") -> list[dict[str, Any]]:
         """A row for each scored dataset or (``by="model"``) model; ``cross_author_…``: among other authors' models.
@@ -199,14 +208,15 @@ class PurityResult(Drawn, PurityScore):
         """
         if by == "confusion":
             forms = {"all": self.confusions, "by other authors": self.cross_author.confusions}
-            return [{"among": among} | asdict(pair) for among, pairs in forms.items() for pair in pairs]
-        if by not in ("dataset", "model"):
-            raise ValueError(f"unknown rows {by!r} (choose dataset, model or confusion)")
+            return [self._renamed({"among": among} | asdict(pair)) for among, pairs in forms.items() for pair in pairs]
+        if by not in ("dataset", "model", self.by):
+            raise ValueError(f"unknown rows {by!r} (choose {self.by}, model or confusion)")
+        by = "model" if by == "model" else "dataset"
         name = f"by_{by}"
         others = {getattr(row, by): row for row in getattr(self.cross_author, name)}
         again = ("models", "purity", "chance") if by == "dataset" else ("neighbours", "purity", "chance")
         return [
-            asdict(row)
+            self._renamed(asdict(row))
             | {f"cross_author_{key}": getattr(others.get(getattr(row, by)), key, None) for key in again}
             for row in getattr(self, name)
         ]  # fmt: skip
@@ -236,7 +246,7 @@ class PurityResult(Drawn, PurityScore):
             others = "by other authors" if self.cross_author.confusions else "all"
             rows = [
                 {
-                    "dataset": row["dataset"],
+                    self.by: row[self.by],
                     "taken for": row["taken_for"],
                     "share": row["share"],
                     "chance": row["chance"],
@@ -247,7 +257,7 @@ class PurityResult(Drawn, PurityScore):
                 for row in rows
                 if row["among"] == others and row["is_notable"]
             ]
-        title = _TITLES[by]
+        title = _TITLES.get(by, f"by {by}")
         if not details:
             title += "" if len(rows) <= _SHOWN else f", the first {_SHOWN} of {len(rows)}"
             rows = [
@@ -285,11 +295,13 @@ class PurityResult(Drawn, PurityScore):
             for among, score in (("all", self), ("by other authors", self.cross_author))
             for one in score.within
         ]
-        whole = {"base": self.base, "representation": self.representation, "neighbours": neighbours}
+        whole = {"base": self.base, "representation": self.representation, "neighbours": self._renamed(neighbours)}
         return whole | ({title: rows} if rows else {})
 
 
-def purity_figure(rows: Sequence[tuple[str, Any, Any]], theme: str = "light", ax: Axes | None = None) -> Figure:
+def purity_figure(
+    rows: Sequence[tuple[str, Any, Any]], theme: str = "light", ax: Axes | None = None, by: str = "dataset"
+) -> Figure:
     """Dots with intervals and chance: a row for each name, filled for all neighbours, hollow for other authors'.
 
     ``rows``: a name, its purity, and its purity among other authors' models (a PurityScore or a DatasetPurity).
@@ -314,7 +326,8 @@ def purity_figure(rows: Sequence[tuple[str, Any, Any]], theme: str = "light", ax
     axes.set_yticks(range(len(rows)), [label(name) for name, _, _ in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1)
-    axes.set_xlabel("purity: share of nearest neighbours tuned on the same data", fontsize=9)
+    same = "tuned on the same data" if by == "dataset" else f"of the same {by}"
+    axes.set_xlabel(f"purity: share of nearest neighbours {same}", fontsize=9)
     axes.grid(axis="x", color=colours.faint, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
@@ -343,10 +356,14 @@ def verdict(result: PurityResult) -> list[str]:
     if result.purity is None:
         return [f"Purity cannot be computed. {result.note}"]
     other = result.cross_author
+    of_data = result.by == "dataset"
+    neighbours = "were tuned on data that it was tuned on too" if of_data else f"have the {result.by} that it has"
+    alike = "tuned on the same data" if of_data else f"of the same {result.by}"
+    known = "depend on the data" if of_data else f"depend on the {result.by}"
     sentences = [
         f"With the representation “{result.representation}”, {percent(result.purity)} of a model's nearest neighbours "
-        f"were tuned on data that it was tuned on too; for random neighbours it would be {percent(result.chance)}. "
-        f"This is the mean over {counted(result.models, 'model')} that share a dataset with another."
+        f"{neighbours}; for random neighbours it would be {percent(result.chance)}. "
+        f"This is the mean over {counted(result.models, 'model')} that share a {result.by} with another."
     ]
     if other.purity is None:
         sentences.append(f"It cannot be computed across authors. {other.note}")
@@ -356,11 +373,11 @@ def verdict(result: PurityResult) -> list[str]:
             f"{percent(other.chance)}."
         )
     if other.is_more_than_chance:
-        judgement = "So models tuned on the same data do lie together, and not only because one person made them."
+        judgement = f"So models {alike} do lie together, and not only because one person made them."
     elif not result.is_more_than_chance:
-        judgement = "This may be chance: these numbers do not show that the vectors depend on the data."
+        judgement = f"This may be chance: these numbers do not show that the vectors {known}."
     elif other.purity is None:
-        judgement = "So it remains open whether the vectors depend on the data or only on whose scripts were used."
+        judgement = f"So it remains open whether the vectors {known} or only on whose scripts were used."
     else:
         judgement = "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
     if result.on_habits and result.is_more_than_chance:

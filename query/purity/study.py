@@ -37,8 +37,11 @@ STRATA = {
     "length": "position_rows",
     "norm": "round(log2(nullif(delta_norm, 0)))",  # to a factor of two: rates and steps show in it
     "seed": "initialisation",
+    # A model that names none is alone: it may have been tuned on anything.
+    "dataset": "coalesce((SELECT string_agg(DISTINCT dataset, ' ' ORDER BY dataset) FROM model_datasets AS named "
+    "WHERE named.model_id = fine_tunes.model_id), concat('model ', fine_tunes.model_id))",
 }
-HABITS = tuple(name for name in STRATA if name != "author")  # purity across authors is about authors
+HABITS = ("head", "language", "length", "norm", "seed")  # purity across authors is about authors
 _CHANCE_DRAWS = 200  # for the chance level within strata, and for the effect in large populations
 _DRAWS = 1000
 _HABIT_DRAWS = 20
@@ -61,9 +64,11 @@ def purity(
     trees: Integers | None = None,
     confusions: bool = False,
     within: Mapping[str, Sequence[Hashable]] = MappingProxyType({}),
+    by: str = "dataset",
 ) -> PurityResult:
     """Purity of ``population``, plain and cross-author, with intervals over authors and permutation p-values.
 
+    ``by``: what its ``datasets`` are, as the answer calls them: ``dataset``, or ``task`` if they are tasks.
     ``trees``: the family tree of every model of the population; models of one tree are then not candidates for each
     other, and their label sets are permuted as an author's are. ``confusions``: also list confused datasets.
     ``within``: by name, a value for every model of the population; for each also the chance level and p if labels are
@@ -110,18 +115,20 @@ def purity(
             score = _score(trial, authors, names, draws, np.random.default_rng([seed, form]))
             found = confused_pairs(trial) if confusions and score.models else ()
             held = tuple(
-                _within(name, LabelledOrder(order, excluded, labels, k, codes), score, draws, seed)
+                _within(name, LabelledOrder(order, excluded, labels, k, codes, by == "task"), score, draws, seed)
                 for name, codes in strata.items()
                 if score.models
             )
             scores.append(replace(score, confusions=found, within=held))
     else:
         scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
+    scores = [replace(score, note=score.note.replace("dataset", by)) for score in scores]
     return PurityResult(
         **vars(scores[0]),
         base=population.base,
         representation=population.representation,
         k=k,
+        by=by,
         cross_author=scores[1],
     )
 

@@ -1,4 +1,8 @@
-"""Which texts cannot have been in the training data: those with a token whose row did not move."""
+"""Which texts cannot have been in the training data: those with a token whose row did not move.
+
+Exactly: no step that changed a number of the token's row had it. Steps with a learning rate of zero, or one so small
+that no number of the row changes, cannot be told from steps that never were: the embedding is the same, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,8 @@ _LAST_MARKS = re.compile(r"[^\w]+$")
 class JudgedText:
     """A text, shortened; ``untouched``: its tokens whose rows did not move.
 
-    ``verdict``: certainly_not_used or possible. ``met``: the share of its tokens, among those whose rows were read,
-    that moved; None if no row was read.
+    ``verdict``: certainly_not_used (by a step that changed these rows) or possible. ``met``: the share of its tokens,
+    among those whose rows were read, that moved; None if no row was read.
     """
 
     text: str

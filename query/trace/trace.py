@@ -98,8 +98,8 @@ class TracedModel(Result):
     def _of_texts(self, text: JudgedTexts) -> str:
         if text.certainly_not_used is not None and text.share_upper is not None:
             return (
-                f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used, and at most "
-                f"{text.share_upper:.0%} can have been (95 % confidence)."
+                f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used in any step "
+                f"that changed its embedding, and at most {text.share_upper:.0%} can have been (95 % confidence)."
             )
         if text.likelihood is None:
             return f"None of the tokens of {counted(text.texts, 'text')} was read."
@@ -231,9 +231,9 @@ def trace(
             notes.append(
                 f"Only the first {kept or USUAL_LENGTH} tokens of a text count"
                 + ("" if kept else ", because it is not known where training cut texts (`max_length=N`)")
-                + ". “Certainly not used” means as the text is written here, at the start of an input, and does not "
-                "cover the very last steps of a schedule that ran to zero in one epoch. A changed text may have been "
-                "used. A possible text was not necessarily used."
+                + ". “Certainly not used” means that no training step that changed a number of the embedding had the "
+                "text as it is written here, at the start of an input. A step whose learning rate was zero, or nearly, "
+                "leaves no trace; and a changed text may have been used. A possible text was not necessarily used."
             )
     decay = -math.log(evidence.scale)
     return TracedModel(

@@ -28,9 +28,8 @@ from indexer.vectors.centre import (
 )
 from query import Atlas
 from query.clusters.study import clusters
-from query.population import Population, distinct, read_population
+from query.population import Head, Population, distinct, read_population
 from query.predict.evaluation import evaluate_models
-from query.predict.heads import Head
 from query.predict.training_set import LabelledModels
 from query.purity.study import purity
 from query.statistics.likeness import similarities

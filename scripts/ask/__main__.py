@@ -20,7 +20,7 @@ from query import Atlas
 from query.ask.ask import FALSE_DISCOVERIES
 from query.ask.evidence import Features, Reader, reference_sets
 from query.ask.models import read_candidates
-from query.ask.scoring import VOCABULARY_WEIGHT, Scored, score, standing_out
+from query.ask.scoring import VOCABULARY_WEIGHT, Scored, null_of, score, standing_out
 from query.texts import Texts, read_texts
 from scripts.child import PROJECT, run_shown
 from scripts.family import tasks
@@ -125,25 +125,25 @@ def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: P
         return {"vectors": [one], "vocabulary": [other], "fused": [other, one]}
 
     every = np.arange(len(kept))
-    found = {name: score(evidence) for name, evidence in kinds(asked, every).items()}
-    rival_scores = {name: score([(raw[: -len(names)], raw[-len(names) :], 1.0)]) for name, raw in others.items()}
-    elsewhere = {name: score(evidence) for name, evidence in kinds(outside, every).items()}
+    found = {name: scored(evidence) for name, evidence in kinds(asked, every).items()}
+    rival_scores = {name: scored([(raw[: -len(names)], raw[-len(names) :], 1.0)]) for name, raw in others.items()}
+    elsewhere = {name: scored(evidence) for name, evidence in kinds(outside, every).items()}
     chance: dict[str, list[np.ndarray]] = {name: [] for name in found}
     for place, name in enumerate(names):
         related = next((group for group in RELATED if name in group), {name})
         free = np.flatnonzero(~np.isin(labels, sorted(related)))
         one = Features(asked.blocks[place : place + 1], asked.rates[place : place + 1])
         for kind, evidence in kinds(one, free).items():
-            chance[kind].append(score(evidence).p[0])
+            chance[kind].append(scored(evidence).p[0])
     print(f"\n{plan.base}: {len(kept)} models, {int(is_adapter.sum())} adapters, {len(names)} data sets, "
           f"{len(null.blocks)} sets of reference texts")  # fmt: skip
     head = ("evidence", "models", "n", "AP", "chance", "to data set", "p<.05", "p<.01")
     print(("{:<12}{:<10}" + "{:>12}" * 6).format(*head))
-    for kind, scored in (found | rival_scores).items():
+    for kind, values in (found | rival_scores).items():
         for which, some in (("full", ~is_adapter), ("adapters", is_adapter), ("all", np.ones(len(kept), bool))):
-            some = some & ~np.isnan(scored.z).any(axis=0)
+            some = some & ~np.isnan(values.z).any(axis=0)
             if some.any():
-                print(("{:<12}{:<10}{:>12}" + "{:>12.3f}" * 5).format(kind, which, *row(scored, labels, names, some)))
+                print(("{:<12}{:<10}{:>12}" + "{:>12.3f}" * 5).format(kind, which, *row(values, labels, names, some)))
     print(("\n{:<12}{:<34}" + "{:>10}" * 5).format("by chance", "texts", "n", "p<.05", "p<.01", "KS", "a find"))
     for kind in found:
         lines = {"of other data sets": chance[kind], "of the documentation": list(elsewhere[kind].p)}
@@ -151,20 +151,26 @@ def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: P
             print(("{:<12}{:<34}{:>10}" + "{:>10.3f}" * 4).format(kind, what, *uniformity(values)))
 
 
-def row(scored: Scored, labels: np.ndarray, names: Sequence[str], some: np.ndarray) -> list[Any]:
+def scored(kinds: Sequence[tuple[Any, Any, float]]) -> Scored:
+    """From the raw scores of the reference sets and of those asked about, and the weight, of each kind of evidence."""
+    null, asked, weights = zip(*kinds, strict=True)
+    return score(null_of(null, weights), asked)
+
+
+def row(found: Scored, labels: np.ndarray, names: Sequence[str], some: np.ndarray) -> list[Any]:
     """n, AP and its chance over data sets, the share of models whose data set comes first, and shares of small p."""
     precision, by_chance, small, tiny = [], [], [], []
     for place, name in enumerate(names):
         is_true = labels[some] == name
         if not is_true.any():
             continue
-        order = np.argsort(-scored.z[place, some], kind="stable")
+        order = np.argsort(-found.z[place, some], kind="stable")
         hits = is_true[order]
         precision.append(float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].mean()))
         by_chance.append(float(is_true.mean()))
-        small += (scored.p[place, some][is_true] < 0.05).tolist()
-        tiny += (scored.p[place, some][is_true] < 0.01).tolist()
-    right = np.array(names)[scored.z[:, some].argmax(axis=0)] == labels[some]
+        small += (found.p[place, some][is_true] < 0.05).tolist()
+        tiny += (found.p[place, some][is_true] < 0.01).tolist()
+    right = np.array(names)[found.z[:, some].argmax(axis=0)] == labels[some]
     return [int(some.sum()), np.mean(precision), np.mean(by_chance), right.mean(), np.mean(small), np.mean(tiny)]
 
 

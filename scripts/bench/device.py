@@ -103,9 +103,9 @@ def _texts(name: str) -> Table:
         for device in ("cpu", "cuda"):
             base = read_base(folder, None, keys, 512, device)
             held = base.whitening(base.encode(reference))
-            base.blocks(base.encode(asked[:20]), held)
-            seconds[device] = _seconds(lambda base=base, held=held: base.blocks(base.encode(asked), held))
-            vectors[device] = base.blocks(base.encode(asked), held)
+            base.blocks([base.encode(asked[:20])], held)
+            seconds[device] = _seconds(lambda base=base, held=held: base.blocks([base.encode(asked)], held))
+            vectors[device] = base.blocks([base.encode(asked)], held)[0]
     least = float((vectors["cpu"] * vectors["cuda"]).sum(1).min())
     table.add("query ask", seconds["cpu"], seconds["cuda"], seconds["cpu"] / seconds["cuda"], least)
     table.promises["the device's blocks have a cosine of .99 or more with the processor's"] = least >= 0.99

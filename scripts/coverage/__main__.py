@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING
 from scripts.child import PROJECT, run_shown
 from scripts.coverage.kinds import KINDS, Kind
 from scripts.coverage.making import Changes, norm_of
-from scripts.tables import markdown
+from scripts.tables import fill, markdown
 from scripts.terminal import hub_environment
 
 if TYPE_CHECKING:
     from indexer.records.record import Record
 
 PAGE = PROJECT / "docs" / "coverage.md"
-MARK = "<!-- written by python -m scripts.coverage --page -->"
 TOLERANCE = 0.01
 DIRECTIONS = 0.98
 # Where the fine-tune is stored in codes, their noise adds to every singular value: only the first two, the rank that is
@@ -184,8 +183,7 @@ def main() -> None:
         text = table(chosen, outcomes(chosen, Path(folder)))
     print(text)
     if is_page:
-        before, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
-        PAGE.write_text(f"{before}{mark}\n\n{text}\n", encoding="utf-8")
+        fill(PAGE, {"outcomes": text})
 
 
 if __name__ == "__main__":

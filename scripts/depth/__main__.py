@@ -1,6 +1,6 @@
 """``python -m scripts.depth --tokenizer FILE``: train the small models and repeat the original experiments S1 to S9.
 
-Every part writes its numbers (docs/layers.md) as JSON; what exists is not made again.
+With the questions that they left open (``scripts.depth.questions``). Every part writes its numbers (docs/layers.md) as JSON; what exists is not made again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from indexer.profiles.probes import image_probe, random_probe, shipped_images, s
 from indexer.profiles.recovery import (
     blank_start,
     criterion,
+    high_frequency,
     image_error,
     recover,
     recover_as_original,
@@ -30,7 +31,18 @@ from indexer.profiles.recovery import (
 )
 from indexer.profiles.single import Reference, invert_words, read_now, seeded_patch_embedding
 from indexer.profiles.statistics import seeded_generator, spread_of
-from scripts.depth.models import PATCH, SIDE, load_mixer, make_gpt2, make_mixer, make_vit
+from scripts.depth import questions
+from scripts.depth.models import (
+    PATCH,
+    SIDE,
+    Convolutional,
+    Mixer,
+    load_mixer,
+    make_convolutional,
+    make_gpt2,
+    make_mixer,
+    make_vit,
+)
 
 LAYERS = (1, 2, 4)
 NEURONS = tuple(range(32))
@@ -47,10 +59,12 @@ class Models:
         self.vit = read_now(Reference(str(folder / "tiny-vit")))
         self.gpt2_twin, self.vit_twin = self.gpt2.twin(0, "cpu"), self.vit.twin(0, "cpu")
         # Any torch module: the library needs a patch embedding and blocks.
-        self.mixer, self.mixer_twin = (
-            Layers(model.embed, list(model.blocks), patch=PATCH, image_shape=(3, SIDE, SIDE))
-            for model in (load_mixer(folder / "tiny-mixer"), load_mixer(None))
-        )
+        self.own = {
+            f"{name}{twin}": Layers(model.embed, list(model.blocks), patch=PATCH, image_shape=(3, SIDE, SIDE))
+            for name, kind in (("mixer", Mixer), ("convolutional", Convolutional))
+            for twin, where in (("", folder / f"tiny-{name}"), (", untrained", None))
+            for model in [load_mixer(where, kind=kind)]
+        }
 
     @property
     def seeing(self) -> dict[str, Layers]:
@@ -60,8 +74,7 @@ class Models:
             "ViT, untrained": self.vit_twin.layers,
             "GPT-2 behind a stem": seeded_patch_embedding(self.gpt2.layers),
             "GPT-2 untrained, behind a stem": seeded_patch_embedding(self.gpt2_twin.layers),
-            "mixer": self.mixer,
-            "mixer, untrained": self.mixer_twin,
+            **self.own,
         }
 
 
@@ -91,7 +104,8 @@ def reconstructions(models: Models) -> Iterator[Row]:
             error, standard_error, shares = image_error(layers, found, target)
             quarter = len(shares) // 4
             row = {"model": name, "layer": layer, "error": error, "error_se": standard_error,
-                   "first quarter": sum(shares[:quarter]), "last quarter": sum(shares[-quarter:])}  # fmt: skip
+                   "first quarter": sum(shares[:quarter]), "last quarter": sum(shares[-quarter:]),
+                   "high frequency": high_frequency(found - target), "of the input": high_frequency(target)}  # fmt: skip
             if layer == 1:
                 plain = recover_as_original(layers, layer, hidden, 0)
                 row["seed recipe"] = image_error(layers, plain, target)[0]
@@ -111,6 +125,8 @@ def neurons(models: Models) -> Iterator[Row]:
                 above = sum(one.best_probe is not None and one.activation > one.best_probe for one in found)
                 yield {"model": name, "way": way, "layer": layer, **_quarters("rows", [one.change_by_row for one in found]),
                        **_quarters("columns", [one.change_by_column for one in found]),
+                       "unchanged": questions.mean([one.unchanged for one in found]),
+                       "consistency": questions.mean([one.consistency for one in found]),
                        "above best image": f"{above}/{len(found)}"}  # fmt: skip
 
 
@@ -184,24 +200,31 @@ def _side(layers: Layers) -> tuple[int, int]:
     return layers.image_shape[1], layers.image_shape[2]
 
 
-PARTS = (profiles, reconstructions, neurons, patches, sentences, criteria)
+PARTS = (
+    profiles, reconstructions, neurons, patches, sentences, criteria,
+    questions.manifold, questions.declines, questions.conditions, questions.modules,
+)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.depth", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(".demo/depth"), help="folder of models and numbers")
     parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer.json, e.g. the demo base's")
+    parser.add_argument(
+        "--only", nargs="+", choices=[part.__name__ for part in PARTS], help="these parts; default: all"
+    )
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     print("ViT", make_vit(out / "tiny-vit"))
     print("GPT-2", make_gpt2(out / "tiny-gpt2", arguments.tokenizer))
     print("mixer", make_mixer(out / "tiny-mixer"))
+    print("convolutional", make_convolutional(out / "tiny-convolutional"))
     torch.set_num_threads(1)
     models = Models(out)
     (out / "numbers").mkdir(exist_ok=True)
     for part in PARTS:
         file = out / "numbers" / f"{part.__name__}.json"
-        if file.exists():
+        if file.exists() or part.__name__ not in (arguments.only or [part.__name__]):
             continue
         started = time.process_time()
         rows = list(part(models))

@@ -82,7 +82,10 @@ def rows(out: Path, only: str, file: Path | None) -> None:
 @main.command()
 @common
 def check(out: Path, only: str, file: Path | None) -> None:
-    """Compare the product with the replays; exit with 1 if a text that was used is certified absent."""
+    """Compare the product with the replays; exit with 1 if a text is certified absent that training used.
+
+    A text does not count if every step that met it was too small to change a bit of its rows.
+    """
     from scripts.trace.check import check as compare
     from scripts.trace.report import check_tables
 

@@ -31,7 +31,6 @@ from scripts.family.tasks import MASK, PADDING
 from scripts.trace.making import Maker, base_id
 from scripts.trace.plan import BASES, Run
 from scripts.trace.replay import Replay
-from scripts.trace.rows import hidden_rows
 from scripts.trace.texts import LocalTokenizer
 
 PLANTED = (0.0, 0.01, 0.1, 0.5, 1.0)
@@ -39,6 +38,7 @@ FILE_TEXTS = 100
 FILES = 10  # of each share
 MOST_UNUSED = 300
 HAS_ENDS = ("bert", "roberta")  # of each text, two special tokens
+NOT_SEEN, NO_GRADIENT, NO_MARK, MISSED = CAUSES = ("not seen", "no gradient", "no mark", "missed")
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,10 @@ def check_run(maker: Maker, run: Run) -> dict[str, Any]:
     row |= {
         "met": int(met.sum()),
         "met_called_untouched": int((met & is_zero).sum()),
-        # A token that no gradient can reach, as the last of a causal input, is no fault of the threshold.
+        # A token that no gradient can reach, as the last of a causal input, is no fault of the threshold. Neither is
+        # one that was met in steps too small to change a bit of its row.
         "of_these_without_gradient": int((met & is_zero & (replay.gradients[:size] == 0)).sum()),
+        "of_these_without_mark": int((met & is_zero & (replay.gradients[:size] > 0) & ~replay.marked[:size]).sum()),
         "never": int(never.sum()),
         "never_called_met": int((never & ~is_zero & ~is_unsure).sum()),
         "unsure": int((is_unsure & counted).sum()),
@@ -186,48 +188,47 @@ def check_run(maker: Maker, run: Run) -> dict[str, Any]:
     row |= {"used": len(replay.given), "seen_certified": sum(any_untouched(ids, untouched) for ids in replay.seen)}
     if claims.kind != EXACT:
         return row | {"used_certified": 0, "cut_certified": 0, "unused_own": 0.0, "unused_others": 0.0}
-    used = judge(replay.given)
+    # As it asks by itself, and as one who knows how training cut texts would ask: `--max-length`.
+    cause = causes(replay, judge(replay.given), tokenizer, untouched, judge.kept)
+    with_cut = causes(replay, judge(replay.given, tokens_kept(run)), tokenizer, untouched, tokens_kept(run))
     row |= {
-        "used_certified": used.certainly_not_used,
-        "causes": causes(replay, used, tokenizer, untouched, judge, hidden_rows(maker, run, replay)),
-        # As one who knows how training cut texts would ask: `--max-length`.
-        "cut_certified": judge(replay.given, tokens_kept(run)).certainly_not_used,
+        "used_certified": sum(one not in ("", NO_MARK) for one in cause),
+        "used_without_mark": cause.count(NO_MARK),
+        "causes": {name: cause.count(name) for name in CAUSES},
+        "cut_certified": sum(one not in ("", NO_MARK) for one in with_cut),
         "unused_own": (judge(own).certainly_not_used or 0) / len(own),
         "unused_others": (judge(others).certainly_not_used or 0) / len(others),
     }
-    if min(len(replay.given), len(own)) >= FILE_TEXTS // 4:
-        row["limits"] = {str(planted): limits(judge, replay.given, own, planted) for planted in PLANTED}
+    with_mark = [text for text, one in zip(replay.given, cause, strict=True) if one != NO_MARK]
+    if min(len(with_mark), len(own)) >= FILE_TEXTS // 4:
+        row["limits"] = {str(planted): limits(judge, with_mark, own, planted) for planted in PLANTED}
     return row
 
 
 def causes(
-    replay: Replay,
-    judged: JudgedTexts,
-    tokenizer: Tokenizer,
-    untouched: NDArray[np.bool_],
-    judge: Judge,
-    hidden: NDArray[np.bool_],
-) -> dict[str, int]:
-    """Why used texts are certified absent, by the first that holds.
+    replay: Replay, judged: JudgedTexts, tokenizer: Tokenizer, untouched: NDArray[np.bool_], kept: int | None
+) -> list[str]:
+    """Of every used text why it is certified absent, one of CAUSES, or "" if it is not.
 
-    ``not seen``: by a token that the network never got, behind a cut or of another reading; ``no gradient``: by one
-    that no gradient can reach; ``hidden``: by one whose change is below rounding; ``missed``: by one that shows.
+    MISSED: by the row of a token that training changed. NO_MARK: by rows of which it changed no bit, although they had a
+    gradient: the steps that met them were too small, and no certificate says that there were none such. NO_GRADIENT: by a
+    token that no gradient can reach. NOT_SEEN: by one that the network never got, behind a cut or of another reading.
     """
-    found = {"not seen": 0, "no gradient": 0, "hidden": 0, "missed": 0}
-    met = replay.met[: len(untouched)]
-    blind = replay.gradients[: len(untouched)] == 0
+    found = []
+    size = len(untouched)
+    met, has_gradient, marked = replay.met[:size], replay.gradients[:size] > 0, replay.marked[:size]
     for text, one in zip(replay.given, judged.by_text or (), strict=True):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids[: kept or USUAL_LENGTH]
         if one.verdict != CERTAIN:
-            continue
-        ids = tokenizer.encode(text, add_special_tokens=False).ids[: judge.kept or USUAL_LENGTH]
-        if any_untouched(ids, untouched & met & ~blind & ~hidden):
-            found["missed"] += 1
-        elif any_untouched(ids, untouched & met & ~blind):
-            found["hidden"] += 1
+            found.append("")
+        elif any_untouched(ids, untouched & met & marked):
+            found.append(MISSED)
+        elif any_untouched(ids, untouched & met & ~has_gradient):
+            found.append(NO_GRADIENT)
         elif any_untouched(ids, untouched & met):
-            found["no gradient"] += 1
+            found.append(NO_MARK)
         else:
-            found["not seen"] += 1
+            found.append(NOT_SEEN)
     return found
 
 

@@ -23,7 +23,8 @@ class Replay:
 
     ``counts``: (V,) int64, how often each token was an attended input. ``targets``: (V,) int64, how often it was to be
     predicted. ``first``, ``last``: (V,) int64, the optimiser's first and last step with the token, ``NEVER`` without.
-    ``gradients``: (V,) float64, the largest absolute entry that the row's gradient ever had. ``pads``: padded
+    ``gradients``: (V,) float64, the largest absolute entry that the row's gradient ever had. ``marked``: (V,) bool,
+    whether the row, as it is saved, has another bit than it would have if its token had never been met. ``pads``: padded
     positions. ``longest``: attended tokens of the longest input; ``widest``: positions of the widest batch.
     ``given``: the texts as they were given to training. ``seen``: their ids after truncation, special tokens included.
     ``scale``: the product of 1 - rate · decay over the steps, None where the optimiser does not multiply by it.
@@ -34,6 +35,7 @@ class Replay:
     first: NDArray[np.int64]
     last: NDArray[np.int64]
     gradients: NDArray[np.float64]
+    marked: NDArray[np.bool_]
     pads: int = 0
     steps: int = 0
     longest: int = 0
@@ -51,7 +53,7 @@ class Replay:
         """Of a run before its first step."""
         never = np.full(vocabulary, NEVER, dtype=np.int64)
         zeros = np.zeros(vocabulary, dtype=np.int64)
-        return cls(zeros, zeros.copy(), never, never.copy(), np.zeros(vocabulary))
+        return cls(zeros, zeros.copy(), never, never.copy(), np.zeros(vocabulary), np.zeros(vocabulary, dtype=np.bool_))
 
     def see(
         self, ids: NDArray[np.int64], attention: NDArray[np.int64], step: int, targets: NDArray[np.int64] | None = None
@@ -101,6 +103,7 @@ class Replay:
             first,
             last,
             np.maximum(mine.gradients, theirs.gradients),
+            mine.marked | theirs.marked,
             pads=self.pads + other.pads,
             steps=self.steps + other.steps,
             longest=max(self.longest, other.longest),
@@ -118,7 +121,7 @@ class Replay:
         """The same with more rows, whose tokens were never met."""
         more = vocabulary - len(self.counts)
         rows: dict[str, Any] = {
-            name: np.pad(getattr(self, name), (0, more)) for name in ("counts", "targets", "gradients")
+            name: np.pad(getattr(self, name), (0, more)) for name in ("counts", "targets", "gradients", "marked")
         }
         rows |= {name: np.pad(getattr(self, name), (0, more), constant_values=NEVER) for name in ("first", "last")}
         return replace(self, **rows)
@@ -144,7 +147,7 @@ class Replay:
         return cls(**arrays, **scalars, seen=seen)
 
 
-ARRAYS = ("counts", "targets", "first", "last", "gradients")
+ARRAYS = ("counts", "targets", "first", "last", "gradients", "marked")
 SCALARS = (
     "pads", "steps", "longest", "widest", "pairs", "masked", "scale", "last_rate", "given", "facts"
 )  # fmt: skip

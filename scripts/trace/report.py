@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from scripts.tables import markdown
+from scripts.trace.check import CAUSES
 
 Row = Mapping[str, Any]
 
@@ -37,10 +38,9 @@ def rows_table(found: Sequence[Row]) -> str:
     return table(headings, lines)
 
 
-CAUSES = ("not seen", "no gradient", "hidden", "missed")
-TEXTS = ["run", "class", "met", "called untouched", "without gradient", "never met", "called met", "unsure", "used",
-         "certified", "not seen", "no gradient", "hidden", "missed", "of the ids", "with the cut known", "unused certified", "of other data", "Spearman", "AUC"]  # fmt: skip
-_TEXTS = ["run", "kind", "met", "met_called_untouched", "of_these_without_gradient", "never", "never_called_met",
+TEXTS = ["run", "class", "met", "called untouched", "without gradient", "without mark", "never met", "called met", "unsure", "used",
+         "certified", *CAUSES, "of the ids", "with the cut known", "unused certified", "of other data", "Spearman", "AUC"]  # fmt: skip
+_TEXTS = ["run", "kind", "met", "met_called_untouched", "of_these_without_gradient", "of_these_without_mark", "never", "never_called_met",
           "unsure", "used", "used_certified", *CAUSES, "seen_certified", "cut_certified", "unused_own", "unused_others", "spearman", "auc"]  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def check_tables(found: Sequence[Row]) -> str:
     parts.append(
         table(
             ["architecture", "class", "models", "met called untouched", "never met called met", "unsure", "used texts",
-             "certified", "with the cut known", "unused certified", "of other data", "Spearman", "AUC", "length right", "pairs right", "masked right"],
+             "certified", "without a mark", "with the cut known", "unused certified", "of other data", "Spearman", "AUC", "length right", "pairs right", "masked right"],
             lines,
         )
     )  # fmt: skip
@@ -79,8 +79,10 @@ def check_tables(found: Sequence[Row]) -> str:
             )
         )
     wrong = [row["run"] for row in found if row.get("used_certified")]
+    without = sum(row.get("used_without_mark") or 0 for row in found)
+    parts.append(f"Used texts certified absent that changed no bit of the rows it is by: {without}")
     parts.append(
-        f"Used texts certified absent: {sum(row.get('used_certified') or 0 for row in found)}{': ' if wrong else ''}{', '.join(wrong)}"
+        f"Used texts certified absent though training changed such a row: {sum(row.get('used_certified') or 0 for row in found)}{': ' if wrong else ''}{', '.join(wrong)}"
     )
     return "\n\n".join(parts)
 
@@ -101,6 +103,6 @@ def group_line(architecture: str, kind: str, rows: Sequence[Row]) -> list[Any]:
 
     return [
         architecture, kind, len(rows), total("met_called_untouched"), total("never_called_met"), total("unsure"),
-        total("used"), total("used_certified"), total("cut_certified"), mean("unused_own"), mean("unused_others"), mean("spearman"), mean("auc"),
+        total("used"), total("used_certified"), total("used_without_mark"), total("cut_certified"), mean("unused_own"), mean("unused_others"), mean("spearman"), mean("auc"),
         right("positions", "longest"), right("pairs", "pairs_true"), right("masked", "masked_true"),
     ]  # fmt: skip

@@ -148,20 +148,3 @@ def spread(
         f"{name}_overlap": int((sizes[met] <= highest).sum()),
         f"{name}_unmoved": int((sizes[met] == 0).sum()),
     }
-
-
-def hidden_rows(maker: Maker, run: Run, replay: Replay) -> NDArray[np.bool_]:
-    """(V,) rows that were met and yet are what decay alone makes of them, to the last unit: no test can see them."""
-    stored, start = embedding(maker.folder(run.name)), embedding(maker.root / base_id(run.base))[:VOCABULARY]
-    met = replay.met[: len(start)]
-    if len(stored) < len(start) or met.all():
-        return np.zeros(len(start), dtype=bool)
-    best = np.zeros(len(start), dtype=bool)
-    for reference in (start, start.to(stored.dtype)):
-        base = reference.double().numpy()
-        is_large = ~met[:, None] & (np.abs(base) > np.abs(base).mean())
-        tuned = stored[: len(start)].double().numpy()
-        offsets = (tuned - np.median(tuned[is_large] / base[is_large]) * base) / units(base, stored.dtype)
-        distances = beyond_neighbours(offsets * np.sign(base), mantissas(base), ~met)
-        best |= met & (distances.max(axis=1) <= 1)
-    return best

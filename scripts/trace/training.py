@@ -153,7 +153,9 @@ def train_replayed(model: Any, run: Run, texts: Sequence[Text], architecture: Ar
     ]
     model.train(run.dropout)
     learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = OPTIMIZERS[run.optimizer](learnt, lr=run.learning_rate, weight_decay=run.decay)
+    # The rows of this copy are never met: they show what the optimiser alone makes of a row, to the last bit.
+    never_met = nn.Parameter(embedding.weight.detach().clone())
+    optimizer = OPTIMIZERS[run.optimizer]([*learnt, never_met], lr=run.learning_rate, weight_decay=run.decay)
     partner = random.Random(run.seed + 1)
     groups = batches(run, texts)
     weight, velocity = 1.0, 0.0  # of a number that has no gradient
@@ -183,12 +185,17 @@ def train_replayed(model: Any, run: Run, texts: Sequence[Text], architecture: Ar
         if embedding.weight.grad is not None:
             largest = embedding.weight.grad.abs().amax(dim=1).double().numpy()
             np.maximum(replay.gradients[: len(largest)], largest, out=replay.gradients[: len(largest)])
+        never_met.grad = torch.zeros_like(never_met)
         nn.utils.clip_grad_norm_(learnt, 1.0)
         optimizer.step()
         velocity = (0.9 * velocity if run.optimizer == "momentum" else 0.0) + run.decay * weight
         weight -= rate(run, step) * velocity
     for hook in hooks:
         hook.remove()
+    if embedding.weight.requires_grad:
+        saved = getattr(torch, run.saved)
+        differs = embedding.weight.detach().to(saved) != never_met.detach().to(saved)
+        replay.marked[: len(differs)] = differs.any(dim=1).numpy()
     replay.pairs = run.task == "pairs"
     replay.masked = run.task == "language" and architecture.objective == "masked"
     replay.scale = None if run.optimizer == "adam l2" and run.decay else weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from click.testing import CliRunner
 import query.ask.ask
 from indexer.errors import AtlasError, BadArgument
 from query import Atlas
-from query.ask.evidence import Features
+from query.ask.evidence import Features, Reader
+from query.ask.models import Candidates
+from query.ask.scoring import null_of
 from query.cli import main
 from query.population import read_population
 from query.serve.tools import Tools
@@ -24,6 +27,8 @@ ROWS = 64
 class Planted:
     """Features of texts without a base: a text that names a data set looks like the models of that data set."""
 
+    kept = None
+
     def __init__(self, atlas, base, own=None, device="cpu"):
         self.population = read_population(atlas, base)
         self.random = np.random.default_rng(0)
@@ -31,6 +36,12 @@ class Planted:
     def reference(self) -> Features:
         length = self.population.vectors.shape[1]
         return Features(self._unit(self.random.normal(size=(40, length))), np.full((40, ROWS), 1 / ROWS, np.float32))
+
+    def null(self):
+        return self.kept
+
+    def keep_null(self, null):
+        self.kept = null
 
     def pooled_rates(self):
         return np.full(ROWS, 1 / ROWS, np.float32)
@@ -91,6 +102,51 @@ def test_which_of_these_texts(made, planted, files):
     assert none.headline.startswith("None of them")
 
 
+def test_later_questions_compute_only_what_is_asked(made, planted, files, monkeypatch):
+    """The scores of the reference are computed once; a model that is read for the question is compared anew."""
+    kept, counted = {}, []
+    monkeypatch.setattr(Planted, "null", lambda self: kept.get("null"))
+    monkeypatch.setattr(Planted, "keep_null", lambda self, null: kept.update(null=null))
+    by_vectors = Candidates.by_vectors
+    monkeypatch.setattr(
+        Candidates,
+        "by_vectors",
+        lambda self, features: counted.append(len(features.blocks)) or by_vectors(self, features),
+    )
+    with Atlas(made) as atlas:
+        first = atlas.ask(files / "imdb.txt", k=4)
+        again = atlas.ask(files / "imdb.txt", k=4)
+        assert counted == [41, 1]
+        assert [(row.model, row.p_value) for row in again] == [(row.model, row.p_value) for row in first]
+        assert [row.score for row in again] == pytest.approx([row.score for row in first])
+        kept["null"] = replace(kept["null"], means=kept["null"].means[:, :-1])  # of another number of models
+        atlas.ask(files / "imdb.txt")
+        assert counted[2:] == [41]
+
+
+def test_scores_of_the_reference_are_of_one_publish(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(Reader, "_path", lambda self, name: tmp_path / name)
+    draw = np.random.default_rng(0)
+    null = null_of([draw.random((12, 9)), np.where(np.arange(9) < 6, draw.random((12, 9)), np.nan)], [0.7, 0.3])
+    with Atlas(made) as atlas:
+        reader = Reader(atlas, BASE)
+        assert reader.null() is None
+        reader.keep_null(null)
+        found = reader.null()
+        assert found is not None
+        assert {name: one.tobytes() for name, one in found.arrays().items()} == {
+            name: one.tobytes() for name, one in null.arrays().items()
+        }
+        other = Reader(atlas, BASE)
+        monkeypatch.setattr(type(atlas), "state", property(lambda self: "another publish"))
+        assert Reader(atlas, BASE).null() is None
+        assert other.null() is not None
+        monkeypatch.setattr(type(atlas), "state", property(lambda self: None))
+        Reader(atlas, BASE).keep_null(null)
+        assert Reader(atlas, BASE).null() is None
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_the_command(made, planted, files):
     def ask(*words):
         ran = CliRunner().invoke(main, ["ask", *map(str, words), "--atlas", str(made)])
@@ -104,9 +160,11 @@ def test_the_command(made, planted, files):
     assert "No model stands out" in ask(files / "nothing.txt").stdout
     answer = json.loads(ask("--model", "ann/glue-0", "--among", files, "--json").stdout)
     assert answer["answer"] == str(files / "glue.txt")
+    several = json.loads(ask("--model", "ann/glue-0", "--among", *sorted(files.iterdir()), "--json").stdout)
+    assert (several["answer"], len(several["files"])) == (answer["answer"], len(answer["files"]))
     assert list(answer["files"][0]) == ["rank", "file", "score", "p_value", "by_vocabulary", "by_vectors", "texts",
                                         "is_answer", "share", "share_low", "share_high"]  # fmt: skip
-    assert "holds 1 texts" not in ask(files / "glue.txt").stderr
+    assert "holds 1 text, which says little" in ask(files / "glue.txt").stderr  # eight times the same
 
 
 def test_texts_may_be_given_as_a_list(made, planted):

@@ -69,7 +69,7 @@ def gpt2(folder):
 
 def vector(path, keys=KEYS, **settings) -> np.ndarray:
     base = read_base(str(path), None, keys, LENGTH)
-    return base.blocks(base.encode(ASKED), base.whitening(base.encode(REFERENCE)), **settings)
+    return base.blocks([base.encode(ASKED)], base.whitening(base.encode(REFERENCE)), **settings)[0]
 
 
 def by_numpy(states, key: str, width: int, held=None) -> np.ndarray:
@@ -143,11 +143,27 @@ def test_rows_of_wide_matrices_give_what_moments_give(roberta, monkeypatch):
     assert np.mean([cosine(one, other) for one, other in zip(whole, fewer, strict=True)]) > 0.6
 
 
+@pytest.mark.parametrize("most", [None, 20])
+def test_sets_together_give_what_each_gives_alone(roberta, monkeypatch, most):
+    """Texts of several sets share batches; a set without texts, and one with fewer inputs than a matrix has, are there."""
+    base = read_base(str(roberta), None, KEYS, LENGTH)
+    whitening = base.whitening(base.encode(REFERENCE))
+    sets = [base.encode(some) for some in (ASKED, REFERENCE[:2], [], REFERENCE, ASKED[::2])]
+    done: list[int] = []
+    together = base.blocks(sets, whitening, done.append, most)
+    assert done[-1] == sum(map(len, sets))
+    alone = np.concatenate([base.blocks([one], whitening, most=most) for one in sets])
+    assert together == pytest.approx(alone, abs=1e-3)
+    monkeypatch.setattr(inputs, "MOST_BYTES", 1)  # a set at a time
+    assert base.blocks(sets, whitening, done.append, most) == pytest.approx(alone, abs=1e-3)
+    assert done[-1] == sum(map(len, sets))
+
+
 def test_the_same_texts_as_the_reference_say_nothing_else(roberta):
     base = read_base(str(roberta), None, KEYS, LENGTH)
     encoded = base.encode(REFERENCE)
     whitening = base.whitening(encoded)
-    near = base.blocks(encoded, whitening)
+    near = base.blocks([encoded], whitening)
     assert np.isfinite(near).all()  # the rest is rounding
     assert base.rates(encoded).sum() == pytest.approx(1)
     assert max(map(len, base.encode(["w1 " * 500]))) <= 40

@@ -7,8 +7,15 @@ import pytest
 from scipy.stats import kstest
 
 from query.ask.evidence import reference_sets
-from query.ask.scoring import score, standardised, standing_out, tail
+from query.ask.scoring import Null, null_of, standing_out, tail
+from query.ask.scoring import score as score_against
 from query.texts import Texts
+
+
+def score(kinds):
+    """From the raw scores of the reference and of the asked sets, and the weight, of each kind."""
+    null, asked, weights = zip(*kinds, strict=True)
+    return score_against(Null.of_arrays(null_of(null, weights).arrays()), asked)
 
 
 def scores(random, sets: int, models: int) -> np.ndarray:
@@ -54,14 +61,20 @@ def test_models_without_one_kind_of_evidence_are_compared_by_the_other():
 def test_standard_scores_are_those_of_loops():
     random = np.random.default_rng(3)
     null, asked = scores(random, 12, 7), scores(random, 2, 7)
-    own = standardised(null, null, leave_out=True)
-    for place in range(12):
-        others = np.delete(null, place, axis=0)
-        z = (null[place] - others.mean(axis=0)) / others.std(axis=0, ddof=1)
+
+    def among(others, own):
+        z = (own - others.mean(axis=0)) / others.std(axis=0, ddof=1)
         lower = np.median(z) - np.quantile(z, 0.1587)
-        expected = (z - 7 / 12 * np.median(z)) / np.sqrt((7 * lower**2 + 5) / 12)
-        assert own[place] == pytest.approx(expected)
-    assert standardised(null, asked).shape == (2, 7)
+        return (z - 7 / 12 * np.median(z)) / np.sqrt((7 * lower**2 + 5) / 12)
+
+    left_out = np.array([among(np.delete(null, place, axis=0), null[place]) for place in range(12)])
+    found = null_of([null], [1.0])
+    assert found.patterns[0][2] == pytest.approx(np.sort(left_out / left_out.std(), axis=None))
+    expected = np.array([among(null, one) for one in asked]) / left_out.std()
+    scored = score_against(found, [asked])
+    assert scored.z == pytest.approx(expected)
+    higher = (left_out.ravel() / left_out.std() >= expected[..., None]).sum(axis=2)
+    assert scored.p == pytest.approx((1 + higher) / (1 + 84))
     assert tail(np.arange(9.0), np.array([8.5, 8.0, -1.0])) == pytest.approx([0.1, 0.2, 1.0])
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from indexer.architectures.layout import Matrix, Rows
-from indexer.deltas import nf4
+from indexer.deltas import nf4, rounding
 from indexer.deltas.rounding import RoundingChoice
 from indexer.deltas.vectorise import vectorise
 from indexer.names import DeltaKey, ModelRef
@@ -175,6 +175,36 @@ def test_other_changes_are_never_taken_for_a_grid(size):
 
             assert torch.equal(choice.reference(one.to(dtype), before, grid), before.float())
         assert choice.grid == ""
+
+
+@pytest.mark.parametrize("first", [None, BF16])
+@pytest.mark.parametrize("double", [False, True], ids=["nf4", "nf4 double"])
+def test_the_quick_look_finds_what_the_comparison_with_all_grids_finds(monkeypatch, first, double):
+    """One grid says whether to compare all: also for a large change, uneven weights, and another grid than that one."""
+    generator = torch.Generator().manual_seed(11)
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for size in (0.0, 0.02, 0.05, 0.07, 0.08, 0.09, 0.12, 0.3):  # of the weights' size; the error of NF4 is .09
+        for tail in (1, 5):
+            weight = torch.randn(96, 128, generator=generator)
+            weight = 0.05 * weight * weight.abs() ** (tail - 1) * (0.2 + torch.rand(96, 1, generator=generator))
+            base, (key,) = stored(weight)
+            noisy = rounded_to_nf4(weight if first is None else weight.to(first), double=double)
+            learnt = torch.randn(96, 128, generator=generator) * size * weight.std()
+            for quick in (True, False):
+                with monkeypatch.context() as patch:
+                    if not quick:
+                        patch.setattr(rounding, "_MOST_PLAUSIBLE", float("inf"))
+                    choice = RoundingChoice()
+                    choice.reference(
+                        (noisy + learnt).to(BF16), weight,
+                        lambda first, kind, base=base, key=key: nf4.on_grid(
+                            base, key, None, first=first, double=kind == "nf4 double"
+                        ),
+                    )  # fmt: skip
+                found[quick].append(choice.grid)
+    assert found[True] == found[False]
+    assert found[True].count("nf4 double" if double else "nf4") >= 6
+    assert "" in found[True]
 
 
 def test_a_grid_is_looked_for_in_few_matrices():

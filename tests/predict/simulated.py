@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from query.predict.heads import Head
+from query.population import Head
 from query.predict.predict import Target
 from query.predict.training_set import LabelledModels
 

@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from query.population import Head
 from query.predict.classifier import EVIDENCE, NONE_OF_THESE, fit, training_rows, uncalibrated
 from query.predict.evaluation import evaluate_models
-from query.predict.heads import Head
 from query.predict.predict import Target, predict_target
 from query.predict.scoring import mean_scores, score_models
 from query.predict.training_set import TrainingSet

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from query.population import own_datasets
-from query.predict.heads import SMOOTHING, Head, head_of
+from query.population import Head, head_of, own_datasets
+from query.predict.heads import SMOOTHING
 from query.predict.predict import predict_target
 from query.predict.training_set import COMMON_SHARE, DatasetRuns, TrainingSet
 from tests.predict.simulated import CLASSIFIER, answer, labelled_models, target

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from query.population import Head
 from query.predict.classifier import EVIDENCE, fit
 from query.predict.evaluation import evaluate_models
-from query.predict.heads import Head
 from query.predict.training_set import TrainingSet
 from tests.halves import a_few
 from tests.predict.simulated import CLASSIFIER, SIMULATIONS, labelled_models

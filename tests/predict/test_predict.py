@@ -11,8 +11,8 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
+from query.population import Head
 from query.predict.classifier import NONE_OF_THESE, fit
-from query.predict.heads import Head
 from query.predict.predict import predict_many, predict_target
 from query.predict.result import Duplicate
 from query.predict.training_set import TrainingSet

@@ -187,7 +187,9 @@ def test_words_come_back(atlas, gpt2, capsys):
     assert found.layers[0].output.split() == ["the", "sky", "is", "blue", "."]
     assert all(len(words) == 3 for words in found.layers[0].top)
     assert draw(found.figure(), ".png").startswith(b"\x89PNG")
-    assert json.loads(json.dumps(found.to_dict()))["layers"][0]["right"] == 1.0
+    as_json = json.loads(json.dumps(found.to_dict()))["layers"]
+    assert as_json[0]["right"] == 1.0
+    assert all(one["condition"] >= 1 and 1 <= one["directions"] <= 64 for one in as_json)
     assert atlas.invert(gpt2, "the sky is blue .").to_dict()["layers"][0]["output"] == found.layers[0].output
 
 
@@ -207,6 +209,9 @@ def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit
     )
     assert found.layers[0].error < 0.5
     assert sum(found.layers[0].rows) == pytest.approx(1)
+    assert set(found.to_dict()["layers"][0]) == {"layer", "error", "rows", "high_frequency", "condition", "directions"}
+    assert {"high_frequency", "condition", "directions"} <= set(found.table()[0])
+    assert 0 < found.layers[0].high_frequency < 1
     assert draw(found.figure(), ".png").startswith(b"\x89PNG")
     assert atlas.invert(gpt2, layers=[1], stem="image").layers[0].error < 1.0
 
@@ -215,6 +220,7 @@ def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit
 def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, capsys):
     found = atlas.features(gpt2, neurons="all", patch=20, layers=[2])
     (rows,) = [one.change_by_row for one in found.features]
+    assert found.features[0].unchanged >= 43 / 64  # of 64 patches, those behind it
     assert sum(rows[3:]) == 0  # patch 20 lies in the third row of eight: nothing behind it is changed
     grid = atlas.features(vit, neurons="0-2", layers=[1, 2])
     assert [(one.layer, one.neuron) for one in grid.features] == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
@@ -223,6 +229,9 @@ def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, ca
     lead = first_line(grid, capsys)
     assert lead.startswith(f"Of 6 neurons in 2 layers of {grid.model} {beaten} respond more")
     assert draw(grid.figure("dark"), ".png").startswith(b"\x89PNG")
+    inside = atlas.features(vit, neurons="63", layers=[1], module="mlp", plain=True)
+    assert (inside.to_dict()["module"], inside.features[0].neuron) == ("mlp", 63)
+    assert {"unchanged", "consistency"} <= set(inside.table()[0])
     wanted = json.loads(json.dumps(grid.to_dict()))
     assert {"model", "layers", "neurons", "activation", "best_probe", "change_by_row", "change_by_column"} <= set(
         wanted
@@ -244,6 +253,9 @@ def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, ca
         (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="all"), "`patch=0`"),
         (lambda atlas, gpt2, vit: atlas.features(gpt2, patch=64), "0 to 63"),
         (lambda atlas, gpt2, vit: atlas.features(vit, layers=[3]), "1 to 2"),
+        (lambda atlas, gpt2, vit: atlas.features(vit, layers=[0], module="attention"), "no modules"),
+        (lambda atlas, gpt2, vit: atlas.features(vit, neurons="64", module="mlp"), "0 to 63"),
+        (lambda atlas, gpt2, vit: atlas.features(vit, module="head"), "Unknown module"),
         (lambda atlas, gpt2, vit: atlas.features(gpt2, stem=vit), "width 96.*64"),
     ],
 )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from indexer.records.tokens import EXACT, UNSURE, row_changes
-from scripts.trace.check import planted_file, tokens_kept
+from query.trace.texts import CERTAIN
+from scripts.trace.check import causes, planted_file, tokens_kept
 from scripts.trace.plan import Run
 from scripts.trace.replay import NEVER, Replay, only_once
 from scripts.trace.rows import beyond_neighbours, mantissas, units
-from scripts.trace.training import Text, batches, rate
+from scripts.trace.training import Table, Text, batches, rate, train_replayed
 
 
 def seen(rows: list[list[int]], step: int, replay: Replay) -> None:
@@ -109,6 +113,46 @@ def test_rounded_decay_follows_the_mantissa() -> None:
     beyond = (found > 4).any(axis=1)
     assert beyond[7]
     assert beyond.sum() <= 3
+
+
+def test_a_row_is_marked_if_a_step_changed_a_bit_of_it() -> None:
+    """By what the optimiser makes of a copy that no text meets, decay and all; the last rates of a cosine change nothing."""
+    draw = torch.Generator().manual_seed(0)
+    start = 0.5 + torch.rand(64, 16, generator=draw)
+    texts = [Text(f"text {number}", [5 + number % 20, 30, 31], 0, []) for number in range(40)]
+    texts += [Text("rare", [60, 30], 0, []), Text("rarer", [61, 31], 0, [])]
+    run = Run("x", steps=40, batch=4, learning_rate=1e-7, decay=1e3, planted=2)
+    for schedule, is_marked in (("cosine", False), ("constant", True)):
+        torch.manual_seed(0)
+        table = Table(start)
+        run = replace(run, schedule=schedule)
+        replay = train_replayed(table, run, texts, None, 64)  # type: ignore[arg-type]
+        assert replay.met[[5, 30, 60, 61]].all()
+        assert replay.gradients[[60, 61]].all()
+        assert not (replay.marked & ~replay.met).any()
+        assert replay.marked[[5, 24, 30, 31]].all()
+        assert replay.marked[[60, 61]].tolist() == [is_marked, is_marked]
+        assert not torch.equal(table.embedding.weight[60], start[60])  # decay moved it, in any case
+
+
+class Numbers:
+    """A text is its numbers."""
+
+    def encode(self, text, add_special_tokens=True):
+        return SimpleNamespace(ids=[int(word) for word in text.split()])
+
+
+def test_a_certificate_is_wrong_only_if_the_text_left_a_mark() -> None:
+    replay = Replay.empty(40)
+    replay.given = ["5 6 7", "5 8 9", "5 10 11", "5 12 6", "5 6"]
+    replay.counts[[5, 6, 7, 8, 9, 10, 11, 12]] = 1
+    replay.gradients[[5, 6, 7, 8, 9, 10, 11]] = 1
+    replay.marked[[5, 6, 7]] = True
+    untouched = np.isin(np.arange(40), [7, 8, 9, 12, 20])
+    verdicts = [CERTAIN, CERTAIN, CERTAIN, CERTAIN, "possible"]
+    judged = SimpleNamespace(by_text=[SimpleNamespace(verdict=one) for one in verdicts])
+    found = causes(replay, judged, Numbers(), untouched, None)  # type: ignore[arg-type]
+    assert found == ["missed", "no mark", "not seen", "no gradient", ""]
 
 
 def test_planted_files_have_their_share() -> None:

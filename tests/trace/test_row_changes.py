@@ -66,7 +66,8 @@ def test_rows_that_were_met_are_told_to_the_last_one(decay: float, optimiser: st
     assert found is not None
     expected = np.zeros(VOCABULARY, bool)
     expected[[token for tokens in met.values() for token in tokens]] = True
-    np.testing.assert_array_equal(found.codes != 0, expected)
+    np.testing.assert_array_equal((found.codes != 0) & (found.codes != UNSURE), expected)
+    assert (found.codes == UNSURE).mean() <= 0.03  # a number of them lies a little apart
     assert found.kind == EXACT
 
 
@@ -86,6 +87,43 @@ def test_nothing_is_certain_where_rounding_hides_changes() -> None:
     assert found.kind == STATISTICAL
     assert (found.codes[110:300] == 0).all()  # never met: none is called met
     assert (found.codes[[0, 1, 2]] > 0).all()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.001])
+@pytest.mark.parametrize("size", [3e-11, 1e-10, 3e-10, 1e-9])
+def test_steps_that_move_the_smallest_numbers_alone_leave_nothing_certain(size: float, decay: float) -> None:
+    """The last steps of a cosine schedule move rows by less than the ulps of all but a few numbers."""
+    base, after = trained({step: [step % 90, 100 + step % 7] for step in range(200)}, decay=decay)
+    found = row_changes(after, base)
+    assert found is not None
+    assert found.kind == EXACT
+    assert (found.codes[200:] == UNSURE).mean() < 0.02
+    signs = np.random.default_rng(5).choice(np.float32([-1, 1]), (60, WIDTH))
+    after[200:260] += np.float32(size) * signs
+    found = row_changes(after, base)
+    assert found is not None
+    assert found.kind == STATISTICAL
+    assert (found.codes[260:] == 0).mean() > 0.98
+    if decay == 0:  # whatever changed shows
+        is_changed = (after[200:260] != base[200:260]).any(axis=1)
+        assert (found.codes[200:260][is_changed] > 0).all()
+
+
+def test_decay_alone_is_seldom_taken_for_small_steps() -> None:
+    kinds, unsure = [], []
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        base = (draw.standard_normal((1088, 64)) * 0.05).astype(np.float32)
+        after = base.copy()
+        for step in range(300):
+            after *= np.float32(1 - 10.0 ** draw.uniform(-8, -5) * (1 - step / 300))
+        after[:200] += (draw.standard_normal((200, 64)) * 1e-4).astype(np.float32)
+        found = row_changes(after, base)
+        assert found is not None
+        kinds.append(found.kind)
+        unsure.append(float((found.codes[200:] == UNSURE).mean()))
+    assert kinds.count(EXACT) >= 58
+    assert np.mean(unsure) < 0.02
 
 
 def test_only_decay_is_frozen_and_other_weights_are_none() -> None:

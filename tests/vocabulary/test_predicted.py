@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from query.population import Head
 from query.predict.classifier import EVIDENCE, NONE_OF_THESE, OF_VOCABULARY, fit
 from query.predict.evaluation import evaluate_models
-from query.predict.heads import Head
 from query.predict.predict import predict_target
 from query.predict.result import Evaluation
 from query.predict.scoring import accuracy_at, auroc

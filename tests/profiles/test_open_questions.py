@@ -1,0 +1,260 @@
+"""Conditioning, frequencies, positions, patches and neurons inside a block, on modules whose answers are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from indexer.errors import AtlasError
+from indexer.profiles.features import DEFAULT, SHARP, UNCHANGED, find_features
+from indexer.profiles.layers import Layers, patchify
+from indexer.profiles.loading import layers_of
+from indexer.profiles.probes import random_probe
+from indexer.profiles.recovery import high_frequency
+from indexer.profiles.sensitivity import conditioning, position_shares, receptive_fields, singular_values
+from indexer.profiles.single import neurons_inside, seeded_patch_embedding
+from indexer.profiles.statistics import normal
+from indexer.profiles.subject import Subject
+from tests.profiles.toy_layers import WIDTH, after, identities, projected, running_sum
+
+SIDE, PATCH = 16, 4
+PATCHES = (SIDE // PATCH) ** 2
+NUMBERS = 3 * PATCH * PATCH
+
+
+def seeing(*blocks) -> Layers:
+    """Layers on patches of pixels."""
+    return Layers(lambda pixels: patchify(pixels, PATCH), list(blocks), patch=PATCH, image_shape=(3, SIDE, SIDE))
+
+
+# ---- singular values
+
+
+def test_singular_values_of_linear_maps():
+    matrix = normal((WIDTH, WIDTH), 0, "matrix")
+    linear = after(lambda hidden: hidden @ matrix, depth=1)
+    inputs = random_probe(linear).inputs(linear)[:1]
+    assert singular_values(linear, inputs, [1])[1] == pytest.approx(
+        torch.linalg.svdvals(matrix.double()).numpy(), rel=1e-4
+    )
+    assert conditioning(singular_values(identities(), inputs, [3])[3]) == pytest.approx((1.0, WIDTH))
+    found, directions = conditioning(singular_values(projected(8), inputs, [1])[1])
+    assert found is None
+    assert directions == pytest.approx(8)
+    # A causal sum of 16 positions: position 12 reaches 12, 13, 14 and 15.
+    assert singular_values(after(running_sum, 1), inputs, [1], 12)[1].numpy() == pytest.approx(2.0)
+
+
+def test_singular_values_of_a_real_model_against_the_whole_jacobian(vit):
+    layers = vit.layers
+    image = torch.rand((1, *layers.image_shape), generator=torch.Generator().manual_seed(0))
+    found = singular_values(layers, image, [1, 2], 5)
+    for layer in (1, 2):
+        whole = torch.autograd.functional.jacobian(lambda pixels, at=layer: layers.state(pixels, at).flatten(), image)
+        part = patchify(whole.reshape(-1, *layers.image_shape), PATCH)[:, 5]
+        assert found[layer].numpy() == pytest.approx(torch.linalg.svdvals(part.double()).numpy(), rel=1e-3, abs=1e-6)
+
+
+def test_a_random_matrix_has_the_directions_of_marchenko_and_pastur():
+    rows, columns = 2000, 100
+    found, directions = conditioning(torch.linalg.svdvals(normal((rows, columns), 0, "noise").double()))
+    ratio = (columns / rows) ** 0.5
+    assert found == pytest.approx((1 + ratio) / (1 - ratio), rel=0.05)
+    assert directions == pytest.approx(columns / (1 + columns / rows), rel=0.02)
+
+
+# ---- frequencies
+
+
+def test_waves_below_and_above_half_of_the_highest_frequency():
+    places = torch.arange(SIDE) * 2 * math.pi / SIDE
+    low, high = (torch.cos(cycles * places).expand(2, 3, SIDE, SIDE) for cycles in (3, 5))
+    assert high_frequency(low + 7) == pytest.approx(0.0, abs=1e-9)
+    assert high_frequency(high.transpose(2, 3)) == pytest.approx(1.0)
+    assert high_frequency(low + 2 * high) == pytest.approx(0.8)
+    assert high_frequency(torch.zeros(1, 3, SIDE, SIDE)) == 0.0
+    assert high_frequency(normal((20, 3, 64, 64), 0, "noise")) == pytest.approx(1 - math.pi / 16, abs=0.01)
+
+
+# ---- positions
+
+
+def test_a_causal_sum_declines_linearly_and_nothing_else_does():
+    from scripts.depth.questions import decline
+
+    sums = after(running_sum, 1)
+    inputs = random_probe(sums).inputs(sums)
+    shares = position_shares(sums, inputs, 1).mean(dim=0)
+    assert shares.numpy() == pytest.approx([(16 - s) / 136 for s in range(16)], rel=0.05)
+    found = decline(sums, inputs, 1)
+    assert found["power"][0] == pytest.approx(1.0, abs=0.05)
+    assert found["power_rest"][0] == pytest.approx(1.0, abs=0.05)
+    assert found["first"][0] == pytest.approx(16 * 16 / 136, rel=0.05)
+    assert decline(identities(), inputs, 1)["power"][0] == pytest.approx(0.0, abs=0.05)
+    twice = decline(after(running_sum, 2), inputs, 2)["power"][0]  # M ∝ Σ_t (t − s + 1)²
+    remaining = [sum(step**2 for step in range(1, 17 - s)) for s in range(16)]
+    x, y = (torch.tensor(one, dtype=torch.float64).log() for one in (range(16, 0, -1), remaining))
+    assert twice == pytest.approx(float(((x - x.mean()) @ y) / (x - x.mean()).square().sum()), rel=0.05)
+    assert twice > 2
+
+
+# ---- features
+
+
+def test_patches_that_a_neuron_does_not_see_are_unchanged():
+    seen = torch.zeros(PATCHES, 1)
+    seen[:4] = 1
+    layers = seeing(lambda hidden: hidden * seen)
+    for ascent in (SHARP, DEFAULT):  # blur alone is no change
+        (found,) = find_features(layers, 1, [0], ascent=ascent)
+        assert found.unchanged <= 1 - 4 / PATCHES
+    assert find_features(layers, 1, [0], ascent=SHARP)[0].unchanged == 1 - 4 / PATCHES
+    weak = seeing(lambda hidden: hidden * torch.where(seen > 0, 1.0, UNCHANGED / 4))
+    (found,) = find_features(weak, 1, [0], ascent=SHARP)
+    assert found.unchanged == 0  # without a bound on pixels it would be: all of them reach white in the end
+    nothing = seeing(lambda hidden: 0 * hidden.detach())
+    (found,) = find_features(nothing, 1, [0], ascent=DEFAULT)
+    assert (found.unchanged, found.consistency) == (1.0, 0.0)
+
+
+def test_patches_that_look_alike_are_consistent():
+    shared = normal((NUMBERS, 8), 0, "shared")
+    (found,) = find_features(seeing(lambda hidden: hidden @ shared), 1, [0], ascent=SHARP)
+    assert found.consistency > 0.95
+    assert found.unchanged == 0
+    own = normal((PATCHES, NUMBERS, 8), 0, "own")
+    features = find_features(
+        seeing(lambda hidden: torch.einsum("npd,pdk->npk", hidden, own)), 1, range(8), ascent=SHARP
+    )
+    mean = sum(one.consistency for one in features) / 8
+    assert abs(mean) < 4 / (8 * PATCHES * (PATCHES - 1) / 2 * NUMBERS) ** 0.5 + 0.01
+    # Against pairs of patches in a loop.
+    start = 0.45 + 0.1 * torch.rand((3, SIDE, SIDE), generator=_features_generator())
+    change = patchify((features[0].image - start)[None], PATCH)[0].double()
+    cosines = [
+        torch.nn.functional.cosine_similarity(change[i], change[j], dim=0) for i in range(PATCHES) for j in range(i)
+    ]
+    assert features[0].consistency == pytest.approx(float(torch.stack(cosines).mean()), abs=1e-4)
+
+
+def _features_generator() -> torch.Generator:
+    from indexer.profiles.statistics import seeded_generator
+
+    return seeded_generator(0, "features")
+
+
+# ---- inside a block
+
+
+@pytest.fixture(scope="module")
+def vit() -> Subject:
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, image_size=SIDE,
+        patch_size=PATCH, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return subject(ViTModel(config), config)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Subject:
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(vocab_size=80, n_embd=48, n_layer=2, n_head=4, n_positions=32, initializer_range=0.2)
+    torch.manual_seed(0)
+    return subject(GPT2Model(config), config)
+
+
+def subject(model, config) -> Subject:
+    found = model.eval().requires_grad_(False)
+    found.config._attn_implementation = "eager"
+    settings = config.to_dict()
+    return Subject("tiny", None, found, layers_of(found, settings, ""), settings)
+
+
+@pytest.mark.parametrize("name", ["vit", "gpt2"])
+def test_neurons_inside_explain_what_a_block_adds(name, request):
+    """Both have norms before their parts: h_l − h_{l−1} is the two output matrices times the neurons, plus biases."""
+    one = request.getfixturevalue(name)
+    layers = one.layers if name == "vit" else seeded_patch_embedding(one.layers)
+    image = torch.rand((2, *layers.image_shape), generator=torch.Generator().manual_seed(1))
+    weights = one.model.state_dict()
+    states = layers.states(image, [0, 1, 2])
+    inside = {module: neurons_inside(one, layers, module) for module in ("attention", "mlp")}
+    for layer in (1, 2):
+        added = torch.zeros_like(states[1])
+        for module, taken in inside.items():
+            names = {
+                "vit": {"attention": "attention.o_proj", "mlp": "mlp.fc2"},
+                "gpt2": {"attention": "attn.c_proj", "mlp": "mlp.c_proj"},
+            }[name]
+            prefix = f"layers.{layer - 1}" if name == "vit" else f"h.{layer - 1}"
+            matrix, bias = (weights[f"{prefix}.{names[module]}.{part}"] for part in ("weight", "bias"))
+            neurons = taken.state(image, layer)
+            assert neurons.shape[-1] == {"vit": (24, 40), "gpt2": (48, 192)}[name][module == "mlp"]
+            added += neurons @ (matrix.T if name == "vit" else matrix) + bias
+        assert torch.allclose(states[layer] - states[layer - 1], added, atol=1e-5)
+    (feature,) = find_features(inside["mlp"], 2, [7], ascent=SHARP)
+    hidden = inside["mlp"].state(feature.image[None], 2)[:, -((layers.image_shape[1] // layers.patch) ** 2) :]
+    assert feature.activation == pytest.approx(float(hidden[..., 7].mean()), abs=1e-3)
+    assert not layers.takes_inputs
+
+
+def test_a_module_that_does_not_exist(vit):
+    with pytest.raises(AtlasError, match="Unknown module 'head'"):
+        neurons_inside(vit, vit.layers, "head")
+
+
+# ---- scripts.depth
+
+
+def test_parts_on_and_off_a_subspace():
+    from scripts.depth.questions import kept_parts
+
+    subspace = torch.linalg.qr(normal((300, 20), 0, "subspace").double())[0]
+    centre = normal((300,), 0, "centre").double()
+    inputs = normal((16, 3, 10, 10), 0, "inputs") + centre.reshape(3, 10, 10).float()
+    given = inputs.flatten(1).double() - centre
+
+    def numbers(found):
+        return {name: value for name, (value, _) in kept_parts(found, inputs, centre, subspace).items()}
+
+    projection = (given @ subspace @ subspace.T + centre).reshape(inputs.shape)
+    assert numbers(projection) == pytest.approx(
+        {"kept_on": 1, "kept_off": 0, "distance": 0, "difference": 1} | _others(numbers(projection)), abs=1e-6
+    )
+    same = numbers(inputs)
+    assert [same[name] for name in ("kept_on", "kept_off", "distance", "distance_by_chance", "error")] == pytest.approx(
+        [1, 1, 1, 1, 0], abs=1e-5
+    )
+    noisy = numbers(inputs + 0.5 * normal(tuple(inputs.shape), 0, "noise"))
+    assert noisy["distance"] == pytest.approx(noisy["distance_by_chance"], rel=0.02)
+    assert noisy["difference"] == pytest.approx(0, abs=0.1)
+    # Losing all of it alike is no inference.
+    assert numbers(0.3 * inputs + 0.7 * centre.reshape(3, 10, 10).float())["difference"] == pytest.approx(0, abs=1e-5)
+
+
+def _others(numbers):
+    return {name: numbers[name] for name in ("distance_by_chance", "error")}
+
+
+def test_convolutions_look_two_patches_far():
+    from scripts.depth.models import PATCH, SIDE, Convolutional, load_mixer
+
+    model = load_mixer(None, kind=Convolutional)
+    layers = Layers(model.embed, list(model.blocks), patch=PATCH, image_shape=(3, SIDE, SIDE))
+    pixels = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
+    across, at = SIDE // PATCH, 27
+    for layer in (1, 2):
+        (gradient,) = torch.autograd.grad(layers.state(pixels, layer)[:, at].sum(), pixels)
+        moved = patchify(gradient.abs(), PATCH).sum(dim=(0, 2)).reshape(across, across) > 0
+        rows, columns = torch.arange(across) - at // across, torch.arange(across) - at % across
+        near = (rows.abs()[:, None] <= 2 * layer) & (columns.abs()[None, :] <= 2 * layer)
+        assert torch.equal(moved, near)
+    assert receptive_fields(layers, pixels.detach(), [1])[1]["reach"][0] <= 25
+    assert isinstance(model.blocks[0], nn.Module)
