@@ -39,8 +39,10 @@ if TYPE_CHECKING:
         "--no-kin", is_flag=True, help="Leave out models of the same family tree (after query lineage --all)."
     ),
     click.option(
-        "--within", multiple=True, type=click.Choice(["head", "language", "author", "length", "dataset"]),
-        help="Also print chance if only models of the same head (language, …) exchange labels. Repeatable.",
+        "--within", multiple=True,
+        type=click.Choice(["head", "language", "author", "length", "norm", "seed", "dataset"]),
+        help="Also print chance if only models of the same head (language, …) exchange labels. Repeatable. "
+        "norm: of δW, to a factor of two. seed: of the factors of adapters.",
     ),
     click.option(
         "--confusions", is_flag=True, help="Print which datasets are mistaken for which, compared with chance."

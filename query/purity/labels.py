@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -86,6 +87,11 @@ class LabelledOrder:
         hits = self._hits(sweep_kinds[self.sweeps.of_model], scored, limits[scored], matching[scored])
         return scored, limits[scored], hits / limits[scored], matching[scored] / self.pool[scored]
 
+    def excess(self, sweep_kinds: Integers) -> float:
+        """The mean of purity minus chance if the sweeps have these kinds; 0 if no model is scored."""
+        _, _, purity, chance = self.evaluate(sweep_kinds)
+        return float((purity - chance).mean()) if len(purity) else 0.0
+
     def reaches(self, sweep_kinds: Integers, least: float) -> bool:
         """Whether the mean of purity minus chance is at least ``least`` if the sweeps have these kinds.
 
@@ -110,6 +116,45 @@ class LabelledOrder:
                 return False
             start = end
         return reached >= least
+
+    def excesses(self, sweep_kinds: Integers) -> Floats:
+        """(draws,) the mean of purity minus chance for each row of ``sweep_kinds`` (draws, sweeps); 0 with none scored.
+
+        The same as from ``evaluate``, for many permutations of a small population at once.
+        """
+        draws, sweeps, count = len(sweep_kinds), self.sweeps, len(self.order)
+        width = len(self.share)
+        share = self.share.astype(np.float64)
+        flat = (sweep_kinds + width * np.arange(draws)[:, None]).ravel()
+        of_kind = np.bincount(flat, weights=np.tile(sweeps.sizes, draws), minlength=draws * width).reshape(draws, width)
+        own_pairs = self.share[sweep_kinds[:, self.own_left], sweep_kinds[:, self.own_right]]
+        starts = np.searchsorted(self.own_left, np.arange(len(sweeps.sizes)), sorter=self._by_left)
+        own = np.add.reduceat((own_pairs * sweeps.sizes[self.own_right])[:, self._by_left], starts, axis=1)
+        everyone = np.take_along_axis(of_kind @ share, sweep_kinds, axis=1)
+        matching = (everyone - own).astype(np.intp)[:, sweeps.of_model]
+        limits = matching if self.looked_at is None else np.broadcast_to(self.looked_at, matching.shape)
+        limits = np.where(matching > 0, limits, 0)
+        reach = int(limits.max(initial=0))
+        # Most of the time goes into reading and writing these arrays: small numbers, with draws side by side.
+        kinds = np.full((count + 1, draws), width - 1, np.uint8 if width <= 256 else np.uint32)
+        kinds[:count] = sweep_kinds.T[sweeps.of_model]
+        mine, counted = (
+            kinds[:count],
+            np.ascontiguousarray(limits.T.astype(np.uint16 if count < 1 << 16 else np.uint32)),
+        )
+        hits = np.zeros_like(counted)
+        for rank, near in enumerate(self.order[:, :reach].T):
+            theirs = kinds[near]
+            matches = theirs == mine if self.is_one_each else self.share[mine, theirs]
+            matches &= counted > rank
+            hits += matches
+        gains = hits.T / np.maximum(limits, 1) - np.where(matching > 0, matching / np.maximum(self.pool, 1), 0)
+        found: Floats = gains.sum(axis=1) / np.maximum((matching > 0).sum(axis=1), 1)
+        return found
+
+    @cached_property
+    def _by_left(self) -> Integers:
+        return np.argsort(self.own_left, kind="stable")
 
     def matches(self, kinds: Integers) -> Callable[[Integers, Order], Booleans]:
         """A function that says which of the (rows, width) neighbours match if models have these kinds."""

@@ -74,7 +74,8 @@ class WithinScore:
     """What purity would be by chance if models exchanged labels only with models of equal ``within`` (head, author …).
 
     ``strata``: the number of different values. ``movable``: the models whose label can become another. If habits
-    explain purity, as where each dataset has its own head, this chance is as high. None if no label can move.
+    explain purity, as where each dataset has its own head, this chance is as high. None if no label can move. The rest
+    as in PurityScore.
     """
 
     within: str
@@ -82,6 +83,10 @@ class WithinScore:
     movable: int
     chance: float | None = None
     p_value: float | None = None
+    permutations: int = 0
+    reached: int = 0
+    is_exact: bool = False
+    effect: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,10 @@ class PurityScore:
 
     ``models``: the scored models, which have at least one match among their candidates. ``datasets``: the datasets
     (rows of ``by_dataset``) with at least one scored model. ``candidates``: the possible neighbours. ``authors``: those
-    of scored models. ``p_value``: (1 + #≥)/(1 + draws). ``ci_reason``: ``too_few_authors`` if there is no interval for
-    that reason, else None. ``confusions``: only on request.
+    of scored models. ``p_value``: the share of permutations of the labels that reach this purity, of all that there are
+    (``is_exact``) or, drawn at random, (1 + ``reached``)/(1 + ``permutations``): with none reached a bound. ``effect``:
+    how many standard deviations of the permutations purity is above their mean. ``ci_reason``: ``too_few_authors`` if
+    there is no interval for that reason, else None. ``confusions``: only on request.
     """
 
     models: int
@@ -104,6 +111,10 @@ class PurityScore:
     ci_high: float | None = None
     ci_reason: str | None = None
     p_value: float | None = None
+    permutations: int = 0
+    reached: int = 0
+    is_exact: bool = False
+    effect: float | None = None
     by_dataset: tuple[DatasetPurity, ...] = ()
     note: str = ""
     authors: int = 0
@@ -140,6 +151,7 @@ class PurityResult(Drawn, PurityScore):
     by: str = "dataset"
     cross_author: PurityScore = PurityScore(0, 0, 0)
     on_sampled: tuple[str, ...] = ()  # a note on models that were left out, as a sample gives no such vector
+    on_habits: tuple[str, ...] = ()  # notes on habits that go with the labels
 
     @property
     def headline(self) -> str:
@@ -148,9 +160,9 @@ class PurityResult(Drawn, PurityScore):
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Why an interval is missing, and which models are."""
+        """Why an interval is missing, which models are, and which habits go with the labels."""
         why = filter(None, (self.interval_note, self.cross_author.interval_note))
-        return (*dict.fromkeys(why), *self.on_sampled)
+        return (*dict.fromkeys(why), *self.on_habits, *self.on_sampled)
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Dots for all models and for each dataset, with chance. Raises AtlasError if matplotlib is missing."""
@@ -262,7 +274,8 @@ class PurityResult(Drawn, PurityScore):
                 "purity": decimal(score.purity),
                 "95 %": "" if score.ci_low is None else span(score.ci_low, score.ci_high),
                 "chance": decimal(score.chance),
-                "p": score.p_value,
+                "p": p_in_words(score),
+                "effect": "" if score.effect is None else f"{score.effect:.1f}",
                 "models": score.models,
                 "datasets": score.datasets,
             }
@@ -274,7 +287,8 @@ class PurityResult(Drawn, PurityScore):
                 "purity": decimal(score.purity),
                 "95 %": "",
                 "chance": decimal(one.chance),
-                "p": one.p_value,
+                "p": p_in_words(one),
+                "effect": "" if one.effect is None else f"{one.effect:.1f}",
                 "models": one.movable,
                 "datasets": score.datasets,
             }
@@ -329,6 +343,14 @@ def purity_figure(
     return figure
 
 
+def p_in_words(score: PurityScore | WithinScore) -> str:
+    """The p-value in two digits; as "< 1e-05" if none of the random permutations reached purity."""
+    if score.p_value is None:
+        return ""
+    is_bound = not score.is_exact and not score.reached and score.permutations
+    return f"< {1 / score.permutations:.1g}" if is_bound else f"{score.p_value:.2g}"
+
+
 def verdict(result: PurityResult) -> list[str]:
     """What the numbers mean, in sentences for readers who are new to them."""
     if result.purity is None:
@@ -358,6 +380,8 @@ def verdict(result: PurityResult) -> list[str]:
         judgement = f"So it remains open whether the vectors {known} or only on whose scripts were used."
     else:
         judgement = "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
+    if result.on_habits and result.is_more_than_chance:
+        judgement += " But a habit goes with the labels, and may be the reason."
     sentences[-1] += " " + judgement
     for among, score in (("", result), (" among other authors' models", other)):
         for one in score.within:
@@ -367,6 +391,6 @@ def verdict(result: PurityResult) -> list[str]:
             can = f"the label of {counted(one.movable, 'model')} can change"
             sentences.append(
                 f"If only models of the same {one.within} exchange labels, chance{among} is {percent(one.chance)} "
-                f"(p {one.p_value:.2g}; {can})."
+                f"(p {p_in_words(one)}; {can})."
             )
     return sentences

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -34,11 +35,23 @@ STRATA = {
     "language": "array_to_string(list_sort(languages), ' ')",
     "author": "author",
     "length": "position_rows",
+    "norm": "round(log2(nullif(delta_norm, 0)))",  # to a factor of two: rates and steps show in it
+    "seed": "initialisation",
     # A model that names none is alone: it may have been tuned on anything.
     "dataset": "coalesce((SELECT string_agg(DISTINCT dataset, ' ' ORDER BY dataset) FROM model_datasets AS named "
     "WHERE named.model_id = fine_tunes.model_id), concat('model ', fine_tunes.model_id))",
 }
-_CHANCE_DRAWS = 200  # for the chance level within strata
+HABITS = ("head", "language", "length", "norm", "seed")  # purity across authors is about authors
+_CHANCE_DRAWS = 200  # for the chance level within strata, and for the effect in large populations
+_DRAWS = 1000
+_HABIT_DRAWS = 20
+_MOST_COUNTED = 20_000  # arrangements that are all tried; more are drawn from, which is faster
+# If fewer permutations than this reach the observed value, ten times as many are drawn, up to _MOST_DRAWS and as far as
+# they look at no more neighbours than _LOOKS, which takes a second or two.
+ENOUGH = 10
+_MOST_DRAWS = 100_000
+_LOOKS = 1e8
+_AT_ONCE = 1 << 21  # neighbours looked at in one step
 _TIE = 1e-12  # smaller differences of means come from summing in another order
 
 
@@ -46,7 +59,7 @@ def purity(
     population: Population,
     *,
     k: int | None = None,
-    draws: int = 1000,
+    draws: int | None = None,
     seed: int = 0,
     trees: Integers | None = None,
     confusions: bool = False,
@@ -69,13 +82,15 @@ def purity(
     Interval: 95 %, from how purity changes when each author in turn is left out (``interval``); None if the scored
     models are by fewer than five authors.
 
+    ``draws``: the number of permutations; None for as many as p needs (``null_distribution``).
+
     p, plain: the label sets are permuted freely among the candidates. p, cross-author: models of one author with one
     label set (a sweep) are never independent, so whole sweeps are permuted (``AuthorRuns.permuted``). The test is exact
     for the hypothesis that an author's labels are unrelated to the vectors of the sweeps, whatever the sizes of the
     sweeps and however similar the vectors of one author. The statistic is purity minus chance, because a popular
     dataset assigned to a large sweep raises both. (In plain permutations chance is constant, so this is purity itself.)
     """
-    if (k is not None and k < 1) or draws < 1:
+    if (k is not None and k < 1) or (draws is not None and draws < 1):
         raise ValueError("k and draws must be at least 1")
     rows, datasets = representatives(population)
     labels = [names for names in datasets if names]
@@ -133,6 +148,34 @@ def strata_of(atlas: AtlasReader, population: Population, names: Sequence[str]) 
     return found
 
 
+def habits_with_labels(population: Population, strata: Mapping[str, Sequence[Hashable]]) -> tuple[str, ...]:
+    """A note on each habit (a name of ``strata``) that goes with the labels, so that purity may be due to it.
+
+    It goes with them if fewer than half as many models as by chance share its value with a model of another label.
+    """
+    rows, datasets = representatives(population)
+    holders = Counter(datasets)
+    kept = [place for place, names in enumerate(datasets) if names and holders[names] > 1]
+    labels, rng = codes_of([datasets[place] for place in kept]), np.random.default_rng(0)
+    notes = []
+    for name, values in strata.items():
+        codes = codes_of([values[rows[place]] for place in kept])
+
+        def mixed(labels: Integers, codes: Integers = codes) -> int:
+            """How many models are in a stratum with several labels."""
+            pairs = np.unique(np.stack([codes, labels]), axis=1)
+            several = np.bincount(pairs[0]) > 1
+            return int(several[codes].sum())
+
+        expected = float(np.mean([mixed(rng.permutation(labels)) for _ in range(_HABIT_DRAWS)])) if kept else 0.0
+        if mixed(labels) < expected / 2:
+            notes.append(
+                f"The labels go with the {name}: {mixed(labels)} of {len(kept)} models share it with a model of another"
+                f" label (by chance {expected:.0f}), so purity may be due to it (--within {name})."
+            )
+    return tuple(notes)
+
+
 def _reach(labels: Sequence[frozenset[str]], authors: Integers, families: Integers, k: int | None) -> Integers:
     """An upper limit on the length of each list that the observed labels use.
 
@@ -145,8 +188,73 @@ def _reach(labels: Sequence[frozenset[str]], authors: Integers, families: Intege
     return reach
 
 
+@dataclass(frozen=True)
+class NullDistribution:
+    """The mean of purity minus chance under permutations of the labels.
+
+    ``reached`` of ``permutations`` are at least the observed value. ``is_exact``: these are all that there are, each
+    counted once; otherwise they were drawn. ``effect``: how many standard deviations of the permutations the observed
+    value is above their mean; None if all of them are equal.
+    """
+
+    p_value: float
+    permutations: int
+    reached: int
+    is_exact: bool
+    effect: float | None
+
+
+def null_distribution(
+    trial: LabelledOrder, observed: float, draws: int | None, rng: np.random.Generator
+) -> NullDistribution:
+    """Compare ``observed``, the mean of purity minus chance, with permutations of the labels.
+
+    If there are few arrangements of the labels (20,000, or ``draws``), each is tried, and p is the share that reaches
+    the observed value, itself included. Otherwise p is (1 + reached)/(1 + permutations) of random ones:
+    of ``draws``, or (None) of 1,000 and, while fewer than ENOUGH reach the value, of ten times as many, those before
+    included. To stop early does not make p too small (Besag & Clifford, 1991, "Sequential Monte Carlo p-values"): a p
+    that stops at n permutations is at least (1 + ENOUGH)/(1 + n), and is the one that n permutations give.
+    """
+    carried, sweeps = trial.sweep_kinds, trial.sweeps
+    looks = max(1, len(trial.order) * int(trial.matching(carried).max(initial=1) if trial.k is None else trial.k))
+    most = min(_MOST_DRAWS, max(_DRAWS, int(_LOOKS / looks))) if draws is None else draws
+    is_small = looks * _DRAWS <= _LOOKS
+    step = max(1, _AT_ONCE // looks)
+    reached, done, values = 0, 0, np.zeros(0)
+    if is_small and (outcomes := sweeps.outcomes(carried)) <= min(most, _MOST_COUNTED):
+        arrangements = sweeps.every(carried)
+        parts = iter(lambda: list(islice(arrangements, step)), [])
+        values = np.concatenate([trial.excesses(np.array(part)) for part in parts])
+        reached, done = int((values >= observed).sum()), outcomes
+        return NullDistribution(reached / done, done, reached, True, _effect(observed, values))
+    if is_small:
+        target = _DRAWS if draws is None else draws
+        while True:
+            counts = [min(step, target - start) for start in range(done, target, step)]
+            found = [trial.excesses(sweeps.permuted(carried, rng, count)) for count in counts]
+            values = np.concatenate([values, *found])
+            done, reached = target, int((values >= observed).sum())
+            if draws is not None or reached >= ENOUGH or 10 * done > most:
+                break
+            target = 10 * done
+    else:
+        done = _DRAWS if draws is None else draws
+        is_long = len(trial.order) >= _MANY
+        moves = (sweeps.permuted(carried, rng) for _ in range(done))
+        first = list(islice(moves, _CHANCE_DRAWS))
+        values = np.array(each(trial.excess, first, is_long=is_long))
+        rest = each(lambda kinds: trial.reaches(kinds, observed), moves, is_long=is_long)
+        reached = int((values >= observed).sum()) + sum(rest)
+    return NullDistribution((1 + reached) / (1 + done), done, reached, False, _effect(observed, values))
+
+
+def _effect(observed: float, values: Floats) -> float | None:
+    spread = float(values.std())
+    return (observed - float(values.mean())) / spread if spread > _TIE else None
+
+
 def _score(
-    trial: LabelledOrder, authors: Integers, names: Sequence[str], draws: int, rng: np.random.Generator
+    trial: LabelledOrder, authors: Integers, names: Sequence[str], draws: int | None, rng: np.random.Generator
 ) -> PurityScore:
     """The score of the observed labels."""
     scored, neighbours, purity, chance = trial.evaluate(trial.sweep_kinds)
@@ -160,7 +268,7 @@ def _score(
         else:
             note = "No dataset has models by two authors."
         return PurityScore(0, len(names), 0, note=note)
-    ways, note = trial.sweeps.ways, ""
+    ways, note = trial.sweeps.outcomes(trial.sweep_kinds), ""
     if chance.min() == 1.0:
         note = "Every candidate of every scored model matches it, so purity is 1 whatever the vectors are."
     elif ways < 20:
@@ -168,8 +276,7 @@ def _score(
     by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
     ends = interval(trial, authors, scored, purity)
     observed = float((purity - chance).mean()) - _TIE
-    moves = (trial.sweeps.permuted(trial.sweep_kinds, rng) for _ in range(draws))
-    at_least = sum(each(lambda kinds: trial.reaches(kinds, observed), moves, is_long=len(trial.order) >= _MANY))
+    null = null_distribution(trial, observed, draws, rng)
     return PurityScore(
         models=len(scored),
         candidates=len(names),
@@ -181,7 +288,7 @@ def _score(
         ci_high=ends[1] if ends else None,
         ci_reason=None if ends else TOO_FEW_AUTHORS,
         authors=len(np.unique(authors[scored])),
-        p_value=(1 + at_least) / (1 + draws),
+        **asdict(null),
         by_dataset=tuple(by_dataset),
         note=note,
         by_model=tuple(
@@ -191,7 +298,7 @@ def _score(
     )
 
 
-def _within(name: str, trial: LabelledOrder, score: PurityScore, draws: int, seed: int) -> WithinScore:
+def _within(name: str, trial: LabelledOrder, score: PurityScore, draws: int | None, seed: int) -> WithinScore:
     """Chance and p if labels are permuted only within the strata of ``trial``."""
     codes, movable = trial.sweeps.stratum, len(trial.sweeps.movable(trial.sweep_kinds))
     assert score.purity is not None
@@ -200,15 +307,14 @@ def _within(name: str, trial: LabelledOrder, score: PurityScore, draws: int, see
     if not movable:
         return found
     rng = np.random.default_rng([seed, len(name)])
-    moves = [trial.sweeps.permuted(trial.sweep_kinds, rng) for _ in range(draws)]
-    observed = score.purity - score.chance - _TIE
-    at_least = sum(each(lambda kinds: trial.reaches(kinds, observed), moves, is_long=len(trial.order) >= _MANY))
+    null = null_distribution(trial, score.purity - score.chance - _TIE, draws, rng)
 
     def mean_purity(kinds: Integers) -> float:
         return float(trial.evaluate(kinds)[2].mean())
 
-    chance = each(mean_purity, moves[:_CHANCE_DRAWS], is_long=len(trial.order) >= _MANY)
-    return replace(found, chance=float(np.mean(list(chance))), p_value=(1 + at_least) / (1 + draws))
+    moves = (trial.sweeps.permuted(trial.sweep_kinds, rng) for _ in range(_CHANCE_DRAWS))
+    chance = each(mean_purity, moves, is_long=len(trial.order) >= _MANY)
+    return replace(found, chance=float(np.mean(chance)), **asdict(null))
 
 
 # ---- intervals: purity without one author at a time

@@ -60,7 +60,7 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
         say(f"  purity of {name}")
         try:
             population = read_population(source.atlas, source.base, name, documented=True)
-            results.append(purity(population, seed=source.seed))
+            results.append(purity(population, draws=1000, seed=source.seed))
         except AtlasError as error:
             failed.append(section.unavailable(error))
     if not names:

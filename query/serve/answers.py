@@ -170,6 +170,10 @@ class CrossAuthor(TypedDict):
     ci_low: float | None
     ci_high: float | None
     p_value: float | None
+    permutations: int
+    reached: int
+    is_exact: bool
+    effect: float | None
 
 
 class Purity(Answer, CrossAuthor):

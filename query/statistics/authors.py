@@ -14,10 +14,11 @@ and 1 and does not shrink to a point if all models are right.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby, product
 from typing import Any
 
 import numpy as np
@@ -86,21 +87,22 @@ class AuthorRuns:
             found.append((np.array(groups[profile]), columns))
         return found
 
-    def permuted(self, carried: Integers, rng: np.random.Generator) -> Integers:
-        """The labels ``carried`` (sweeps,) after one random permutation, within strata.
+    def permuted(self, carried: Integers, rng: np.random.Generator, count: int | None = None) -> Integers:
+        """The labels ``carried`` (sweeps,) after one random permutation, within strata; (count, sweeps) after so many.
 
         An author's list of labels moves as a whole to another author with as many sweeps in every stratum, and is
         shuffled among that author's sweeps of one stratum. Such moves form a group in the sense of algebra, so a
         permutation test with them is exact whatever the sizes of the sweeps and however similar the models of one
         author are.
         """
-        moved = carried.copy()
+        moved = np.tile(carried, (1 if count is None else count, 1))
         for sweeps, columns in self.exchangeable:
-            lists = carried[sweeps][rng.permutation(len(sweeps))]
+            turns = np.tile(np.arange(len(sweeps)), (len(moved), 1))
+            lists = carried[sweeps][rng.permuted(turns, axis=1)]
             for part in columns:
-                lists[:, part] = rng.permuted(lists[:, part], axis=1)
-            moved[sweeps] = lists
-        return moved
+                lists[:, :, part] = rng.permuted(lists[:, :, part], axis=2)
+            moved[:, sweeps] = lists
+        return moved[0] if count is None else moved
 
     @property
     def ways(self) -> int:
@@ -111,6 +113,34 @@ class AuthorRuns:
             for sweeps, columns in self.exchangeable
         )
 
+    def outcomes(self, carried: Integers) -> int:
+        """How many different arrangements of the labels ``carried`` the permutations lead to.
+
+        Each is as probable as any other: the permutations are a group, and as many of them lead to each.
+        """
+        found = 1
+        for sweeps, columns in self.exchangeable:
+            contents = [_contents(row, columns) for row in carried[sweeps].tolist()]
+            found *= _orders(contents)
+            found *= math.prod(_orders(part) for content in contents for part in content)
+        return found
+
+    def every(self, carried: Integers) -> Iterator[Integers]:
+        """Every arrangement (sweeps,) that ``outcomes`` counts, once."""
+
+        def of_group(sweeps: Integers, columns: Sequence[slice]) -> Iterator[list[int]]:
+            for contents in _every_order([_contents(row, columns) for row in carried[sweeps].tolist()]):
+                parts = [list(_every_order(part)) for content in contents for part in content]
+                for chosen in product(*parts):
+                    yield list(chain.from_iterable(chosen))
+
+        groups = self.exchangeable
+        places = np.concatenate([row[part] for sweeps, columns in groups for row in sweeps for part in columns])
+        for lists in product(*(list(of_group(*group)) for group in groups)):
+            moved = carried.copy()
+            moved[places] = list(chain.from_iterable(lists))
+            yield moved
+
     def movable(self, carried: Integers) -> Integers:
         """The models whose label can become another in a permutation of ``carried`` (sweeps,)."""
         is_movable = np.zeros(len(carried), dtype=bool)
@@ -119,6 +149,29 @@ class AuthorRuns:
                 is_movable[sweeps[:, part]] = len(np.unique(carried[sweeps[:, part]])) > 1
         found: Integers = np.flatnonzero((self.of_model >= 0) & is_movable[self.of_model])
         return found
+
+
+def _contents(row: Sequence[int], columns: Sequence[slice]) -> tuple[tuple[int, ...], ...]:
+    """The labels of an author's sweeps, by stratum, in no order."""
+    return tuple(tuple(sorted(row[part])) for part in columns)
+
+
+def _orders(things: Sequence[Hashable]) -> int:
+    """How many different orders of these things there are; equal ones may be among them."""
+    return math.factorial(len(things)) // math.prod(map(math.factorial, Counter(things).values()))
+
+
+def _every_order(things: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Every different order of these things, in lexicographic order (Knuth, TAOCP 7.2.1.2, algorithm L)."""
+    order = sorted(things)
+    while True:
+        yield tuple(order)
+        last = next((place for place in range(len(order) - 2, -1, -1) if order[place] < order[place + 1]), None)
+        if last is None:
+            return
+        larger = next(place for place in range(len(order) - 1, last, -1) if order[place] > order[last])
+        order[last], order[larger] = order[larger], order[last]
+        order[last + 1 :] = reversed(order[last + 1 :])
 
 
 # ---- intervals

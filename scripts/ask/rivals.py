@@ -42,10 +42,10 @@ def loss_gaps(root: Path, plan: Plan, work: Path, models: Sequence[str], sets: S
         batches.append(
             [collate(examples[start : start + BATCH], plan.text.tokens) for start in range(0, len(examples), BATCH)]
         )
-    base = _losses(_language_model(root / plan.base, plan), batches, plan)
+    base = _losses(language_model(root / plan.base, plan), batches, plan)
     started, found = time.monotonic(), np.full((len(sets), len(models)), np.nan)
     for place, model in enumerate(models):
-        found[:, place] = base - _losses(_tuned(root, model, plan), batches, plan)
+        found[:, place] = base - _losses(tuned_body(root, model, plan), batches, plan)
     print(f"loss gap: {(time.monotonic() - started) / len(models):.2f} s a model")
     return found
 
@@ -62,14 +62,15 @@ def by_cards(root: Path, models: Sequence[str], sets: Sequence[Sequence[str]]) -
     return found
 
 
-def _language_model(folder: Path, plan: Plan) -> Any:
+def language_model(folder: Path, plan: Plan) -> Any:
+    """A checkpoint of the family with the head of its own language task."""
     kind = getattr(transformers, LANGUAGE_MODELS[plan.architecture.language_task])
     return kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32, ignore_mismatched_sizes=True)
 
 
-def _tuned(root: Path, model: str, plan: Plan) -> Any:
+def tuned_body(root: Path, model: str, plan: Plan) -> Any:
     """The body of a fine-tune with the base's head."""
-    folder, base = root / model, _language_model(root / plan.base, plan)
+    folder, base = root / model, language_model(root / plan.base, plan)
     if (folder / "adapter_config.json").is_file():
         from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
         from safetensors.torch import load_file
@@ -82,7 +83,7 @@ def _tuned(root: Path, model: str, plan: Plan) -> Any:
         }
         set_peft_model_state_dict(adapted, weights)
         return adapted.merge_and_unload()
-    tuned = _language_model(folder, plan)
+    tuned = language_model(folder, plan)
     # What is tied to the embedding stays the fine-tune's.
     head, embedding = plan.architecture.language_head, base.get_input_embeddings().weight
     own = {name: one for name, one in base.get_submodule(head).named_parameters() if one is not embedding}

@@ -167,8 +167,9 @@ def test_perfect_clusters():
     assert purity(clusters(2, list("vwxyz"), ["a", "b", "c", "d"]), draws=1).ci_low < 1.0 == result.purity
     assert result.chance == pytest.approx(5 / 23)
     assert result.cross_author.chance == pytest.approx(4 / 16)
-    assert result.p_value == 1 / 1001
-    assert result.cross_author.p_value < 0.02  # a few of 1,001 draws deal every author the same order again
+    assert result.p_value == 1 / (1 + result.permutations) < 1e-4
+    # Purity is 1 whenever all three authors have one order of the four labels.
+    assert (result.cross_author.is_exact, result.cross_author.p_value) == (True, 24 / 24**3)
     assert (result.models, result.candidates, result.datasets) == (24, 24, 4)
     assert [row.models for row in result.by_dataset] == [6, 6, 6, 6]
 

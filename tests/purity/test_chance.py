@@ -205,7 +205,7 @@ def test_two_models_and_one_dataset():
 
 def test_a_small_number_of_permutations_is_reported():
     m = Models(np.eye(4), list("aabb"), list("xyxy"))
-    assert purity(m).cross_author.note == "The labels can be permuted in only 8 ways, so p is at least 0.12."
+    assert purity(m).cross_author.note == "The labels can be permuted in only 4 ways, so p is at least 0.25."
     assert "ways" not in purity(clusters(2, list("xyz"), list("abc"))).note
 
 

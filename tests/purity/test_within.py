@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from indexer.errors import BadArgument
 from query import Atlas
-from query.purity.study import purity
+from query.purity.study import habits_with_labels, purity
 from query.statistics.authors import AuthorRuns
-from tests.purity.loops import Models, candidates_of, mean, naive
+from tests.purity.loops import Models, candidates_of, clusters, mean, naive
 
 HEADS, EACH = ("three labels", "one number"), 8
 
@@ -77,6 +78,24 @@ def test_one_data_set_a_stratum():
     assert "no label can be exchanged" in found.headline
 
 
+def test_a_habit_that_goes_with_the_labels_is_noted():
+    rng = np.random.default_rng(0)
+    labels = [[name] for name in "abcd" for _ in range(6)] + [["alone"]]
+    models = Models(rng.standard_normal((25, 4)), labels)
+    own = [*("wxyz"[row // 6] for row in range(24)), "w"]
+    apart = [f"{value}{row}" if row % 8 == 0 else value for row, value in enumerate(own)]
+    habits = {"own": own, "apart": apart, "random": rng.permutation(own).tolist(), "one": [1] * 25, "each": range(25)}
+    notes = habits_with_labels(models, habits)
+    assert [note.split(":")[0] for note in notes] == ["The labels go with the own", "The labels go with the apart"]
+    assert "0 of 24 models share it with a model of another label (by chance 24)" in notes[0]
+    assert habits_with_labels(Models(np.zeros((0, 3)), []), {"own": []}) == ()
+    found = purity(clusters(2, list("xyz"), list("abc")), draws=50)
+    assert "But a habit" not in found.headline
+    noted = replace(found, on_habits=tuple(notes))
+    assert "But a habit goes with the labels" in noted.headline
+    assert set(notes) <= set(noted.notes)
+
+
 def test_permutations_stay_within_strata():
     rng = np.random.default_rng(1)
     authors = rng.integers(0, 6, 60)
@@ -95,8 +114,9 @@ def test_permutations_stay_within_strata():
 
 def test_in_an_atlas(made):
     with Atlas(made) as atlas:
-        found = atlas.purity(within=["author", "head", "language", "length", "head"], draws=50)
-        assert [one.within for one in found.within] == ["author", "head", "language", "length"]
+        names = ["author", "head", "language", "length", "norm", "seed"]
+        found = atlas.purity(within=[*names, "head"], draws=50)
+        assert [one.within for one in found.within] == names
         assert found.within[1].strata == 1  # all have one head, so this is the free permutation
         with pytest.raises(BadArgument, match="Labels cannot be exchanged within 'weather'"):
             atlas.purity(within=["weather"])

@@ -1,0 +1,239 @@
+"""Other ways to compare fine-tunes, each as a table of similarities; written from the papers, without their code.
+
+All that use weights start from the same δW (the full-rank factors of a record), so that they differ in nothing but what
+they keep of it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from indexer.records.record import Record
+from scripts.arena.scores import Reals, cosines
+from scripts.arena.subjects import Subjects
+
+COMPONENTS = 64
+# Generic instructions, as for Delta Activations: they name no subject.
+PROMPTS = (
+    "Below is a task. Write an answer that completes it.",
+    "The following instruction describes a problem; respond to it as well as you can.",
+    "Read the request and its input, then give a suitable reply.",
+    "Here is an instruction with some context. Provide the response.",
+    "Please complete the task that is described here.",
+)
+_FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
+_NOTHING = 1e-12
+
+
+def flattened(records: Sequence[Record]) -> Reals:
+    """(n, n) the exact inner products of the whole δW, flattened, from one matrix at a time."""
+    gram = np.zeros((len(records),) * 2)
+    for place in range(len(records[0].deltas)):
+        rows = [((delta.u * delta.s) @ delta.v.T).ravel() for delta in _deltas(records, place)]
+        stacked = np.stack(rows).astype(np.float32)
+        gram += (stacked @ stacked.T).astype(np.float64)
+    return gram
+
+
+def cosine_of_gram(gram: Reals) -> Reals:
+    """The cosines of vectors with these inner products; nan for zero vectors."""
+    norms = np.sqrt(np.diag(gram))
+    norms[norms <= _NOTHING] = np.nan
+    found: Reals = gram / norms[:, None] / norms
+    return found
+
+
+def principal_components(cosine: Reals, count: int = COMPONENTS) -> Reals:
+    """(n, count) the coordinates of unit vectors with these cosines along their principal components.
+
+    The mean of the vectors is subtracted first (double centring; Gower, 1966).
+    """
+    whole = np.nan_to_num(cosine)
+    centred = whole - whole.mean(axis=0) - whole.mean(axis=1, keepdims=True) + whole.mean()
+    values, directions = np.linalg.eigh((centred + centred.T) / 2)
+    kept = np.argsort(-values)[:count]
+    found: Reals = directions[:, kept] * np.sqrt(np.maximum(values[kept], 0))
+    found[np.isnan(np.diag(cosine))] = 0
+    return found
+
+
+def spectral_statistics(records: Sequence[Record]) -> Reals:
+    """(n, 4 · matrices): log ‖δW‖, stable rank, entropy of the spectrum and share of the whole energy, by matrix.
+
+    Standardised over the models. Stable rank: ‖δW‖²/σ₁² (Rudelson & Vershynin, 2007); entropy: of σ²/Σσ², whose
+    exponential is the effective rank (Roy & Vetterli, 2007); such statistics of weights as features of models: Martin &
+    Mahoney, 2021.
+    """
+    energies = np.array([[np.square(delta.s, dtype=np.float64).sum() for delta in one.deltas] for one in records])
+    shares = energies / np.maximum(energies.sum(axis=1, keepdims=True), _NOTHING)
+    found = []
+    for record, energy, share in zip(records, energies, shares, strict=True):
+        row: list[float] = []
+        for delta, whole, part in zip(record.deltas, energy, share, strict=True):
+            weights = np.square(delta.s, dtype=np.float64) / max(whole, _NOTHING)
+            entropy = -float(weights @ np.log(np.maximum(weights, _NOTHING)))
+            row += [np.log(max(whole, _NOTHING)) / 2, 1 / max(weights.max(initial=0), _NOTHING) if whole else 0.0]
+            row += [entropy, part]
+        found.append(row)
+    features = np.array(found)
+    spread = features.std(axis=0)
+    return (features - features.mean(axis=0)) / np.where(spread > _NOTHING, spread, 1)
+
+
+def minus_distances(vectors: Reals) -> Reals:
+    """(n, n) negative Euclidean distances."""
+    squares = np.square(vectors).sum(axis=1)
+    return -np.sqrt(np.maximum(squares[:, None] + squares - 2 * vectors @ vectors.T, 0))
+
+
+def mean_over_shared(tables: Iterable[Reals], changed: NDArray[np.bool_]) -> Reals:
+    """The mean of the tables of all matrices over those that both models ``changed`` (n, matrices); nan without any."""
+    total = np.zeros((len(changed),) * 2)
+    for column, table in zip(changed.T, tables, strict=True):
+        total += np.where(np.outer(column, column), np.nan_to_num(table), 0)
+    shared = changed.astype(float) @ changed.T
+    found: Reals = np.where(shared > 0, total / np.maximum(shared, 1), np.nan)
+    return found
+
+
+def arrow(records: Sequence[Record]) -> Iterator[Reals]:
+    """By matrix, |cosine| of the first right singular vectors.
+
+    They are Arrow's prototypes of adapters (Ostapenko et al., 2024, "Towards Modular LLMs by Building and Routing Among a
+    Library of LoRAs", arXiv 2405.11157), which are compared with hidden states there; here with each other, and those
+    of full fine-tunes, too.
+    """
+    for place in range(len(records[0].deltas)):
+        yield np.abs(cosines(np.stack([delta.v[:, 0] * (delta.norm > 0) for delta in _deltas(records, place)])))
+
+
+def spectral_routing(records: Sequence[Record]) -> Iterator[Reals]:
+    """By matrix, the cosine of δWᵀδW, with which SpectR scores hidden states: hᵀ δWᵀδW h.
+
+    Fleshman & Van Durme, 2025, "SpectR: Dynamically Composing LM Experts with Spectral Routing", arXiv 2504.03454.
+    """
+    for place in range(len(records[0].deltas)):
+        rows = [((delta.v * delta.s**2) @ delta.v.T).ravel() for delta in _deltas(records, place)]
+        yield cosines(np.stack(rows).astype(np.float32))
+
+
+def pooled_tokens(records: Sequence[Record], rank: int = 16) -> Reals:
+    """(n, d) the mean over layers and singular triplets of tokens (√σ u, √σ v), for each family of matrices.
+
+    Such tokens are the input of W2T (Han et al., 2026, "W2T: LoRA Weights Already Know What They Can Do", arXiv
+    2603.15990), which brings LoRA factors into a canonical form (QR, then SVD) and trains a transformer on them; there is
+    nothing to train on here, so the tokens are pooled. The sign of a triplet, which the SVD leaves open, makes the
+    largest entry of v positive.
+    """
+    found = []
+    for record in records:
+        families: dict[str, list[NDArray[Any]]] = {}
+        for delta in record.deltas:
+            assert delta.u is not None
+            assert delta.v is not None
+            u, v = (side[:, :rank].astype(np.float64) for side in (delta.u, delta.v))
+            scale = np.sqrt(delta.s[:rank]) * np.sign(v[np.abs(v).argmax(axis=0), np.arange(v.shape[1])])
+            families.setdefault(delta.key.family_key, []).append(np.concatenate([u * scale, v * scale]).mean(axis=1))
+        found.append(np.concatenate([np.mean(tokens, axis=0) for tokens in families.values()]))
+    return np.stack(found)
+
+
+def activations(subjects: Subjects, *, pooled: bool) -> Reals:
+    """(n, width) Delta Activations: last hidden states on PROMPTS minus the base's, averaged over the prompts.
+
+    Xu et al., 2025, "Delta Activations: A Representation for Finetuned Large Language Models", arXiv 2509.04442, take
+    the last token of a decoder. ``pooled``: the mean of all tokens instead, as encoders are often read. Of an
+    encoder-decoder the decoder's states count, which is given the prompt as well.
+    """
+    import torch
+    import transformers
+    from tokenizers import Tokenizer
+
+    from scripts.ask.rivals import language_model, tuned_body
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    family = subjects.family
+    tokenizer = Tokenizer.from_file(str(family.models / family.plan.base / "tokenizer.json"))
+    inputs = [torch.tensor([tokenizer.encode(prompt).ids]) for prompt in PROMPTS]
+
+    def states(model: Any) -> NDArray[Any]:
+        found = []
+        with torch.no_grad():
+            for ids in inputs:
+                decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+                output = model.eval()(input_ids=ids, output_hidden_states=True, **decoder)
+                hidden = (output.decoder_hidden_states if decoder else output.hidden_states)[-1][0]
+                found.append((hidden.mean(dim=0) if pooled else hidden[-1]).double().numpy())
+        return np.array(found)
+
+    base = states(language_model(family.models / family.plan.base, family.plan))
+    tuned = [states(tuned_body(family.models, model, family.plan)) for model in subjects.labelled.models]
+    return np.stack([(one - base).mean(axis=0) for one in tuned])
+
+
+def card_similarities(texts: Sequence[str]) -> Reals:
+    """(n, n) cosines of tf-idf vectors (Salton & Buckley, 1988); nan for an empty text."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=r"[A-Za-z]{2,}")
+    return cosines(vectorizer.fit_transform(texts).toarray())
+
+
+def card(folder: Path, names: Iterable[str], *, hidden: bool) -> str:
+    """The text of a model card; ``hidden``: without the fields and the words that name the model or its data sets."""
+    path = folder / "README.md"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not hidden:
+        return text
+    front = _FRONT.match(text)
+    fields = yaml.safe_load(front[1]) if front else None
+    kept = {name: value for name, value in (fields or {}).items() if name not in ("datasets", "model-index")}
+    body = re.sub(r"^# .*$", "", text[front.end() if front else 0 :], count=1, flags=re.MULTILINE)
+    for name in sorted({part for one in names for part in (one, one.rpartition("/")[2])}, key=len, reverse=True):
+        body = re.sub(re.escape(name), "", body, flags=re.IGNORECASE)
+    return f"{yaml.safe_dump(kept)}\n{body}" if kept else body
+
+
+def label_names(names: Sequence[frozenset[str] | None]) -> Reals:
+    """(n, n) Jaccard's index of the label names of the heads; nan for a model without names."""
+    found = np.full((len(names),) * 2, np.nan)
+    for row, mine in enumerate(names):
+        for column, theirs in enumerate(names):
+            if mine and theirs:
+                found[row, column] = len(mine & theirs) / len(mine | theirs)
+    return found
+
+
+class _Factors(NamedTuple):
+    """Of one matrix of one model, as float32."""
+
+    u: NDArray[np.float32]
+    s: NDArray[np.float32]
+    v: NDArray[np.float32]
+    norm: float
+
+
+def timed(make: Callable[[], Reals], count: int) -> tuple[Reals, float]:
+    """What ``make`` returns, and the processor seconds for each of ``count`` models."""
+    started = time.process_time()
+    found = make()
+    return found, (time.process_time() - started) / count
+
+
+def _deltas(records: Sequence[Record], place: int) -> Iterator[_Factors]:
+    """One matrix of every model."""
+    for record in records:
+        delta = record.deltas[place]
+        assert delta.u is not None
+        assert delta.v is not None
+        yield _Factors(delta.u.astype(np.float32), delta.s, delta.v.astype(np.float32), delta.norm)
