@@ -40,7 +40,7 @@ OTHERS = {
     "compare", "datasets", "layers", "lineages", "models", "predict_many", "schema", "similar_many", "vectors",
 }  # fmt: skip
 # Where the command's option has another name, or nothing given means the same as the method's default.
-SAME_AS = {"timeout": "seconds"}
+SAME_AS = {"files": "file", "timeout": "seconds"}
 NOTHING = (None, False, (), inspect.Parameter.empty)
 
 
