@@ -24,6 +24,8 @@ from tests.checkpoints import roberta
 from tests.hubs import add_repo, served, tags
 from tests.sampling import made
 
+pytestmark = pytest.mark.slow
+
 KIND = roberta(3, 256, 512)
 BASE, TWIN = "org/base", "org/twin"
 KNOWN = ["transformers", "safetensors", "roberta"]
@@ -259,7 +261,6 @@ def test_rows_that_are_odd_are_no_candidates(store, monkeypatch, tmp_path):
         assert examination.candidates == 1
 
 
-@pytest.mark.slow
 def test_what_is_found_is_read_and_published_as_every_model_is(store, monkeypatch, tmp_path):
     with served(store, monkeypatch):
         report = build(BASE, tmp_path / "atlas", discover="weights", workers=1)

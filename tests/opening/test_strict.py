@@ -10,6 +10,8 @@ from indexer.publish.deep_verification import verify_deeply
 from indexer.publish.verification import verify
 from tests.database import execute
 
+pytestmark = pytest.mark.slow
+
 
 def change(atlas, statement: str) -> None:
     execute(atlas.database, statement)

@@ -19,6 +19,8 @@ from query.predict.training_set import TrainingSet
 from query.statistics.authors import units_of
 from tests.predict.simulated import CLASSIFIER, SIMULATIONS, Simulation, joined, labelled_models, unlabelled
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def fresh_draws(name, seed, is_fitted=True):
@@ -62,7 +64,6 @@ def largest_deviation(chance, happened):
 SEEDS = (0, 1, 2, 3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVIDENCE)
 @pytest.mark.parametrize("name", list(SIMULATIONS))
 def test_probabilities_match_frequencies_on_fresh_draws(name, kind):
@@ -87,7 +88,6 @@ def test_without_the_fit_neither_holds(kind):
     assert largest_deviation(chance, right) > 5
 
 
-@pytest.mark.slow
 def test_what_is_reported_is_what_fresh_draws_show():
     """Leave-one-author-out on 200 authors says of the next 200 what then comes true."""
     found, truth = fresh_draws("blurred", 1)
@@ -106,7 +106,6 @@ def test_both_kinds_of_evidence_are_better_than_either_and_all_beat_the_baseline
     assert max(loss["vectors"], loss["head"]) < min(loss["majority"], loss["chance"])
 
 
-@pytest.mark.slow
 def test_a_model_of_an_unseen_dataset_is_predicted_as_none_of_these():
     simulation = Simulation.of(noise=0.5, named=1.0, headless=0.0, novel=0.1)
     found = simulation.draw(150, "a", seed=4)
@@ -132,7 +131,6 @@ def test_a_model_of_an_unseen_dataset_is_predicted_as_none_of_these():
     assert together.hidden_probability > 0.8
 
 
-@pytest.mark.slow
 def test_shuffled_labels_leave_nothing_but_chance():
     found = SIMULATIONS["clear"].draw(150, "a", seed=5)
     rng = np.random.default_rng(6)

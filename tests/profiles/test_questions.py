@@ -177,6 +177,7 @@ def first_line(found, capsys):
     return capsys.readouterr().out.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_words_come_back(atlas, gpt2, capsys):
     found = atlas.invert(gpt2, "the sky is blue .", top=3)
     lead = first_line(found, capsys)

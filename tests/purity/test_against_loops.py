@@ -40,6 +40,7 @@ def populations(draw):
 
 @settings(max_examples=250, deadline=None)
 @given(populations(), st.sampled_from([None, None, 1, 2, 5, 40]))
+@pytest.mark.slow
 def test_like_a_double_loop(m, k):
     check_against_naive(m, k)
 

@@ -16,6 +16,8 @@ from query.population import head_of
 from tests.atlas_builder import Model, write_atlas
 from tests.purity.loops import Models, candidates_of, mean, naive
 
+pytestmark = pytest.mark.slow
+
 HEADS = (("RobertaForSequenceClassification", 4), ("RobertaForTokenClassification", 4))
 DATASETS, AUTHORS = 4, 6
 

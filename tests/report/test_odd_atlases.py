@@ -16,6 +16,8 @@ from tests.halves import a_few
 from tests.report.conftest import BUILDS, SECTIONS, indexed, skipped
 from tests.report_reader import Page
 
+pytestmark = pytest.mark.slow
+
 
 def odd_atlases():
     """Models, and the sections in which something must be said to be missing."""
@@ -65,7 +67,6 @@ def test_odd_atlases_give_a_page_that_says_what_is_missing(tmp_path, monkeypatch
     assert all(page.said(section) for section in SECTIONS if section != "words")
 
 
-@pytest.mark.slow
 def test_an_atlas_without_any_representation(tmp_path):
     with Atlas(write_atlas(tmp_path, family(), representations=())) as atlas:
         report = atlas.report()
@@ -75,7 +76,6 @@ def test_an_atlas_without_any_representation(tmp_path):
     assert Page(report.html).table("Datasets by number of models").column("models") == ["6", "6", "6"]
 
 
-@pytest.mark.slow
 def test_without_matplotlib_the_pictures_are_sentences_and_the_rest_stays(tmp_path, monkeypatch):
     folder = write_atlas(tmp_path, family())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -107,7 +107,6 @@ def test_an_unknown_base_is_refused(folder):
 # ---- as a person would
 
 
-@pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path):
     models = [*family()[:5], skipped("a/b", "gated")]  # too few for UMAP, whose import takes long
     folder = write_atlas(tmp_path / "paper", models, builds=BUILDS)

@@ -17,6 +17,8 @@ from tests.sampling import made
 from tests.sampling.test_traffic import most_at_a_time
 from tests.tiny_hub import served_shell
 
+pytestmark = pytest.mark.slow
+
 KIND = roberta(1, 256, 1024)
 MODELS = 5
 
@@ -46,7 +48,6 @@ def build(shell, *words):
     return json.loads(ran.out)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "connections", "read"), [("4", "1", "sample"), ("1", "3", "sample"), ("4", "1", "full")]
 )
@@ -69,8 +70,8 @@ def test_workers_share_the_connections(shell, workers, connections, read):
     ("command", "workers", "stop"),
     [
         ("build", "1", signal.SIGINT),
-        pytest.param("build", "2", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("deepen", "2", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("build", "2", signal.SIGTERM),
+        pytest.param("deepen", "2", signal.SIGINT),
     ],
 )
 def test_a_stop_with_a_hanging_hub_ends_in_seconds_and_keeps_what_is_done(shell, command, workers, stop):

@@ -16,6 +16,8 @@ from query.similar import similarity_of
 from tests.atlas_builder import BASE, Model, block_family, publish, unit, write_atlas
 from tests.vectors import loops
 
+pytestmark = pytest.mark.slow
+
 # Vectors are kept in 16 bits.
 CLOSE = 1e-3
 
