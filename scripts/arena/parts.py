@@ -43,7 +43,8 @@ def run_part(name: str, out: Path) -> Json:
     everything = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
     everything[name] = figures
     ordered = {key: everything[key] for key in PARTS if key in everything}
-    FIGURES.write_text(json.dumps(ordered, indent=1, sort_keys=False) + "\n", encoding="utf-8")
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in ordered.items())  # a line a part
+    FIGURES.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     return figures
 
 
