@@ -38,7 +38,7 @@ def run_demo(out: Path, size: str) -> None:
     """Make the family unless it is there, serve it, and show every command."""
     started = time.monotonic()
     family = make_family(out / f"family-{size}", size)
-    with LoopbackHub(family) as hub, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with LoopbackHub(family) as hub, ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _on_one_thread) as pool:
         # Two models to look into are trained while the atlas is asked: most questions take one processor.
         small = [
             pool.submit(make_vit, out / "tiny-vit", VIT_STEPS // 2),
@@ -47,6 +47,12 @@ def run_demo(out: Path, size: str) -> None:
         print(f"{family.name}: served at {hub.endpoint} ({time.monotonic() - started:.0f} s)", flush=True)
         _show(Terminal.of_hub(out, hub.endpoint), small)
     print(f"\nAll this took {time.monotonic() - started:.0f} s. The atlas: {out / 'atlas'}")
+
+
+def _on_one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _show(run: Terminal, small: list[Future[Any]]) -> None:
