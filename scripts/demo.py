@@ -38,7 +38,10 @@ def run_demo(out: Path, size: str) -> None:
     """Make the family unless it is there, serve it, and show every command."""
     started = time.monotonic()
     family = make_family(out / f"family-{size}", size)
-    with LoopbackHub(family) as hub, ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _on_one_thread) as pool:
+    with (
+        LoopbackHub(family) as hub,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _on_one_thread) as pool,
+    ):
         # Two models to look into are trained while the atlas is asked: most questions take one processor.
         small = [
             pool.submit(make_vit, out / "tiny-vit", VIT_STEPS // 2),
