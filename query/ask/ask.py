@@ -232,18 +232,17 @@ def _scored(
     null = None if models.newcomer is not None else reader.null()
     if null is not None and null.means.shape[1:] != (len(models),):
         null = None
-    sets = [reader.of(one) for one in texts]
-    count = 0
+
+    def compared(sets: Sequence[Features]) -> list[NDArray[np.float64]]:
+        every = Features(np.concatenate([one.blocks for one in sets]), np.concatenate([one.rates for one in sets]))
+        return [models.by_vocabulary(every.rates, reader.pooled_rates()), models.by_vectors(every)]
+
     if null is None:
-        sets.insert(0, reader.reference())
-        count = len(sets[0].blocks)
-    every = Features(np.concatenate([one.blocks for one in sets]), np.concatenate([one.rates for one in sets]))
-    vectors, words = models.by_vectors(every), models.by_vocabulary(every.rates, reader.pooled_rates())
-    if null is None:
-        null = null_of([words[:count], vectors[:count]], [VOCABULARY_WEIGHT, 1 - VOCABULARY_WEIGHT])
+        null = null_of(compared([reader.reference()]), [VOCABULARY_WEIGHT, 1 - VOCABULARY_WEIGHT])
         if models.newcomer is None:
             reader.keep_null(null)
-    words, vectors = words[count:], vectors[count:]
+    # Apart from the reference, so that a question has the same digits whether the reference's scores were kept or not.
+    words, vectors = compared([reader.of(one) for one in texts])
     found = score(null, [words, vectors])
     notes = []
     without = int(np.isnan(words).any(axis=0).sum())
