@@ -116,12 +116,11 @@ def test_later_questions_compute_only_what_is_asked(made, planted, files, monkey
     with Atlas(made) as atlas:
         first = atlas.ask(files / "imdb.txt", k=4)
         again = atlas.ask(files / "imdb.txt", k=4)
-        assert counted == [41, 1]
-        assert [(row.model, row.p_value) for row in again] == [(row.model, row.p_value) for row in first]
-        assert [row.score for row in again] == pytest.approx([row.score for row in first])
+        assert counted == [40, 1, 1]
+        assert list(again) == list(first)  # to the last digit
         kept["null"] = replace(kept["null"], means=kept["null"].means[:, :-1])  # of another number of models
         atlas.ask(files / "imdb.txt")
-        assert counted[2:] == [41]
+        assert counted[3:] == [40, 1]
 
 
 def test_scores_of_the_reference_are_of_one_publish(made, tmp_path, monkeypatch):
