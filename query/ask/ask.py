@@ -232,6 +232,7 @@ def _scored(
     null = None if models.newcomer is not None else reader.null()
     if null is not None and null.means.shape[1:] != (len(models),):
         null = None
+    asked = [reader.of(one) for one in texts]
 
     def compared(sets: Sequence[Features]) -> list[NDArray[np.float64]]:
         every = Features(np.concatenate([one.blocks for one in sets]), np.concatenate([one.rates for one in sets]))
@@ -242,7 +243,7 @@ def _scored(
         if models.newcomer is None:
             reader.keep_null(null)
     # Apart from the reference, so that a question has the same digits whether the reference's scores were kept or not.
-    words, vectors = compared([reader.of(one) for one in texts])
+    words, vectors = compared(asked)
     found = score(null, [words, vectors])
     notes = []
     without = int(np.isnan(words).any(axis=0).sum())
