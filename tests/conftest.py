@@ -50,7 +50,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from tests.forked import Forker, Started, can_fork, one_tls_context  # noqa: E402
+from tests.forked import (  # noqa: E402
+    Forker,
+    Started,
+    can_fork,
+    one_tls_context,
+    renew_hub_constants,
+    worker_python,
+)
 from tests.halves import leave_out_what_is_late, longest_first  # noqa: E402
 from tests.training import small_family  # noqa: E402
 
@@ -58,6 +65,8 @@ from tests.training import small_family  # noqa: E402
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 one_tls_context()
+if "huggingface_hub.hf_api" in sys.modules:  # this process is a fork of one that had another environment
+    renew_hub_constants()
 
 ROOT = Path(__file__).resolve().parent.parent
 FORKER = Forker()
@@ -76,6 +85,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             TRAINING.append(
                 subprocess.Popen([sys.executable, "-m", "tests.training"], cwd=ROOT, start_new_session=True)
             )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Processes of this run are forks of one that has loaded the large libraries."""
+    for spec in specs:
+        spec.python = worker_python()
 
 
 def _is_compiled() -> bool:
@@ -249,6 +265,21 @@ def tiny_store(tmp_path_factory) -> Callable[..., Path]:
         return made if folder is None else Path(shutil.copytree(made, folder))
 
     return store
+
+
+@pytest.fixture(scope="session")
+def made_of_twelve(tiny_store, tmp_path_factory) -> Path:
+    """``atlas`` of the models of ``tiny_store(4)``, and the ``report.json`` of its build; tests must not change it."""
+    from tests.once import made_once
+    from tests.tiny_hub import BASE, served_shell
+
+    def make(folder: Path) -> None:
+        with served_shell(tiny_store(4), folder) as shell:
+            ran = shell("index", "build", "--base", BASE, "--json")
+            assert ran.code == 0, ran.err
+            (folder / "report.json").write_text(ran.out)
+
+    return made_once(tmp_path_factory, "made-of-twelve", make)
 
 
 @pytest.fixture

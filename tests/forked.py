@@ -1,10 +1,12 @@
 """Commands run by a process that has loaded the large libraries once: each is a fork of it, and starts at once.
 
 A command has a process, an environment, a folder and streams of its own as if it had been started afresh; only what
-Python loads before its first line is there already. Of the libraries that ask the environment while they are loaded
-(huggingface_hub and what stands on it) none is.
+Python loads before its first line is there already. huggingface_hub reads the environment while it is loaded: what it
+found there is read again for each command (``renew_hub_constants``).
 
 One such process serves all processes of a test run: a client that connects gets a fork of it, which forks its commands.
+Where the run has several processes, these are forks too, of one that has loaded what tests need besides
+(``worker_python``).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import ssl
@@ -26,7 +29,7 @@ import traceback
 import types
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
+from importlib import import_module, reload
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,14 +37,20 @@ from typing import IO, Any
 LOADED = (
     "torch", "numpy", "duckdb", "faiss", "pyarrow.parquet", "safetensors.torch", "click", "pandas", "yaml", "regex",
     "scipy.linalg", "scipy.special", "sklearn.cluster", "httpx2", "httpcore2", "h11", "filelock",
-    # What a command begins with. None of these asks the environment while it is loaded.
-    "indexer.builds.report", "indexer.cli", "indexer.deltas.stored_base", "indexer.listing.listing",
-    "indexer.publish.publish", "query.atlas", "query.cli",
+    "huggingface_hub.hf_api", "huggingface_hub.file_download",
+    # What a command begins with. None of these asks the environment while it is loaded, but for huggingface_hub.
+    "indexer.builds.commands", "indexer.builds.worker", "indexer.cli", "indexer.publish.maintenance",
+    "indexer.publish.verification", "query.atlas", "query.cli",
 )  # fmt: skip
-# What Python itself asks of its environment, when it starts.
-_ASKED_AT_START = ("PYTHON", "LC_", "LANG", "OMP_")
+# What most processes of a test run load before their first test.
+LOADED_BY_TESTS = (
+    "pytest", "hypothesis", "hypothesis.strategies", "transformers", "peft", "sklearn.metrics", "matplotlib.pyplot",
+)  # fmt: skip
+# What Python itself asks of its environment when it starts, and huggingface_hub for the defaults of its functions.
+_ASKED_AT_START = ("PYTHON", "LC_", "LANG", "OMP_", "HF_HUB_ETAG", "HF_HUB_DOWNLOAD", "HF_HUB_VERBOSITY")
 _ROOT = Path(__file__).resolve().parent.parent
 _ADDRESS = "ATLAS_TESTS_FORKER"
+_OF_WORKERS = ".workers"  # what the address of the process that forks processes of the run ends with
 _MOST_REQUEST = 1 << 20
 
 
@@ -57,11 +66,15 @@ class Forker:
         """Start loading, for this process and all that it will start."""
         address = str(Path(tempfile.mkdtemp()) / "forker")
         until, self._lifeline = os.pipe()  # closed with this process, however it ends: the other then knows
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-            listening.bind(address)
-            listening.listen(64)
-            words = [sys.executable, "-m", "tests.forked", str(listening.fileno()), str(until)]
-            self._process = subprocess.Popen(words, pass_fds=[listening.fileno(), until])
+        with contextlib.ExitStack() as stack:
+            passed = [until]
+            for end in ("", _OF_WORKERS):
+                listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                listening.bind(address + end)
+                listening.listen(64)
+                passed.append(listening.fileno())
+            words = [sys.executable, "-m", "tests.forked", *map(str, passed)]
+            self._process = subprocess.Popen(words, pass_fds=passed)
         os.close(until)
         os.environ[_ADDRESS] = address
 
@@ -198,6 +211,18 @@ def one_tls_context() -> None:
         ssl.create_default_context = cache(ssl.create_default_context)
 
 
+def renew_hub_constants() -> None:
+    """What huggingface_hub read from the environment when it was loaded, as it would read it now."""
+    constants = sys.modules["huggingface_hub.constants"]
+    reload(constants)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("huggingface_hub.") and module is not constants:
+            for copied in vars(module).keys() & vars(constants).keys():  # by `from constants import NAME`
+                if copied.isupper():
+                    setattr(module, copied, getattr(constants, copied))
+    sys.modules["huggingface_hub.hf_api"].api.endpoint = constants.ENDPOINT  # type: ignore[attr-defined]
+
+
 def _ask(connection: socket.socket, words: list[str], cwd: str, environment: dict[str, str], streams: list[int]) -> int:
     """The process id of the command."""
     request = json.dumps({"words": words, "cwd": cwd, "environment": environment})
@@ -206,7 +231,23 @@ def _ask(connection: socket.socket, words: list[str], cwd: str, environment: dic
     return int(connection.recv(100))
 
 
-def _serve(listening: socket.socket, until: int) -> None:
+def worker_python() -> str | None:
+    """The words that start Python for a process of this run, as a fork; None if there is nothing to fork."""
+    if _ADDRESS not in os.environ:
+        return None
+    code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.forked import _be_worker; _be_worker()"
+    return shlex.join([sys.executable, "-S", "-c", code])
+
+
+def _be_worker() -> None:
+    """Stand for a fork that runs the words after ``-u``, until it has ended."""
+    os.environ[_ADDRESS] += _OF_WORKERS
+    forker, address = Forker(), os.environ[_ADDRESS].removesuffix(_OF_WORKERS)
+    words = [word for word in sys.argv[1:] if word != "-u"]
+    sys.exit(Started(forker, words, env={**os.environ, _ADDRESS: address}).wait())
+
+
+def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None:
     """Load, then fork for everyone who connects, until ``until`` is closed at its other end."""
     for name in LOADED:
         import_module(name)
@@ -215,6 +256,11 @@ def _serve(listening: socket.socket, until: int) -> None:
     import_module("indexer.database.catalog").expected()  # what every command asks of schema.sql
     import_module("indexer.publish.validation").columns()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
+    if os.fork() == 0:
+        listening, workers = workers, listening
+        for name in LOADED_BY_TESTS:
+            import_module(name)
+    workers.close()
     while True:
         ready, _, _ = select.select([listening, until], [], [])
         if until in ready:
@@ -255,6 +301,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     tempfile.tempdir = None  # it is found again
     os.environ.clear()
     os.environ.update(request["environment"])
+    renew_hub_constants()
     os.chdir(request["cwd"])
     sys.stdin, sys.stdout = os.fdopen(0, "r", encoding="utf-8"), os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace")
@@ -297,4 +344,4 @@ def _run(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    _serve(int(sys.argv[1]), *(socket.socket(fileno=int(word)) for word in sys.argv[2:]))
