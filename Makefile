@@ -27,14 +27,14 @@ notebook: $(INSTALLED)
 reproduce: $(INSTALLED)
 	$(PYTHON) -m scripts.reproduce
 
-# mypy runs while the tests start.
+# What takes longer than a second is checked while the tests start.
 test: $(INSTALLED)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check --quiet .
-	$(PYTHON) -c 'from importlinter.cli import import_linter; import_linter()' lint --no-logo
 	@$(MAKE) --no-print-directory --jobs 2 types suite
 
 types: $(INSTALLED)
+	$(PYTHON) -c 'from importlinter.cli import import_linter; import_linter()' lint --no-logo
 	$(PYTHON) -m mypy
 
 suite: $(INSTALLED)

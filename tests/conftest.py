@@ -56,6 +56,7 @@ from tests.forked import (  # noqa: E402
     can_fork,
     one_tls_context,
     renew_hub_constants,
+    spawn_by_fork,
     worker_python,
 )
 from tests.halves import leave_out_what_is_late, longest_first  # noqa: E402
@@ -70,6 +71,7 @@ if "huggingface_hub.hf_api" in sys.modules:  # this process is a fork of one tha
 
 ROOT = Path(__file__).resolve().parent.parent
 FORKER = Forker()
+spawn_by_fork(FORKER)
 TRAINING: list[subprocess.Popen[bytes]] = []
 
 

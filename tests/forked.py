@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
+import math
 import os
+import random
 import runpy
 import select
 import shlex
@@ -25,11 +28,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import types
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module, reload
+from multiprocessing import popen_spawn_posix, util
 from pathlib import Path
 from typing import IO, Any
 
@@ -117,14 +122,22 @@ class Started:
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
+        group: int = 0,
+        pass_fds: Sequence[int] = (),
     ) -> None:
+        """``group``: of processes, which it joins; 0 for one of its own. ``pass_fds``: it has them by the same numbers."""
         self.returncode: int | None = None
         streams = [_stream(number, asked) for number, asked in enumerate((stdin, stdout, stderr))]
         self.stdin, self.stdout, self.stderr = (ours for _, ours in streams)
-        self._forker, self._connection = forker, forker.connection()
+        self._forker, self._connection, self._lock = forker, forker.connection(), threading.Lock()
         theirs = [descriptor for descriptor, _ in streams]
-        words, cwd = [str(word) for word in words], str(cwd or os.getcwd())
-        self.pid = _ask(self._connection, words, cwd, {**(env or os.environ)}, theirs)
+        request = {
+            "words": [str(word) for word in words], "cwd": str(cwd or os.getcwd()), "environment": {**(env or os.environ)},
+            "group": group, "descriptors": [0, 1, 2, *pass_fds],
+        }  # fmt: skip
+        socket.send_fds(self._connection, [json.dumps(request).encode()], [*theirs, *pass_fds])
+        self._connection.settimeout(None)  # how long the libraries take is nobody's fault
+        self.pid = int(self._connection.recv(100))
         for descriptor in theirs:
             os.close(descriptor)
 
@@ -135,14 +148,18 @@ class Started:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code. Raises subprocess.TimeoutExpired."""
-        if self.returncode is None:
-            self._connection.settimeout(timeout)
-            try:
-                self.returncode = int(self._connection.recv(100))
-            except (TimeoutError, BlockingIOError) as error:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0) from error
-            self._forker.give_back(self._connection)
+        """Its exit code. Raises subprocess.TimeoutExpired. Several threads may wait."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left = deadline - time.monotonic()
+            select.select([self._connection], [], [], max(0.0, min(left, 0.05)))
+            with self._lock:
+                if self.returncode is None:
+                    with contextlib.suppress(BlockingIOError):
+                        self.returncode = int(self._connection.recv(100, socket.MSG_DONTWAIT))
+                        self._forker.give_back(self._connection)
+            if self.returncode is None and left <= 0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str | None, str | None]:
@@ -223,12 +240,33 @@ def renew_hub_constants() -> None:
     sys.modules["huggingface_hub.hf_api"].api.endpoint = constants.ENDPOINT  # type: ignore[attr-defined]
 
 
-def _ask(connection: socket.socket, words: list[str], cwd: str, environment: dict[str, str], streams: list[int]) -> int:
-    """The process id of the command."""
-    request = json.dumps({"words": words, "cwd": cwd, "environment": environment})
-    socket.send_fds(connection, [request.encode()], streams)
-    connection.settimeout(None)  # how long the libraries take is nobody's fault
-    return int(connection.recv(100))
+_SPAWNED: dict[int, Started] = {}
+
+
+def spawn_by_fork(forker: Forker) -> None:
+    """From now on processes that multiprocessing spawns for this one are forks of the forker's, too.
+
+    They differ from others in what they have loaded, and in that the kernel calls another process their parent.
+    """
+    really, poll = util.spawnv_passfds, popen_spawn_posix.Popen.poll
+
+    def spawn(path: Any, arguments: Sequence[Any], pass_fds: Sequence[int]) -> int:
+        words = [os.fsdecode(one) for one in arguments]
+        if "--multiprocessing-fork" not in words or not can_fork({**os.environ}):
+            return really(path, arguments, pass_fds)
+        started = Started(forker, words[words.index("-c") :], group=os.getpgid(0), pass_fds=pass_fds)
+        _SPAWNED[started.pid] = started
+        return started.pid
+
+    def poll_fork(self: Any, flag: int = os.WNOHANG) -> int | None:
+        if self.pid not in _SPAWNED:
+            return poll(self, flag)
+        if self.returncode is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.returncode = _SPAWNED[self.pid].wait(0 if flag else None)
+        return self.returncode
+
+    util.spawnv_passfds, popen_spawn_posix.Popen.poll = spawn, poll_fork
 
 
 def worker_python() -> str | None:
@@ -247,6 +285,14 @@ def _be_worker() -> None:
     sys.exit(Started(forker, words, env={**os.environ, _ADDRESS: address}).wait())
 
 
+def _wait_less() -> None:
+    """Between two tries of a request, commands wait a twentieth of what they make users wait."""
+    session, hub_requests = import_module("indexer.network.session"), import_module("indexer.network.hub_requests")
+    session.random = types.SimpleNamespace(uniform=lambda low, high: random.uniform(low, high) / 20)  # type: ignore[attr-defined]
+    policy = hub_requests.RetryPolicy  # type: ignore[attr-defined]
+    policy.wait = lambda self, attempt: time.sleep(min(self.longest_wait, self.first_wait * 2 ** (attempt - 1)) / 20)
+
+
 def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None:
     """Load, then fork for everyone who connects, until ``until`` is closed at its other end."""
     for name in LOADED:
@@ -260,6 +306,8 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
         listening, workers = workers, listening
         for name in LOADED_BY_TESTS:
             import_module(name)
+    else:
+        _wait_less()
     workers.close()
     while True:
         ready, _, _ = select.select([listening, until], [], [])
@@ -277,7 +325,7 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
 
 def _serve_one(connection: socket.socket) -> None:
     while True:
-        request, descriptors, _, _ = socket.recv_fds(connection, _MOST_REQUEST, 3)
+        request, descriptors, _, _ = socket.recv_fds(connection, _MOST_REQUEST, 250)
         if not request:
             return
         child = os.fork()
@@ -294,14 +342,19 @@ def _serve_one(connection: socket.socket) -> None:
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     """Be the command, to its end."""
-    os.setpgid(0, 0)
-    for number, one in enumerate(descriptors):
+    os.setpgid(0, request["group"])
+    # First out of the way: one may have a number that is meant for another.
+    aside = [fcntl.fcntl(one, fcntl.F_DUPFD, 300) for one in descriptors]
+    for one in descriptors:
+        os.close(one)
+    for number, one in zip(request["descriptors"], aside, strict=True):
         os.dup2(one, number)
         os.close(one)
     tempfile.tempdir = None  # it is found again
     os.environ.clear()
     os.environ.update(request["environment"])
     renew_hub_constants()
+    spawn_by_fork(Forker())
     os.chdir(request["cwd"])
     sys.stdin, sys.stdout = os.fdopen(0, "r", encoding="utf-8"), os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace")
