@@ -49,7 +49,7 @@ LOADED = (
 )  # fmt: skip
 # What most processes of a test run load before their first test.
 LOADED_BY_TESTS = (
-    "pytest", "hypothesis", "hypothesis.strategies", "transformers", "peft", "sklearn.metrics", "matplotlib.pyplot",
+    "pytest", "transformers", "peft", "sklearn.metrics", "matplotlib.pyplot",
 )  # fmt: skip
 # What Python itself asks of its environment when it starts, and huggingface_hub for the defaults of its functions.
 _ASKED_AT_START = ("PYTHON", "LC_", "LANG", "OMP_", "HF_HUB_ETAG", "HF_HUB_DOWNLOAD", "HF_HUB_VERBOSITY")
