@@ -325,7 +325,10 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
 
 def _serve_one(connection: socket.socket) -> None:
     while True:
-        request, descriptors, _, _ = socket.recv_fds(connection, _MOST_REQUEST, 250)
+        try:
+            request, descriptors, _, _ = socket.recv_fds(connection, _MOST_REQUEST, 250)
+        except ConnectionResetError:  # the client was killed
+            return
         if not request:
             return
         child = os.fork()
