@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.util import find_spec
 
@@ -20,7 +19,7 @@ from indexer.atlas import AtlasFolder
 from indexer.builds import dask_executor
 from indexer.builds.dask_executor import DaskExecutor
 from indexer.builds.report import Result
-from tests.conftest import ROOT, start_python
+from tests.conftest import ROOT, run_python, start_python
 from tests.fake_work import fake_worker, unit
 from tests.hubs import FakeClock
 from tests.patience import PATIENCE, wait_for
@@ -292,14 +291,10 @@ except AtlasError as error:
     ],
 )
 def test_a_client_without_tls_settings_fails_with_one_line(scheme, setting, said):
-    done = subprocess.run(
-        [sys.executable, "-c", CONNECT, f"{scheme}://127.0.0.1:{free_port()}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **setting},
-        capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert said in done.stderr
+    done = run_python("-c", CONNECT, f"{scheme}://127.0.0.1:{free_port()}", env=setting, timeout=PATIENCE)
+    assert done.code == 1
+    assert done.err.count("\n") == 1, done.err
+    assert said in done.err
 
 
 def test_problems_of_a_cluster_are_reported_before_any_work(shell):
