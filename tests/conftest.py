@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -79,10 +80,19 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """A run of all tests in several processes: what the slow ones need is trained while the first of them run."""
     is_whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_whole and "PYTEST_XDIST_WORKER" not in os.environ and getattr(session.config.option, "numprocesses", None):
-        if not _is_compiled():  # else each of the processes compiles every library that it imports
-            words = ["--collect-only", "-qq", "-p", "no:cacheprovider"]
-            subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+        is_compiled = _is_compiled()
         FORKER.begin()
+        if not is_compiled:  # else each of the processes compiles every test
+            words = [
+                *shlex.split(worker_python() or ""),
+                "-m",
+                "pytest",
+                "--collect-only",
+                "-qq",
+                "-p",
+                "no:cacheprovider",
+            ]
+            subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
         if "not slow" not in session.config.option.markexpr:
             TRAINING.append(
                 subprocess.Popen([sys.executable, "-m", "tests.training"], cwd=ROOT, start_new_session=True)
