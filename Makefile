@@ -12,7 +12,7 @@ endif
 PYTHON ?= $(ENVIRONMENT)/bin/python
 BOOTSTRAP ?= python3
 # Two processes more than two cores: some tests wait, for a browser, a time limit or a server that does not answer.
-# Each process takes ten seconds to import the tests.
+# Each process takes four seconds to collect the tests.
 SHARED_OUT := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 INSTALLED := $(ENVIRONMENT)/.vectors-in-the-wild-installed
 
