@@ -371,6 +371,8 @@ def _ended(words: list[str]) -> int:
         _run(words)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except KeyboardInterrupt:
         traceback.print_exc()
         code = 128 + signal.SIGINT
