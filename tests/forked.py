@@ -301,6 +301,7 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
     import_module("httpx2").Client().close()
     import_module("indexer.database.catalog").expected()  # what every command asks of schema.sql
     import_module("indexer.publish.validation").columns()
+    import_module("duckdb").close()  # else forks have the default connection without its threads, and wait for them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
     if os.fork() == 0:
         listening, workers = workers, listening
