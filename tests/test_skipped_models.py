@@ -154,7 +154,7 @@ def test_records_that_do_not_fit_are_set_aside_by_name(atlas, kinds):
     said = publish_all(atlas, entries, from_scratch=True)
     names = {what: victim.listed.id for what, victim in victims.items()}
     assert {what: name in said for what, name in names.items()} == dict.fromkeys(kinds, True)
-    assert said.count("skipped, not published") == len(kinds)
+    assert said.count("skipped, not published") == 1  # one sentence for all
     with Reading(atlas.database) as connection:
         indexed = {row["id"] for row in connection.rows("SELECT id FROM models")}
         vectors = connection.rows("SELECT vectors FROM representations")[0]["vectors"]
