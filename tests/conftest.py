@@ -52,6 +52,7 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.forked import (  # noqa: E402
+    OF_TESTS,
     Forker,
     Started,
     can_fork,
@@ -72,7 +73,7 @@ if "huggingface_hub.hf_api" in sys.modules:  # this process is a fork of one tha
 
 ROOT = Path(__file__).resolve().parent.parent
 FORKER = Forker()
-spawn_by_fork(FORKER)
+spawn_by_fork(Forker(OF_TESTS))
 TRAINING: list[subprocess.Popen[bytes]] = []
 
 

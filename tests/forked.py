@@ -31,7 +31,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module, reload
 from multiprocessing import popen_spawn_posix, util
@@ -55,14 +55,18 @@ LOADED_BY_TESTS = (
 _ASKED_AT_START = ("PYTHON", "LC_", "LANG", "OMP_", "HF_HUB_ETAG", "HF_HUB_DOWNLOAD", "HF_HUB_VERBOSITY")
 _ROOT = Path(__file__).resolve().parent.parent
 _ADDRESS = "ATLAS_TESTS_FORKER"
-_OF_WORKERS = ".workers"  # what the address of the process that forks processes of the run ends with
+OF_TESTS = ".tests"  # what the address ends with where forks have loaded what tests need
 _MOST_REQUEST = 1 << 20
 
 
 class Forker:
-    """The process, begun at the first command or before (``begin``); ``close`` ends it."""
+    """The process, begun at the first command or before (``begin``); ``close`` ends it.
 
-    def __init__(self) -> None:
+    ``kind``: of its forks, "" for commands and ``OF_TESTS`` for processes that run tests, or work for one that does.
+    """
+
+    def __init__(self, kind: str = "") -> None:
+        self._kind = kind
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None
         self._idle: list[socket.socket] = []
@@ -73,7 +77,7 @@ class Forker:
         until, self._lifeline = os.pipe()  # closed with this process, however it ends: the other then knows
         with contextlib.ExitStack() as stack:
             passed = [until]
-            for end in ("", _OF_WORKERS):
+            for end in ("", OF_TESTS):
                 listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 listening.bind(address + end)
                 listening.listen(64)
@@ -90,7 +94,7 @@ class Forker:
         if _ADDRESS not in os.environ:
             self.begin()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(os.environ[_ADDRESS])
+        connection.connect(os.environ[_ADDRESS] + self._kind)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_REQUEST)
         return connection
 
@@ -279,10 +283,7 @@ def worker_python() -> str | None:
 
 def _be_worker() -> None:
     """Stand for a fork that runs the words after ``-u``, until it has ended."""
-    os.environ[_ADDRESS] += _OF_WORKERS
-    forker, address = Forker(), os.environ[_ADDRESS].removesuffix(_OF_WORKERS)
-    words = [word for word in sys.argv[1:] if word != "-u"]
-    sys.exit(Started(forker, words, env={**os.environ, _ADDRESS: address}).wait())
+    sys.exit(Started(Forker(OF_TESTS), [word for word in sys.argv[1:] if word != "-u"]).wait())
 
 
 def _wait_less() -> None:
@@ -294,7 +295,10 @@ def _wait_less() -> None:
 
 
 def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None:
-    """Load, then fork for everyone who connects, until ``until`` is closed at its other end."""
+    """Load, then fork for everyone who connects, until ``until`` is closed at its other end.
+
+    The first who connects to ``workers`` gets that from a fork, which loads what tests need besides.
+    """
     for name in LOADED:
         import_module(name)
     one_tls_context()
@@ -303,25 +307,30 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
     import_module("indexer.publish.validation").columns()
     import_module("duckdb").close()  # else forks have the default connection without its threads, and wait for them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
-    if os.fork() == 0:
-        listening, workers = workers, listening
-        for name in LOADED_BY_TESTS:
-            import_module(name)
-    else:
-        _wait_less()
-    workers.close()
-    while True:
-        ready, _, _ = select.select([listening, until], [], [])
-        if until in ready:
-            return
-        connection, _ = listening.accept()
+    while until not in (ready := select.select([listening, workers, until], [], [])[0]):
+        if listening in ready:
+            _fork_for(listening, _wait_less)
+            continue
         if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             listening.close()
-            os.close(until)
-            _serve_one(connection)
-            os._exit(0)
-        connection.close()
+            for name in LOADED_BY_TESTS:
+                import_module(name)
+            while until not in select.select([workers, until], [], [])[0]:
+                _fork_for(workers, lambda: None)
+            return
+        workers.close()
+        workers = listening
+
+
+def _fork_for(listening: socket.socket, prepare: Callable[[], None]) -> None:
+    connection, _ = listening.accept()
+    if os.fork() == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        listening.close()
+        prepare()
+        _serve_one(connection)
+        os._exit(0)
+    connection.close()
 
 
 def _serve_one(connection: socket.socket) -> None:
