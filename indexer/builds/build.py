@@ -35,7 +35,7 @@ from indexer.publish.previous_atlas import published_rank
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit, canonical_json
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Thresholds, Unit, canonical_json
 from indexer.records.store import RecordStore
 from indexer.untrusted import printable
 
@@ -374,7 +374,6 @@ class Build:
                     rejected_rows=[row.as_row() for row in self.listing.rejected_rows()] if outcome else None,
                     build=_build_row(self, outcome) if outcome else None,
                     index=self.options.index,
-                    thresholds=self.options.thresholds,
                 )
             ],
             say=self.watcher.say,
@@ -400,6 +399,6 @@ def _build_row(build: Build, outcome: str) -> dict[str, Any]:
         "outcome": outcome,
         **{name: getattr(build.report, name) for name in counts},
         "spec": canonical_json(build.spec.as_row() | build.asked),
-        "thresholds": canonical_json(asdict(build.options.thresholds)),
+        "thresholds": canonical_json(asdict(Thresholds())),
         "versions": canonical_json(versions),
     }

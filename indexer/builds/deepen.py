@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, prepare
-from indexer.builds.options import BuildOptions, Size
+from indexer.builds.options import BuildOptions, DeepenArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.database.connection import base_named, indexed_models, published_bases
 from indexer.database.reading import Reading
@@ -17,17 +17,6 @@ from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, BadArgument
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing
-
-
-class DeepenArguments(TypedDict, total=False):
-    """How the rest is read, as in ``build``; ``spectra``: also keep all singular values."""
-
-    spectra: bool
-    device: str
-    workers: int | None
-    connections: int | None
-    memory: Size
-    bandwidth: Size
 
 
 def deepen(

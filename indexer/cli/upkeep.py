@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from indexer.cli.options import index_options, length_option, print_note
+from indexer.builds.options import IndexArguments, RecordArguments
+from indexer.cli.options import options_for, print_note
 from indexer.console.advice import for_command_line
 from indexer.console.terminal import atlas_option, emit, output_options, say
 from indexer.quantities import size_in_words
@@ -113,7 +114,7 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
 
 @click.command()
 @click.option("--force", is_flag=True, help="Even if models would be lost.")
-@length_option
+@options_for(RecordArguments, "vector_length")
 @atlas_option
 @output_options
 def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
@@ -129,8 +130,8 @@ def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
 
 @click.command()
 @click.argument("name", shell_complete=_representations)
-@index_options
-@length_option
+@options_for(IndexArguments)
+@options_for(RecordArguments, "vector_length")
 @atlas_option
 @output_options
 def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:

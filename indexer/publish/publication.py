@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from indexer.deltas.stored_base import StoredBase
@@ -11,7 +11,6 @@ from indexer.listing.questions import BadRow
 from indexer.publish.rows import Entry
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue
-from indexer.records.identity import Thresholds
 from indexer.vectors.choice import IndexChange
 
 # Skipped models that the summary names; all are in the database.
@@ -36,7 +35,6 @@ class Publication:
     rejected_rows: Sequence[Row] | None = None
     build: Row | None = None
     index: IndexChange | None = None
-    thresholds: Thresholds = field(default_factory=Thresholds)
 
 
 class SkippedModels:

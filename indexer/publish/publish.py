@@ -22,7 +22,7 @@ from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows
 from indexer.publish.vector_update import VectorUpdates
 from indexer.publish.vectors import PublishedVectors
-from indexer.records.identity import ROW_NAMES
+from indexer.records.identity import ROW_NAMES, Thresholds
 from indexer.records.store import RecordStore
 
 # Rows that are collected before they are inserted.
@@ -120,7 +120,7 @@ class _Publisher:
                 updates.read_all(vectors)
             # Before the centre is computed, because duplicates share one vote.
             if changed or withdrawn:
-                within = self.publication.thresholds.duplicate_within
+                within = Thresholds().duplicate_within
                 renew_duplicates(self.tables, self.store, self.base, within, touched)
             fresh = {ids[entry.listed.id] for entry in reread}
             renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)

@@ -9,8 +9,16 @@ import sys
 
 import pytest
 
-from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, RecordArguments, index_change
-from indexer.builds.profiling import ProfileArguments, ProfileOptions
+from indexer.builds.options import (
+    BuildArguments,
+    BuildOptions,
+    DeepenArguments,
+    IndexArguments,
+    ProfileArguments,
+    RecordArguments,
+    index_change,
+)
+from indexer.builds.profiling import ProfileOptions
 from query import Atlas
 from tests.conftest import ROOT
 
@@ -93,6 +101,7 @@ def test_a_command_has_the_arguments_of_its_method(method):
         ("build", BuildArguments, BuildOptions.parse, {"bases", "dry_run", "yes", "adopt"}),
         ("work", BuildArguments, BuildOptions.parse, {"base", "shard"}),
         ("add", RecordArguments, BuildOptions.parse, {"model", "base", "name"}),
+        ("deepen", DeepenArguments, BuildOptions.parse, {"models", "base", "where", "limit", "dry_run", "yes"}),
         ("profile", ProfileArguments, ProfileOptions.parse, {"models", "base", "dry_run"}),
         ("publish", IndexArguments, index_change, {"bases", "rank"}),
         ("represent", IndexArguments, index_change, {"name", "vector_length"}),
