@@ -167,7 +167,7 @@ def add(
             raise AtlasError(message, "Name one of its fine-tunes.")
         stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
         one.listing.note_base(facts.ids)
-        one.note_mirrors()
+        one.base.note_mirrors(one.listing)
         one.listing.add(row, untyped_relation(row), facts.id, claimed_by)
         selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
         folders = {} if reference.folder is None else {str(row["id"]): reference.folder}
@@ -221,7 +221,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         descendants=options.descendants,
         since=options.since,
         author=options.author,
-        mirrors=build.mirrors(),
+        mirrors=build.base.mirrors(build.listing),
         max_questions=options.questions,
         max_depth=options.depth,
         **({"max_candidates": options.max_candidates} if options.max_candidates else {}),
