@@ -14,8 +14,9 @@ from indexer.deltas.stored_base import POSITIONS, TOKEN_TYPES, TOKENS
 from indexer.names import ModelRef
 from indexer.network.session import install_session
 from indexer.quantities import size_in_words
+from indexer.records.decay import Decay, judge_rows
 from indexer.records.record import TokenChanges
-from indexer.records.tokens import MISSING, Decay, RowChanges, judge_rows, row_changes, token_stripes
+from indexer.records.tokens import MISSING, RowChanges, row_changes, token_stripes
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import READABLE
 
