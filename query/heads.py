@@ -43,7 +43,7 @@ class HeadChange:
 
 
 def changes_by_head(record: Record, config: Mapping[str, Any]) -> tuple[HeadChange, ...]:
-    """The changed attention matrices of a record of which every head was read, in the order of the base.
+    """The changed attention matrices of a record, if every head of them was read, in the order of the base.
 
     ``config``: config.json of the base. Empty if it does not say how many heads there are, or factors are not kept.
     Under the null, U (or V) times a random rotation from the left: r orthonormal columns, drawn uniformly.

@@ -28,7 +28,7 @@ LONGEST_WORD = 10
 
 
 @dataclass(frozen=True, repr=False)
-class WordsBack(Drawn):
+class RecoveredWords(Drawn):
     """What is recovered of ``input``, whose tokens are ``tokens``, from each layer."""
 
     OPTIONAL_COLUMNS = ("top", "closer_ratio")
@@ -95,7 +95,7 @@ class WordsBack(Drawn):
 
 
 @dataclass(frozen=True, repr=False)
-class ImagesBack(Drawn):
+class RecoveredImages(Drawn):
     """What is recovered of ``target`` (images, channels, height, width), from 0 to 1, from each layer."""
 
     SHOW_HEADLINE = True
@@ -172,7 +172,7 @@ def invert(
     steps: int | None = None,
     rate: float | None = None,
     device: str = "cpu",
-) -> WordsBack | ImagesBack:
+) -> RecoveredWords | RecoveredImages:
     """Recover ``text``, or images, from the output of each layer of ``model``.
 
     ``images``: files, instead of a text. ``recipe``: default, blank or original. ``top``: nearest words of each
@@ -206,7 +206,7 @@ def invert(
             subject, [Path(one) for one in images], layers, stem=stem, recipe=recipe, steps=steps, rate=rate, seed=seed,
             progress=on_progress,
         )  # fmt: skip
-        return ImagesBack(subject.name, recipe, target, image_layers, notes)
+        return RecoveredImages(subject.name, recipe, target, image_layers, notes)
     if rate is not None and recipe != "seed":
         raise BadArgument("`rate` is a setting of the original method.", "Add `recipe='original'`.")
     positions = _parse_slice(keep)
@@ -218,7 +218,7 @@ def invert(
     notes = subject.notes
     if restrict:
         notes = (*notes, "only the text's own words could be answered, so a right answer says less than it seems to")
-    return WordsBack(subject.name, text, recipe, words, found, notes)
+    return RecoveredWords(subject.name, text, recipe, words, found, notes)
 
 
 def _parse_slice(text: str | None) -> slice:

@@ -36,8 +36,8 @@ from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Thresholds,
 from indexer.records.store import RecordStore
 from indexer.untrusted import printable
 
-# Results are published as they come, so that an interrupted build is useful: at most this often (in seconds), and
-# seldom enough that publishing takes no more than this share of the time.
+# Results are published as they come, so that an interrupted build is useful: at most once in this many seconds, and so
+# rarely that publishing takes no more than this share of the time.
 PUBLISH_EVERY_SECONDS = 60.0
 _PUBLISHING_SHARE = 0.05
 
@@ -45,7 +45,7 @@ _PUBLISHING_SHARE = 0.05
 _STOP_AFTER_TRIES = 20
 _STOP_ABOVE_SHARE = 0.5
 
-# What a build wants and a record may lack; what is said before and after the build.
+# What a build needs and a record may lack, and the messages before and after the build.
 _LACKING = {
     "spectra": (
         "records without spectra",
@@ -59,7 +59,7 @@ MOST_ASKED = 200
 
 
 class Build:
-    """One base's build. The caller holds the writer's lock."""
+    """The build of one base. The caller holds the writer's lock."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Build:
         waiting.update({name: entry for name, entry in settled.items() if name not in known})
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
         for lacking, (_, what) in _LACKING.items():
-            # Of samples only those count that this build was to complete.
+            # Samples count only if this build was to complete them.
             left = [one for one in planned if one.lacks == lacking and (lacking == "spectra" or one.unit is not None)]
             if count := sum(settled[one.entry.listed.id] is one.entry for one in left):
                 self.watcher.say(f"{what}: {count}")

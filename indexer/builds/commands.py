@@ -244,7 +244,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         build.crawl_calls = progress.calls
         if progress.unasked:
             watcher.say(
-                f"{progress.unasked:,} models were not asked for models made of them: they lie beyond `questions` "
+                f"models made from {progress.unasked:,} models were not looked for: these lie beyond `questions` "
                 f"({request.max_questions:,}), `depth` ({request.max_depth}), or {request.max_copies} quantised copies "
                 "of one model"
             )
@@ -267,7 +267,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             left = [model.id for model in listing.models() if model.deleted_at_hub and model.id not in gone_before]
             gone -= len(build.follow(left))
         if gone:
-            watcher.say(f"{gone} models have left the Hub; what the atlas has of them stays")
+            watcher.say(f"{gone} models were deleted from the Hub; the atlas keeps what it has of them")
     finally:
         listing.remove_if_empty()
 

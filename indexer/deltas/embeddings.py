@@ -170,7 +170,7 @@ class EmbeddingReader:
 def compare_embeddings(
     model: ModelRef, commit: str | None, relation: str, base: ModelRef, base_commit: str, say: Callable[[str], None]
 ) -> tuple[RowChanges, int, int] | None:
-    """Compare all rows of two input embeddings, of which an atlas holds only some; nothing is stored.
+    """Compare all rows of two input embeddings; an atlas holds only some of them. Nothing is stored.
 
     Returns the changes of the rows that both have, and the numbers of rows of the model and of the base; None if they
     cannot be compared. ``say`` is called first, with how much is read. Raises ModelError if a file cannot be read.

@@ -323,7 +323,7 @@ class BaseModel:
         model(**options)
 
     def _batches(self, texts: Sequence[_Text]) -> Iterator[tuple[list[_Text], torch.Tensor, torch.Tensor]]:
-        """Texts of like length, with their ids and attention masks (texts, tokens)."""
+        """Texts of similar length, with their ids and attention masks (texts, tokens)."""
         padding = self._subject.config.get("pad_token_id")
         padding = padding if isinstance(padding, int) and 0 <= padding < self._vocabulary else 0
         device = self._subject.layers.device
@@ -341,7 +341,7 @@ class BaseModel:
 
 
 def _kept(total: int, most: int | None) -> int:
-    """How many of the inputs of a set of texts with so many tokens are used."""
+    """How many inputs of a set of texts with ``total`` tokens are used."""
     return min(total, most or INPUTS_KEPT)
 
 

@@ -19,7 +19,7 @@ from indexer.errors import AtlasError
 Stem = Callable[[torch.Tensor], torch.Tensor]
 States = dict[int, torch.Tensor]
 
-# With a causal mask, a later token changes earlier outputs not at all; in an untrained encoder by little, but more.
+# With a causal mask a later token does not change earlier outputs; in an untrained encoder it changes them a little.
 SAME = 1e-9
 TOKENS = 16  # of a sequence
 FEWEST_TOKENS = 4

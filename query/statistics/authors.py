@@ -88,7 +88,7 @@ class AuthorRuns:
         return found
 
     def permuted(self, carried: Integers, rng: np.random.Generator, count: int | None = None) -> Integers:
-        """The labels ``carried`` (sweeps,) after one random permutation, within strata; (count, sweeps) after so many.
+        """The labels ``carried`` (sweeps,) after a random permutation within strata; (count, sweeps) after ``count``.
 
         An author's list of labels moves as a whole to another author with as many sweeps in every stratum, and is
         shuffled among that author's sweeps of one stratum. Such moves form a group in the sense of algebra, so a
