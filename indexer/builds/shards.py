@@ -1,4 +1,4 @@
-"""A build in shares, for processes that see one folder and need no scheduler: what `index work` and `publish` do."""
+"""A build in shares, for processes that share a folder and have no scheduler: what `index work` and `publish` do."""
 
 from __future__ import annotations
 

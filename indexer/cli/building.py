@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 @options_for(ResourceArguments)
 @options_for(IndexArguments)
 @options_for(ExecutorArguments)
-@click.option("--dry-run", is_flag=True, help="Crawl, then only print the models, the bytes and the time to read them.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Crawl, then only print how many models and bytes would be read, and how long that takes.",
+)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
 @click.option("--adopt", is_flag=True, help="Make a pulled atlas your own, and build on it.")
 @atlas_option
@@ -79,7 +83,7 @@ def build(
 @atlas_option
 @output_options
 def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
-    """Do one share of a build and publish nothing: for job arrays that see one folder.
+    """Do one share of a build and publish nothing: for job arrays that share a folder.
 
     Give all shards the same options, then run `index publish` once.
     """
@@ -96,7 +100,11 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
 @click.command()
 @click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base. May be given several times.")
-@click.option("--rank", type=click.IntRange(1, 256), help="Rank of the records. Default: the atlas's, else theirs.")
+@click.option(
+    "--rank",
+    type=click.IntRange(1, 256),
+    help="Rank of the records. Default: the published rank, else that of the records.",
+)
 @options_for(IndexArguments)
 @atlas_option
 @output_options
@@ -171,7 +179,9 @@ def add(model: str, base: str, name: str | None, atlas: str, output: str, **chos
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
 @options_for(DeepenArguments, "spectra", "device")
 @options_for(ResourceArguments)
-@click.option("--dry-run", is_flag=True, help="Only print the models, the bytes and the time to read them.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only print how many models and bytes would be read, and how long that takes."
+)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
 @atlas_option
 @output_options
@@ -186,7 +196,7 @@ def deepen(models: tuple[str, ...], base: str | None, atlas: str, output: str, y
     with BuildView(yes) as view:
         report = deepen_models(models, base, atlas, progress=view, confirm=view.confirm, **chosen)
     _print_reports(
-        [report], output, "Finished work is kept; run it again to go on.", AtlasError("Nothing to read.", "")
+        [report], output, "Finished work is kept; run it again to continue.", AtlasError("Nothing to read.", "")
     )
 
 
@@ -216,8 +226,8 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, dry_run: bool, **chosen: Any) -> None:
     """Measure what each layer of MODELS, or of a base's fine-tunes, keeps of its input.
 
-    How much noise it tolerates, what a linear map recovers, how broadly it looks, and how far it has moved from the
-    base. Results on small models may not carry over to large ones.
+    The measures say how much noise a layer tolerates, what a linear map recovers, how broadly it looks, and how far it
+    has moved from the base. Results on small models may not carry over to large ones.
     """
     from indexer import library
 

@@ -113,7 +113,7 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
 
 
 @click.command()
-@click.option("--force", is_flag=True, help="Even if models would be lost.")
+@click.option("--force", is_flag=True, help="Rebuild even if models would be lost.")
 @options_for(RecordArguments, "vector_length")
 @atlas_option
 @output_options
@@ -152,10 +152,12 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
 @click.argument("name", metavar="OWNER/NAME")
 @click.option("--private", is_flag=True, help="If the repository is new, make it private.")
 @click.option("--tag", metavar="T", help="Tag of this state. Default: g and the number of the generation.")
-@click.option("--with-records", is_flag=True, help="Also the records, which a build continues from: many gigabytes.")
-@click.option("--with-private", is_flag=True, help="Even if models are private or gated on the Hub.")
-@click.option("--with-local", is_flag=True, help="Even if models are folders of this machine.")
-@click.option("--force", is_flag=True, help="Even if this replaces a newer atlas, or the repository has other files.")
+@click.option("--with-records", is_flag=True, help="Also the records, from which a build can continue: many gigabytes.")
+@click.option("--with-private", is_flag=True, help="Push even if models are private or gated on the Hub.")
+@click.option("--with-local", is_flag=True, help="Push even if models are folders of this machine.")
+@click.option(
+    "--force", is_flag=True, help="Push even if this replaces a newer atlas, or if the repository has other files."
+)
 @click.option("--dry-run", is_flag=True, help="Only print what would be sent.")
 @atlas_option
 @output_options
@@ -183,7 +185,7 @@ def push(name: str, atlas: str, output: str, **chosen: Any) -> None:
 @click.argument("name", metavar="OWNER/NAME[@TAG]", required=False)
 @click.option("--list", "listing", is_flag=True, help="List the atlases on the Hub instead.")
 @click.option("--base", metavar="ID", help="With --list: only those of this base.")
-@click.option("--with-records", is_flag=True, help="Also the records, which a build continues from: many gigabytes.")
+@click.option("--with-records", is_flag=True, help="Also the records, from which a build can continue: many gigabytes.")
 @atlas_option
 @output_options
 def pull(name: str | None, listing: bool, base: str | None, with_records: bool, atlas: str, output: str) -> None:
@@ -213,7 +215,7 @@ def pull(name: str | None, listing: bool, base: str | None, with_records: bool, 
 @atlas_option
 @output_options
 def merge(sources: tuple[str, ...], atlas: str, output: str) -> None:
-    """Make one new atlas (--atlas) from the records of several, which have different bases or shards of one."""
+    """Make one new atlas (--atlas) from the records of several, with different bases or with shards of one base."""
     from indexer import library
 
     if len(sources) < 2:

@@ -121,7 +121,7 @@ def explain_word(context: click.Context, word: str | None, output: str) -> None:
 
 
 @click.command()
-@click.option("--mcp", is_flag=True, expose_value=False, help="The protocol, which is the only one.")
+@click.option("--mcp", is_flag=True, expose_value=False, help="Use the Model Context Protocol (the only one).")
 @click.option("--folders", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="Let agents also read models from folders in DIR. By default they read no folder.")  # fmt: skip
 @atlas_option

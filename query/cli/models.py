@@ -253,10 +253,10 @@ def lineage(
     base_option,
     click.option("--text", metavar="FILE", help="Compare these texts: lines, .jsonl, .csv, .tsv, .parquet, or -."),
     click.option("--field", metavar="NAME", help="The field or column of FILE that holds the text."),
-    click.option("--each", is_flag=True, help="Print the verdict on each text."),
+    click.option("--each", is_flag=True, help="Print the result for each text."),
     click.option(
         "--max-length", type=click.IntRange(min=1), metavar="N",
-        help="Tokens of a text that training kept. Default: as the position embeddings show, else 24.",
+        help="Tokens of a text that were used in training. Default: as the position embeddings show, else 24.",
     ),
     click.option("--all-rows", is_flag=True, help="Read the whole embedding of MODEL and of its base, not some rows."),
     read_option,
