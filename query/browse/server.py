@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from indexer.errors import AtlasError, ModelError
 from query.browse.model import error_in_words, harmless
 from query.browse.session import BrowseSession
-from query.map.page import SCRIPTS, page_file
+from query.map.page import SCRIPTS, filled, page_file
 
 if TYPE_CHECKING:
     from query.sql import Started
@@ -67,7 +67,7 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     answers = _Answers(ending)
     statements, predictions = asyncio.Semaphore(MOST_STATEMENTS), asyncio.Semaphore(1)
     texts_asked = asyncio.Semaphore(1)  # each runs a base model
-    html = page_file("browse", "browse.html")
+    html = filled("browse", "browse.html", is_served=True)
     scripts = [*(("map", name) for name in SCRIPTS[:-1]), *(("browse", name) for name in OWN_SCRIPTS),
                ("map", SCRIPTS[-1])]  # fmt: skip
 
