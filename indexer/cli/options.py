@@ -63,6 +63,6 @@ def _click_option(name: str, kinds: tuple[Any, ...], option: Option) -> Any:
     if option.choices:
         settings["type"] = click.Choice(option.choices)
     elif option.least is not None:
-        bounds = FiniteRange if float in kinds else click.IntRange
+        bounds: type[Any] = FiniteRange if float in kinds else click.IntRange
         settings["type"] = bounds(option.least, option.most)
     return click.option(flag, name, multiple=option.is_repeated, **settings)
