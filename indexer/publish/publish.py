@@ -226,7 +226,7 @@ class _Publisher:
             "FROM records JOIN fine_tunes USING (model_id) LEFT JOIN adapter_bases USING (model_id) "
             "WHERE base = $base) AS found WHERE records.model_id = found.model_id "
             "AND (is_unrelated IS DISTINCT FROM found.unrelated OR records.verified IS DISTINCT FROM found.verified)",
-            {"below": self.publication.thresholds.unrelated_below, "base": self.base},
+            {"below": Thresholds().unrelated_below, "base": self.base},
         )
         # Note as an oddity that an adapter's listing row names another base than its file does.
         self.tables.run(
