@@ -46,7 +46,7 @@ def deepen(
     if not names and base is None:
         raise BadArgument("Name models, or a `base`.", "")
     if names and (where is not None or limit is not None):
-        raise BadArgument("`where` and `limit` choose among the models of a `base`; name models or give these.", "")
+        raise BadArgument("`where` and `limit` choose among the models of a `base`.", "Leave them out to name models.")
     folder, watcher = AtlasFolder(atlas).require(), Watcher(progress, confirm)
     with folder.locked("index deepen"):
         with Reading(folder.database) as connection:
