@@ -232,7 +232,8 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         if resumed:
             watcher.say("resuming the crawl where it was interrupted")
         elif counts := count_children(request.base):
-            more = f", and of their own at most {request.max_questions:,} (`questions`)" if request.descendants else ""
+            most = request.max_questions
+            more = f", and models made from those at most {most:,} more (`questions`)" if request.descendants else ""
             watcher.say(children_sentence(request.base, counts, request.relations, request.page_size) + more)
         gone_before = {model.id for model in listing.models() if model.deleted_at_hub}
         found, is_complete = 0, not request.is_narrowed

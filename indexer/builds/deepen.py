@@ -74,7 +74,7 @@ def deepen(
         selected = [model for model in listing.models() if model.id in read]
         folders = sorted(one.id for one in selected if one.claimed_by == BY_FOLDER and read[one.id] == "sample")
         if folders:
-            why = f"{folders[0]} is a folder, whose place is not stored"
+            why = f"{folders[0]} is a folder, whose path is not stored"
             if names:
                 raise AtlasError(f"{why}.", f"Name it: `add(FOLDER, {canonical!r}, read='full')`")
             watcher.say(f"{why}: add it again with --read full ({len(folders)} of these)")

@@ -262,7 +262,7 @@ def depth(
     if found.stack:
         notes = (f"the layers of its {found.stack}", *notes)
     if any(row["verified"] is not None for row in found.layers):
-        certificate = "verified is a certificate and no measure of depth: search finds the input nearly everywhere"
+        certificate = "verified is a certificate, not a measure of depth: search finds the input nearly everywhere"
         notes = (certificate, *notes)
     statement = 'SELECT "read" FROM models WHERE model = ? AND base = ? AND "read" = \'sample\''
     if atlas.rows(statement, [found.model, found.base]):

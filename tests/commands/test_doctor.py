@@ -125,7 +125,7 @@ def test_tokens(hub, monkeypatch):
     assert step.found == "somebody, scope read"
     step, found = token_step("hf_narrow")
     assert not step.ok
-    assert "scope fineGrained, but refused what is public" in step.found
+    assert "scope fineGrained, but refused for public models" in step.found
     assert [one.step for one in found.steps if not one.ok] == ["token"]
     assert hub.leaks == []
 
