@@ -17,8 +17,10 @@ from indexer.builds.options import (
     ProfileArguments,
     RecordArguments,
     index_change,
+    options_of,
 )
 from indexer.builds.profiling import ProfileOptions
+from indexer.errors import BadArgument
 from query import Atlas
 from tests.conftest import ROOT
 
@@ -121,6 +123,21 @@ def test_the_command_the_function_and_the_options_agree(command, accepted, parse
     assert set(defaults) == set(accepted.__annotations__) - only_in_python
     given = {name: value for name, value in defaults.items() if value is not None}
     assert parse(**given) == parse()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parse"), [(BuildArguments, BuildOptions.parse), (ProfileArguments, ProfileOptions.parse)]
+)
+def test_bounds_and_choices_hold_for_calls_from_python(arguments, parse):
+    wrong = []
+    for name, (_, option) in options_of(arguments).items():
+        wrong += [(name, "none of them")] if option.choices else []
+        wrong += [(name, option.least - 1)] if option.least is not None else []
+        wrong += [(name, option.most + 1), (name, float("nan"))] if option.most is not None else []
+    assert len(wrong) > 15
+    for name, value in wrong:
+        with pytest.raises(BadArgument, match=f"`{name}`"):
+            parse(**{name: value})
 
 
 @pytest.mark.parametrize("statement", ["import indexer", "import query"])
