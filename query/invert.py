@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 CELL = (0.78, 0.27)  # inches
-LONGEST_WORD = 10
+_LONGEST_WORD = 10
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,7 +86,7 @@ class RecoveredWords(Drawn):
                 cell = Rectangle((column + 0.03, row + 0.06), 0.94, 0.88, facecolor=colour,
                                  alpha=0.45 if is_right else 0.5, linewidth=0)  # fmt: skip
                 axes.add_patch(cell)
-                axes.text(column + 0.5, row + 0.5, label(word.strip() or "␣", LONGEST_WORD), fontsize=6.5,
+                axes.text(column + 0.5, row + 0.5, label(word.strip() or "␣", _LONGEST_WORD), fontsize=6.5,
                           color=colours.ink, horizontalalignment="center", verticalalignment="center")  # fmt: skip
         axes.set_title(f"Words recovered from layers of {model_label(self.model, 48)} (recipe: {self.recipe})\n"
                        "green: the right token; at the right: their share",

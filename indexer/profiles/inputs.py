@@ -38,7 +38,7 @@ from indexer.records.tokens import token_rows
 __all__ = ["BaseModel", "Whitening", "read_base"]
 
 RIDGE = 0.01  # of the largest eigenvalue of the reference's moment
-TOKENS_EACH = 64  # of a text; the rest is left out, as more texts say more than longer ones
+_TOKENS_EACH = 64  # of a text; the rest is left out, as more texts say more than longer ones
 MOST_TOKENS = 6000  # of a set of texts; longer texts are cut shorter, so that none is left out
 SHORTEST = 8  # tokens that a text is cut to
 BATCH_TOKENS = 1024  # with padding
@@ -47,7 +47,7 @@ MOST_BYTES = 256 << 20  # of inputs that are held
 # 3,072 numbers takes ten times as long as that of 768.
 WIDEST, INPUTS_KEPT = 1024, 1024
 # A base of this width runs on all processors. Smaller matrices, and eigenvectors, take longer on several threads.
-WORTH_THREADS = 512
+_WORTH_THREADS = 512
 # Eigenvectors of the reference with eigenvalues below this share of the ridge are not kept: they are hardly whitened.
 _NEGLIGIBLE = 0.02
 _STARTS, _ENDS = ("[CLS]", "<s>"), ("[SEP]", "</s>")
@@ -82,7 +82,7 @@ class BaseModel:
         self._tokenizer = require_tokenizer(
             subject.tokenizer, subject.name, "Only bases with a tokenizer can be asked."
         )
-        self._longest = fitting_tokens(subject.layers, TOKENS_EACH)
+        self._longest = fitting_tokens(subject.layers, _TOKENS_EACH)
         self._vocabulary = len(subject.layers.tokens)
         self._start, self._end = _frame(self._tokenizer)
         shapes = {name: tuple(one.shape) for name, one in subject.model.state_dict().items()}
@@ -269,7 +269,7 @@ class BaseModel:
 
             hooks.append(model.get_submodule(name).register_forward_pre_hook(hook))
         done, threads = 0, torch.get_num_threads()
-        if self._subject.layers.tokens.shape[1] >= WORTH_THREADS:
+        if self._subject.layers.tokens.shape[1] >= _WORTH_THREADS:
             torch.set_num_threads(max(threads, processors()))
         try:
             for some, ids, attended in self._batches(texts):

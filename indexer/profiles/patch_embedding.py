@@ -8,7 +8,7 @@ from indexer.errors import AtlasError
 from indexer.profiles.layers import HookedLayers, fitting_tokens, patchify
 from indexer.profiles.statistics import normal
 
-CHANNELS = 3
+_CHANNELS = 3
 # (patch, side of the image) in pixels for a seeded embedding: the original papers' own if the model is wide enough.
 SIZES = ((16, 224), (8, 64), (4, 32))
 
@@ -20,15 +20,15 @@ def seeded_patch_embedding(layers: HookedLayers, seed: int = 0) -> HookedLayers:
     (of pixels from −1 to 1) is as long as an embedding. Raises AtlasError if the model is too narrow.
     """
     width = layers.tokens.shape[1]
-    patch, side = next(((patch, side) for patch, side in SIZES if CHANNELS * patch * patch <= width), (0, 0))
+    patch, side = next(((patch, side) for patch, side in SIZES if _CHANNELS * patch * patch <= width), (0, 0))
     if not patch:
         raise AtlasError(
-            f"Layers of width {width} are too narrow for a patch of {CHANNELS} · 4 · 4 numbers.",
+            f"Layers of width {width} are too narrow for a patch of {_CHANNELS} · 4 · 4 numbers.",
             "Choose a wider model.",
         )
     # The largest square of such patches that the positions hold.
     side = int(fitting_tokens(layers, (side // patch) ** 2) ** 0.5) * patch
-    numbers = CHANNELS * patch * patch
+    numbers = _CHANNELS * patch * patch
     drawn = normal((width, width), seed, "stem").double()
     columns = torch.linalg.qr(drawn)[0][:numbers].float().to(layers.device)
     length = float(layers.tokens.square().sum(dim=1).mean().sqrt())
@@ -37,7 +37,7 @@ def seeded_patch_embedding(layers: HookedLayers, seed: int = 0) -> HookedLayers:
         lambda pixels: layers.stem(patchify(2 * pixels - 1, patch) @ matrix),
         layers.blocks,
         patch=patch,
-        image_shape=(CHANNELS, side, side),
+        image_shape=(_CHANNELS, side, side),
     )
 
 

@@ -57,10 +57,10 @@ __all__ = [
     "read_now",
 ]
 
-MOST_IMAGES = 6
+_MOST_IMAGES = 6
 MOST_TOKENS = 64
-LINEAR_STEPS = 150
-BLANK_STEPS = 400
+_LINEAR_STEPS = 150
+_BLANK_STEPS = 400
 # Of a block the matrix whose inputs are the neurons of a module: of attention what its heads found, of the MLP its
 # hidden neurons behind the activation function.
 MODULES = {"attention": "output", "mlp": "feedforward2"}
@@ -217,7 +217,7 @@ def invert_words(
             start = read_off(readout[layer], target) if readout else blank_start(model, target.shape, seed)
             # The spread of a single sentence is a rough estimate of s_l, but it only scales the loss.
             unit = spread_of(target).unit
-            count = steps or (LINEAR_STEPS if readout else BLANK_STEPS)
+            count = steps or (_LINEAR_STEPS if readout else _BLANK_STEPS)
             guess = recover(model, layer, target, unit, start, count, keep)
             words = nearest_tokens(answers, guess, top)
         best = words[0, :, 0].cpu()
@@ -273,9 +273,9 @@ def invert_images(
             images = recover_images(model, layer, hidden, spread_of(hidden).unit, seed)
         error, _, rows = image_error(model, images, target)
         high = high_frequency(images - target)
-        shown = images[:MOST_IMAGES].clamp(0, 1).cpu()
+        shown = images[:_MOST_IMAGES].clamp(0, 1).cpu()
         found.append(ImageLayer(layer, shown, error, rows, high, **_conditioning(jacobian[layer])))
-    return target[:MOST_IMAGES].cpu(), tuple(found), notes
+    return target[:_MOST_IMAGES].cpu(), tuple(found), notes
 
 
 def _conditioning(values: torch.Tensor) -> dict[str, float | None]:

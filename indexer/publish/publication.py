@@ -14,7 +14,7 @@ from indexer.publish.validation import InvalidValue
 from indexer.vectors.choice import IndexChange
 
 # Skipped models that the summary names; all are in the database.
-MOST_NAMED = 3
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -68,5 +68,5 @@ class SkippedModels:
     def summary(self) -> str:
         """A sentence for the user; empty if no model was skipped."""
         found = [f"{model} ({why})" for model, why in [*self.unlisted.items(), *self.models.items()]]
-        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-        return f"{self._base}: skipped, not published: {', '.join(found[:MOST_NAMED])}{more}" if found else ""
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        return f"{self._base}: skipped, not published: {', '.join(found[:_MOST_NAMED])}{more}" if found else ""
