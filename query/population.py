@@ -23,7 +23,7 @@ Integers = NDArray[np.intp]
 
 _GENERIC_NAME = re.compile(r"(?:label|class|category)?\d*")
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
-_LABELLED = re.compile("Classification|Detection|Segmentation")  # heads of which the labels are part of the task
+_LABELLED = re.compile("Classification|Detection|Segmentation")  # heads whose labels are part of the task
 # Heads without labels, and the Hub's name of their task.
 _UNLABELLED = {
     "MaskedLM": "fill-mask",
