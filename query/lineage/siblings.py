@@ -242,10 +242,9 @@ class Siblings:
         row_changes = None if self.tokens is None else row_updates(self.m, one.parts)
         tokens, share = self._more_even(row_changes, self._updates_from_base)
         is_same_sweep = self.is_run_of_same_sweep(one.candidate)
-        # Named as in the studies that calibrated the probabilities.
         signals: dict[str, float] = {
             "left": fit.residual, "cosine": fit.cosine, "reverse": fit.reverse, "equal": fit.equal, "words": tokens,
-            "flatter": share, "sister": is_same_sweep,
+            "more_even": share, "same_sweep": is_same_sweep,
         }  # fmt: skip
         if updates is not None:
             signals |= asdict(updates)

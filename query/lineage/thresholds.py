@@ -114,6 +114,6 @@ def probability(edge: Edge) -> float:
     """
     evidence = evidence_class(edge)
     if evidence == SIZES:
-        return 1 / (1 + math.exp(SLOPE * (MIDDLE - edge.signals["flatter"])))
+        return 1 / (1 + math.exp(SLOPE * (MIDDLE - edge.signals["more_even"])))
     right, count = _COUNTS[evidence]
     return (right + 0.5) / (count + 1)  # Jeffreys' prior, so that a few cases do not give certainty
