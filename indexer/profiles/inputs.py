@@ -30,7 +30,6 @@ from indexer.profiles.layers import fitting_tokens
 from indexer.profiles.single import Reference, read_now
 from indexer.profiles.subject import Subject
 from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
-from indexer.profiles.whitening import Floats, GroupWhitening, Whitening, eigen_of
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, convolved, count_sketches
 from indexer.records.tokens import token_rows
@@ -38,7 +37,7 @@ from indexer.records.tokens import token_rows
 __all__ = ["BaseModel", "Whitening", "read_base"]
 
 RIDGE = 0.01  # of the largest eigenvalue of the reference's moment
-_TOKENS_EACH = 64  # of a text; the rest is left out, as more texts say more than longer ones
+TOKENS_EACH = 64  # of a text; the rest is left out, as more texts say more than longer ones
 MOST_TOKENS = 6000  # of a set of texts; longer texts are cut shorter, so that none is left out
 SHORTEST = 8  # tokens that a text is cut to
 BATCH_TOKENS = 1024  # with padding
@@ -47,12 +46,27 @@ MOST_BYTES = 256 << 20  # of inputs that are held
 # 3,072 numbers takes ten times as long as that of 768.
 WIDEST, INPUTS_KEPT = 1024, 1024
 # A base of this width runs on all processors. Smaller matrices, and eigenvectors, take longer on several threads.
-_WORTH_THREADS = 512
+WORTH_THREADS = 512
 # Eigenvectors of the reference with eigenvalues below this share of the ridge are not kept: they are hardly whitened.
 _NEGLIGIBLE = 0.02
 _STARTS, _ENDS = ("[CLS]", "<s>"), ("[SEP]", "</s>")
 
+Floats = NDArray[np.float32]
 Progress = Callable[[int], None]  # called with the number of texts done
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """The reference's moments, by group of matrices with the same inputs.
+
+    C is approximately Σ λ v vᵀ: ``values`` (k,) and ``vectors`` (d, k) by group, ``ridges`` ρ. ``roots``: the sketch
+    (blocks, length) of (W C W)^½.
+    """
+
+    values: Mapping[str, Floats]
+    vectors: Mapping[str, Floats]
+    ridges: Mapping[str, float]
+    roots: Floats
 
 
 @dataclass
@@ -82,7 +96,7 @@ class BaseModel:
         self._tokenizer = require_tokenizer(
             subject.tokenizer, subject.name, "Only bases with a tokenizer can be asked."
         )
-        self._longest = fitting_tokens(subject.layers, _TOKENS_EACH)
+        self._longest = fitting_tokens(subject.layers, TOKENS_EACH)
         self._vocabulary = len(subject.layers.tokens)
         self._start, self._end = _frame(self._tokenizer)
         shapes = {name: tuple(one.shape) for name, one in subject.model.state_dict().items()}
@@ -146,11 +160,11 @@ class BaseModel:
         ``most``: use at most this many inputs of a set, evenly spaced over its tokens.
         """
         found = np.zeros((len(sets), len(self._keys), self._length), np.float32)
-        white: dict[str, GroupWhitening] = {}
+        white: dict[str, _White] = {}
 
         def compare(group: str, first: int, collected: Sequence[_Inputs]) -> None:
             if group not in white:
-                white[group] = GroupWhitening(
+                white[group] = _White(
                     whitening.values[group], whitening.vectors[group], whitening.ridges[group],
                     {key: self._sketches(key, whitening.vectors[group]) for key in self._keys_of(group)},
                 )  # fmt: skip
@@ -163,7 +177,7 @@ class BaseModel:
                         continue
                     moment = rows.T @ rows
                 if moment is not None:
-                    values, vectors = eigen_of(white[group].around(moment))
+                    values, vectors = _eigh(white[group].around(moment))
                     for key in self._keys_of(group):
                         found[place, self._keys.index(key)] = convolved(*self._sketches(key, vectors), np.sqrt(values))
 
@@ -174,13 +188,13 @@ class BaseModel:
         norms = np.linalg.norm(found, axis=2, keepdims=True)
         return np.divide(found, norms, out=np.zeros_like(found), where=norms > 1e-9)
 
-    def _from_rows(self, white: GroupWhitening, rows: Floats, group: str, target: Floats) -> None:
+    def _from_rows(self, white: _White, rows: Floats, group: str, target: Floats) -> None:
         """Sketch (W M W)^½ of M = Σ x xᵀ over rows x, without its eigenvectors.
 
         With B = W [x₁ x₂ …] and BᵀB = Q μ Qᵀ it is (B Q) μ^-½ (B Q)ᵀ, and CountSketches of B Q are those of B times Q.
         """
         projected, rest, gram = white.gram(rows)
-        values, turns = eigen_of(gram)
+        values, turns = _eigh(gram)
         kept = values > 1e-6 * max(float(values[-1]), 1e-30)
         turns, weights = turns[:, kept], 1 / np.sqrt(values[kept])
         for key in self._keys_of(group):
@@ -269,7 +283,7 @@ class BaseModel:
 
             hooks.append(model.get_submodule(name).register_forward_pre_hook(hook))
         done, threads = 0, torch.get_num_threads()
-        if self._subject.layers.tokens.shape[1] >= _WORTH_THREADS:
+        if self._subject.layers.tokens.shape[1] >= WORTH_THREADS:
             torch.set_num_threads(max(threads, processors()))
         try:
             for some, ids, attended in self._batches(texts):
@@ -323,7 +337,7 @@ class BaseModel:
         model(**options)
 
     def _batches(self, texts: Sequence[_Text]) -> Iterator[tuple[list[_Text], torch.Tensor, torch.Tensor]]:
-        """Texts of similar length, with their ids and attention masks (texts, tokens)."""
+        """Texts of like length, with their ids and attention masks (texts, tokens)."""
         padding = self._subject.config.get("pad_token_id")
         padding = padding if isinstance(padding, int) and 0 <= padding < self._vocabulary else 0
         device = self._subject.layers.device
@@ -340,8 +354,44 @@ class BaseModel:
             batch = []
 
 
+class _White:
+    """W = (C + ρ)^-½ of one group, with C ≈ Σ λ v vᵀ, and ``sketches`` of the v by matrix.
+
+    Along v with λ > ρ a number would be the difference of two large ones, so these directions are split off first:
+    W x = ρ^-½ x⊥ + Σ s vᵀx v, where x⊥ is x without them and s = (λ + ρ)^-½, less ρ^-½ for the other directions.
+    """
+
+    def __init__(
+        self,
+        values: Floats,
+        vectors: Floats,
+        ridge: float,
+        sketches: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]],
+    ) -> None:
+        self.vectors, self.ridge = vectors, ridge
+        self.is_large = values > ridge
+        held = values.astype(np.float64) + ridge
+        self.scale = (held**-0.5 - np.where(self.is_large, 0.0, ridge**-0.5)).astype(np.float32)
+        self.squares = (1 / held - np.where(self.is_large, 0.0, 1 / ridge)).astype(np.float32)
+        self.sketches = {key: tuple(one.astype(np.float32) for one in both) for key, both in sketches.items()}
+
+    def gram(self, rows: Floats) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Of rows x (n, d): vᵀx (n, k), x⊥ (n, d), and the products (W x)·(W y) (n, n)."""
+        projected = rows @ self.vectors
+        rest = rows - projected[:, self.is_large] @ self.vectors[:, self.is_large].T
+        return projected, rest, rest @ rest.T / np.float32(self.ridge) + (projected * self.squares) @ projected.T
+
+    def around(self, moment: NDArray[np.floating]) -> Floats:
+        """W M W."""
+        large = self.vectors[:, self.is_large]
+        white = (self.vectors * self.scale) @ self.vectors.T - np.float32(self.ridge**-0.5) * (large @ large.T)
+        white[np.diag_indices_from(white)] += np.float32(self.ridge**-0.5)
+        found: Floats = white @ moment.astype(np.float32) @ white
+        return found
+
+
 def _kept(total: int, most: int | None) -> int:
-    """How many inputs of a set of texts with ``total`` tokens are used."""
+    """How many of the inputs of a set of texts with so many tokens are used."""
     return min(total, most or INPUTS_KEPT)
 
 
@@ -384,11 +434,18 @@ def _frame(tokenizer: IsolatedTokenizer) -> tuple[list[int], list[int]]:
 def _eigen(inputs: _Inputs) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """Eigenvalues (k,), none negative, and eigenvectors (d, k) of a moment; from the rows if there are only those."""
     if inputs.moment is not None:
-        return eigen_of(inputs.moment)
+        return _eigh(inputs.moment)
     rows = np.concatenate(inputs.rows)
     if len(rows) >= rows.shape[1]:
-        return eigen_of(rows.T @ rows)
-    values, left = eigen_of(rows @ rows.T)
+        return _eigh(rows.T @ rows)
+    values, left = _eigh(rows @ rows.T)
     kept = values > 1e-6 * max(float(values[-1]), 1e-30)
     values, left = values[kept], left[:, kept]
     return values, rows.T @ left / np.sqrt(values).astype(np.float32)
+
+
+def _eigh(matrix: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """Eigenvalues, ascending, none negative, and eigenvectors of a symmetric matrix, in single precision."""
+    whole = torch.from_numpy(matrix.astype(np.float32))
+    values, vectors = torch.linalg.eigh((whole + whole.T) / 2)  # in a third less time than NumPy
+    return values.clamp(min=0).double().numpy(), vectors.numpy()
