@@ -78,7 +78,7 @@ def _texts(name: str) -> Table:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import RobertaConfig, RobertaModel
 
-    from indexer.profiles.inputs import read_base
+    from indexer.profiles.inputs import ASKED, read_base
 
     random = np.random.default_rng(0)
     families = ("query", "key", "value", "output", "feedforward1", "feedforward2")
@@ -102,7 +102,7 @@ def _texts(name: str) -> Table:
         seconds, vectors = {}, {}
         for device in ("cpu", "cuda"):
             base = read_base(folder, None, keys, 512, device)
-            held = base.whitening(base.encode(reference))
+            held, _ = base.reference([base.encode(reference)], 1, budget=ASKED)
             base.blocks([base.encode(asked[:20])], held)
             seconds[device] = _seconds(lambda base=base, held=held: base.blocks([base.encode(asked)], held))
             vectors[device] = base.blocks([base.encode(asked)], held)[0]

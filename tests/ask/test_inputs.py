@@ -69,7 +69,8 @@ def gpt2(folder):
 
 def vector(path, keys=KEYS, **settings) -> np.ndarray:
     base = read_base(str(path), None, keys, LENGTH)
-    return base.blocks([base.encode(ASKED)], base.whitening(base.encode(REFERENCE)), **settings)[0]
+    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=inputs.ASKED)
+    return base.blocks([base.encode(ASKED)], whitening, **settings)[0]
 
 
 def by_numpy(states, key: str, width: int, held=None) -> np.ndarray:
@@ -134,35 +135,50 @@ def test_padding_and_batches_change_nothing(roberta, monkeypatch):
     assert vector(roberta) == pytest.approx(whole, abs=1e-3)
 
 
-def test_rows_of_wide_matrices_give_what_moments_give(roberta, monkeypatch):
+def test_few_inputs_give_what_moments_give(roberta, monkeypatch):
+    """Fewer inputs than a matrix has are compared without its moment; wide matrices always, with inputs evenly spaced."""
     whole = vector(roberta)
     monkeypatch.setattr(inputs, "WIDEST", 16)
     rows = vector(roberta)
-    assert all(cosine(one, other) > 0.999 for one, other in zip(whole, rows, strict=True))
-    fewer = vector(roberta, most=60)
+    assert rows == pytest.approx(whole, abs=1e-5)  # there are less than 512 inputs
+    fewer = vector(roberta, budget=inputs.Budget(3000, 60))
     assert np.mean([cosine(one, other) for one, other in zip(whole, fewer, strict=True)]) > 0.6
 
 
-@pytest.mark.parametrize("most", [None, 20])
-def test_sets_together_give_what_each_gives_alone(roberta, monkeypatch, most):
+def test_rows_and_moments_are_two_ways_to_one_sketch(roberta):
+    """Of n inputs of a matrix with more, the products among the inputs give what the moment gives."""
+    base = read_base(str(roberta), None, KEYS, LENGTH)
+    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=inputs.ASKED)
+    (group,) = {base._groups[key] for key in ("0.query", "0.query")}
+    white = inputs._White(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
+    rows = np.random.default_rng(0).standard_normal((40, 48)).astype(np.float32) @ white.vectors @ white.vectors.T
+    few, many = (np.zeros((1, len(KEYS), LENGTH), np.float32) for _ in range(2))
+    base._compare(group, [rows], white, few)
+    base._compare(group, [np.concatenate([rows, rows])], white, many)  # more than 48
+    for key, one, other in zip(KEYS, few[0], many[0], strict=True):
+        if base._groups[key] == group:
+            assert cosine(one, other) > 0.9999
+            assert np.linalg.norm(one) == pytest.approx(np.linalg.norm(other), rel=1e-3)
+
+
+def test_sets_together_give_what_each_gives_alone(roberta, monkeypatch):
     """Texts of several sets share batches; a set without texts, and one with fewer inputs than a matrix has, are there."""
     base = read_base(str(roberta), None, KEYS, LENGTH)
-    whitening = base.whitening(base.encode(REFERENCE))
-    sets = [base.encode(some) for some in (ASKED, REFERENCE[:2], [], REFERENCE, ASKED[::2])]
+    sets = [base.encode(some) for some in (REFERENCE, ASKED, REFERENCE[:2], [], ASKED[::2])]
     done: list[int] = []
-    together = base.blocks(sets, whitening, done.append, most)
-    assert done[-1] == sum(map(len, sets))
-    alone = np.concatenate([base.blocks([one], whitening, most=most) for one in sets])
-    assert together == pytest.approx(alone, abs=1e-3)
-    monkeypatch.setattr(inputs, "MOST_BYTES", 1)  # a set at a time
-    assert base.blocks(sets, whitening, done.append, most) == pytest.approx(alone, abs=1e-3)
-    assert done[-1] == sum(map(len, sets))
+    whitening, together = base.reference(sets, 1, done.append)
+    assert sum(done) == sum(map(len, sets))
+    assert not together[3].any()
+    alone = np.concatenate([base.blocks([one], whitening, budget=inputs.OF_A_SET) for one in sets[1:]])
+    assert together[1:] == pytest.approx(alone, abs=1e-3)
+    only, _ = base.reference(sets[:1], 1)
+    assert only.roots == pytest.approx(whitening.roots, abs=1e-4)  # other sets do not move the reference's moments
 
 
 def test_the_same_texts_as_the_reference_say_nothing_else(roberta):
     base = read_base(str(roberta), None, KEYS, LENGTH)
     encoded = base.encode(REFERENCE)
-    whitening = base.whitening(encoded)
+    whitening, _ = base.reference([encoded], 1, budget=inputs.ASKED)
     near = base.blocks([encoded], whitening)
     assert np.isfinite(near).all()  # the rest is rounding
     assert base.rates(encoded).sum() == pytest.approx(1)
