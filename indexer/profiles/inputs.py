@@ -80,11 +80,12 @@ ASKED, OF_A_SET = Budget(3000, 512), Budget(64, 32)
 
 @dataclass(frozen=True)
 class _Text:
-    """A text of a pass: the number of its set, and which of its tokens wide matrices get."""
+    """A text of a pass; which of its tokens wide matrices get, and the first of its rows among all rows, for either."""
 
     ids: Sequence[int]
-    place: int
     wide: NDArray[np.int64]
+    start: int
+    wide_start: int
 
 
 class BaseModel:
@@ -231,9 +232,8 @@ class BaseModel:
         modules: dict[str, list[str]] = {}
         for key in self._keys:
             modules.setdefault(self._matrices[key].tensor.rpartition(".")[0], []).append(key)
-        found: dict[str, list[Floats]] = {}
-        places: dict[str, list[NDArray[np.int64]]] = {}  # the sets that the rows of ``found`` are of
-        texts = self._texts(sets, budget)
+        found: dict[str, Floats] = {}  # by group, the rows of all sets
+        texts, ends, wide_ends = self._texts(sets, budget)
         mask, batch = torch.zeros(0), list[_Text]()
         seen: deque[tuple[torch.Tensor, str]] = deque(maxlen=4)  # query, key and value are called with one tensor
 
@@ -247,15 +247,19 @@ class BaseModel:
             if same is not None:
                 return
             seen.append((states, keys[0]))
-            rows, of_sets = states[mask], np.repeat([text.place for text in batch], [len(text.ids) for text in batch])
+            rows = states[mask]
             if held is not None:
                 rows = rows[:, torch.from_numpy(held).to(rows.device)]
-            elif rows.shape[1] > WIDEST:
-                starts = np.cumsum([0, *(len(text.ids) for text in batch[:-1])])
-                some = np.concatenate([text.wide + start for text, start in zip(batch, starts, strict=True)])
-                rows, of_sets = rows[torch.from_numpy(some).to(rows.device)], of_sets[some]
-            found.setdefault(keys[0], []).append(rows.float().cpu().numpy())
-            places.setdefault(keys[0], []).append(of_sets)
+            if is_wide := rows.shape[1] > WIDEST:
+                before = np.cumsum([0, *(len(text.ids) for text in batch[:-1])])
+                some = np.concatenate([text.wide + first for text, first in zip(batch, before, strict=True)])
+                rows = rows[torch.from_numpy(some).to(rows.device)]
+                targets = [np.arange(len(text.wide)) + text.wide_start for text in batch]
+            else:
+                targets = [np.arange(len(text.ids)) + text.start for text in batch]
+            if keys[0] not in found:
+                found[keys[0]] = np.zeros(((wide_ends if is_wide else ends)[-1], rows.shape[1]), np.float32)
+            found[keys[0]][np.concatenate(targets)] = rows.float().cpu().numpy()
 
         hooks = []
         for name, keys in modules.items():
@@ -282,25 +286,27 @@ class BaseModel:
             torch.set_num_threads(threads)
             for one in hooks:
                 one.remove()
-        joined = {}
-        for group, of_sets in places.items():
-            order = np.argsort(every := np.concatenate(of_sets), kind="stable")
-            ends = np.cumsum(np.bincount(every, minlength=len(sets)))[:-1]
-            joined[group] = np.split(np.concatenate(found.pop(group))[order], ends)
-        return joined
+        return {
+            group: np.split(rows, (wide_ends if rows.shape[1] > WIDEST else ends)[:-1]) for group, rows in found.items()
+        }
 
-    def _texts(self, sets: Sequence[Sequence[Sequence[int]]], budget: Budget) -> list[_Text]:
-        """The texts of all sets, short ones first."""
-        texts = []
-        for place, encoded in enumerate(sets):
+    def _texts(
+        self, sets: Sequence[Sequence[Sequence[int]]], budget: Budget
+    ) -> tuple[list[_Text], NDArray[np.int64], NDArray[np.int64]]:
+        """The texts of all sets, short ones first, and where the rows of each set end, of narrow and of wide matrices."""
+        texts, start, wide_start, ends = [], 0, 0, list[tuple[int, int]]()
+        for encoded in sets:
             ordered = sorted((ids for ids in self._cut(encoded, budget.tokens) if ids), key=len)
             total = sum(map(len, ordered))
             wide = np.linspace(0, max(total - 1, 0), min(total, budget.wide)).astype(np.int64)
             before = 0
             for ids in ordered:
-                texts.append(_Text(ids, place, wide[(wide >= before) & (wide < before + len(ids))] - before))
-                before += len(ids)
-        return sorted(texts, key=lambda text: len(text.ids))
+                own = wide[(wide >= before) & (wide < before + len(ids))] - before
+                texts.append(_Text(ids, own, start, wide_start))
+                before, start, wide_start = before + len(ids), start + len(ids), wide_start + len(own)
+            ends.append((start, wide_start))
+        narrow_ends, wide_ends = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+        return sorted(texts, key=lambda text: len(text.ids)), narrow_ends, wide_ends
 
     def _cut(self, encoded: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
         """The texts, cut to the largest length with which they have at most ``most`` tokens together; with their ends."""
