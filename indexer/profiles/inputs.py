@@ -36,8 +36,7 @@ from indexer.records.tokens import token_rows
 __all__ = ["BaseModel", "Whitening", "read_base"]
 
 RIDGE = 0.01  # of the largest eigenvalue of the reference's moment
-TOKENS_EACH = 64  # of a text; the rest is left out, as more texts say more than longer ones
-SHORTEST = 8  # tokens that a text is cut to
+TOKENS_EACH = 64  # of a text that are counted; the rest is left out, as more texts say more than longer ones
 BATCH_TOKENS = 1024  # with padding
 WIDEST = 1024  # matrices with more inputs get the inputs of fewer tokens
 # A base of this width runs on all processors. Smaller matrices, and eigenvectors, take longer on several threads.
@@ -66,16 +65,18 @@ class Whitening:
 
 @dataclass(frozen=True)
 class Budget:
-    """What is used of a set of texts: at most so many ``tokens``, longer texts being cut shorter so that none is left out.
+    """What is used of a set of texts: at most so many ``texts``, evenly spaced, and the first ``tokens`` of each.
 
     ``wide``: so many of their inputs are used where a matrix has more than ``WIDEST``, evenly spaced over all tokens.
     """
 
+    texts: int
     tokens: int
     wide: int
 
 
-ASKED, OF_A_SET = Budget(3000, 512), Budget(64, 32)
+# Inputs depend on their positions, so texts that are compared are cut alike.
+ASKED, OF_A_SET = Budget(100, 16, 256), Budget(4, 16, 16)
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class BaseModel:
         progress: Progress = lambda count: None,
         budget: Budget = OF_A_SET,
     ) -> tuple[Whitening, Floats]:
-        """The moments of the first ``own`` of some sets of encoded texts, and the blocks of all sets (see ``blocks``)."""
+        """The moments of the first ``own`` of some sets of encoded texts, and the ``blocks`` of all sets."""
         values, vectors, ridges = {}, {}, {}
         roots = np.zeros((len(self._keys), self._length), np.float32)
         found = np.zeros((len(sets), len(self._keys), self._length), np.float32)
@@ -293,10 +294,12 @@ class BaseModel:
     def _texts(
         self, sets: Sequence[Sequence[Sequence[int]]], budget: Budget
     ) -> tuple[list[_Text], NDArray[np.int64], NDArray[np.int64]]:
-        """The texts of all sets, short ones first, and where the rows of each set end, of narrow and of wide matrices."""
+        """The texts of all sets, short ones first, and where the rows of each set end, for narrow and wide matrices."""
         texts, start, wide_start, ends = [], 0, 0, list[tuple[int, int]]()
         for encoded in sets:
-            ordered = sorted((ids for ids in self._cut(encoded, budget.tokens) if ids), key=len)
+            places = range(len(encoded)) if len(encoded) <= budget.texts else range(budget.texts)
+            some = [encoded[place * len(encoded) // len(places)] for place in places]
+            ordered = sorted((self._cut(ids, budget.tokens) for ids in some if ids), key=len)
             total = sum(map(len, ordered))
             wide = np.linspace(0, max(total - 1, 0), min(total, budget.wide)).astype(np.int64)
             before = 0
@@ -308,14 +311,10 @@ class BaseModel:
         narrow_ends, wide_ends = np.array(ends, dtype=np.int64).reshape(-1, 2).T
         return sorted(texts, key=lambda text: len(text.ids)), narrow_ends, wide_ends
 
-    def _cut(self, encoded: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
-        """The texts, cut to the largest length with which they have at most ``most`` tokens together; with their ends."""
-        lengths = np.array([len(one) for one in encoded])
-        room = int(lengths.max(initial=0))
-        while room > SHORTEST and np.minimum(lengths, room).sum() > most:
-            room -= 1
+    def _cut(self, ids: Sequence[int], most: int) -> Sequence[int]:
+        """A text of at most so many tokens, with its end."""
         end = len(self._end)
-        return [one if len(one) <= room else [*one[: room - end], *one[len(one) - end :]] for one in encoded]
+        return ids if len(ids) <= most else [*ids[: most - end], *ids[len(ids) - end :]]
 
     def _run(self, ids: torch.Tensor, attended: torch.Tensor) -> None:
         model = self._subject.model

@@ -6,7 +6,6 @@ They are kept in the user's cache, so that the same file asked about again needs
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -94,12 +93,13 @@ class Reader:
         if found is not None:
             return found
         from indexer.console.messages import Progress
+        from indexer.profiles.inputs import ASKED
 
         base, whitening = self._model(), self._moments()
         encoded = base.encode(texts.texts)
         if not base.has_tokens(encoded):
             raise self._unknown(texts.name)
-        with Progress(len(texts), f"{texts.name} through {self._base}") as bar:
+        with Progress(min(len(texts), ASKED.texts), f"{texts.name} through {self._base}") as bar:
             blocks = base.blocks([encoded], whitening, bar.update)
         found = Features(blocks.reshape(1, -1), base.rates(encoded)[None])
         self._keep(name, {"blocks": found.blocks, "rates": found.rates})
@@ -146,12 +146,14 @@ class Reader:
     def _run_reference(self) -> tuple[Whitening, Features]:
         """Run the reference through the base, and keep its moments and features."""
         from indexer.console.messages import Progress
+        from indexer.profiles.inputs import OF_A_SET
 
         base = self._model()
         encoded = [base.encode(texts) for texts in self._sets]
         if not any(base.has_tokens(one) for one in encoded):
             raise self._unknown("the reference texts")
-        with Progress(sum(map(len, encoded)), f"reference texts through {self._base}, once") as bar:
+        count = sum(min(len(one), OF_A_SET.texts) for one in encoded)
+        with Progress(count, f"reference texts through {self._base}, once") as bar:
             moments, blocks = base.reference(encoded, len(self._reference), bar.update)
         arrays = {"roots": moments.roots}
         for group in moments.values:

@@ -37,6 +37,7 @@ def texts(seed: int, words: slice, count: int = 12) -> list[str]:
 
 
 REFERENCE, ASKED = texts(0, slice(None), 30), texts(1, slice(10, 30))
+WHOLE = inputs.Budget(200, 40, 512)  # all tokens of these
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +68,10 @@ def gpt2(folder):
     return folder(GPT2Model, GPT2Config(vocab_size=94, n_positions=32, n_embd=256, n_layer=1, n_head=4))
 
 
-def vector(path, keys=KEYS, **settings) -> np.ndarray:
+def vector(path, keys=KEYS, budget=WHOLE) -> np.ndarray:
     base = read_base(str(path), None, keys, LENGTH)
-    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=inputs.ASKED)
-    return base.blocks([base.encode(ASKED)], whitening, **settings)[0]
+    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=WHOLE)
+    return base.blocks([base.encode(ASKED)], whitening, budget=budget)[0]
 
 
 def by_numpy(states, key: str, width: int, held=None) -> np.ndarray:
@@ -141,14 +142,14 @@ def test_few_inputs_give_what_moments_give(roberta, monkeypatch):
     monkeypatch.setattr(inputs, "WIDEST", 16)
     rows = vector(roberta)
     assert rows == pytest.approx(whole, abs=1e-5)  # there are less than 512 inputs
-    fewer = vector(roberta, budget=inputs.Budget(3000, 60))
+    fewer = vector(roberta, budget=inputs.Budget(200, 40, 60))
     assert np.mean([cosine(one, other) for one, other in zip(whole, fewer, strict=True)]) > 0.6
 
 
 def test_rows_and_moments_are_two_ways_to_one_sketch(roberta):
     """Of n inputs of a matrix with more, the products among the inputs give what the moment gives."""
     base = read_base(str(roberta), None, KEYS, LENGTH)
-    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=inputs.ASKED)
+    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=WHOLE)
     (group,) = {base._groups[key] for key in ("0.query", "0.query")}
     white = inputs._White(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
     rows = np.random.default_rng(0).standard_normal((40, 48)).astype(np.float32) @ white.vectors @ white.vectors.T
@@ -167,17 +168,28 @@ def test_sets_together_give_what_each_gives_alone(roberta, monkeypatch):
     sets = [base.encode(some) for some in (REFERENCE, ASKED, REFERENCE[:2], [], ASKED[::2])]
     done: list[int] = []
     whitening, together = base.reference(sets, 1, done.append)
-    assert sum(done) == sum(map(len, sets))
+    assert sum(done) == sum(min(len(one), inputs.OF_A_SET.texts) for one in sets)
     alone = np.concatenate([base.blocks([one], whitening, budget=inputs.OF_A_SET) for one in sets[1:]])
     assert together[1:] == pytest.approx(alone, abs=1e-3)
     only, _ = base.reference(sets[:1], 1)
     assert only.roots == pytest.approx(whitening.roots, abs=1e-3)  # other sets do not move the reference's moments
 
 
+def test_a_budget_limits_texts_tokens_and_inputs(roberta):
+    """Texts are evenly spaced ones, cut with their ends kept; the inputs of wide matrices are spread over all of them."""
+    base = read_base(str(roberta), None, KEYS, LENGTH)
+    encoded = base.encode([f"w{number} " * 12 for number in range(10)])
+    (texts, ends, wide_ends) = base._texts([encoded, encoded[:2]], inputs.Budget(3, 6, 7))
+    assert (ends.tolist(), wide_ends.tolist()) == ([18, 30], [7, 14])
+    assert [list(text.ids) for text in texts[:3]] == [[0, *[4 + number] * 4, 2] for number in (0, 3, 6)]
+    assert [len(text.wide) for text in texts] == [3, 2, 2, 4, 3]
+    assert sorted(text.start for text in texts) == [0, 6, 12, 18, 24]
+
+
 def test_the_same_texts_as_the_reference_say_nothing_else(roberta):
     base = read_base(str(roberta), None, KEYS, LENGTH)
     encoded = base.encode(REFERENCE)
-    whitening, _ = base.reference([encoded], 1, budget=inputs.ASKED)
+    whitening, _ = base.reference([encoded], 1, budget=WHOLE)
     near = base.blocks([encoded], whitening)
     assert np.isfinite(near).all()  # the rest is rounding
     assert base.rates(encoded).sum() == pytest.approx(1)
