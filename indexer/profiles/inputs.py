@@ -391,8 +391,8 @@ def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:
 
 
 def read_base(name: str, commit: str | None, keys: Sequence[str], length: int, device: str = "cpu") -> BaseModel:
-    """Read and load a base of an atlas. Raises AtlasError that says why it cannot be run on texts."""
-    return BaseModel(read_now(Reference(name, commit), device), keys, length)
+    """Read and load a base of an atlas, by the cache. Raises AtlasError that says why it cannot be run on texts."""
+    return BaseModel(read_now(Reference(name, commit), device, keep=True), keys, length)
 
 
 def _frame(tokenizer: IsolatedTokenizer) -> tuple[list[int], list[int]]:

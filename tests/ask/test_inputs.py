@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
@@ -24,6 +28,8 @@ from indexer.profiles import inputs
 from indexer.profiles.inputs import read_base
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, tensor_sketch
+from scripts.loopback_hub import LoopbackHub
+from tests.hubs import use_endpoint
 
 LENGTH = 64
 WORDS = [f"w{number}" for number in range(90)]
@@ -206,6 +212,19 @@ def test_other_kinds_of_models(folder, kind):
         keys = ["encoder.0.query", "encoder.1.feedforward2", "decoder.0.value", "decoder.1.cross_key"]
     found = vector(path, keys)
     assert np.linalg.norm(found, axis=1) == pytest.approx(np.ones(len(keys)))
+
+
+def test_a_base_on_the_hub_is_downloaded_once(roberta, tmp_path, monkeypatch):
+    """Each question with other texts reads the base again."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(roberta, tmp_path / "store" / "me" / "base")
+    (tmp_path / "store" / "me" / "base.repo.json").write_text(json.dumps({"sha": "a" * 40}))
+    with LoopbackHub(tmp_path / "store") as hub:
+        use_endpoint(monkeypatch, hub.endpoint)
+        read_base("me/base", "a" * 40, KEYS, LENGTH)
+        hub.reset_log()
+        read_base("me/base", "a" * 40, KEYS, LENGTH)
+        assert not [request for request in hub.requests if "safetensors" in str(request)]
 
 
 def test_what_cannot_run_has_one_line(folder, roberta):
