@@ -63,6 +63,18 @@ def test_marks_at_the_end_do_not_count() -> None:
     assert judge_texts(["w1 w2!"], Marks(), found, found.is_met.astype(float), 100).certainly_not_used == 0
 
 
+def test_a_token_that_only_a_shortened_text_has_does_not_count() -> None:
+    """Unigram models split a text as a whole: without the marks at its end it may have other tokens."""
+
+    class Whole(SplitByWord):
+        def encode(self, text: str) -> list[int]:
+            return [1, 2, 3] if text.endswith(".") else [1, 150, 2, 3]
+
+    found = evidence(set(range(100)))
+    judged = judge_texts(["w1 w2 w3."] * 50, Whole(), found, found.is_met.astype(float), 100)
+    assert (judged.certainly_not_used, judged.share_upper) == (0, 1.0)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])
 def test_the_limit_covers_the_share_that_was_used(share: float) -> None:
     """Zipf's law of tokens, texts of twenty, and a random share of them used: too low in 5 % of the draws at most."""
