@@ -140,7 +140,7 @@ class BaseModel:
         budget: Budget = OF_A_SET,
     ) -> tuple[Whitening, Floats]:
         """The moments of the first ``own`` of some sets of encoded texts, and the ``blocks`` of all sets."""
-        values, vectors, ridges = {}, {}, {}
+        values, vectors, ridges = dict[str, Floats](), dict[str, Floats](), dict[str, float]()
         roots = np.zeros((len(self._keys), self._length), np.float32)
         found = np.zeros((len(sets), len(self._keys), self._length), np.float32)
 
@@ -207,7 +207,8 @@ class BaseModel:
                 kept = values > 1e-6 * max(float(values[-1]), 1e-30)
                 turns, weights = turns[:, kept], 1 / np.sqrt(values[kept]) / count
                 for place in keys:
-                    found[number, place] = convolved(*(one[:, some] @ turns for one in sketches[place]), weights)
+                    first, second = (one[:, some] @ turns for one in sketches[place])
+                    found[number, place] = convolved(first, second, weights)
             elif len(rows):
                 values, vectors = _eigh(white.around(rows.T @ rows / count))
                 for place, key in keys.items():
@@ -357,9 +358,9 @@ class _White:
         self.scale = (held**-0.5 - np.where(self.is_large, 0.0, ridge**-0.5)).astype(np.float32)
         self.squares = (1 / held - np.where(self.is_large, 0.0, 1 / ridge)).astype(np.float32)
 
-    def parts(self, rows: Floats) -> tuple[Floats, Floats]:
+    def parts(self, rows: Floats) -> tuple[Floats, NDArray[np.floating]]:
         """Of rows x (n, d): vᵀx (n, k) and x⊥ (n, d). (W x)·(W y) = x⊥·y⊥/ρ + Σ ``squares`` vᵀx vᵀy."""
-        projected = rows @ self.vectors
+        projected: Floats = rows @ self.vectors
         return projected, rows - projected[:, self.is_large] @ self.vectors[:, self.is_large].T
 
     def around(self, moment: NDArray[np.floating]) -> Floats:

@@ -99,7 +99,7 @@ def judge_texts(
             weight += len(every)
         # Unigram models split a text as a whole, so a token must be in the text's own reading, too.
         counting = [one[np.isin(one, every)] for one in readings[1:]]
-        for row in np.intersect1d(*counting).tolist():
+        for row in np.intersect1d(counting[0], counting[1]).tolist():
             holders[row] = holders.get(row, 0) + 1
         against = [one[is_untouched[one]] for one in counting]
         is_certain = is_exact and all(len(one) > 0 for one in against)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,9 @@ def _texts(name: str) -> Table:
         seconds, vectors = {}, {}
         for device in ("cpu", "cuda"):
             base = read_base(folder, None, keys, 512, device)
-            held, _ = base.reference([base.encode(reference)], 1, budget=ASKED)
+            held = base.reference([base.encode(reference)], 1, budget=ASKED)[0]
             base.blocks([base.encode(asked[:20])], held)
-            seconds[device] = _seconds(lambda base=base, held=held: base.blocks([base.encode(asked)], held))
+            seconds[device] = _seconds(partial(base.blocks, [base.encode(asked)], held))
             vectors[device] = base.blocks([base.encode(asked)], held)[0]
     least = float((vectors["cpu"] * vectors["cuda"]).sum(1).min())
     table.add("query ask", seconds["cpu"], seconds["cuda"], seconds["cpu"] / seconds["cuda"], least)
