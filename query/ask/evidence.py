@@ -6,6 +6,7 @@ They are kept in the user's cache, so that the same file asked about again needs
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -120,6 +121,8 @@ class Reader:
 
     def _model(self) -> BaseModel:
         if self._loaded is None:
+            # Read when torch is loaded: threads that wait sleep. On a busy machine spinning doubles the cost.
+            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
             require("Running texts through a base", *READERS)
             from indexer.profiles.inputs import read_base
 
