@@ -18,6 +18,7 @@ from query.ask.scoring import null_of
 from query.cli import main
 from query.population import read_population
 from query.serve.tools import Tools
+from query.texts import Texts
 from tests.tiny_hub import DATASETS
 
 BASE = "org/tiny-base"
@@ -203,6 +204,24 @@ def test_wrong_questions_have_one_line(made, tmp_path, files):
     ran = CliRunner().invoke(main, ["ask", "--model", "x", "--atlas", str(made)])
     assert ran.exit_code == 2
     assert "use --model with --among FILE" in ran.stderr
+
+
+def test_texts_without_a_known_token_have_one_line(made, tmp_path, monkeypatch):
+    class Base:
+        def encode(self, texts):
+            return [[0, 3, 2] for _ in texts]
+
+        def has_tokens(self, encoded):
+            return False
+
+    monkeypatch.setattr(Reader, "_path", lambda self, name: tmp_path / name)
+    monkeypatch.setattr(Reader, "_model", lambda self: Base())
+    with Atlas(made) as atlas:
+        with pytest.raises(AtlasError, match="knows none of the tokens of the reference texts"):
+            Reader(atlas, BASE).reference()
+        monkeypatch.setattr(Reader, "_moments", lambda self: None)
+        with pytest.raises(AtlasError, match="org/tiny-base knows none of the tokens of snow.txt"):
+            Reader(atlas, BASE).of(Texts("snow.txt", ("☃ ☄",), 1))
 
 
 @pytest.mark.slow

@@ -227,6 +227,12 @@ def test_a_base_on_the_hub_is_downloaded_once(roberta, tmp_path, monkeypatch):
         assert not [request for request in hub.requests if "safetensors" in str(request)]
 
 
+def test_unknown_words_are_no_tokens(roberta):
+    base = read_base(str(roberta), None, KEYS, LENGTH)
+    assert not base.has_tokens(base.encode(["☃ unheard", ""]))
+    assert base.has_tokens(base.encode(["☃", WORDS[0]]))
+
+
 def test_what_cannot_run_has_one_line(folder, roberta):
     with pytest.raises(AtlasError, match="takes images"):
         read_base(str(folder(ViTModel, ViTConfig(image_size=16, patch_size=8, **SMALL))), None, [], LENGTH)
