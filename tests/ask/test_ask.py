@@ -220,7 +220,7 @@ def test_texts_without_a_known_token_have_one_line(made, tmp_path, monkeypatch):
         with pytest.raises(AtlasError, match="knows none of the tokens of the reference texts"):
             Reader(atlas, BASE).reference()
         monkeypatch.setattr(Reader, "_moments", lambda self: None)
-        with pytest.raises(AtlasError, match="org/tiny-base knows none of the tokens of snow.txt"):
+        with pytest.raises(AtlasError, match=r"org/tiny-base knows none of the tokens of snow\.txt"):
             Reader(atlas, BASE).of(Texts("snow.txt", ("☃ ☄",), 1))
 
 
