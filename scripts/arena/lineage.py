@@ -41,10 +41,13 @@ RIVAL = "MoTHer given root and dates"
 
 
 def run(out: Path) -> Json:
-    """Make the forests that are not there, ask them in three ways, and time ``query lineage --all`` on the demo's."""
+    """Make the forests that are not there, ask them in three ways, and time ``query lineage --all`` there and on the demo's."""
     folder = out / "lineage"
     forests = [measured(one, folder / f"{one.architecture}-{one.seed}") for one in FORESTS]
-    return {"forests": forests, "cost": cost(folder / "demo")}
+    for one, found in zip(FORESTS, forests, strict=True):
+        store = folder / f"{one.architecture}-{one.seed}" / f"{one.shape}-{one.architecture}"
+        found["seconds"] = cost(store, store.with_name(f"{store.name}-atlas"))["seconds"]
+    return {"forests": forests, "cost": demo_cost(out)}
 
 
 def measured(forest: Forest, folder: Path) -> Json:
@@ -154,20 +157,33 @@ def ancestors(known: Truth, name: str) -> set[str]:
     return found
 
 
-def cost(folder: Path) -> Json:
-    """Seconds of processor that ``query lineage --all`` takes for the demo's family, and for one of its models."""
+def demo_cost(out: Path) -> Json:
+    """``cost`` of the demo's family, which is trained and indexed if it is not there."""
     from scripts.family import make_family
 
     plan = load_plan("demo", "roberta")
-    store = make_family(folder / "family", "demo", "roberta")
+    store = make_family(out / "demo-roberta", "demo", "roberta")
+    atlas = out / "lineage" / "demo" / "atlas"
+    atlas.parent.mkdir(parents=True, exist_ok=True)
+    if not (atlas / "atlas.duckdb").exists():
+        with LoopbackHub(store) as hub:
+            build = Terminal.of_hub(atlas.parent, hub.endpoint)
+            build(f"index build --base {plan.base} --discover names", show=False)
+    return cost(store, atlas)
+
+
+def cost(store: Path, atlas: Path) -> Json:
+    """Seconds of processor that ``query lineage --all`` takes for all models of an atlas, and for one of them.
+
+    ``store``: the models, as a loopback Hub serves them.
+    """
+    options = f"--atlas {atlas.name} --json"
     with LoopbackHub(store) as hub:
-        terminal = Terminal.of_hub(folder, hub.endpoint)
-        if not (folder / "atlas" / "atlas.duckdb").exists():
-            terminal(f"index build --base {plan.base} --discover names", show=False)
-        everything = processor_seconds(lambda: terminal("query lineage --all --json", show=False))
-        with Atlas(folder / "atlas") as atlas:
-            models = [row["model"] for row in atlas.rows("SELECT model FROM models ORDER BY created")]
-        one = processor_seconds(lambda: terminal(f"query lineage {models[-1]} --fresh --json", show=False))
+        terminal = Terminal.of_hub(atlas.parent, hub.endpoint)
+        everything = processor_seconds(lambda: terminal(f"query lineage --all {options}", show=False))
+        with Atlas(atlas) as opened:
+            models = [row["model"] for row in opened.rows("SELECT model FROM models ORDER BY created")]
+        one = processor_seconds(lambda: terminal(f"query lineage {models[-1]} --fresh {options}", show=False))
     return {"models": len(models), "seconds": round(everything, 2), "one": round(one, 2)}
 
 
@@ -235,15 +251,18 @@ def by_recipe(forests: Sequence[Json]) -> str:
 
 def by_forest(forests: Sequence[Json]) -> str:
     """One row for each forest."""
-    rows = [["forest", "models", "all right", "continued right", "Brier score", "calibration error", "most read"]]
+    rows = [["forest", "models", "all right", "continued right", "named parents that are right", "Brier score",
+             "calibration error", "most read", "s a model"]]  # fmt: skip
     for one in forests:
         kinds = {
             kind: [sum(group[kind][key] for group in one["groups"]) for key in ("right", "models")] for kind in KINDS
         }
         right, models = map(sum, zip(*kinds.values(), strict=True))
+        hit, named = (sum(group[kind][key] for group in one["groups"] for kind in KINDS) for key in ("hit", "named"))
         error = pooled([one["calibration"]["dates"]])["error"]
-        rows.append([one["name"], str(models), share(right, models), share(*kinds["continued"]),
-                     decimal(one["calibration"]["dates"]["brier"]), decimal(error), f"{one['megabytes']:.1f} MB"])  # fmt: skip
+        rows.append([one["name"], str(models), share(right, models), share(*kinds["continued"]), f"{hit} of {named}",
+                     decimal(one["calibration"]["dates"]["brier"]), decimal(error), f"{one['megabytes']:.1f} MB",
+                     decimal(one["seconds"] / models, 2)])  # fmt: skip
     return markdown(rows)
 
 
