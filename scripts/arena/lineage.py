@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from query import Atlas
 from scripts.arena.parts import Json
+from scripts.child import processor_seconds
 from scripts.family.plan import load_plan
 from scripts.lineage.study import CLASSES, Truth, answers_of, asked, judged, reliability, rivals, score
 from scripts.loopback_hub import LoopbackHub
@@ -41,19 +41,16 @@ RIVAL = "MoTHer given root and dates"
 
 
 def run(out: Path) -> Json:
-    """Make the forests that are not there, ask them in three ways, and time ``query lineage --all`` there and on the demo's."""
+    """Make the forests that are not there, ask them in three ways, and time ``query lineage --all`` on the demo's family."""
     folder = out / "lineage"
     forests = [measured(one, folder / f"{one.architecture}-{one.seed}") for one in FORESTS]
-    for one, found in zip(FORESTS, forests, strict=True):
-        store = folder / f"{one.architecture}-{one.seed}" / f"{one.shape}-{one.architecture}"
-        found["seconds"] = cost(store, store.with_name(f"{store.name}-atlas"))["seconds"]
-    return {"forests": forests, "cost": demo_cost(out)}
+    return {"forests": forests, "cost": cost(out)}
 
 
 def measured(forest: Forest, folder: Path) -> Json:
     """The figures of one forest."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows, known, base = asked(folder, forest.architecture, forest.shape, forest.seed, WAYS)
+    rows, known, base, seconds = asked(folder, forest.architecture, forest.shape, forest.seed, WAYS)
     rival = rivals(folder / f"{forest.shape}-{forest.architecture}", base, known)[RIVAL]
     recipes = {name: node["how"]["recipe"] for name, node in known.nodes.items() if not node["hidden"]}
     groups = []
@@ -83,6 +80,7 @@ def measured(forest: Forest, folder: Path) -> Json:
         },
         "evidence": dict(sorted(tallies.items())),
         "megabytes": round(max(one["bytes"] for one in rows["dates"]) / 1e6, 2),
+        "seconds": round(seconds["dates"], 2),
     }
 
 
@@ -157,42 +155,22 @@ def ancestors(known: Truth, name: str) -> set[str]:
     return found
 
 
-def demo_cost(out: Path) -> Json:
-    """``cost`` of the demo's family, which is trained and indexed if it is not there."""
+def cost(out: Path) -> Json:
+    """Seconds of processor that ``query lineage --all`` takes for the demo's family, and for one of its models."""
     from scripts.family import make_family
 
     plan = load_plan("demo", "roberta")
-    store = make_family(out / "demo-roberta", "demo", "roberta")
-    atlas = out / "lineage" / "demo" / "atlas"
-    atlas.parent.mkdir(parents=True, exist_ok=True)
-    if not (atlas / "atlas.duckdb").exists():
-        with LoopbackHub(store) as hub:
-            build = Terminal.of_hub(atlas.parent, hub.endpoint)
-            build(f"index build --base {plan.base} --discover names", show=False)
-    return cost(store, atlas)
-
-
-def cost(store: Path, atlas: Path) -> Json:
-    """Seconds of processor that ``query lineage --all`` takes for all models of an atlas, and for one of them.
-
-    ``store``: the models, as a loopback Hub serves them.
-    """
-    options = f"--atlas {atlas.name} --json"
+    store, folder = make_family(out / "demo-roberta", "demo", "roberta"), out / "lineage" / "demo"
+    folder.mkdir(parents=True, exist_ok=True)
     with LoopbackHub(store) as hub:
-        terminal = Terminal.of_hub(atlas.parent, hub.endpoint)
-        everything = processor_seconds(lambda: terminal(f"query lineage --all {options}", show=False))
-        with Atlas(atlas) as opened:
-            models = [row["model"] for row in opened.rows("SELECT model FROM models ORDER BY created")]
-        one = processor_seconds(lambda: terminal(f"query lineage {models[-1]} --fresh {options}", show=False))
+        terminal = Terminal.of_hub(folder, hub.endpoint)
+        if not (folder / "atlas" / "atlas.duckdb").exists():
+            terminal(f"index build --base {plan.base} --discover names", show=False)
+        everything = processor_seconds(lambda: terminal("query lineage --all --json", show=False))
+        with Atlas(folder / "atlas") as atlas:
+            models = [row["model"] for row in atlas.rows("SELECT model FROM models ORDER BY created")]
+        one = processor_seconds(lambda: terminal(f"query lineage {models[-1]} --fresh --json", show=False))
     return {"models": len(models), "seconds": round(everything, 2), "one": round(one, 2)}
-
-
-def processor_seconds(command: Callable[[], object]) -> float:
-    """What the child processes of a command took, of all cores together."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def tables(figures: Json) -> str:

@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from indexer.architectures.architecture import load_architecture
 from indexer.names import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
-from scripts.child import run_shown
+from scripts.child import processor_seconds, run_shown
 from scripts.family import make_family
 from scripts.family.plan import Oddity, Plan, Run, load_plan
 from scripts.loopback_hub import LoopbackHub
@@ -274,8 +275,11 @@ RIVALS = ("MoTHer as published", "MoTHer given root and dates")
 
 def asked(
     root: Path, architecture: str, shape: str, seed: int, ways: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, list[dict[str, Any]]], Truth, str]:
-    """The answers of one forest below ``root`` in some ways, the truth, and the base; what exists is not made again."""
+) -> tuple[dict[str, list[dict[str, Any]]], Truth, str, dict[str, float]]:
+    """The answers of one forest below ``root`` in some ways, the truth, the base, and the processor seconds of each way.
+
+    The forest and its atlas are not made again if they exist.
+    """
     store, atlas = root / f"{shape}-{architecture}", root / f"{shape}-{architecture}-atlas"
     if shape == DEMO:
         make_family(store, "full", architecture)
@@ -288,7 +292,7 @@ def asked(
         run_shown("scripts.lineage.forest", str(store), architecture, shape, str(seed), **offline)
         truth = read_truth(store)
         base, known = truth["base"], Truth(truth["nodes"])
-    rows = {}
+    rows, seconds = {}, {}
     with LoopbackHub(store) as hub:
         online = hub_environment(hub.endpoint, atlas.with_suffix(".hf")) | _ONE_THREAD
         if not (atlas / "atlas.duckdb").exists():
@@ -296,14 +300,15 @@ def asked(
             run_shown(*words, *(("--discover", "names") if shape == DEMO else ()), **online)
         for way, options in ways.items():
             out = atlas.with_suffix(f".{'_'.join(options) or 'dates'}.json")
-            run_shown("scripts.lineage.study", str(store), str(atlas), str(out), *options, **online)
+            words = ["scripts.lineage.study", str(store), str(atlas), str(out), *options]
+            seconds[way] = processor_seconds(partial(run_shown, *words, **online))
             rows[way] = json.loads(out.read_text(encoding="utf-8"))
-    return rows, known, base
+    return rows, known, base, seconds
 
 
 def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any]:
     """Scores of one forest below ``root`` by way and by kind; what exists is not made again."""
-    rows, known, base = asked(root, architecture, shape, seed, WAYS)
+    rows, known, base, _ = asked(root, architecture, shape, seed, WAYS)
     answers = {way: answers_of(found, known) for way, found in rows.items()}
     if shape != DEMO:  # the rival's code does not read the forms of some of the family's weights
         answers |= rivals(root / f"{shape}-{architecture}", base, known)
