@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import runpy
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,14 +45,6 @@ def run_shown(*words: str, **environment: str) -> None:
     variables = {**os.environ, "PYTHONPATH": str(PROJECT), **environment}
     if subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, env=variables, check=False).returncode:
         raise RuntimeError(f"{' '.join(words)} failed; its own message is above")
-
-
-def processor_seconds(command: Callable[[], object]) -> float:
-    """Processor seconds, of all cores together, of the processes that ``command`` starts and waits for."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def run_module(module: str, *arguments: str) -> Ran:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import resource
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from query import Atlas
 from scripts.arena.parts import Json
-from scripts.child import processor_seconds
 from scripts.family.plan import load_plan
 from scripts.lineage.study import CLASSES, Truth, answers_of, asked, judged, reliability, rivals, score
 from scripts.loopback_hub import LoopbackHub
@@ -48,9 +48,10 @@ def run(out: Path) -> Json:
 
 
 def measured(forest: Forest, folder: Path) -> Json:
-    """The figures of one forest."""
+    """The figures of one forest. Answers are kept there; remove the JSON files beside the atlas to ask again."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows, known, base, seconds = asked(folder, forest.architecture, forest.shape, forest.seed, WAYS)
+    which = folder, forest.architecture, forest.shape, forest.seed
+    rows, known, base, seconds = asked(*which, WAYS, is_kept=True)
     rival = rivals(folder / f"{forest.shape}-{forest.architecture}", base, known)[RIVAL]
     recipes = {name: node["how"]["recipe"] for name, node in known.nodes.items() if not node["hidden"]}
     groups = []
@@ -80,7 +81,7 @@ def measured(forest: Forest, folder: Path) -> Json:
         },
         "evidence": dict(sorted(tallies.items())),
         "megabytes": round(max(one["bytes"] for one in rows["dates"]) / 1e6, 2),
-        "seconds": round(seconds["dates"], 2),
+        "seconds": seconds["dates"],
     }
 
 
@@ -171,6 +172,14 @@ def cost(out: Path) -> Json:
             models = [row["model"] for row in atlas.rows("SELECT model FROM models ORDER BY created")]
         one = processor_seconds(lambda: terminal(f"query lineage {models[-1]} --fresh --json", show=False))
     return {"models": len(models), "seconds": round(everything, 2), "one": round(one, 2)}
+
+
+def processor_seconds(command: Callable[[], object]) -> float:
+    """What the child processes of a command took, of all cores together."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def tables(figures: Json) -> str:

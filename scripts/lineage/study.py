@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from indexer.architectures.architecture import load_architecture
 from indexer.names import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
-from scripts.child import processor_seconds, run_shown
+from scripts.child import run_shown
 from scripts.family import make_family
 from scripts.family.plan import Oddity, Plan, Run, load_plan
 from scripts.loopback_hub import LoopbackHub
@@ -274,11 +274,11 @@ RIVALS = ("MoTHer as published", "MoTHer given root and dates")
 
 
 def asked(
-    root: Path, architecture: str, shape: str, seed: int, ways: Mapping[str, Sequence[str]]
+    root: Path, architecture: str, shape: str, seed: int, ways: Mapping[str, Sequence[str]], *, is_kept: bool = False
 ) -> tuple[dict[str, list[dict[str, Any]]], Truth, str, dict[str, float]]:
     """The answers of one forest below ``root`` in some ways, the truth, the base, and the processor seconds of each way.
 
-    The forest and its atlas are not made again if they exist.
+    The forest and its atlas are not made again if they exist. ``is_kept``: neither are the answers.
     """
     store, atlas = root / f"{shape}-{architecture}", root / f"{shape}-{architecture}-atlas"
     if shape == DEMO:
@@ -300,9 +300,10 @@ def asked(
             run_shown(*words, *(("--discover", "names") if shape == DEMO else ()), **online)
         for way, options in ways.items():
             out = atlas.with_suffix(f".{'_'.join(options) or 'dates'}.json")
-            words = ["scripts.lineage.study", str(store), str(atlas), str(out), *options]
-            seconds[way] = processor_seconds(partial(run_shown, *words, **online))
-            rows[way] = json.loads(out.read_text(encoding="utf-8"))
+            if not (is_kept and out.exists()):
+                run_shown("scripts.lineage.study", str(store), str(atlas), str(out), *options, **online)
+            found = json.loads(out.read_text(encoding="utf-8"))
+            rows[way], seconds[way] = found["answers"], found["seconds"]
     return rows, known, base, seconds
 
 
@@ -393,8 +394,10 @@ def main(store: str, atlas: str, out: str, *options: str) -> None:
         known = Truth(read_truth(Path(store))["nodes"])
         hidden = {name: known.parents(name) for name in known.nodes if known.parents(name)}
     dates, embeddings = "--no-dates" not in options, "--no-embeddings" not in options
+    started = time.process_time()
     answers = ask(Path(atlas), dates=dates, embeddings=embeddings, hidden=hidden)
-    Path(out).write_text(json.dumps(answers), encoding="utf-8")
+    found = {"seconds": round(time.process_time() - started, 2), "answers": answers}
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
