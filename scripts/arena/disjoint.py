@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,21 +36,21 @@ def run(out: Path) -> Json:
     demo = load_plan("demo", "roberta")
     models = make_family(out / "demo-roberta", "demo")
     folder = out / "disjoint"
-    sources = {
-        DISJOINT: (family.plan, family.models, family.atlas),
-        "demo": (demo, models, read_twice(demo, models, folder / "demo")["sample"]),
+    sources: dict[str, tuple[Plan, Path, Path, Callable[[Plan, Path], None]]] = {
+        DISJOINT: (family.plan, family.models, family.atlas, tasks.prepare),
+        "demo": (demo, models, read_twice(demo, models, folder / "demo")["sample"], tasks.prepare),
     }
     source = pretrained_folder()
     if source is not None:
         plan, root = load_real_plan(source), folder / REAL / "models"
         prepare(root, plan, source, apart=True)
         build(root, plan)
-        sources[REAL] = plan, root, read_twice(plan, root, folder / REAL, ("sample",))["sample"]
+        atlas = read_twice(plan, root, folder / REAL, ("sample",))["sample"]
+        sources[REAL] = plan, root, atlas, partial(write_data_sets, source=source, apart=True)
     found: Json = {"columns": {}, "learnt": {}}
-    for name, (plan, root, atlas) in sources.items():
+    for name, (plan, root, atlas, prepare_texts) in sources.items():
         texts = folder / f"texts-{name}"
-        is_real = name == REAL and source is not None
-        write_texts(plan, texts, partial(write_data_sets, source=source, apart=True) if is_real else tasks.prepare)
+        write_texts(plan, texts, prepare_texts)
         with LoopbackHub(root) as hub:
             print(f"asking about {plan.base} …", flush=True)
             asked = ("scripts.arena.headline", str(atlas), plan.base, str(texts))

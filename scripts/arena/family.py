@@ -90,7 +90,10 @@ def load_real_plan(source: Path) -> Plan:
         family,
         size="arena",
         settings=replace(family.settings, files=data["files"], steps=1.0),
-        authors=family.authors | {name: styles[place % len(styles)] for place, name in enumerate(data["accounts"])},
+        authors={
+            **family.authors,
+            **{name: styles[place % len(styles)] for place, name in enumerate(data["accounts"])},
+        },
         oddities=(),
         fingerprint=hashlib.sha256(f"{family.fingerprint} {text}".encode()).hexdigest(),
     )

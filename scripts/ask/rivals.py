@@ -88,7 +88,8 @@ def tuned_body(root: Path, model: str, plan: Plan) -> Any:
             for name, one in load_file(folder / "adapter_model.safetensors").items()
             if ".lora_" in name
         }
-        if unknown := set_peft_model_state_dict(adapted, weights).unexpected_keys:
+        loaded: Any = set_peft_model_state_dict(adapted, weights)
+        if unknown := loaded.unexpected_keys:
             raise ValueError(f"{model} has adapter weights that the base has no place for, such as {unknown[0]}")
         return adapted.merge_and_unload()
     tuned = language_model(folder, plan)
