@@ -131,7 +131,7 @@ def lines_of(one: Json) -> dict[str, str]:
 
     def of_purity(score: Mapping[str, Any]) -> str:
         interval = "" if score.get("ci_low") is None else f" ({decimal(score['ci_low'])}–{decimal(score['ci_high'])})"
-        p_value = f", p {decimal(score['p_value'])}" if score.get("p_value") is not None else ""
+        p_value = f", p {score['p_value']:.1g}" if score.get("p_value") is not None else ""
         return f"{decimal(score['purity'])}{interval}, chance {decimal(score['chance'])}{p_value}"
 
     lines = {
