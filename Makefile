@@ -12,7 +12,7 @@ endif
 PYTHON ?= $(ENVIRONMENT)/bin/python
 BOOTSTRAP ?= python3
 # Two processes more than two cores: some tests wait, for a browser, a time limit or a server that does not answer.
-# Each process takes ten seconds to import the tests.
+# Each process takes four seconds to collect the tests.
 SHARED_OUT := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 INSTALLED := $(ENVIRONMENT)/.vectors-in-the-wild-installed
 
@@ -27,14 +27,14 @@ notebook: $(INSTALLED)
 reproduce: $(INSTALLED)
 	$(PYTHON) -m scripts.reproduce
 
-# mypy runs while the tests start.
+# What takes longer than a second is checked while the tests start.
 test: $(INSTALLED)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check --quiet .
-	$(PYTHON) -c 'from importlinter.cli import import_linter; import_linter()' lint --no-logo
 	@$(MAKE) --no-print-directory --jobs 2 types suite
 
 types: $(INSTALLED)
+	$(PYTHON) -c 'from importlinter.cli import import_linter; import_linter()' lint --no-logo
 	$(PYTHON) -m mypy
 
 suite: $(INSTALLED)

@@ -352,7 +352,7 @@ COMMENT ON COLUMN representations.rank IS 'Number of singular triplets that the 
 COMMENT ON COLUMN representations.length IS 'Length of a vector.';
 COMMENT ON COLUMN representations.vectors IS 'Number of models with a vector (a copy of the base has none).';
 COMMENT ON COLUMN representations.per_delta IS 'Whether a vector concatenates equally long blocks in the order of bases.deltas.';
-COMMENT ON COLUMN representations.blocks IS 'Number of blocks, where similarity is the mean cosine of the blocks that both models changed; 0 where it is the cosine of the whole vector. A vocabulary vector has two, of which a model has one: sizes of changes, or shares of the change of a tied head.';
+COMMENT ON COLUMN representations.blocks IS 'Number of blocks, where similarity is the mean cosine of the blocks that both models changed; 0 where it is the cosine of the whole vector. A vocabulary vector has two, and each model has only one of them: sizes of changes, or shares of the change of a tied head.';
 COMMENT ON COLUMN representations.budget IS 'Requested length of a vector (--vector-length), approximately; null if none was requested.';
 COMMENT ON COLUMN representations.centre IS 'Version of the centre that was subtracted from every vector, see internal.centres; null if none was.';
 COMMENT ON COLUMN representations.index_choice IS 'The requested index (index build --index): auto, exact, RaBitQ or RaBitQ2.';
@@ -733,7 +733,7 @@ COMMENT ON COLUMN builds.bytes_read IS 'Bytes of checkpoints that it read.';
 COMMENT ON COLUMN builds.bytes_total IS 'Total size in bytes of the weight files that it read parts of.';
 COMMENT ON COLUMN builds.seconds IS 'Wall time in seconds.';
 COMMENT ON COLUMN builds.spec IS 'What was computed: rank, spectra, SVD method, record format; for a build that crawled, also the address of the Hub and the options of the command.';
-COMMENT ON COLUMN builds.thresholds IS 'The thresholds of the flags.';
+COMMENT ON COLUMN builds.thresholds IS 'The thresholds of the flags is_unrelated and duplicate_of.';
 COMMENT ON COLUMN builds.versions IS 'Versions of the relevant libraries.';
 
 CREATE TABLE adapter_bases (
@@ -776,7 +776,7 @@ COMMENT ON COLUMN models."commit" IS 'Commit of the model that this row describe
 COMMENT ON COLUMN models.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
 COMMENT ON COLUMN models.claimed_by IS 'Where the base is claimed: tag, alias:<id> (a tag with a mirror or a quantised copy of the base), adapter_config, config, card, name, user, folder (on this machine), or record (restored from its record).';
 COMMENT ON COLUMN models.parent IS 'The model it was tuned from directly, if that is not the base.';
-COMMENT ON COLUMN models.path IS 'The models from the base (not in the list) to this one (the last), as they claim to descend, each with its relation to the one before; its length is the number of steps.';
+COMMENT ON COLUMN models.path IS 'The models from the base (not in the list) to this one (the last), according to their claims, each with its relation to the one before; its length is the number of steps.';
 COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed base; null if that cannot be tested (adapters).';
 COMMENT ON COLUMN models.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
 COMMENT ON COLUMN models."read" IS 'What was read of its block matrices: full, or sample (some rows of each matrix). Norms and singular values of a sample are estimates; index deepen reads the rest.';
@@ -800,7 +800,7 @@ COMMENT ON COLUMN models.licence IS 'Licence given by the card.';
 COMMENT ON COLUMN models.languages IS 'Languages given by the card.';
 COMMENT ON COLUMN models.pipeline_tag IS 'Task, as shown by the Hub.';
 COMMENT ON COLUMN models.library IS 'Library tag: transformers, peft, sentence-transformers, …';
-COMMENT ON COLUMN models.trigger_words IS 'What a prompt of an image or video model must hold, by its card (instance_prompt, trigger_words).';
+COMMENT ON COLUMN models.trigger_words IS 'Words that a prompt of an image or video model must contain, according to its card (instance_prompt, trigger_words).';
 COMMENT ON COLUMN models.model_type IS 'model_type of its config.json.';
 COMMENT ON COLUMN models.head_class IS 'Class of its head, e.g. RobertaForSequenceClassification.';
 COMMENT ON COLUMN models.label_count IS 'Number of labels in its config.json.';

@@ -21,12 +21,12 @@ SCHEMA_VERSION = 10
 
 # Rows of the table neighbours for each model and representation.
 NEIGHBOURS = 50
-# Two models that both changed fewer matrices than this have their similarity shrunk: their mean is of too few cosines.
+# The similarity of two models that both changed fewer matrices than this is shrunk: it is the mean of too few cosines.
 FEWEST_SHARED = 4
 
 
 def fewest_shared(blocks: int) -> int:
-    """The same for vectors of so many blocks. Of two blocks (``vocabulary``) a model has one, so one is enough."""
+    """The same for vectors of ``blocks`` blocks. A model has one of the two of ``vocabulary``, so one is enough."""
     return min(FEWEST_SHARED, blocks) if blocks > 2 else min(1, blocks)
 
 
@@ -175,7 +175,7 @@ class AtlasFolder:
             ) from error
 
     def _remove_if_empty(self, made: Sequence[Path]) -> None:
-        """Remove what this command made and did not use: first its folders, then the lock, then those around it."""
+        """Remove what this command made and did not use: its folders, then the lock, then the folders around them."""
         own = {"lock": self.root / "lock", **{one.name: one for one in (self.listings, self.bases, self.records)}}
         with suppress(OSError):
             found = [path.name for path in self.root.iterdir()]
@@ -191,7 +191,7 @@ def mending(root: Path, own: str) -> str:
     """Advice about a damaged atlas: fetch a pulled one again; ``own`` for any other."""
     if not AtlasFolder(root).origin.exists():
         return own
-    return f"Fetch it again, from where pulled.json says: index pull OWNER/NAME --atlas {root}"
+    return f"Fetch it again (pulled.json names its source): index pull OWNER/NAME --atlas {root}"
 
 
 def is_on_hub(atlas: str | Path) -> bool:

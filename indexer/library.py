@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.options import IndexArguments, index_change
+from indexer.builds.options import IndexArguments, ProfileArguments, index_change
 from indexer.builds.report import Progress, Watcher
 from indexer.errors import require
 
 if TYPE_CHECKING:
     from indexer.builds.doctor import Diagnosis
-    from indexer.builds.profiling import ProfileArguments
     from indexer.builds.report import ProfileReport
     from indexer.publish.verification import Disagreement
     from indexer.share.merge import MergeReport

@@ -14,7 +14,7 @@ GROUPS = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
 # Used if neither the machine nor a control group says how much memory is free.
-ASSUMED_BYTES = 4 << 30
+_ASSUMED_BYTES = 4 << 30
 
 # In control groups of version 1 and 2: the files with the limit and with what is used, and the name of the idle page
 # cache in memory.stat, which is counted as used and is given up when memory is short.
@@ -36,7 +36,7 @@ def available_memory() -> int:
     else:
         with suppress(ValueError, OSError, AttributeError):
             sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-    return min(sizes, default=ASSUMED_BYTES)
+    return min(sizes, default=_ASSUMED_BYTES)
 
 
 def _free_in_groups() -> Iterator[int]:

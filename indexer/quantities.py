@@ -6,7 +6,7 @@ _SIZES = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def size_in_words(count: float) -> str:
-    """As in 205 MB or 3.4 GB; 1 MB is 1,000,000 bytes."""
+    """For example 205 MB or 3.4 GB; 1 MB is 1,000,000 bytes."""
     value, unit = float(count), _SIZES[0]
     for unit in _SIZES:
         if value < 999.5 or unit == _SIZES[-1]:
@@ -16,7 +16,7 @@ def size_in_words(count: float) -> str:
 
 
 def duration_in_words(seconds: float) -> str:
-    """As in 6 s, 3 min or 2.5 h."""
+    """For example 6 s, 3 min or 2.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

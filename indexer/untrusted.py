@@ -19,7 +19,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")  # of git
 
 MAX_TEXT = 500
-MAX_ODDITIES = 50
+_MAX_ODDITIES = 50
 DEEPEST = 100
 MOST_VALUES = 1_000_000  # of one JSON text: parsed, each takes up to 130 bytes
 MAX_INTEGER = 2**63 - 1  # the largest BIGINT
@@ -147,12 +147,12 @@ class Reader:
 
     @property
     def oddities(self) -> tuple[str, ...]:
-        """What could not be read, without repetitions, at most ``MAX_ODDITIES``."""
+        """What could not be read, without repetitions, at most ``_MAX_ODDITIES``."""
         return tuple(self._oddities)
 
     def note(self, field: str, what: str) -> None:
         """Note that ``field`` was odd. Neither string may come from the untrusted source."""
-        if len(self._oddities) < MAX_ODDITIES:
+        if len(self._oddities) < _MAX_ODDITIES:
             self._oddities[f"{field}: {what}"] = None
 
     def text(self, value: Any, field: str, limit: int = MAX_TEXT) -> str | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from query.depth.study import DepthStudy
     from query.export import ModelVectors
     from query.features import FeatureGrid
-    from query.invert import ImagesBack, WordsBack
+    from query.invert import RecoveredImages, RecoveredWords
     from query.layers import Layers
     from query.lineage.result import Lineage, Lineages
     from query.map.model_map import ModelMap
@@ -44,7 +44,6 @@ _MODULES = {
     "DepthStudy": "query.depth.study",
     "Evaluation": "query.predict.result",
     "FeatureGrid": "query.features",
-    "ImagesBack": "query.invert",
     "Layers": "query.layers",
     "LikelyModel": "query.ask.result",
     "LikelyModels": "query.ask.result",
@@ -56,20 +55,21 @@ _MODULES = {
     "Prediction": "query.predict.result",
     "PurityResult": "query.purity.result",
     "RankStudy": "query.rank.study",
+    "RecoveredImages": "query.invert",
+    "RecoveredWords": "query.invert",
     "Report": "query.report.report",
     "Result": "query.results",
     "ShownModel": "query.show",
     "SimilarModels": "query.similar",
     "SqlResult": "query.sql",
     "TextsOfModel": "query.ask.result",
-    "WordsBack": "query.invert",
 }
 
 __all__ = [
-    "Atlas", "AtlasError", "Clusters", "Comparison", "Depth", "DepthStudy", "Evaluation", "FeatureGrid", "ImagesBack",
-    "Layers", "LikelyModel", "LikelyModels", "Lineage", "Lineages", "ModelMap", "ModelVectors", "Neighbour",
-    "Prediction", "PurityResult", "RankStudy", "Report", "Result", "ShownModel", "SimilarModels", "SqlResult",
-    "TextsOfModel", "WordsBack", "__version__",
+    "Atlas", "AtlasError", "Clusters", "Comparison", "Depth", "DepthStudy", "Evaluation", "FeatureGrid", "Layers",
+    "LikelyModel", "LikelyModels", "Lineage", "Lineages", "ModelMap", "ModelVectors", "Neighbour", "Prediction",
+    "PurityResult", "RankStudy", "RecoveredImages", "RecoveredWords", "Report", "Result", "ShownModel", "SimilarModels",
+    "SqlResult", "TextsOfModel", "__version__",
 ]  # fmt: skip
 
 

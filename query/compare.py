@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 # Columns of the models view, in the order in which they are printed.
-FACTS = (
+_FACTS = (
     "author", "relation", "parent", "datasets", "licence", "languages", "pipeline_tag", "head_class", "label_count",
     "label_names", "problem_type", "created", "modified", "downloads", "read", "delta_norm", "delta_norm_error",
     "relative_norm", "base_cosine",
@@ -172,12 +172,12 @@ def compare(
     elif estimates:
         estimates[-1] += " Exact: `read='full'`"
     known, known_too = (
-        atlas.rows(f"SELECT {', '.join(FACTS)} FROM models WHERE model_id = ?", [one.model_id])[0]
+        atlas.rows(f"SELECT {', '.join(_FACTS)} FROM models WHERE model_id = ?", [one.model_id])[0]
         if one.record is None
         else {**facts_of_record(one.record), "author": one.author, "initialisation": one.initialisation}
         for one in (first, second)
     )
-    facts = [Fact(name, known.get(name), known_too.get(name)) for name in FACTS]
+    facts = [Fact(name, known.get(name), known_too.get(name)) for name in _FACTS]
     if not estimates:  # then all models were read in full
         facts = [fact for fact in facts if fact.fact not in ("read", "delta_norm_error")]
     copies = [f"{one.name} is {one.as_copy}" for one in (first, second) if one.is_copy]

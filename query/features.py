@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from indexer.profiles.single import Feature
     from query.reader import AtlasReader
 
-MOST_NEURONS = 64
+_MOST_NEURONS = 64
 CELL = 0.98  # inches
 MOST_COLUMNS = 16
 NUMBERS = ("activation", "best_probe", "change_by_row", "change_by_column", "unchanged", "consistency")  # of a feature
@@ -183,7 +183,7 @@ def _parse_neurons(asked: str | Sequence[int], patch: int | None) -> list[int | 
             first.isascii() and first.isdigit() and len(first) < 7 and (not last or (last.isdigit() and len(last) < 7))
         ):
             raise BadArgument(f"`neurons` {asked[:40]!r} is not a valid list of neurons.", "Write it like 0-15 or 3,7.")
-        found += range(int(first), min(int(last or first), int(first) + MOST_NEURONS) + 1)
-    if not 0 < len(found) <= MOST_NEURONS:
-        raise BadArgument(f"`neurons` asks for {len(found)} neurons; up to {MOST_NEURONS} are drawn.", "Ask for fewer.")
+        found += range(int(first), min(int(last or first), int(first) + _MOST_NEURONS) + 1)
+    if not 0 < len(found) <= _MOST_NEURONS:
+        raise BadArgument(f"`neurons` names {len(found)} neurons; up to {_MOST_NEURONS} are drawn.", "Name fewer.")
     return found

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
-DOTS_PER_INCH = 300
+_DOTS_PER_INCH = 300
 # Fonts with the scripts that the default font lacks, by their names on common systems.
 FURTHER_FONTS = (
     "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans CJK KR", "Source Han Sans", "Source Han Sans SC",
@@ -32,7 +32,7 @@ FURTHER_FONTS = (
     "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "IPAGothic", "TakaoGothic", "NanumGothic", "Droid Sans Fallback",
     "Arial Unicode MS",
 )  # fmt: skip
-LONGEST_LABEL = 36  # characters of a name from the Hub in a picture
+_LONGEST_LABEL = 36  # characters of a name from the Hub in a picture
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def styled_grid(
     colours = THEMES[theme]
     figure: Any = None
     if ax is None:
-        figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained", facecolor=colours.background)
+        figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained", facecolor=colours.background)
     elif (cell := ax.get_subplotspec()) is None:
         raise AtlasError("This `ax` is not a cell of a grid.", "Make it with plt.subplots(…, layout='constrained').")
     else:
@@ -123,7 +123,7 @@ def add_legend(
     )
 
 
-def label(text: str, longest: int = LONGEST_LABEL) -> str:
+def label(text: str, longest: int = _LONGEST_LABEL) -> str:
     """A string from the Hub for a picture: without hidden characters, shortened, with ``$`` escaped."""
     shown = clean(text)
     if len(shown) > longest:
@@ -131,7 +131,7 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
     return shown.replace("$", r"\$")
 
 
-def model_label(name: str, longest: int = LONGEST_LABEL) -> str:
+def model_label(name: str, longest: int = _LONGEST_LABEL) -> str:
     """A model's name in a picture; for a folder, its last part."""
     return label(Path(name).name if name.startswith("/") else name, longest)
 

@@ -18,7 +18,7 @@ from indexer.records.row_plan import lines_of
 if TYPE_CHECKING:
     from indexer.records.record import DeltaRecord, Record
 
-ROTATIONS = 200
+_ROTATIONS = 200
 _COUNTS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 _SIDES = {"query": "rows", "key": "rows", "value": "rows", "output": "columns"}
 
@@ -43,7 +43,7 @@ class HeadChange:
 
 
 def changes_by_head(record: Record, config: Mapping[str, Any]) -> tuple[HeadChange, ...]:
-    """The changed attention matrices of a record of which every head was read, in the order of the base.
+    """The changed attention matrices of a record, if every head of them was read, in the order of the base.
 
     ``config``: config.json of the base. Empty if it does not say how many heads there are, or factors are not kept.
     Under the null, U (or V) times a random rotation from the left: r orthonormal columns, drawn uniformly.
@@ -70,7 +70,7 @@ def changes_by_head(record: Record, config: Mapping[str, Any]) -> tuple[HeadChan
             continue
         squares = np.square(delta.s, dtype=np.float64)
         rng = np.random.default_rng(number)
-        drawn = [np.linalg.qr(rng.standard_normal(side.shape))[0] for _ in range(ROTATIONS)]
+        drawn = [np.linalg.qr(rng.standard_normal(side.shape))[0] for _ in range(_ROTATIONS)]
         # (1 + rotations, heads): the mean of the rows that were read stands for all rows of a head.
         shares = np.array([np.bincount(owner, np.square(one) @ squares) / read for one in (side, *drawn)])
         shares /= shares.sum(axis=1, keepdims=True)
@@ -84,7 +84,7 @@ def changes_by_head(record: Record, config: Mapping[str, Any]) -> tuple[HeadChan
                 norms=tuple((kept * np.sqrt(shares[0])).tolist()),
                 effective=float(effective[0]),
                 chance=float(effective[1:].mean()),
-                p_value=float((1 + (effective[1:] <= effective[0]).sum()) / (1 + ROTATIONS)),
+                p_value=float((1 + (effective[1:] <= effective[0]).sum()) / (1 + _ROTATIONS)),
             )
         )
     return tuple(found)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 CELL = (0.78, 0.27)  # inches
-LONGEST_WORD = 10
+_LONGEST_WORD = 10
 
 
 @dataclass(frozen=True, repr=False)
-class WordsBack(Drawn):
+class RecoveredWords(Drawn):
     """What is recovered of ``input``, whose tokens are ``tokens``, from each layer."""
 
     OPTIONAL_COLUMNS = ("top", "closer_ratio")
@@ -86,7 +86,7 @@ class WordsBack(Drawn):
                 cell = Rectangle((column + 0.03, row + 0.06), 0.94, 0.88, facecolor=colour,
                                  alpha=0.45 if is_right else 0.5, linewidth=0)  # fmt: skip
                 axes.add_patch(cell)
-                axes.text(column + 0.5, row + 0.5, label(word.strip() or "␣", LONGEST_WORD), fontsize=6.5,
+                axes.text(column + 0.5, row + 0.5, label(word.strip() or "␣", _LONGEST_WORD), fontsize=6.5,
                           color=colours.ink, horizontalalignment="center", verticalalignment="center")  # fmt: skip
         axes.set_title(f"Words recovered from layers of {model_label(self.model, 48)} (recipe: {self.recipe})\n"
                        "green: the right token; at the right: their share",
@@ -95,7 +95,7 @@ class WordsBack(Drawn):
 
 
 @dataclass(frozen=True, repr=False)
-class ImagesBack(Drawn):
+class RecoveredImages(Drawn):
     """What is recovered of ``target`` (images, channels, height, width), from 0 to 1, from each layer."""
 
     SHOW_HEADLINE = True
@@ -172,7 +172,7 @@ def invert(
     steps: int | None = None,
     rate: float | None = None,
     device: str = "cpu",
-) -> WordsBack | ImagesBack:
+) -> RecoveredWords | RecoveredImages:
     """Recover ``text``, or images, from the output of each layer of ``model``.
 
     ``images``: files, instead of a text. ``recipe``: default, blank or original. ``top``: nearest words of each
@@ -206,7 +206,7 @@ def invert(
             subject, [Path(one) for one in images], layers, stem=stem, recipe=recipe, steps=steps, rate=rate, seed=seed,
             progress=on_progress,
         )  # fmt: skip
-        return ImagesBack(subject.name, recipe, target, image_layers, notes)
+        return RecoveredImages(subject.name, recipe, target, image_layers, notes)
     if rate is not None and recipe != "seed":
         raise BadArgument("`rate` is a setting of the original method.", "Add `recipe='original'`.")
     positions = _parse_slice(keep)
@@ -218,7 +218,7 @@ def invert(
     notes = subject.notes
     if restrict:
         notes = (*notes, "only the text's own words could be answered, so a right answer says less than it seems to")
-    return WordsBack(subject.name, text, recipe, words, found, notes)
+    return RecoveredWords(subject.name, text, recipe, words, found, notes)
 
 
 def _parse_slice(text: str | None) -> slice:

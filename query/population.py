@@ -23,7 +23,7 @@ Integers = NDArray[np.intp]
 
 _GENERIC_NAME = re.compile(r"(?:label|class|category)?\d*")
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
-_LABELLED = re.compile("Classification|Detection|Segmentation")  # heads of which the labels are part of the task
+_LABELLED = re.compile("Classification|Detection|Segmentation")  # heads whose labels are part of the task
 # Heads without labels, and the Hub's name of their task.
 _UNLABELLED = {
     "MaskedLM": "fill-mask",
@@ -33,7 +33,7 @@ _UNLABELLED = {
 }
 _LONGEST_TASK = 60
 # Condition on the table lineage: the step is at least as probable as not. Older versions stored no probability.
-PROBABLE = "coalesce(probability, 1) >= 0.5"
+_PROBABLE = "coalesce(probability, 1) >= 0.5"
 
 
 @dataclass(frozen=True)
@@ -274,8 +274,8 @@ def relatives(atlas: AtlasReader, model_id: int) -> set[int]:
     Steps with a probability below one half are ignored: a run with the same data and seed explains them as well.
     """
     rows = atlas.rows(
-        f"SELECT parent_id AS other FROM lineage WHERE model_id = $1 AND parent_id IS NOT NULL AND {PROBABLE} "
-        f"UNION SELECT model_id FROM lineage WHERE parent_id = $1 AND {PROBABLE}",
+        f"SELECT parent_id AS other FROM lineage WHERE model_id = $1 AND parent_id IS NOT NULL AND {_PROBABLE} "
+        f"UNION SELECT model_id FROM lineage WHERE parent_id = $1 AND {_PROBABLE}",
         [model_id],
     )
     return {row["other"] for row in rows}
@@ -287,7 +287,7 @@ def family_trees(atlas: AtlasReader, population: Population) -> Integers:
     Raises AtlasError if the atlas has no stored lineage of the base.
     """
     edges = atlas.rows(
-        f"SELECT model_id, CASE WHEN {PROBABLE} THEN parent_id END AS parent_id "
+        f"SELECT model_id, CASE WHEN {_PROBABLE} THEN parent_id END AS parent_id "
         "FROM lineage JOIN fine_tunes USING (model_id) WHERE base = ?",
         [population.base],
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PUBLIC_HUB = "https://huggingface.co"
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,200}(/[A-Za-z0-9._/-]{0,200})?")
 # How often to retry if the atlas is republished between reading a file's name and opening it.
-REFRESHES = 5
+_REFRESHES = 5
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class AtlasReader:
         If their files were deleted after this atlas was opened, the latest ones.
         """
         key = (base, representation)
-        for attempt in range(REFRESHES + 1):
+        for attempt in range(_REFRESHES + 1):
             if key in self._indexes:
                 break
             published = self.published(base, representation)
@@ -327,7 +327,7 @@ class AtlasReader:
                 self._indexes[key] = published.opened(self.folder.root)
             except AtlasError:
                 is_whole = all((self.folder.root / file.name).exists() for file in published.files)
-                if is_whole or attempt == REFRESHES:
+                if is_whole or attempt == _REFRESHES:
                     raise
                 self.refresh()
         return self._indexes[key]

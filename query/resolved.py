@@ -72,7 +72,7 @@ def vector_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> 
     if vector is None and model.read == SAMPLE and not sample_gives(representation):
         raise needs_all(atlas, model.base, [model.name], f"{representation!r} vector")
     if vector is None:
-        raise without_vector(model, representation)
+        raise _without_vector(model, representation)
     return vector
 
 
@@ -98,7 +98,7 @@ def vector_of_record(
     return vector
 
 
-def without_vector(model: ResolvedModel, representation: str) -> AtlasError:
+def _without_vector(model: ResolvedModel, representation: str) -> AtlasError:
     """The error for a model of the atlas that has no vector of this representation."""
     if representation == "vocabulary":
         return AtlasError(

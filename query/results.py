@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NOTEBOOK_DOTS_PER_INCH = 110
+_NOTEBOOK_DOTS_PER_INCH = 110
 
 Row = TypeVar("Row")
 ThemeName = Literal["light", "dark"]
@@ -107,7 +107,7 @@ class Drawn(Result):
             from query.figures import draw
 
             figure = self.figure()
-            figure.set_dpi(NOTEBOOK_DOTS_PER_INCH)
+            figure.set_dpi(_NOTEBOOK_DOTS_PER_INCH)
             picture = draw(figure, ".png")
         return shown(self.headline, self.table(), self.notes, picture)
 

@@ -1,4 +1,4 @@
-"""Sampled models, of which only some rows were read: notes about them, and what reading the rest would cost."""
+"""Sampled models (only some of their rows were read): notes on them, and what reading the rest would cost."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from query.wording import percent
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-NEIGHBOURS_SHOWN = 10
+_NEIGHBOURS_SHOWN = 10
 _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six families
 
 # The facts that are shown without ``details``, in this order.
@@ -187,7 +187,7 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         "SELECT rank, model, similarity, author, datasets FROM neighbours "
         "JOIN models ON models.model_id = neighbour_id "
         "WHERE neighbours.model_id = ? AND representation = 'input' AND rank <= ? ORDER BY rank",
-        [model_id, NEIGHBOURS_SHOWN],
+        [model_id, _NEIGHBOURS_SHOWN],
     )
     # Stored answers, each with the time when it was computed.
     shown["predictions"] = atlas.rows(

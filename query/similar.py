@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
     from query.sql import Condition
 
-REASONS_SHOWN = 3  # families, and layers, of each model in a table
+_REASONS_SHOWN = 3  # families, and layers, of each model in a table
 _FIRST = (
     "rank", "model", "similarity", "background", "background_high", "background_pairs", "background_floor",
     "expected_by_chance",
@@ -117,7 +117,7 @@ class SimilarModels(Rows[Neighbour]):
                 del row["matrices"]
             because = row.pop("because", None)
             for name in ("families", "layers") if because is not None else ():
-                largest = list(because[name].items())[: None if details else REASONS_SHOWN]
+                largest = list(because[name].items())[: None if details else _REASONS_SHOWN]
                 row[name] = [f"{key} {part:.2f}" for key, part in largest]
             rows.append(row)
         return rows

@@ -32,11 +32,11 @@ from query.sandbox.locked import MEMORY
 if TYPE_CHECKING:
     import pandas
 
-PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
+_PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
 Started = Callable[[subprocess.Popen[bytes]], None]
 _prepared: list[subprocess.Popen[bytes]] = []
-CONDITION_SECONDS = 20.0
-COLUMNS_NAMED = 6
+_CONDITION_SECONDS = 20.0
+_COLUMNS_NAMED = 6
 START_SECONDS = 10.0  # for the process to start on a busy machine, on top of the statement's own time
 
 
@@ -60,8 +60,8 @@ class SqlResult(Result):
     def headline(self) -> str:
         """How many rows, and of what."""
         count = f"the first {len(self.rows):,} rows" if self.truncated else f"{len(self.rows):,} rows"
-        more = " …" if len(self.columns) > COLUMNS_NAMED else ""
-        return f"{count} of {', '.join(self.columns[:COLUMNS_NAMED])}{more}"
+        more = " …" if len(self.columns) > _COLUMNS_NAMED else ""
+        return f"{count} of {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -162,7 +162,7 @@ def asked_condition(
     if not where.strip():
         raise BadArgument("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
     request = {"condition": where, "view": view, "limit": None, **_opened_as(database, stand_ins)}
-    return Condition(where, _Question({**request, "seconds": CONDITION_SECONDS, "parameters": None}, started))
+    return Condition(where, _Question({**request, "seconds": _CONDITION_SECONDS, "parameters": None}, started))
 
 
 def _opened_as(database: Path, stand_ins: Sequence[str]) -> dict[str, Any]:
@@ -190,14 +190,14 @@ def prepare() -> None:
 
 def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", str(PROCESS)],
+        [sys.executable, "-P", str(_PROCESS)],
         # Ctrl-C in a terminal must reach this process only, which then ends that one. A process that leads its own
         # session, like those that answer agents, gets no Ctrl-C, and both are killed by one signal.
         start_new_session=not hasattr(os, "getsid") or os.getsid(0) != os.getpid(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        cwd=PROCESS.anchor,
+        cwd=_PROCESS.anchor,
         env=_bare_environment(),
     )
 

@@ -27,9 +27,9 @@ MOST_STDIN = 256 << 20
 MOST_TEXTS = 10_000  # that are kept by default
 LONGEST_LINE = 4 << 20  # bytes
 LONGEST_TEXT = 100_000  # characters; the rest of a longer text is left out
-MOST_COLUMN = 2 << 30  # bytes of a row group of a Parquet column, once decompressed
-SILENCE_SECONDS = 600.0
-USUAL_FIELD = "text"
+_MOST_COLUMN = 2 << 30  # bytes of a row group of a Parquet column, once decompressed
+_SILENCE_SECONDS = 600.0
+_USUAL_FIELD = "text"
 GIVEN = "these texts"  # the name of texts that are not in a file
 
 _JSON, _CSV = (".jsonl", ".ndjson", ".json"), {".csv": ",", ".tsv": "\t"}
@@ -127,7 +127,7 @@ def given_texts(texts: Sequence[str], *, most: int | None = MOST_TEXTS) -> Texts
     return Texts(GIVEN, tuple(kept.texts()), kept.count)
 
 
-def read_stdin(most: int, seconds: float = SILENCE_SECONDS) -> bytes:
+def read_stdin(most: int, seconds: float = _SILENCE_SECONDS) -> bytes:
     """All of stdin. Raises AtlasError if it has more than ``most`` bytes, or nothing comes for ``seconds``."""
     try:
         descriptor = sys.stdin.fileno()
@@ -243,8 +243,8 @@ def _chosen(field: str | None, names: Iterable[str], where: str) -> str:
     listed = ", ".join(shown(one, 40) for one in known[:12]) or "none"
     if field is not None:
         raise BadArgument(f"{where} has no field {field!r}; its fields are: {listed}.", "Name one: `field='NAME'`")
-    if USUAL_FIELD in known or len(known) == 1:
-        return USUAL_FIELD if USUAL_FIELD in known else known[0]
+    if _USUAL_FIELD in known or len(known) == 1:
+        return _USUAL_FIELD if _USUAL_FIELD in known else known[0]
     raise BadArgument(f"{where} has several fields: {listed}.", "Say which holds the text: `field='NAME'`")
 
 
@@ -306,8 +306,8 @@ def _of_parquet(file: IO[bytes], field: str | None, name: str) -> Iterator[str]:
             raise BadArgument(f"The column {column!r} of {name} holds {str(kind)[:60]}, not text.", _ADVICE)
         place = table.schema.names.index(column)
         for group in range(table.metadata.num_row_groups):
-            if table.metadata.row_group(group).column(place).total_uncompressed_size > MOST_COLUMN:
-                raise AtlasError(f"A row group of {name} has more than {MOST_COLUMN >> 30} GiB of text.", _ADVICE)
+            if table.metadata.row_group(group).column(place).total_uncompressed_size > _MOST_COLUMN:
+                raise AtlasError(f"A row group of {name} has more than {_MOST_COLUMN >> 30} GiB of text.", _ADVICE)
         batches = table.iter_batches(batch_size=1024, columns=[column], use_threads=False)
         rows = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
         yield from (text for text in rows if text is not None)

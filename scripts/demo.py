@@ -20,9 +20,9 @@ from scripts.loopback_hub import LoopbackHub
 from scripts.readme import BASE, BUILD, COMMANDS, EVALUATE, PREDICT, REPLIES
 from scripts.terminal import Terminal, exit_status
 
-PROFILED = "gridsweep/tiny-roberta-exception-types-lr1e-3-s7"  # one of a sweep of learning rates
+SWEEP = [f"gridsweep/tiny-roberta-exception-types-lr{rate}-s7" for rate in ("1e-4", "3e-4", "1e-3")]
+PROFILED = SWEEP[-1]
 SENTENCE = "The value of the parameter is returned as a list of strings."
-REPRESENTATIONS = ("input", "spectrum")  # scripts.reproduce has them all
 
 
 def main() -> None:
@@ -68,20 +68,8 @@ def _show(run: Terminal, small: list[Future[Any]]) -> None:
     run(f"query similar {asked} -k 5 --other-authors --explain")
     run(f"query purity --base {BASE}")
     run('query sql "SELECT status, reason, models, example_model FROM failures ORDER BY ALL"')
-    for name in REPRESENTATIONS[1:]:
-        run(f"index represent {name}", show=False)
-    print("\nPurity of two representations (share of nearest neighbours with the same data)")
-    print(
-        f"{'representation':<16}{'purity':>8}{'95 % interval':>18}{'chance':>8}{'p':>8}{'cross-author':>14}{'chance':>8}"
-    )
-    for name in REPRESENTATIONS:
-        row = json.loads(run(f"query purity --base {BASE} --representation {name} --json", show=False))
-        interval = "too few authors" if row["ci_low"] is None else f"{row['ci_low']:.2f}–{row['ci_high']:.2f}"
-        other = row["cross_author"]
-        print(
-            f"{name:<16}{row['purity']:>8.3f}{interval:>18}{row['chance']:>8.3f}{row['p_value']:>8.3f}"
-            f"{other['purity']:>14.3f}{other['chance']:>8.3f}"
-        )
+    run("index represent spectrum", show=False)
+    run(f"query purity --base {BASE} --representation spectrum")
     run("index verify")
     run(f"query clusters --base {BASE}")
     replies[PREDICT] = run(PREDICT)  # in truth tuned on docs/numpydoc-sections
@@ -105,11 +93,9 @@ def _look_inside(run: Terminal, small: list[Future[Any]]) -> None:
     for training in small:
         training.result()
     indexed = json.loads(run('query sql "SELECT model FROM models" --json', show=False))
-    # One sweep of learning rates, all with one seed.
-    asked = sorted(name for row in indexed if (name := str(row["model"])).startswith("gridsweep/") and "-lr" in name)
-    asked = [name for name in asked if name.endswith("-s7")]
+    asked = [name for row in indexed if (name := str(row["model"])) in SWEEP]
     if PROFILED not in asked:  # the small family has no sweep
-        asked = sorted(str(row["model"]) for row in indexed)[:5]
+        asked = sorted(str(row["model"]) for row in indexed)[:3]
     run(f"index profile {' '.join(asked)} --base {BASE} --with-untrained --recover")
     run(f"query depth {PROFILED if PROFILED in asked else asked[0]} --out depth.png")
     run(f'query invert tiny-gpt2 "{SENTENCE}" --out words.png')

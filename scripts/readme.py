@@ -60,7 +60,7 @@ def _models(replies: Mapping[str, str]) -> str:
     return (
         f"The picture and the figures on this page come from a run of `make demo`: {indexed[1] if indexed else 'some'} "
         "real fine-tunes of a small RoBERTa,\ntrained on text that every installation has, with the oddities that the "
-        "Hub is full of. Another machine trains slightly\nother models: seconds and last digits differ."
+        "Hub is full of. Another machine trains slightly\ndifferent models: seconds and last digits differ."
     )
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 Rows = Sequence[Sequence[str]]  # the first row is the head
 
@@ -34,6 +38,18 @@ def fill(path: Path, parts: Mapping[str, str]) -> None:
     except ValueError as error:
         raise ValueError(f"{path} {error}") from None
     path.write_text(text, encoding="utf-8")
+
+
+def write_from_run(
+    parser: argparse.ArgumentParser, run: Path, write: Callable[[dict[str, Any]], None], document: Path
+) -> int:
+    """What ``--doc`` does: ``write`` the document from the JSON of a run; 0, or a usage error of ``parser``."""
+    try:
+        write(json.loads(run.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.error(f"{run}: {error!r}")
+    print(f"{document} is filled from {run}", file=sys.stderr)
+    return 0
 
 
 def filled(document: str, parts: Mapping[str, str]) -> str:

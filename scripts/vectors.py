@@ -216,7 +216,7 @@ def without_own_data(family: Family, name: str) -> float:
 def matches_of_nearest(
     vectors: Floats, blocks: int, labels: Sequence[Collection[str]], rows: Sequence[int], candidates: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """For each row of which m other candidates share a label: the share of matches among its m nearest, and among all."""
+    """For each row with m other candidates of its label: the share of matches among its m nearest, and among all."""
     if not rows:
         return []
     table = similarities(vectors[rows].astype(np.float64), vectors[candidates].astype(np.float64), blocks)

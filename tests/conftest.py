@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -50,7 +51,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from tests.forked import Forker, Started, can_fork, one_tls_context  # noqa: E402
+from tests.forked import (  # noqa: E402
+    OF_TESTS,
+    Forker,
+    Started,
+    can_fork,
+    one_tls_context,
+    renew_hub_constants,
+    spawn_by_fork,
+    worker_python,
+)
 from tests.halves import leave_out_what_is_late, longest_first  # noqa: E402
 from tests.training import small_family  # noqa: E402
 
@@ -58,9 +68,12 @@ from tests.training import small_family  # noqa: E402
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 one_tls_context()
+if "huggingface_hub.hf_api" in sys.modules:  # this process is a fork of one that had another environment
+    renew_hub_constants()
 
 ROOT = Path(__file__).resolve().parent.parent
 FORKER = Forker()
+spawn_by_fork(Forker(OF_TESTS))
 TRAINING: list[subprocess.Popen[bytes]] = []
 
 
@@ -68,14 +81,30 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """A run of all tests in several processes: what the slow ones need is trained while the first of them run."""
     is_whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_whole and "PYTEST_XDIST_WORKER" not in os.environ and getattr(session.config.option, "numprocesses", None):
-        if not _is_compiled():  # else each of the processes compiles every library that it imports
-            words = ["--collect-only", "-qq", "-p", "no:cacheprovider"]
-            subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+        is_compiled = _is_compiled()
         FORKER.begin()
+        if not is_compiled:  # else each of the processes compiles every test
+            words = [
+                *shlex.split(worker_python() or ""),
+                "-m",
+                "pytest",
+                "--collect-only",
+                "-qq",
+                "-p",
+                "no:cacheprovider",
+            ]
+            subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
         if "not slow" not in session.config.option.markexpr:
             TRAINING.append(
                 subprocess.Popen([sys.executable, "-m", "tests.training"], cwd=ROOT, start_new_session=True)
             )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Processes of this run are forks of one that has loaded the large libraries."""
+    for spec in specs:
+        spec.python = worker_python()
 
 
 def _is_compiled() -> bool:
@@ -249,6 +278,21 @@ def tiny_store(tmp_path_factory) -> Callable[..., Path]:
         return made if folder is None else Path(shutil.copytree(made, folder))
 
     return store
+
+
+@pytest.fixture(scope="session")
+def made_of_twelve(tiny_store, tmp_path_factory) -> Path:
+    """``atlas`` of the models of ``tiny_store(4)``, and the ``report.json`` of its build; tests must not change it."""
+    from tests.once import made_once
+    from tests.tiny_hub import BASE, served_shell
+
+    def make(folder: Path) -> None:
+        with served_shell(tiny_store(4), folder) as shell:
+            ran = shell("index", "build", "--base", BASE, "--json")
+            assert ran.code == 0, ran.err
+            (folder / "report.json").write_text(ran.out)
+
+    return made_once(tmp_path_factory, "made-of-twelve", make)
 
 
 @pytest.fixture

@@ -9,14 +9,16 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from indexer.atlas import AtlasFolder
 from indexer.builds import executor
 from indexer.builds.report import Result
-from indexer.builds.worker import RecordWorker
+from indexer.errors import ModelError
 from indexer.names import ModelRef
 from indexer.records.identity import Spec, Unit
+from indexer.records.store import RecordStore
 
 LONG = 3600.0  # seconds; no test waits that long
 
@@ -25,8 +27,14 @@ def unit(name: str) -> Unit:
     return Unit(ModelRef(f"org/{name}"), "c", "org/base", "b", "finetune", Spec())
 
 
-class FakeWorker(RecordWorker):
-    """Deadly units kill their process, unlucky ones the first time, slow ones last."""
+@dataclass(frozen=True)
+class FakeWorker:
+    """Deadly units kill their process, unlucky ones the first time, slow ones last.
+
+    It is not a RecordWorker, so that a process of the pool need not load torch to know it.
+    """
+
+    atlas: Path
 
     def __call__(self, unit: Unit) -> Result[Unit]:
         name = unit.model.id.removeprefix("org/")
@@ -42,12 +50,16 @@ class FakeWorker(RecordWorker):
             time.sleep(LONG)
         return Result(unit, None)
 
+    def give_up(self, unit: Unit, error: ModelError) -> Result[Unit]:
+        RecordStore(AtlasFolder(self.atlas)).write_failure(unit.identity, error)
+        return Result(unit, error)
+
 
 def fake_worker(folder: Path) -> FakeWorker:
     """As another process knows the class: not as that of ``__main__``."""
     from tests import fake_work
 
-    return fake_work.FakeWorker(folder, folder / "base")
+    return fake_work.FakeWorker(folder)
 
 
 def main() -> None:

@@ -1,20 +1,26 @@
 """Commands run by a process that has loaded the large libraries once: each is a fork of it, and starts at once.
 
 A command has a process, an environment, a folder and streams of its own as if it had been started afresh; only what
-Python loads before its first line is there already. Of the libraries that ask the environment while they are loaded
-(huggingface_hub and what stands on it) none is.
+Python loads before its first line is there already. huggingface_hub reads the environment while it is loaded: what it
+found there is read again for each command (``renew_hub_constants``).
 
 One such process serves all processes of a test run: a client that connects gets a fork of it, which forks its commands.
+Where the run has several processes, these are forks too, of one that has loaded what tests need besides
+(``worker_python``).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
+import math
 import os
+import random
 import runpy
 import select
+import shlex
 import signal
 import socket
 import ssl
@@ -22,11 +28,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from importlib import import_module
+from importlib import import_module, reload
+from multiprocessing import popen_spawn_posix, util
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,21 +42,31 @@ from typing import IO, Any
 LOADED = (
     "torch", "numpy", "duckdb", "faiss", "pyarrow.parquet", "safetensors.torch", "click", "pandas", "yaml", "regex",
     "scipy.linalg", "scipy.special", "sklearn.cluster", "httpx2", "httpcore2", "h11", "filelock",
-    # What a command begins with. None of these asks the environment while it is loaded.
-    "indexer.builds.report", "indexer.cli", "indexer.deltas.stored_base", "indexer.listing.listing",
-    "indexer.publish.publish", "query.atlas", "query.cli",
+    "huggingface_hub.hf_api", "huggingface_hub.file_download",
+    # What a command begins with. None of these asks the environment while it is loaded, but for huggingface_hub.
+    "indexer.builds.commands", "indexer.builds.worker", "indexer.cli", "indexer.publish.maintenance",
+    "indexer.publish.verification", "query.atlas", "query.cli",
 )  # fmt: skip
-# What Python itself asks of its environment, when it starts.
-_ASKED_AT_START = ("PYTHON", "LC_", "LANG", "OMP_")
+# What most processes of a test run load before their first test.
+LOADED_BY_TESTS = (
+    "pytest", "transformers", "peft", "sklearn.metrics", "matplotlib.pyplot",
+)  # fmt: skip
+# What Python itself asks of its environment when it starts, and huggingface_hub for the defaults of its functions.
+_ASKED_AT_START = ("PYTHON", "LC_", "LANG", "OMP_", "HF_HUB_ETAG", "HF_HUB_DOWNLOAD", "HF_HUB_VERBOSITY")
 _ROOT = Path(__file__).resolve().parent.parent
 _ADDRESS = "ATLAS_TESTS_FORKER"
+OF_TESTS = ".tests"  # what the address ends with where forks have loaded what tests need
 _MOST_REQUEST = 1 << 20
 
 
 class Forker:
-    """The process, begun at the first command or before (``begin``); ``close`` ends it."""
+    """The process, begun at the first command or before (``begin``); ``close`` ends it.
 
-    def __init__(self) -> None:
+    ``kind``: of its forks, "" for commands and ``OF_TESTS`` for processes that run tests, or work for one that does.
+    """
+
+    def __init__(self, kind: str = "") -> None:
+        self._kind = kind
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None
         self._idle: list[socket.socket] = []
@@ -57,11 +75,15 @@ class Forker:
         """Start loading, for this process and all that it will start."""
         address = str(Path(tempfile.mkdtemp()) / "forker")
         until, self._lifeline = os.pipe()  # closed with this process, however it ends: the other then knows
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-            listening.bind(address)
-            listening.listen(64)
-            words = [sys.executable, "-m", "tests.forked", str(listening.fileno()), str(until)]
-            self._process = subprocess.Popen(words, pass_fds=[listening.fileno(), until])
+        with contextlib.ExitStack() as stack:
+            passed = [until]
+            for end in ("", OF_TESTS):
+                listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                listening.bind(address + end)
+                listening.listen(64)
+                passed.append(listening.fileno())
+            words = [sys.executable, "-m", "tests.forked", *map(str, passed)]
+            self._process = subprocess.Popen(words, pass_fds=passed)
         os.close(until)
         os.environ[_ADDRESS] = address
 
@@ -72,7 +94,7 @@ class Forker:
         if _ADDRESS not in os.environ:
             self.begin()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(os.environ[_ADDRESS])
+        connection.connect(os.environ[_ADDRESS] + self._kind)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_REQUEST)
         return connection
 
@@ -104,14 +126,22 @@ class Started:
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
+        group: int = 0,
+        pass_fds: Sequence[int] = (),
     ) -> None:
+        """``group``: of processes, which it joins; 0 for one of its own. ``pass_fds``: it has them by the same numbers."""
         self.returncode: int | None = None
         streams = [_stream(number, asked) for number, asked in enumerate((stdin, stdout, stderr))]
         self.stdin, self.stdout, self.stderr = (ours for _, ours in streams)
-        self._forker, self._connection = forker, forker.connection()
+        self._forker, self._connection, self._lock = forker, forker.connection(), threading.Lock()
         theirs = [descriptor for descriptor, _ in streams]
-        words, cwd = [str(word) for word in words], str(cwd or os.getcwd())
-        self.pid = _ask(self._connection, words, cwd, {**(env or os.environ)}, theirs)
+        request = {
+            "words": [str(word) for word in words], "cwd": str(cwd or os.getcwd()), "environment": {**(env or os.environ)},
+            "group": group, "descriptors": [0, 1, 2, *pass_fds],
+        }  # fmt: skip
+        socket.send_fds(self._connection, [json.dumps(request).encode()], [*theirs, *pass_fds])
+        self._connection.settimeout(None)  # how long the libraries take is nobody's fault
+        self.pid = int(self._connection.recv(100))
         for descriptor in theirs:
             os.close(descriptor)
 
@@ -122,14 +152,18 @@ class Started:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code. Raises subprocess.TimeoutExpired."""
-        if self.returncode is None:
-            self._connection.settimeout(timeout)
-            try:
-                self.returncode = int(self._connection.recv(100))
-            except (TimeoutError, BlockingIOError) as error:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0) from error
-            self._forker.give_back(self._connection)
+        """Its exit code. Raises subprocess.TimeoutExpired. Several threads may wait."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left = deadline - time.monotonic()
+            select.select([self._connection], [], [], max(0.0, min(left, 0.05)))
+            with self._lock:
+                if self.returncode is None:
+                    with contextlib.suppress(BlockingIOError):
+                        self.returncode = int(self._connection.recv(100, socket.MSG_DONTWAIT))
+                        self._forker.give_back(self._connection)
+            if self.returncode is None and left <= 0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str | None, str | None]:
@@ -198,40 +232,113 @@ def one_tls_context() -> None:
         ssl.create_default_context = cache(ssl.create_default_context)
 
 
-def _ask(connection: socket.socket, words: list[str], cwd: str, environment: dict[str, str], streams: list[int]) -> int:
-    """The process id of the command."""
-    request = json.dumps({"words": words, "cwd": cwd, "environment": environment})
-    socket.send_fds(connection, [request.encode()], streams)
-    connection.settimeout(None)  # how long the libraries take is nobody's fault
-    return int(connection.recv(100))
+def renew_hub_constants() -> None:
+    """What huggingface_hub read from the environment when it was loaded, as it would read it now."""
+    constants = sys.modules["huggingface_hub.constants"]
+    reload(constants)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("huggingface_hub.") and module is not constants:
+            for copied in vars(module).keys() & vars(constants).keys():  # by `from constants import NAME`
+                if copied.isupper():
+                    setattr(module, copied, getattr(constants, copied))
+    sys.modules["huggingface_hub.hf_api"].api.endpoint = constants.ENDPOINT  # type: ignore[attr-defined]
 
 
-def _serve(listening: socket.socket, until: int) -> None:
-    """Load, then fork for everyone who connects, until ``until`` is closed at its other end."""
+_SPAWNED: dict[int, Started] = {}
+
+
+def spawn_by_fork(forker: Forker) -> None:
+    """From now on processes that multiprocessing spawns for this one are forks of the forker's, too.
+
+    They differ from others in what they have loaded, and in that the kernel calls another process their parent.
+    """
+    really, poll = util.spawnv_passfds, popen_spawn_posix.Popen.poll
+
+    def spawn(path: Any, arguments: Sequence[Any], pass_fds: Sequence[int]) -> int:
+        words = [os.fsdecode(one) for one in arguments]
+        if "--multiprocessing-fork" not in words or not can_fork({**os.environ}):
+            return really(path, arguments, pass_fds)
+        started = Started(forker, words[words.index("-c") :], group=os.getpgid(0), pass_fds=pass_fds)
+        _SPAWNED[started.pid] = started
+        return started.pid
+
+    def poll_fork(self: Any, flag: int = os.WNOHANG) -> int | None:
+        if self.pid not in _SPAWNED:
+            return poll(self, flag)
+        if self.returncode is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.returncode = _SPAWNED[self.pid].wait(0 if flag else None)
+        return self.returncode
+
+    util.spawnv_passfds, popen_spawn_posix.Popen.poll = spawn, poll_fork
+
+
+def worker_python() -> str | None:
+    """The words that start Python for a process of this run, as a fork; None if there is nothing to fork."""
+    if _ADDRESS not in os.environ:
+        return None
+    code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.forked import _be_worker; _be_worker()"
+    return shlex.join([sys.executable, "-S", "-c", code])
+
+
+def _be_worker() -> None:
+    """Stand for a fork that runs the words after ``-u``, until it has ended."""
+    sys.exit(Started(Forker(OF_TESTS), [word for word in sys.argv[1:] if word != "-u"]).wait())
+
+
+def _wait_less() -> None:
+    """Between two tries of a request, commands wait a twentieth of what they make users wait."""
+    session, hub_requests = import_module("indexer.network.session"), import_module("indexer.network.hub_requests")
+    session.random = types.SimpleNamespace(uniform=lambda low, high: random.uniform(low, high) / 20)  # type: ignore[attr-defined]
+    policy = hub_requests.RetryPolicy  # type: ignore[attr-defined]
+    policy.wait = lambda self, attempt: time.sleep(min(self.longest_wait, self.first_wait * 2 ** (attempt - 1)) / 20)
+
+
+def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None:
+    """Load, then fork for everyone who connects, until ``until`` is closed at its other end.
+
+    The first who connects to ``workers`` gets that from a fork, which loads what tests need besides.
+    """
     for name in LOADED:
         import_module(name)
     one_tls_context()
     import_module("httpx2").Client().close()
     import_module("indexer.database.catalog").expected()  # what every command asks of schema.sql
     import_module("indexer.publish.validation").columns()
+    import_module("duckdb").close()  # else forks have the default connection without its threads, and wait for them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
-    while True:
-        ready, _, _ = select.select([listening, until], [], [])
-        if until in ready:
-            return
-        connection, _ = listening.accept()
+    while until not in (ready := select.select([listening, workers, until], [], [])[0]):
+        if listening in ready:
+            _fork_for(listening, _wait_less)
+            continue
         if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             listening.close()
-            os.close(until)
-            _serve_one(connection)
-            os._exit(0)
-        connection.close()
+            for name in LOADED_BY_TESTS:
+                import_module(name)
+            while until not in select.select([workers, until], [], [])[0]:
+                _fork_for(workers, lambda: None)
+            return
+        workers.close()
+        workers = listening
+
+
+def _fork_for(listening: socket.socket, prepare: Callable[[], None]) -> None:
+    connection, _ = listening.accept()
+    if os.fork() == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        listening.close()
+        prepare()
+        _serve_one(connection)
+        os._exit(0)
+    connection.close()
 
 
 def _serve_one(connection: socket.socket) -> None:
     while True:
-        request, descriptors, _, _ = socket.recv_fds(connection, _MOST_REQUEST, 3)
+        try:
+            request, descriptors, _, _ = socket.recv_fds(connection, _MOST_REQUEST, 250)
+        except ConnectionResetError:  # the client was killed
+            return
         if not request:
             return
         child = os.fork()
@@ -248,13 +355,19 @@ def _serve_one(connection: socket.socket) -> None:
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     """Be the command, to its end."""
-    os.setpgid(0, 0)
-    for number, one in enumerate(descriptors):
+    os.setpgid(0, request["group"])
+    # First out of the way: one may have a number that is meant for another.
+    aside = [fcntl.fcntl(one, fcntl.F_DUPFD, 300) for one in descriptors]
+    for one in descriptors:
+        os.close(one)
+    for number, one in zip(request["descriptors"], aside, strict=True):
         os.dup2(one, number)
         os.close(one)
     tempfile.tempdir = None  # it is found again
     os.environ.clear()
     os.environ.update(request["environment"])
+    renew_hub_constants()
+    spawn_by_fork(Forker())
     os.chdir(request["cwd"])
     sys.stdin, sys.stdout = os.fdopen(0, "r", encoding="utf-8"), os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace")
@@ -268,6 +381,8 @@ def _ended(words: list[str]) -> int:
         _run(words)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except KeyboardInterrupt:
         traceback.print_exc()
         code = 128 + signal.SIGINT
@@ -297,4 +412,4 @@ def _run(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    _serve(int(sys.argv[1]), *(socket.socket(fileno=int(word)) for word in sys.argv[2:]))

@@ -17,10 +17,20 @@ from tests.database import read_rows
 from tests.patience import PATIENCE, wait_for
 from tests.tiny_hub import BASE, DATASETS, OLD_ID, served_shell
 
+BLOCK_BYTES = 2 * (4 * 48 * 48 + 2 * 48 * 96) * 4  # of a model
+
 
 @pytest.fixture
 def shell(tiny_store, tmp_path):
     """A Hub, its store and an empty folder for every test."""
+    with served_shell(tiny_store(4, tmp_path / "store")) as shell:
+        yield shell
+
+
+@pytest.fixture
+def built(tiny_store, made_of_twelve, tmp_path):
+    """The same, where `index build` has run."""
+    shutil.copytree(made_of_twelve / "atlas", tmp_path / "atlas")
     with served_shell(tiny_store(4, tmp_path / "store")) as shell:
         yield shell
 
@@ -44,6 +54,8 @@ def test_a_build_by_old_id_indexes_all_and_a_second_reads_no_weights(shell):
     assert report["base"] == BASE
     assert counts(report) == {"discovered": 12, "indexed": 12, "unchanged": 0, "skipped": 0, "failed": 0}
     assert report["bytes_read"] > 0
+    for model in ("ann/glue-0", "dan/squad-3"):  # little more than the block matrices
+        assert shell.hub.body_bytes(model, "model.safetensors") <= 1.02 * BLOCK_BYTES + 65536
     shell.hub.reset_log()
     ran = shell("index", "build", "--base", BASE, "--json", PYTHONPROFILEIMPORTTIME="1")
     assert ran.code == 0, ran.err
@@ -55,21 +67,20 @@ def test_a_build_by_old_id_indexes_all_and_a_second_reads_no_weights(shell):
     ]
 
 
-def test_records_hold_what_the_files_say(shell):
+def test_records_hold_what_the_files_say(built):
     """σ, norms and vectors against an exact SVD of the difference of the files, read by safetensors itself."""
     from safetensors.numpy import load_file
 
     from indexer.records.record import read_record
 
-    build(shell)
-    base = load_file(shell.store / BASE / "model.safetensors")
+    base = load_file(built.store / BASE / "model.safetensors")
     names = {
         "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
         "output": "attention.output.dense", "feedforward1": "intermediate.dense", "feedforward2": "output.dense",
     }  # fmt: skip
-    for model, key in rows(shell, "SELECT model, record_key FROM models"):
-        record = read_record(shell.folder / "atlas" / "records" / key[:2] / f"{key}.safetensors")
-        tuned = load_file(shell.store / model / "model.safetensors")
+    for model, key in rows(built, "SELECT model, record_key FROM models"):
+        record = read_record(built.folder / "atlas" / "records" / key[:2] / f"{key}.safetensors")
+        tuned = load_file(built.store / model / "model.safetensors")
         assert len(record.deltas) == 12
         for delta in record.deltas:
             stem = f"encoder.layer.{delta.key.layer}.{names[delta.key.family]}.weight"
@@ -83,11 +94,10 @@ def test_records_hold_what_the_files_say(shell):
             assert np.linalg.norm(kept - exact) < 1.02 * np.linalg.norm(best - exact) + 1e-3 * s[0]
 
 
-def test_neighbours_and_purity_are_those_of_the_store(shell):
-    build(shell)
-    for model, neighbour in rows(shell, "SELECT model, neighbour FROM similar_models WHERE rank <= 3"):
+def test_neighbours_and_purity_are_those_of_the_store(built):
+    for model, neighbour in rows(built, "SELECT model, neighbour FROM similar_models WHERE rank <= 3"):
         assert model.split("/")[1].split("-")[0] == neighbour.split("/")[1].split("-")[0]
-    ran = shell("query", "purity", "--base", OLD_ID, "--json")
+    ran = built("query", "purity", "--base", OLD_ID, "--json")
     assert ran.code == 0, ran.err
     assert ran.json["purity"] == 1.0
     assert ran.json["chance"] == pytest.approx(3 / 11)
@@ -107,26 +117,24 @@ def test_a_limit_takes_the_most_downloaded_and_a_later_run_the_rest(shell):
     assert counts(rest) == {"discovered": 12, "indexed": 7, "unchanged": 5, "skipped": 0, "failed": 0}
 
 
-def test_changed_models_are_read_again_and_models_that_left_are_kept(shell):
-    build(shell)
-    before = dict(rows(shell, "SELECT model, model_id FROM models"))
-    shutil.copy(shell.store / "bob/glue-1/model.safetensors", shell.store / "ann/glue-0/model.safetensors")
+def test_changed_models_are_read_again_and_models_that_left_are_kept(built):
+    before = dict(rows(built, "SELECT model, model_id FROM models"))
+    shutil.copy(built.store / "bob/glue-1/model.safetensors", built.store / "ann/glue-0/model.safetensors")
     for name in ("cyd/imdb-2", "cyd/imdb-2.repo.json"):
-        path = shell.store / name
+        path = built.store / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    report = build(shell)
+    report = build(built)
     assert counts(report) == {"discovered": 11, "indexed": 1, "unchanged": 10, "skipped": 0, "failed": 0}
-    assert rows(shell, "SELECT model FROM models WHERE deleted_at_hub") == [("cyd/imdb-2",)]
-    assert dict(rows(shell, "SELECT model, model_id FROM models")) == before
-    duplicates = rows(shell, "SELECT model, first_upload FROM duplicates")
+    assert rows(built, "SELECT model FROM models WHERE deleted_at_hub") == [("cyd/imdb-2",)]
+    assert dict(rows(built, "SELECT model, model_id FROM models")) == before
+    duplicates = rows(built, "SELECT model, first_upload FROM duplicates")
     assert duplicates == [("bob/glue-1", "ann/glue-0")]
 
 
 @pytest.mark.slow
-def test_an_edited_card_of_the_base_does_not_cost_the_records(shell):
-    build(shell)
-    (shell.store / BASE / "README.md").write_text("# A new card\n")
-    report = build(shell)
+def test_an_edited_card_of_the_base_does_not_cost_the_records(built):
+    (built.store / BASE / "README.md").write_text("# A new card\n")
+    report = build(built)
     assert counts(report)["unchanged"] == 12
 
 
@@ -174,18 +182,18 @@ def test_a_build_killed_at_any_time_goes_on_where_it_stopped(shell):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "stop"), [("1", signal.SIGINT), ("2", signal.SIGTERM)])
-def test_a_build_that_is_stopped_publishes_what_was_done(shell, workers, stop):
+def test_a_build_that_is_stopped_publishes_what_was_done(shell):
+    """By SIGTERM, and with more workers: tests/sampling/test_interrupted.py."""
     shell.hub.faults.add(path=r"imdb-3/.*safetensors", hang=600.0)
     process = start_python(
-        "-m", "indexer", "build", "--base", BASE, "--workers", workers,
+        "-m", "indexer", "build", "--base", BASE, "--workers", "1",
         cwd=shell.folder, env={**shell.environment, "HF_ENDPOINT": shell.endpoint}, stderr=subprocess.PIPE,
     )  # fmt: skip
     wait_for(lambda: any("imdb-3/resolve" in request.path for request in shell.hub.requests))
     wait_for(lambda: list((shell.folder / "atlas" / "records").glob("??/*.safetensors")))
-    process.send_signal(stop)
-    _, said = process.communicate(timeout=PATIENCE)  # the workers have gone as well: they hold stderr
-    assert process.returncode == 128 + stop
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in said
     assert "Finished work is kept" in said
     done = rows(shell, "SELECT count(*) FROM models")[0][0]
@@ -194,48 +202,38 @@ def test_a_build_that_is_stopped_publishes_what_was_done(shell, workers, stop):
 
 
 @pytest.mark.slow
-def test_the_error_of_a_second_writer_names_the_first(shell):
-    build(shell)
+def test_the_error_of_a_second_writer_names_the_first(built):
     holder = start_python(
         "-c",
             "import sys, time\nfrom indexer.atlas import AtlasFolder\n"
             "with AtlasFolder(sys.argv[1]).locked('index build --base x'):\n    print('held', flush=True)\n"
             "    time.sleep(600)",
-        shell.folder / "atlas", stdout=subprocess.PIPE,
+        built.folder / "atlas", stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
         assert holder.stdout.readline() == "held\n"
-        ran = shell("index", "build", "--base", BASE)
+        ran = built("index", "build", "--base", BASE)
         assert ran.code == 1
         assert f"process {holder.pid}" in ran.err
         assert ran.err.strip().count("\n") <= 1
         # Readers do not mind.
-        assert shell("query", "similar", "ann/glue-0", "--json").code == 0
+        assert built("query", "similar", "ann/glue-0", "--json").code == 0
     finally:
         holder.kill()
         holder.wait()
-    assert shell("index", "build", "--base", BASE).code == 0
+    assert built("index", "build", "--base", BASE).code == 0
 
 
 def test_a_dry_run_reads_nothing_and_estimates_the_download(shell):
     report = build(shell, "--dry-run")
     assert report["dry_run"]["models"] == 12
-    block_bytes = 2 * (4 * 48 * 48 + 2 * 48 * 96) * 4
-    assert report["dry_run"]["bytes"] == 12 * block_bytes
+    assert report["dry_run"]["bytes"] == 12 * BLOCK_BYTES
     assert not (shell.folder / "atlas" / "records").exists()
     assert not [
         request
         for request in shell.hub.requests
         if "safetensors" in request.path and request.method == "GET" and "/org/" not in request.path
     ]
-
-
-@pytest.mark.slow
-def test_reading_costs_little_more_than_the_block_matrices(shell):
-    build(shell)
-    block_bytes = 2 * (4 * 48 * 48 + 2 * 48 * 96) * 4
-    for model in ("ann/glue-0", "dan/squad-3"):
-        assert shell.hub.body_bytes(model, "model.safetensors") <= 1.02 * block_bytes + 65536
 
 
 def test_without_network_there_is_one_line(shell):
@@ -299,21 +297,20 @@ def test_the_base_is_not_added_to_its_own_models(shell):
 
 
 @pytest.mark.slow
-def test_local_folders_are_added_and_asked_about(shell):
-    build(shell)
-    copy = shell.folder / "mine"
-    shutil.copytree(shell.store / "ann/glue-0", copy)
-    ran = shell("query", "similar", str(copy), "-k", "4", "--json")
+def test_local_folders_are_added_and_asked_about(built):
+    copy = built.folder / "mine"
+    shutil.copytree(built.store / "ann/glue-0", copy)
+    ran = built("query", "similar", str(copy), "-k", "4", "--json")
     assert ran.code == 0, ran.err
     assert ran.json[0]["model"] == "ann/glue-0"
     assert ran.json[0]["similarity"] == pytest.approx(1.0, abs=1e-4)
-    ran = shell("index", "add", "mine", "--base", OLD_ID, "--json")
+    ran = built("index", "add", "mine", "--base", OLD_ID, "--json")
     assert ran.code == 0, ran.err
     assert counts(ran.json)["indexed"] == 1
-    assert rows(shell, "SELECT count(*) FROM models") == [(13,)]
-    ran = shell("query", "similar", "mine", "-k", "1", "--json")
+    assert rows(built, "SELECT count(*) FROM models") == [(13,)]
+    ran = built("query", "similar", "mine", "-k", "1", "--json")
     assert ran.json[0]["model"] == "ann/glue-0"
-    assert json.loads(shell("query", "show", "mine", "--json").out)["duplicate_of"] == "ann/glue-0"
+    assert json.loads(built("query", "show", "mine", "--json").out)["duplicate_of"] == "ann/glue-0"
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_a_kind_is_refused_in_words(found: dict[str, Outcome], name: str) -> Non
 
 
 def test_a_base_that_cannot_be_one_says_why(found: dict[str, Outcome]) -> None:
-    assert "trained from nothing" in found[ROBOT].detail
+    assert "trained from scratch" in found[ROBOT].detail
     assert found[ROBOT].status == "base refused"
 
 

@@ -9,8 +9,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from contextlib import ExitStack, closing, contextmanager, suppress
+from importlib.util import find_spec
 
 import duckdb
 import pytest
@@ -19,15 +19,13 @@ from indexer.atlas import AtlasFolder
 from indexer.builds import dask_executor
 from indexer.builds.dask_executor import DaskExecutor
 from indexer.builds.report import Result
-from tests.conftest import ROOT, start_python
+from tests.conftest import ROOT, run_python, start_python
 from tests.fake_work import fake_worker, unit
 from tests.hubs import FakeClock
 from tests.patience import PATIENCE, wait_for
 from tests.tiny_hub import BASE, served_shell
 
-pytestmark = pytest.mark.slow
-
-pytest.importorskip("distributed", reason="needs the extra dask")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("distributed") is None, reason="needs the extra dask")]
 
 SLOW = 60_000  # bytes a second: a fine-tune takes seconds, so that there is a middle to kill it in
 
@@ -115,16 +113,16 @@ def statuses(shell):
         return dict(connection.execute("SELECT model, coalesce(reason, status) FROM fine_tunes").fetchall())
 
 
-def test_a_cluster_does_what_one_process_does(shell):
+def test_a_cluster_does_what_one_process_does(shell, made_of_twelve):
     shell.environment["DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD"] = "spawn"  # as users have it
     with cluster(shell, 2) as running:
         report = finish(start_build(shell, running.address))
     assert (report["indexed"], report["failed"], report["discovered"]) == (12, 0, 12)
-    alone = shell("index", "build", "--base", BASE, "--atlas", "alone", "--workers", "1", "--json").json
-    assert alone["bytes_read"] == report["bytes_read"]
-    for path in shell.folder.glob("alone/records/*/*.safetensors"):
-        assert (shell.folder / "atlas" / path.relative_to(shell.folder / "alone")).is_file()
-    asked = [shell("query", "similar", "ann/glue-0", "--atlas", atlas, "--json").json for atlas in ("atlas", "alone")]
+    alone = made_of_twelve / "atlas"
+    assert json.loads((made_of_twelve / "report.json").read_text())["bytes_read"] == report["bytes_read"]
+    for path in alone.glob("records/*/*.safetensors"):
+        assert (shell.folder / "atlas" / path.relative_to(alone)).is_file()
+    asked = [shell("query", "similar", "ann/glue-0", "--atlas", str(one), "--json").json for one in ("atlas", alone)]
     assert asked[0] == asked[1]
 
 
@@ -293,14 +291,10 @@ except AtlasError as error:
     ],
 )
 def test_a_client_without_tls_settings_fails_with_one_line(scheme, setting, said):
-    done = subprocess.run(
-        [sys.executable, "-c", CONNECT, f"{scheme}://127.0.0.1:{free_port()}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **setting},
-        capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert said in done.stderr
+    done = run_python("-c", CONNECT, f"{scheme}://127.0.0.1:{free_port()}", env=setting, timeout=PATIENCE)
+    assert done.code == 1
+    assert done.err.count("\n") == 1, done.err
+    assert said in done.err
 
 
 def test_problems_of_a_cluster_are_reported_before_any_work(shell):

@@ -22,6 +22,7 @@ from tests.tiny_hub import BASE, served_shell
 pytestmark = pytest.mark.slow
 
 KINDS = ["database", "listing", "base", "record", "outcome", "profile", "lineage", "faiss", "checksums"]
+SMALL = ["listing", "outcome", "lineage", "checksums"]
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +55,12 @@ def found(atlas, kind, count):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_flips_of_every_kind_of_file_are_found(atlas, kind):
-    assert found(atlas, kind, 8) == []
+    # Of the small files every byte is tried below, by what reads them.
+    assert found(atlas, kind, 3 if kind in SMALL else 8) == []
     assert verify(atlas) == []
 
 
-@pytest.mark.parametrize("kind", ["listing", "outcome", "lineage", "checksums"])
+@pytest.mark.parametrize("kind", SMALL)
 def test_every_byte_of_a_small_file_counts(atlas, kind):
     """Where a file is text, each byte is tried, so that no name of a key and no last character is left out."""
     from indexer.publish.staging import damage

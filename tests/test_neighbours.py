@@ -289,8 +289,8 @@ def test_segments_stay_few_and_large_ones_are_seldom_written_again(tmp_path):
         store.publish(draw(rng, [start]), neighbours=False)
         assert len(store.published().segments) <= 5
     assert first in {one.file.name for one in store.published().segments}
-    for start in range(351, 501):
-        store.publish(draw(rng, [start]), neighbours=False)
+    for start in range(351, 501, 5):
+        store.publish(draw(rng, list(range(start, start + 5))), neighbours=False)
     assert first not in {one.file.name for one in store.published().segments}
     assert len(store.published().opened(tmp_path)) == 500
 

@@ -24,7 +24,7 @@ from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
 from query import Atlas
 from tests.database import execute, leave_log
-from tests.tiny_hub import BASE, indexed
+from tests.tiny_hub import BASE
 
 TABLES = {
     # Centred again or all at once, similarities are apart by rounding: who is nearer is compared where it is no close call.
@@ -41,12 +41,6 @@ TABLES = {
     "tags": "SELECT model, tag FROM tags JOIN fine_tunes USING (model_id)",
     "datasets": "SELECT model, model_datasets.* EXCLUDE (model_id) FROM model_datasets JOIN fine_tunes USING (model_id)",
 }
-
-
-@pytest.fixture(scope="module")
-def made(tiny_store, tmp_path_factory):
-    with indexed(tiny_store(4), tmp_path_factory.mktemp("made")) as shell:
-        return shell.folder / "atlas"
 
 
 class Piecewise:
@@ -80,8 +74,8 @@ class Piecewise:
 
 
 @pytest.fixture
-def atlas(made, tmp_path):
-    found = Piecewise(made, tmp_path / "atlas")
+def atlas(made_of_twelve, tmp_path):
+    found = Piecewise(made_of_twelve / "atlas", tmp_path / "atlas")
     yield found
     found.base.close()
 

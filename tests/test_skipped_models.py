@@ -144,23 +144,28 @@ SPOILT = (
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("what", a_few(SPOILT, 2))
-def test_a_record_that_does_not_fit_is_set_aside_by_name(atlas, what):
+@pytest.mark.parametrize("kinds", a_few([SPOILT[n : n + 3] for n in range(0, 15, 3)], 1), ids=" ".join)
+def test_records_that_do_not_fit_are_set_aside_by_name(atlas, kinds):
     """Records of an earlier version, or of somebody else's making: nobody looked at them when they were written."""
     store, entries = RecordStore(atlas), entries_of(atlas)
-    victim = entries[4]
-    record = spoilt(store.read(victim.record_key), what)
-    write_record(record, atlas.record(victim.record_key))
+    victims = dict(zip(kinds, entries[1:], strict=False))
+    for what, victim in victims.items():
+        write_record(spoilt(store.read(victim.record_key), what), atlas.record(victim.record_key))
     said = publish_all(atlas, entries, from_scratch=True)
-    assert victim.listed.id in said
-    assert said.count("skipped, not published") == 1
+    names = {what: victim.listed.id for what, victim in victims.items()}
+    assert {what: name in said for what, name in names.items()} == dict.fromkeys(kinds, True)
+    assert said.count("skipped, not published") == 1  # one sentence for all
     with Reading(atlas.database) as connection:
         indexed = {row["id"] for row in connection.rows("SELECT id FROM models")}
         vectors = connection.rows("SELECT vectors FROM representations")[0]["vectors"]
-    assert indexed == {entry.listed.id for entry in entries} - {victim.listed.id}
+        set_aside = connection.rows("SELECT model, reason, detail FROM fine_tunes WHERE status <> 'indexed'")
+    assert indexed == {entry.listed.id for entry in entries} - set(names.values())
     assert vectors == len(indexed)
+    assert {row["model"]: row["reason"] for row in set_aside} == dict.fromkeys(names.values(), "does_not_fit")
+    assert all(row["detail"] for row in set_aside)
     (failure,) = status(atlas)["failures"]
-    assert (failure["reason"], failure["example_model"]) == ("does_not_fit", victim.listed.id)
+    assert failure["reason"] == "does_not_fit"
+    assert failure["example_model"] in names.values()
     assert failure["example"]
     assert "skipped, not published" not in publish_all(atlas, entries)  # once; the row says it from now on
 

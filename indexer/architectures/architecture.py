@@ -32,10 +32,10 @@ __all__ = [
     "load_architecture",
 ]
 
-# How names begin whose dots are underscores (sd-scripts, networks/lora*.py: LORA_PREFIX_UNET; LyCORIS).
+# Prefixes of names that have underscores for dots (sd-scripts, networks/lora*.py: LORA_PREFIX_UNET; LyCORIS).
 _FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
 
-# Robot policies that LeRobot trains from nothing: there are no weights of a base to subtract.
+# Robot policies that LeRobot trains from scratch: there are no weights of a base to subtract.
 _WITHOUT_BASE = ("act", "diffusion", "tdmpc", "vqbet")
 
 _FOLDER = Path(__file__).parent
@@ -241,7 +241,7 @@ class Architecture:
             if prefix in candidates:
                 return prefix
         some = ", ".join(shown(prefix) for prefix in candidates[:NAMES_SHOWN])
-        raise Skipped("malformed", f"{what} come under {len(candidates)} prefixes, any of which could be right: {some}")
+        raise Skipped("malformed", f"{what} are under {len(candidates)} prefixes, and each could be right: {some}")
 
     def _layer(
         self,
@@ -268,7 +268,7 @@ class Architecture:
                     key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
                     whole = pattern.whole if rows else None
                     matrices[family] = Matrix(key, tensor, shape, transposed, rows, whole, leading)
-        # The output takes as many columns as queries, or where these are of another size values, have rows.
+        # The output has a column for each row of the queries or, if their sizes differ, of the values.
         given, output = [matrices[one] for one in ("query", "value") if one in matrices], matrices.get("output")
         by_config = any(
             isinstance(share, str)
@@ -291,7 +291,7 @@ def load_architecture(model_type: str) -> Architecture:
     if found is None:
         problem = f"model type {shown(model_type)} has no architecture file"
         if model_type in _WITHOUT_BASE:
-            problem = f"policies of type {shown(model_type)} are trained from nothing, so there is no base to subtract"
+            problem = f"policies of type {shown(model_type)} are trained from scratch, so there is no base to subtract"
         raise Skipped("unknown_architecture", problem)
     return found
 

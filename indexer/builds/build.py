@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -23,11 +22,9 @@ from indexer.builds.options import BuildOptions
 from indexer.builds.plan import Planned, existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
-from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError, ModelError
+from indexer.errors import ModelError
 from indexer.listing.listing import ListedModel, Listing, select
-from indexer.listing.mirrors import known_mirrors
 from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.hub import BaseFacts, model_row
@@ -35,12 +32,12 @@ from indexer.publish.previous_atlas import published_rank
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit, canonical_json
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Thresholds, Unit, canonical_json
 from indexer.records.store import RecordStore
 from indexer.untrusted import printable
 
-# Results are published as they come, so that an interrupted build is useful: at most this often (in seconds), and
-# seldom enough that publishing takes no more than this share of the time.
+# Results are published as they come, so that an interrupted build is useful: at most once in this many seconds, and so
+# rarely that publishing takes no more than this share of the time.
 PUBLISH_EVERY_SECONDS = 60.0
 _PUBLISHING_SHARE = 0.05
 
@@ -48,7 +45,7 @@ _PUBLISHING_SHARE = 0.05
 _STOP_AFTER_TRIES = 20
 _STOP_ABOVE_SHARE = 0.5
 
-# What a build wants and a record may lack; what is said before and after the build.
+# What a build needs and a record may lack, and the messages before and after the build.
 _LACKING = {
     "spectra": (
         "records without spectra",
@@ -57,15 +54,12 @@ _LACKING = {
     "rows": ("records of samples", "records that are still samples, until the next `index build --read full`"),
 }
 
-# At most this many models that were found to be copies of the base are asked for their children as its mirrors.
-_MOST_COPIES = 20
-
 # At most this many requests for the new names of models, even if thousands have left the listing at once.
 MOST_ASKED = 200
 
 
 class Build:
-    """One base's build. The caller holds the writer's lock."""
+    """The build of one base. The caller holds the writer's lock."""
 
     def __init__(
         self,
@@ -104,50 +98,6 @@ class Build:
         self.report.base_commit = self.facts.commit
         return stored
 
-    def mirrors(self) -> tuple[str, ...]:
-        """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
-        self.listing.note_base(self.facts.ids)
-        self.note_mirrors()
-        found = [*self.listing.mirrors(), *known_mirrors(self.facts.ids), *self._copies_read]
-        return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
-
-    def note_mirrors(self) -> None:
-        """Look up each new id of ``same_as``, and remember it: with a wrong one, adapters of another model are read.
-
-        One that the Hub does not have is taken, because models can still name it. Raises AtlasError for a model of
-        another type.
-        """
-        for name in self.options.same_as:
-            if name in self.listing.mirrors() or constants.HF_HUB_OFFLINE:
-                continue
-            try:
-                config = model_row(name).get("config")
-            except ModelError as error:
-                if error.reason != "not_found":
-                    problem = f"Cannot look up {name} (same_as): {error.detail}."
-                    raise AtlasError(problem, "Run it again later.") from error
-                self.watcher.say(f"there is no {name} on the Hub; models that name it are still looked for (same_as)")
-                continue
-            theirs, ours = (config or {}).get("model_type"), self.facts.config.get("model_type")
-            if isinstance(theirs, str) and isinstance(ours, str) and theirs != ours and not self.facts.component:
-                raise AtlasError(
-                    f"{name} is of type {printable(theirs, 60)}, {self.facts.id} of type {printable(ours, 60)}: "
-                    "they do not have the same weights (same_as).",
-                    "Name another id of the base's own weights.",
-                )
-        self.listing.note_mirrors(self.options.same_as, self.facts.id)
-
-    @cached_property
-    def _copies_read(self) -> tuple[str, ...]:
-        """Models whose weights turned out to be the base's, the most downloaded first."""
-        statement = (
-            "SELECT model, base, downloads FROM fine_tunes JOIN records USING (model_id) WHERE is_copy "
-            "AND relation = 'finetune'"
-        )
-        (rows,) = earlier_rows(self.folder.database, ["fine_tunes", "records"], [statement]) or ([],)
-        found = [row for row in rows if row["base"] == self.facts.id and is_hub_id(row["model"])]
-        return tuple(row["model"] for row in sorted(found, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES])
-
     def selected(self) -> list[ListedModel]:
         """The listed models that the options select."""
         one = self.options
@@ -181,7 +131,7 @@ class Build:
             keep_factors=options.keep_factors,
             vector_length=asked_length or (published.budget if published is not None else None),
         )
-        mirrors = {name.lower(): self.facts.id for name in (*options.same_as, *self._copies_read)}
+        mirrors = {name.lower(): self.facts.id for name in (*options.same_as, *self.base.copies_read)}
         parents = Parents(
             self.facts.ids,
             models,
@@ -248,7 +198,7 @@ class Build:
         waiting.update({name: entry for name, entry in settled.items() if name not in known})
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
         for lacking, (_, what) in _LACKING.items():
-            # Of samples only those count that this build was to complete.
+            # Samples count only if this build was to complete them.
             left = [one for one in planned if one.lacks == lacking and (lacking == "spectra" or one.unit is not None)]
             if count := sum(settled[one.entry.listed.id] is one.entry for one in left):
                 self.watcher.say(f"{what}: {count}")
@@ -374,7 +324,6 @@ class Build:
                     rejected_rows=[row.as_row() for row in self.listing.rejected_rows()] if outcome else None,
                     build=_build_row(self, outcome) if outcome else None,
                     index=self.options.index,
-                    thresholds=self.options.thresholds,
                 )
             ],
             say=self.watcher.say,
@@ -400,6 +349,6 @@ def _build_row(build: Build, outcome: str) -> dict[str, Any]:
         "outcome": outcome,
         **{name: getattr(build.report, name) for name in counts},
         "spec": canonical_json(build.spec.as_row() | build.asked),
-        "thresholds": canonical_json(asdict(build.options.thresholds)),
+        "thresholds": canonical_json(asdict(Thresholds())),
         "versions": canonical_json(versions),
     }

@@ -1,4 +1,4 @@
-"""The base of a build: its shape, and its block matrices, which are fetched if the atlas does not have them yet."""
+"""The base of a build: its shape, its block matrices, which are fetched if the atlas lacks them, and its other ids."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.options import BuildOptions
+from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
-from indexer.errors import AtlasError
-from indexer.network.hub import BaseFacts
+from indexer.errors import AtlasError, ModelError
+from indexer.listing.listing import Listing
+from indexer.listing.mirrors import known_mirrors
+from indexer.names import is_hub_id
+from indexer.network.hub import BaseFacts, model_row
 from indexer.network.rate_limit import limit_bandwidth
+from indexer.untrusted import printable
+
+# At most this many models that were found to be copies of the base are asked for their children as its mirrors.
+_MOST_COPIES = 20
 
 
 class BuildBase:
@@ -111,3 +119,47 @@ class BuildBase:
             self._say(error.message)
             return None
         return stored
+
+    def mirrors(self, listing: Listing) -> tuple[str, ...]:
+        """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
+        listing.note_base(self.facts.ids)
+        self.note_mirrors(listing)
+        found = [*listing.mirrors(), *known_mirrors(self.facts.ids), *self.copies_read]
+        return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
+
+    def note_mirrors(self, listing: Listing) -> None:
+        """Look up each new id of ``same_as``, and remember it: with a wrong one, adapters of another model are read.
+
+        One that the Hub does not have is taken, because models can still name it. Raises AtlasError for a model of
+        another type.
+        """
+        for name in self._options.same_as:
+            if name in listing.mirrors() or constants.HF_HUB_OFFLINE:
+                continue
+            try:
+                config = model_row(name).get("config")
+            except ModelError as error:
+                if error.reason != "not_found":
+                    problem = f"Cannot look up {name} (same_as): {error.detail}."
+                    raise AtlasError(problem, "Run it again later.") from error
+                self._say(f"there is no {name} on the Hub; models that name it are still looked for (same_as)")
+                continue
+            theirs, ours = (config or {}).get("model_type"), self.facts.config.get("model_type")
+            if isinstance(theirs, str) and isinstance(ours, str) and theirs != ours and not self.facts.component:
+                raise AtlasError(
+                    f"{name} is of type {printable(theirs, 60)}, {self.facts.id} of type {printable(ours, 60)}: "
+                    "they do not have the same weights (same_as).",
+                    "Name another id of the base's own weights.",
+                )
+        listing.note_mirrors(self._options.same_as, self.facts.id)
+
+    @cached_property
+    def copies_read(self) -> tuple[str, ...]:
+        """Models whose weights turned out to be the base's, the most downloaded first."""
+        statement = (
+            "SELECT model, base, downloads FROM fine_tunes JOIN records USING (model_id) WHERE is_copy "
+            "AND relation = 'finetune'"
+        )
+        (rows,) = earlier_rows(self._folder.database, ["fine_tunes", "records"], [statement]) or ([],)
+        found = [row for row in rows if row["base"] == self.facts.id and is_hub_id(row["model"])]
+        return tuple(row["model"] for row in sorted(found, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES])

@@ -167,7 +167,7 @@ def add(
             raise AtlasError(message, "Name one of its fine-tunes.")
         stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
         one.listing.note_base(facts.ids)
-        one.note_mirrors()
+        one.base.note_mirrors(one.listing)
         one.listing.add(row, untyped_relation(row), facts.id, claimed_by)
         selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
         folders = {} if reference.folder is None else {str(row["id"]): reference.folder}
@@ -221,7 +221,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         descendants=options.descendants,
         since=options.since,
         author=options.author,
-        mirrors=build.mirrors(),
+        mirrors=build.base.mirrors(build.listing),
         max_questions=options.questions,
         max_depth=options.depth,
         **({"max_candidates": options.max_candidates} if options.max_candidates else {}),
@@ -232,7 +232,8 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         if resumed:
             watcher.say("resuming the crawl where it was interrupted")
         elif counts := count_children(request.base):
-            more = f", and of their own at most {request.max_questions:,} (`questions`)" if request.descendants else ""
+            most = request.max_questions
+            more = f", and models made from those at most {most:,} more (`questions`)" if request.descendants else ""
             watcher.say(children_sentence(request.base, counts, request.relations, request.page_size) + more)
         gone_before = {model.id for model in listing.models() if model.deleted_at_hub}
         found, is_complete = 0, not request.is_narrowed
@@ -244,7 +245,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         build.crawl_calls = progress.calls
         if progress.unasked:
             watcher.say(
-                f"{progress.unasked:,} models were not asked for models made of them: they lie beyond `questions` "
+                f"models made from {progress.unasked:,} models were not looked for: these lie beyond `questions` "
                 f"({request.max_questions:,}), `depth` ({request.max_depth}), or {request.max_copies} quantised copies "
                 "of one model"
             )
@@ -267,7 +268,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             left = [model.id for model in listing.models() if model.deleted_at_hub and model.id not in gone_before]
             gone -= len(build.follow(left))
         if gone:
-            watcher.say(f"{gone} models have left the Hub; what the atlas has of them stays")
+            watcher.say(f"{gone} models were deleted from the Hub; the atlas keeps what it has of them")
     finally:
         listing.remove_if_empty()
 

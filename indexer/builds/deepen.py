@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, prepare
-from indexer.builds.options import BuildOptions, Size
+from indexer.builds.options import BuildOptions, DeepenArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.database.connection import base_named, indexed_models, published_bases
 from indexer.database.reading import Reading
@@ -17,17 +17,6 @@ from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, BadArgument
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing
-
-
-class DeepenArguments(TypedDict, total=False):
-    """How the rest is read, as in ``build``; ``spectra``: also keep all singular values."""
-
-    spectra: bool
-    device: str
-    workers: int | None
-    connections: int | None
-    memory: Size
-    bandwidth: Size
 
 
 def deepen(
@@ -57,7 +46,7 @@ def deepen(
     if not names and base is None:
         raise BadArgument("Name models, or a `base`.", "")
     if names and (where is not None or limit is not None):
-        raise BadArgument("`where` and `limit` choose among the models of a `base`; name models or give these.", "")
+        raise BadArgument("`where` and `limit` choose among the models of a `base`.", "Leave them out to name models.")
     folder, watcher = AtlasFolder(atlas).require(), Watcher(progress, confirm)
     with folder.locked("index deepen"):
         with Reading(folder.database) as connection:
@@ -85,7 +74,7 @@ def deepen(
         selected = [model for model in listing.models() if model.id in read]
         folders = sorted(one.id for one in selected if one.claimed_by == BY_FOLDER and read[one.id] == "sample")
         if folders:
-            why = f"{folders[0]} is a folder, whose place is not stored"
+            why = f"{folders[0]} is a folder, whose path is not stored"
             if names:
                 raise AtlasError(f"{why}.", f"Name it: `add(FOLDER, {canonical!r}, read='full')`")
             watcher.say(f"{why}: add it again with --read full ({len(folders)} of these)")

@@ -143,7 +143,7 @@ class _Doctor:
         except Exception as error:
             shown = as_user_error(error, f"the {name}" if name != "endpoint" else "an answer")
             step = Step(name, False, shown.message.rstrip("."), shown.hint, needed)
-        # Remarks of the session during this step: a rate limit, a token that is left out.
+        # Remarks of the session during this step, for example on a rate limit or a refused token.
         remarks = [sentence for sentence in dict.fromkeys(self.said[before:]) if sentence not in self.said[:before]]
         if remarks:
             step = Step(name, step.ok, "; ".join((step.found, *remarks)), step.advice, needed)
@@ -162,7 +162,7 @@ class _Doctor:
             is_list = False
         if not is_list:
             advice = "Check HF_ENDPOINT: a login page or a proxy may stand before the Hub."
-            raise _NotOkError("it answers, but not as a Hub", advice)
+            raise _NotOkError("it answers, but not like a Hub", advice)
         self.headers = dict(response.headers)
         return f"{self.found.endpoint} answers in {seconds * 1000:.0f} ms"
 
@@ -189,7 +189,7 @@ class _Doctor:
             name, access = str(found["name"]), found.get("auth", {}).get("accessToken", {})
             role = str(access.get("role", "unknown"))
         except (ValueError, KeyError, TypeError, AttributeError):
-            return "accepted; the Hub does not say of whom"
+            return "accepted; the Hub does not say whose it is"
         # Can it read what is public? If not, the session asks once more without it, and says so.
         before = len(self.said)
         ask(f"/api/models/{self.model}", [("expand", "sha")])
@@ -197,7 +197,7 @@ class _Doctor:
         if any("without it" in sentence for sentence in self.said[before:]):
             advice = "Let it read public repositories (huggingface.co/settings/tokens), or unset HF_TOKEN."
             del self.said[before:]
-            raise _NotOkError(f"{who}, but refused what is public; builds leave it out there", advice)
+            raise _NotOkError(f"{who}, but refused for public models; builds send none there", advice)
         return who
 
     def _rate_limits(self) -> str:
@@ -214,7 +214,7 @@ class _Doctor:
         counts = count_children(self.base)
         if not counts:
             raise _NotOkError(
-                f"no count for {self.base}", "Builds do without, but cannot say how much there is to list."
+                f"no count for {self.base}", "Builds work without it, but cannot say how much there is to list."
             )
         return f"{self.base}: {', '.join(f'{count:,} {name}' for name, count in counts.items())}"
 
@@ -293,7 +293,7 @@ class _Doctor:
         head = self.file.read(0, stop)
         if stop < 8 or int.from_bytes(head[:8], "little") > self.file.size:
             raise _NotOkError(f"the bytes are not those of {WEIGHTS}", "A cache or proxy on the way changes files.")
-        return f"{stop:,} bytes, exactly those asked for"
+        return f"{stop:,} bytes, exactly as requested"
 
     def _throughput(self) -> str:
         assert self.file is not None

@@ -54,7 +54,7 @@ class Requests:
         return longest
 
     def sentences(self) -> list[str]:
-        """As in: ≈ 40 API and 9,000 file requests: 15 min at least, as the Hub allows 500 and 3,000 in 5 min."""
+        """For example: ≈ 40 API and 9,000 file requests: 15 min at least, as the Hub allows 500 and 3,000 in 5 min."""
         has_token, seconds = get_token() is not None, self.seconds
         found = f"≈ {self.api:,} API and {self.files:,} file requests"
         if not seconds:
@@ -135,7 +135,7 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        """As in: 50 models, ≈ 460 MB (≈ 17 GB with --read full), ≈ 14 min at 20 MB/s (measured so far)."""
+        """For example: 50 models, ≈ 460 MB (≈ 17 GB with --read full), ≈ 14 min at 20 MB/s (measured so far)."""
         words = [f"{self.models:,} model{'' if self.models == 1 else 's'}"]
         size = f"{'at least' if self.adapters else '≈'} {size_in_words(self.bytes)}"
         other = ("full", self.full_bytes) if self.read == "sample" else ("sample", self.sample_bytes)
@@ -216,7 +216,7 @@ def tree_rows(tree: Tree) -> list[dict[str, Any]]:
 
 
 def tree_sentences(tree: Tree, calls: int) -> list[str]:
-    """As in: 1 step from the base: 20 finetune, 4 adapter. ``calls``: requests to the API that the crawl made."""
+    """For example: 1 step from the base: 20 finetune, 4 adapter. ``calls``: requests to the API that the crawl made."""
     found = []
     for depth in sorted({depth for depth, _ in tree}):
         counts = [f"{tree[depth, one]:,} {one}" for one in RELATIONS if tree[depth, one]]

@@ -1,12 +1,17 @@
-"""The options of a build: as a caller writes them, and as they are once checked."""
+"""The options of builds and profiles: as a caller writes them, with help and bounds, and as they are once checked.
+
+The TypedDicts are the one list of options: calls from Python are typed and checked by them, and the command line makes
+its options from them (``indexer.cli.options``).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
-from typing import Any, TypedDict, Unpack
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args, get_type_hints
 
 from indexer.console.advice import option_of
 from indexer.errors import BadArgument
@@ -23,121 +28,225 @@ from indexer.names import (
     is_hub_id,
     without_address,
 )
-from indexer.records.identity import Thresholds
 from indexer.vectors.choice import INDEXES, KNOWN_INDEXES, IndexChange
 
 Size = str | int | None
+ProbeName = Literal["random", "text", "image"]
+Recipe = Literal["default", "original", "seed"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
 
 
-class RecordArguments(TypedDict, total=False):
-    """How a model is read. ``rank``: singular triplets kept of each δW; ``spectra``: also all its singular values.
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option besides its name and type, for its check and for the command line.
 
-    ``read``: some rows of every matrix (sample, the default unless ``spectra`` are wanted), or all (full).
-    ``same_as``: other ids under which the base's weights are on the Hub.
+    ``help``: its text in ``--help``. ``default``: None if nothing given means something else (the help says what).
+    ``least`` and ``most``: bounds of a number. ``choices``: the only values. ``metavar``: what ``--help`` shows for the
+    value. ``flag``: its spelling if that is not made from its name. ``is_repeated``: it may be given several times.
     """
 
-    read: str | None
-    rank: int
-    spectra: bool
-    keep_factors: bool
-    device: str
-    vector_length: int | None
-    same_as: str | Sequence[str]
+    help: str
+    default: Any = None
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    flag: str = ""
+    is_repeated: bool = False
+
+
+# fmt: off
+class RecordArguments(TypedDict, total=False):
+    """How a model is read."""
+
+    read: Annotated[str | None, Option(
+        "sample: some rows of every matrix, a thirtieth of the bytes or less. full: all of them. Default: sample; "
+        "full with --spectra.", choices=READS)]
+    rank: Annotated[int, Option("Singular triplets kept of each matrix.", 8, 1, 256)]
+    spectra: Annotated[bool, Option(
+        "Also keep all singular values of δW and W, for `query rank`; models without them are read again.", False)]
+    keep_factors: Annotated[bool, Option("Keep only vectors and norms, to save disk space.", True)]
+    device: Annotated[str, Option("Device of the SVD: cpu, cuda, cuda:1 …", "cpu")]
+    same_as: Annotated[str | Sequence[str], Option(
+        "Another id under which the base's weights are on the Hub. May be given several times.", metavar="ID",
+        is_repeated=True)]
+    vector_length: Annotated[int | None, Option(
+        "About how many numbers a vector has, divided among the matrices. Default: 8,208, fewer for small bases.",
+        least=1, most=1 << 20, metavar="N")]
+
+
+class SelectionArguments(TypedDict, total=False):
+    """Which models are listed and read."""
+
+    limit: Annotated[int | None, Option("Only the first N models of the listing.", least=1)]
+    sort: Annotated[str, Option("Which models come first.", "downloads", choices=SORTS)]
+    relation: Annotated[str, Option("Any of finetune, adapter, merge, quantized.", ",".join(DEFAULT_RELATIONS))]
+    discover: Annotated[str, Option(
+        "names: also find untagged fine-tunes by card, config and name. weights: by comparing some rows of models of "
+        "the base's type and size with the base's.", "tags", choices=DISCOVERIES)]
+    max_candidates: Annotated[int | None, Option(
+        "Untagged models to examine in one run. Default: 5,000 by name, 1,000 by weights.", least=1, metavar="N")]
+    descendants: Annotated[bool, Option(
+        "Also models made from the base's fine-tunes and merges, or only from the base itself.", True,
+        flag="--descendants/--no-descendants")]
+    depth: Annotated[int, Option("Maximum number of steps from the base to a model.", MOST_STEPS, 1, 20)]
+    questions: Annotated[int, Option(
+        "Maximum number of models whose own fine-tunes are looked up, at one API call or more each.", MOST_QUESTIONS,
+        1, 100_000)]
+    since: Annotated[str | date | None, Option(
+        "Only models created on or after this day (2024-01-31).", metavar="DATE")]
+    author: Annotated[str | None, Option("Only this author's models.")]
+    retry_failed: Annotated[bool, Option(
+        "Try every failed model again now, however recent the failure.", False)]
+
+
+class ResourceArguments(TypedDict, total=False):
+    """What a build may use."""
+
+    workers: Annotated[int | None, Option(
+        "Number of processes. Default: one per processor, two to read samples.", least=1, most=256)]
+    connections: Annotated[int | None, Option(
+        "Number of connections to the Hub for all workers together.", CONNECTIONS, 1, 64)]
+    memory: Annotated[Size, Option(
+        "Memory limit for all workers together, e.g. 2G. Default: half of the free memory. "
+        "Publishing needs more: 1.5 GB for 10,000 new models.", metavar="SIZE")]
+    bandwidth: Annotated[Size, Option(
+        "Limit in bytes a second for all workers together, e.g. 20M.", metavar="SIZE")]
 
 
 class IndexArguments(TypedDict, total=False):
-    """How vectors are searched. ``index``: auto, exact, RaBitQ or RaBitQ2."""
+    """How vectors are searched."""
 
-    index: str | None
-    index_memory: Size
-    recall: float | None
+    index: Annotated[str | None, Option(
+        "How vectors are searched. auto: exact while that is instant, then compressed.",
+        metavar="auto|exact|RaBitQ|RaBitQ2")]
+    index_memory: Annotated[Size, Option("Size limit of a compressed index, e.g. 4G. Default: 1 GiB.", metavar="SIZE")]
+    recall: Annotated[float | None, Option("Minimum recall@10 of a compressed index. Default: 0.95.", None, 0, 1)]
 
 
-class BuildArguments(RecordArguments, IndexArguments, total=False):
+class ExecutorArguments(TypedDict, total=False):
+    """Where the workers of a build run."""
+
+    executor: Annotated[str, Option(
+        "Run on processes of this machine, or on a Dask cluster.", "local", choices=EXECUTORS)]
+    scheduler: Annotated[str | None, Option(
+        "Address of the Dask scheduler, e.g. tcp://10.0.0.1:8786.", metavar="ADDR")]
+
+
+class BuildArguments(RecordArguments, SelectionArguments, ResourceArguments, IndexArguments, ExecutorArguments):
     """Every option of `index build`, as a caller writes it; see :func:`indexer.build`."""
 
-    limit: int | None
-    sort: str
-    relation: str
-    discover: str
-    max_candidates: int | None
-    descendants: bool
-    depth: int
-    questions: int
-    since: str | date | None
-    author: str | None
-    retry_failed: bool
-    workers: int | None
-    connections: int | None
-    memory: Size
-    bandwidth: Size
-    executor: str
-    scheduler: str | None
+
+class DeepenArguments(ResourceArguments, total=False):
+    """How the rest of sampled models is read, as in ``build``."""
+
+    spectra: Annotated[bool, Option("Also keep all singular values of δW and W, for `query rank`.", False)]
+    device: Annotated[str, Option("Device of the SVD: cpu, cuda, cuda:1 …", "cpu")]
+
+
+class ProfileArguments(TypedDict, total=False):
+    """Every option of `index profile`, as a caller writes it; see :func:`indexer.profile`."""
+
+    limit: Annotated[int | None, Option("Only the first N of them, most downloads first.", least=1)]
+    with_untrained: Annotated[bool, Option(
+        "Also profile the base's architecture untrained, as a baseline.", False)]
+    probe: Annotated[ProbeName | None, Option(
+        "Input of the models. Default: random tokens, or images.", choices=get_args(ProbeName))]
+    text: Annotated[str | Path | None, Option(
+        "Use this text instead of the shipped sentences.", metavar="FILE")]
+    images: Annotated[Sequence[str | Path], Option(
+        "Use this image. May be given several times.", metavar="FILE", flag="--image", is_repeated=True)]
+    recover: Annotated[bool, Option("Also recover the input from each layer by gradient descent.", False)]
+    exact: Annotated[bool, Option(
+        "Also recover it exactly by search: a certificate, not a measure of depth.", False)]
+    layers: Annotated[str | Sequence[int] | None, Option(
+        "Only these layers. Default: all, or 12 evenly spaced.", metavar="1,6,12")]
+    recipe: Annotated[Recipe, Option(
+        "original: also the original papers' gradient descent (stored as seed).", "default", choices=get_args(Recipe))]
+    steps: Annotated[int | None, Option("Steps of the original method.", least=1)]
+    rate: Annotated[float | None, Option("Initial learning rate of the original method.", least=0, most=1e6)]
+    shift: Annotated[float | None, Option(
+        "σ of the original papers' criterion. Default: .35 of the embeddings' own.", least=0, most=1e6)]
+    seed: Annotated[int, Option("Random seed.", 0, 0, 2**31)]
+    device: Annotated[str, Option("cpu, cuda, cuda:1 …", "cpu")]
+    workers: Annotated[int | None, Option(
+        "Number of processes, of one thread each. Default: 1.", least=1, most=256)]
+    memory: Annotated[Size, Option(
+        "Memory limit for all workers together, e.g. 4G. Default: free memory.", metavar="SIZE")]
+# fmt: on
+
+
+def options_of(arguments: type) -> dict[str, tuple[Any, Option]]:
+    """The type and the :class:`Option` of each key of a TypedDict of this module, in order."""
+    hints = get_type_hints(arguments, include_extras=True)
+    return {name: (hints[name].__origin__, hints[name].__metadata__[0]) for name in hints}
+
+
+def check_options(arguments: type, given: Mapping[str, Any]) -> None:
+    """Check bounds and choices of what a caller wrote. Raises BadArgument."""
+    for name, (_, option) in options_of(arguments).items():
+        value = given.get(name)
+        if value is None:
+            continue
+        if option.choices and value not in option.choices:
+            raise BadArgument(f"`{name}` {value!r} is not one of {', '.join(option.choices)}.", "")
+        if option.least is not None and not option.least <= value <= (option.most or value):
+            bounds = f"at least {option.least}" if option.most is None else f"from {option.least} to {option.most:,}"
+            raise BadArgument(f"`{name}` is {value}; it must be {bounds}.", "")
 
 
 @dataclass(frozen=True)
 class BuildOptions:
     """The options of a build, checked. ``memory`` and ``bandwidth`` are in bytes (a second)."""
 
-    read: str = "sample"
-    limit: int | None = None
-    sort: str = "downloads"
-    rank: int = 8
-    relations: tuple[str, ...] = DEFAULT_RELATIONS
-    discover: str = "tags"
-    max_candidates: int | None = None
-    descendants: bool = True
-    depth: int = MOST_STEPS
-    questions: int = MOST_QUESTIONS
-    same_as: tuple[str, ...] = ()
-    since: datetime | None = None
-    author: str | None = None
-    spectra: bool = False
-    keep_factors: bool = True
-    workers: int | None = None
-    connections: int = CONNECTIONS
-    memory: int | None = None
-    bandwidth: float | None = None
-    scheduler: str | None = None
-    device: str = "cpu"
-    retry_failed: bool = False
-    index: IndexChange | None = None
-    thresholds: Thresholds = field(default_factory=Thresholds)
+    read: str
+    rank: int
+    spectra: bool
+    keep_factors: bool
+    device: str
+    same_as: tuple[str, ...]
+    limit: int | None
+    sort: str
+    relations: tuple[str, ...]
+    discover: str
+    max_candidates: int | None
+    descendants: bool
+    depth: int
+    questions: int
+    since: datetime | None
+    author: str | None
+    retry_failed: bool
+    workers: int | None
+    connections: int
+    memory: int | None
+    bandwidth: float | None
+    scheduler: str | None
+    index: IndexChange | None
 
     @classmethod
     def parse(cls, **arguments: Unpack[BuildArguments]) -> BuildOptions:
         """Check what a caller wrote. Raises BadArgument."""
-        given: dict[str, Any] = dict(arguments)
-        if given.get("read") is None:
-            given["read"] = "full" if given.get("spectra") else "sample"
-        elif given["read"] == "sample" and given.get("spectra"):
+        check_options(BuildArguments, arguments)
+        given: dict[str, Any] = {name: option.default for name, (_, option) in options_of(BuildArguments).items()}
+        given |= {name: value for name, value in arguments.items() if value is not None}
+        if given["read"] is None:
+            given["read"] = "full" if given["spectra"] else "sample"
+        elif given["read"] == "sample" and given["spectra"]:
             raise BadArgument("`spectra` needs all rows of every matrix, and `read='sample'` reads some.", "")
-        choices_of = {"read": READS, "sort": SORTS, "discover": DISCOVERIES, "executor": EXECUTORS}
-        for name, choices in choices_of.items():
-            if name in given and given[name] not in choices:
-                raise BadArgument(f"`{name}` {given[name]!r} is not one of {', '.join(choices)}.", "")
-        if (given.pop("executor", "local") == "dask") != (given.get("scheduler") is not None):
+        if (given.pop("executor") == "dask") != (given["scheduler"] is not None):
             raise BadArgument("`executor='dask'` and `scheduler='ADDR'` must be given together.", "")
-        for name, largest in (("limit", None), ("max_candidates", None), ("depth", 20), ("questions", 100_000)):
-            value = given.get(name)
-            if value is not None and not 1 <= value <= (largest or value):
-                bounds = f"from 1 to {largest:,}" if largest else "at least 1"
-                raise BadArgument(f"`{name}` is {value}; it must be {bounds}.", "")
-        mirrors = given.get("same_as") or ()
+        mirrors = given["same_as"] or ()
         mirrors = [without_address(one).strip() for one in ([mirrors] if isinstance(mirrors, str) else mirrors)]
         if wrong := [one for one in mirrors if not is_hub_id(one)]:
             raise BadArgument(f"`same_as` {wrong[0][:100]!r} is not a Hub id.", "Give owner/name.")
         given["same_as"] = tuple(dict.fromkeys(mirrors))
-        if "relation" in given:
-            relations = tuple(dict.fromkeys(part.strip() for part in given.pop("relation").split(",")))
-            if unknown := [relation for relation in relations if relation not in RELATIONS]:
-                raise BadArgument(f"`relation` {unknown[0]!r} is not one of {', '.join(RELATIONS)}.", "")
-            given["relations"] = relations
-        since = given.get("since")
+        given["relations"] = tuple(dict.fromkeys(part.strip() for part in given.pop("relation").split(",")))
+        if unknown := [relation for relation in given["relations"] if relation not in RELATIONS]:
+            raise BadArgument(f"`relation` {unknown[0]!r} is not one of {', '.join(RELATIONS)}.", "")
+        since = given["since"]
         if since is not None:
             try:
                 found = datetime.fromisoformat(since) if isinstance(since, str) else since
@@ -145,21 +254,21 @@ class BuildOptions:
                 raise BadArgument(f"`since` {since!r} is not a date like 2024-01-31.", "") from None
             moment = found if isinstance(found, datetime) else datetime.combine(found, time())
             given["since"] = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        given["connections"] = given.get("connections") or CONNECTIONS
+        given["connections"] = given["connections"] or CONNECTIONS
         for name in ("memory", "bandwidth"):
-            given[name] = bytes_of(name, given.get(name))
-        searched = {name: given.pop(name, None) for name in ("index", "index_memory", "recall", "vector_length")}
-        return cls(**given, index=index_change(**searched))
+            given[name] = bytes_of(name, given[name])
+        change = index_change(**{name: given.pop(name) for name in (*IndexArguments.__annotations__, "vector_length")})
+        return cls(**given, index=change)
 
     def as_words(self) -> list[str]:
         """The options of `index build` that decide what an atlas holds, as typed, except those at their default.
 
         How it was built (workers, memory, bandwidth, a scheduler, a device) is left out.
         """
-        words = []
+        words, defaults = [], BuildOptions.parse()
         for name in _DECIDING:
             value = getattr(self, name)
-            if value == getattr(_DEFAULTS, name):
+            if value == getattr(defaults, name):
                 continue
             if name == "relations":
                 name, value = "relation", ",".join(self.relations)
@@ -176,7 +285,6 @@ _DECIDING = (
     "read", "limit", "sort", "rank", "relations", "discover", "max_candidates", "descendants", "depth", "questions",
     "same_as", "since", "author", "spectra", "keep_factors",
 )  # fmt: skip
-_DEFAULTS = BuildOptions()
 
 
 def index_change(
@@ -189,6 +297,7 @@ def index_change(
     """The index asked for, or None if no option names one. Raises BadArgument for an unknown index."""
     if index is None and index_memory is None and recall is None and vector_length is None:
         return None
+    check_options(BuildArguments, {"recall": recall, "vector_length": vector_length})
     if index is not None and index not in INDEXES:
         raise BadArgument(f"Unknown `index` {index[:60]!r}.", KNOWN_INDEXES)
     return IndexChange(index, bytes_of("index_memory", index_memory), recall, vector_length)

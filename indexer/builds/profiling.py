@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.executor import run_units
-from indexer.builds.options import Size, bytes_of
+from indexer.builds.options import ProfileArguments, bytes_of, check_options
 from indexer.builds.profile_worker import OnProgress, ProfileUnit, ProfileWorker, base_weights, store_profile
 from indexer.builds.report import ProfileReport
 from indexer.builds.resources import PROCESS_BYTES, workers_for
@@ -43,27 +43,6 @@ _OVERHEAD_SECONDS = 2.0
 _IMAGE_TYPES = frozenset({"vit", "deit", "beit", "data2vec-vision", "vit_mae", "vit_msn", "dinov2"})
 
 
-class ProfileArguments(TypedDict, total=False):
-    """Every option of `index profile`, as a caller writes it; see :func:`indexer.profile`."""
-
-    limit: int | None
-    with_untrained: bool
-    probe: Literal["random", "text", "image"] | None
-    text: str | Path | None
-    images: Sequence[str | Path]
-    recover: bool
-    exact: bool
-    layers: str | Sequence[int] | None
-    recipe: Literal["default", "original", "seed"]
-    steps: int | None
-    shift: float | None
-    rate: float | None
-    seed: int
-    device: str
-    workers: int | None
-    memory: Size
-
-
 @dataclass(frozen=True)
 class ProfileOptions:
     """The options of `index profile`, checked. ``request`` and ``probe`` say what is measured.
@@ -82,7 +61,8 @@ class ProfileOptions:
 
     @classmethod
     def parse(cls, **arguments: Unpack[ProfileArguments]) -> ProfileOptions:
-        """Check what a caller wrote. Raises AtlasError if options contradict each other."""
+        """Check what a caller wrote. Raises BadArgument, and AtlasError if options contradict each other."""
+        check_options(ProfileArguments, arguments)
         given: dict[str, Any] = dict(arguments)
         layers, text, images = given.pop("layers", None), given.pop("text", None), given.pop("images", ())
         seed, measures = given.pop("seed", 0), ("recover", "exact", "recipe", "shift", "steps", "rate")

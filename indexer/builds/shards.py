@@ -1,4 +1,4 @@
-"""A build in shares, for processes that see one folder and need no scheduler: what `index work` and `publish` do."""
+"""A build in shares, for processes that share a folder and have no scheduler: what `index work` and `publish` do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Unpack
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, find_base, prepare, update_listing
-from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, index_change
+from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.deltas.stored_base import StoredBase, stored_bases
@@ -97,7 +97,7 @@ def publish_records(
     if no published model would be left.
     """
     folder, watcher = AtlasFolder(atlas), Watcher(progress)
-    options = BuildOptions(relations=RELATIONS, index=index_change(vector_length=vector_length, **index))
+    options = BuildOptions.parse(relation=",".join(RELATIONS), vector_length=vector_length, **index)
     names = [bases] if isinstance(bases, str) else list(bases)
     stored: dict[str, StoredBase] = {}
     for one in stored_bases(folder):  # the newest commit first

@@ -32,6 +32,7 @@ from indexer.names import ModelRef, author_of
 from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.quantities import size_in_words
+from indexer.records.identity import Thresholds
 from indexer.records.row_plan import lines_to_read, stripes, stripes_of
 from indexer.untrusted import is_count, shown
 from indexer.weights.ahead import in_threads
@@ -222,7 +223,7 @@ class Examination:
             return unrelated(f"its weights are the file of {copied}")
         nearest = min(self.references, key=lambda one: one.distance(rows))
         cosine = nearest.cosine(rows)
-        if not cosine >= self.build.options.thresholds.unrelated_below:  # NaN too
+        if not cosine >= Thresholds().unrelated_below:  # NaN too
             return unrelated(f"its weights are unrelated (cosine {cosine:.2f} with {nearest.base})")
         if nearest.base != self.build.facts.id:
             return unrelated(f"its weights are nearer to {nearest.base}")

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from indexer.atlas import AtlasFolder
-from indexer.cli.options import base_option, index_options, record_options, resource_options, selection_options
+from indexer.builds.options import (
+    DeepenArguments,
+    ExecutorArguments,
+    IndexArguments,
+    ProfileArguments,
+    RecordArguments,
+    ResourceArguments,
+    SelectionArguments,
+)
+from indexer.cli.options import base_option, options_for
 from indexer.console.completion import complete_model
 from indexer.console.messages import say
-from indexer.console.terminal import FiniteRange, atlas_option, emit, output_options
+from indexer.console.terminal import atlas_option, emit, output_options
 from indexer.errors import AtlasError, require
-from indexer.names import EXECUTORS
 from indexer.quantities import duration_in_words, size_in_words
 
 if TYPE_CHECKING:
@@ -24,14 +32,16 @@ if TYPE_CHECKING:
 @click.option(
     "--base", "bases", multiple=True, required=True, metavar="ID", help="Base model. May be given several times."
 )
-@selection_options
-@record_options
-@resource_options
-@index_options
-@click.option("--executor", type=click.Choice(EXECUTORS), default="local", show_default=True,
-              help="Run on processes of this machine, or on a Dask cluster.")  # fmt: skip
-@click.option("--scheduler", metavar="ADDR", help="Address of the Dask scheduler, e.g. tcp://10.0.0.1:8786.")
-@click.option("--dry-run", is_flag=True, help="Crawl, then only print the models, the bytes and the time to read them.")
+@options_for(SelectionArguments)
+@options_for(RecordArguments)
+@options_for(ResourceArguments)
+@options_for(IndexArguments)
+@options_for(ExecutorArguments)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Crawl, then only print how many models and bytes would be read, and how long that takes.",
+)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
 @click.option("--adopt", is_flag=True, help="Make a pulled atlas your own, and build on it.")
 @atlas_option
@@ -59,7 +69,6 @@ def build(
     origin = adopt_atlas(AtlasFolder(atlas)) if adopt else None
     if origin is not None:
         say(f"this atlas of {origin.repository} is now your own")
-    chosen["keep_factors"] = not chosen.pop("no_keep_factors")
     with BuildView(yes) as view:
         reports = build_bases(list(bases), atlas, dry_run=dry_run, progress=view, confirm=view.confirm, **chosen)
     _print_reports(reports, output, "Finished work is published; run it again to continue.", none_listed)
@@ -68,13 +77,13 @@ def build(
 @click.command()
 @base_option("Base model.", required=True)
 @click.option("--shard", required=True, metavar="I/N", help="Share of the models, counted from 0: 0/16 … 15/16.")
-@selection_options
-@record_options
-@resource_options
+@options_for(SelectionArguments)
+@options_for(RecordArguments)
+@options_for(ResourceArguments)
 @atlas_option
 @output_options
 def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
-    """Do one share of a build and publish nothing: for job arrays that see one folder.
+    """Do one share of a build and publish nothing: for job arrays that share a folder.
 
     Give all shards the same options, then run `index publish` once.
     """
@@ -82,7 +91,6 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
     from indexer.builds.shards import work as work_shard
     from indexer.builds.view import BuildView
 
-    chosen["keep_factors"] = not chosen.pop("no_keep_factors")
     with BuildView() as view:
         report = work_shard(base, shard, atlas, progress=view, **chosen)
     emit(report.to_dict() | {"shard": str(Shard.parse(shard))}, output)
@@ -92,8 +100,12 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
 @click.command()
 @click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base. May be given several times.")
-@click.option("--rank", type=click.IntRange(1, 256), help="Rank of the records. Default: the atlas's, else theirs.")
-@index_options
+@click.option(
+    "--rank",
+    type=click.IntRange(1, 256),
+    help="Rank of the records. Default: the published rank, else that of the records.",
+)
+@options_for(IndexArguments)
 @atlas_option
 @output_options
 def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:
@@ -140,7 +152,7 @@ def _with_units(row: dict[str, Any]) -> dict[str, Any]:
 @click.argument("model", shell_complete=complete_model)
 @base_option("The base it was tuned from.", required=True)
 @click.option("--name", metavar="OWNER/NAME", help="What the atlas calls a folder. Default: local:FOLDER.")
-@record_options
+@options_for(RecordArguments)
 @atlas_option
 @output_options
 def add(model: str, base: str, name: str | None, atlas: str, output: str, **chosen: Any) -> None:
@@ -151,7 +163,6 @@ def add(model: str, base: str, name: str | None, atlas: str, output: str, **chos
     from indexer.builds.commands import add as add_model
     from indexer.builds.view import BuildView
 
-    chosen["keep_factors"] = not chosen.pop("no_keep_factors")
     with BuildView() as view:
         report = add_model(model, base, atlas, name=name, progress=view, **chosen)
     emit(report.to_dict(), output)
@@ -166,10 +177,11 @@ def add(model: str, base: str, name: str | None, atlas: str, output: str, **chos
 @base_option("Read the rest of the sampled fine-tunes of this base.")
 @click.option("--where", metavar="SQL", help="Only those that match this condition on the view models.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
-@click.option("--spectra", is_flag=True, help="Also keep all singular values of δW and W, for `query rank`.")
-@click.option("--device", default="cpu", show_default=True, help="Device of the SVD: cpu, cuda, cuda:1 …")
-@resource_options
-@click.option("--dry-run", is_flag=True, help="Only print the models, the bytes and the time to read them.")
+@options_for(DeepenArguments, "spectra", "device")
+@options_for(ResourceArguments)
+@click.option(
+    "--dry-run", is_flag=True, help="Only print how many models and bytes would be read, and how long that takes."
+)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
 @atlas_option
 @output_options
@@ -184,7 +196,7 @@ def deepen(models: tuple[str, ...], base: str | None, atlas: str, output: str, y
     with BuildView(yes) as view:
         report = deepen_models(models, base, atlas, progress=view, confirm=view.confirm, **chosen)
     _print_reports(
-        [report], output, "Finished work is kept; run it again to go on.", AtlasError("Nothing to read.", "")
+        [report], output, "Finished work is kept; run it again to continue.", AtlasError("Nothing to read.", "")
     )
 
 
@@ -207,44 +219,15 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 @click.command()
 @click.argument("models", nargs=-1, shell_complete=complete_model)
 @click.option("--base", metavar="ID", help="Profile the fine-tunes of this base. Default: the only base of the atlas.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
-@click.option("--with-untrained", is_flag=True, help="Also profile the base's architecture untrained, as a baseline.")
-@click.option(
-    "--probe",
-    type=click.Choice(["random", "text", "image"]),
-    help="Input of the models. Default: random tokens, or images.",
-)
-@click.option("--text", metavar="FILE", help="Use this text instead of the shipped sentences.")
-@click.option("--image", "images", multiple=True, metavar="FILE", help="Use this image. May be given several times.")
-@click.option("--recover", is_flag=True, help="Also recover the input from each layer by gradient descent.")
-@click.option("--exact", is_flag=True, help="Also recover it exactly by search: a certificate, not a measure of depth.")
-@click.option("--layers", metavar="1,6,12", help="Only these layers. Default: all, or 12 evenly spaced.")
-@click.option(
-    "--recipe",
-    type=click.Choice(["default", "original", "seed"]),
-    default="default",
-    show_default=True,
-    help="original: also the original papers' gradient descent (stored as seed).",
-)
-@click.option("--steps", type=click.IntRange(min=1), help="Steps of the original method.")
-@click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the original method.")
-@click.option(
-    "--shift",
-    type=FiniteRange(0, 1e6),
-    help="σ of the original papers' criterion. Default: .35 of the embeddings' own.",
-)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31), help="Random seed.")
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
-@click.option("--workers", type=click.IntRange(1, 256), help="Number of processes, of one thread each. Default: 1.")
-@click.option("--memory", metavar="SIZE", help="Memory limit for all workers together, e.g. 4G. Default: free memory.")
+@options_for(ProfileArguments)
 @click.option("--dry-run", is_flag=True, help="Only print how many models, bytes and seconds there are.")
 @atlas_option
 @output_options
 def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, dry_run: bool, **chosen: Any) -> None:
     """Measure what each layer of MODELS, or of a base's fine-tunes, keeps of its input.
 
-    How much noise it tolerates, what a linear map recovers, how broadly it looks, and how far it has moved from the
-    base. Results on small models may not carry over to large ones.
+    The measures say how much noise a layer tolerates, what a linear map recovers, how broadly it looks, and how far it
+    has moved from the base. Results on small models may not carry over to large ones.
     """
     from indexer import library
 

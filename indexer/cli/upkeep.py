@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from indexer.cli.options import index_options, length_option, print_note
+from indexer.builds.options import IndexArguments, RecordArguments
+from indexer.cli.options import options_for, print_note
 from indexer.console.advice import for_command_line
 from indexer.console.terminal import atlas_option, emit, output_options, say
 from indexer.quantities import size_in_words
@@ -112,8 +113,8 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
 
 
 @click.command()
-@click.option("--force", is_flag=True, help="Even if models would be lost.")
-@length_option
+@click.option("--force", is_flag=True, help="Rebuild even if models would be lost.")
+@options_for(RecordArguments, "vector_length")
 @atlas_option
 @output_options
 def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
@@ -129,8 +130,8 @@ def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
 
 @click.command()
 @click.argument("name", shell_complete=_representations)
-@index_options
-@length_option
+@options_for(IndexArguments)
+@options_for(RecordArguments, "vector_length")
 @atlas_option
 @output_options
 def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
@@ -151,10 +152,12 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
 @click.argument("name", metavar="OWNER/NAME")
 @click.option("--private", is_flag=True, help="If the repository is new, make it private.")
 @click.option("--tag", metavar="T", help="Tag of this state. Default: g and the number of the generation.")
-@click.option("--with-records", is_flag=True, help="Also the records, which a build continues from: many gigabytes.")
-@click.option("--with-private", is_flag=True, help="Even if models are private or gated on the Hub.")
-@click.option("--with-local", is_flag=True, help="Even if models are folders of this machine.")
-@click.option("--force", is_flag=True, help="Even if this replaces a newer atlas, or the repository has other files.")
+@click.option("--with-records", is_flag=True, help="Also the records, from which a build can continue: many gigabytes.")
+@click.option("--with-private", is_flag=True, help="Push even if models are private or gated on the Hub.")
+@click.option("--with-local", is_flag=True, help="Push even if models are folders of this machine.")
+@click.option(
+    "--force", is_flag=True, help="Push even if this replaces a newer atlas, or if the repository has other files."
+)
 @click.option("--dry-run", is_flag=True, help="Only print what would be sent.")
 @atlas_option
 @output_options
@@ -182,7 +185,7 @@ def push(name: str, atlas: str, output: str, **chosen: Any) -> None:
 @click.argument("name", metavar="OWNER/NAME[@TAG]", required=False)
 @click.option("--list", "listing", is_flag=True, help="List the atlases on the Hub instead.")
 @click.option("--base", metavar="ID", help="With --list: only those of this base.")
-@click.option("--with-records", is_flag=True, help="Also the records, which a build continues from: many gigabytes.")
+@click.option("--with-records", is_flag=True, help="Also the records, from which a build can continue: many gigabytes.")
 @atlas_option
 @output_options
 def pull(name: str | None, listing: bool, base: str | None, with_records: bool, atlas: str, output: str) -> None:
@@ -212,7 +215,7 @@ def pull(name: str | None, listing: bool, base: str | None, with_records: bool, 
 @atlas_option
 @output_options
 def merge(sources: tuple[str, ...], atlas: str, output: str) -> None:
-    """Make one new atlas (--atlas) from the records of several, which have different bases or shards of one."""
+    """Make one new atlas (--atlas) from the records of several, with different bases or with shards of one base."""
     from indexer import library
 
     if len(sources) < 2:

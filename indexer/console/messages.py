@@ -17,7 +17,7 @@ import click
 
 from indexer.quantities import duration_in_words
 
-PLAIN_PROGRESS_SECONDS = 10.0
+_PLAIN_PROGRESS_SECONDS = 10.0
 # Weight of the latest update in a rate: about twenty updates count, because several workers finish in bursts.
 _SMOOTHING = 0.05
 
@@ -151,7 +151,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(clean(note), refresh=False)
             self._bar.update(count)
-        elif self._last - self._printed >= PLAIN_PROGRESS_SECONDS:
+        elif self._last - self._printed >= _PLAIN_PROGRESS_SECONDS:
             self._print()
 
     def close(self) -> None:

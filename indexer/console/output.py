@@ -23,8 +23,8 @@ import click
 from indexer.console.messages import clean, is_coloured, say
 from indexer.names import is_hub_id
 
-ROOM_FOR_TEXT = 24  # characters; before a text is cut to less, optional columns are dropped
-NARROWEST_TEXT = 8  # characters; no text column is narrower
+_ROOM_FOR_TEXT = 24  # characters; before a text is cut to less, optional columns are dropped
+_NARROWEST_TEXT = 8  # characters; no text column is narrower
 
 
 def emit(
@@ -162,7 +162,7 @@ def _table(
     """Print a line for each row, or a line for each value on a terminal too narrow for that.
 
     Numbers, ids and the first text column, which names the row, are never cut. On a terminal optional columns are
-    dropped while text has less than ROOM_FOR_TEXT; then text is cut, then the names of number columns, in their middle.
+    dropped while text has less than _ROOM_FOR_TEXT; then text is cut, then the names of number columns, in the middle.
     Returns the dropped columns.
     """
     names = kept = _names(rows, names)
@@ -178,9 +178,9 @@ def _table(
         are_ids = all(isinstance(one, str) and is_hub_id(one) for one in values) and any("/" in one for one in values)
         if all(type(value) in (int, float) for value in values):
             numbers.add(name)
-            narrowest[name] = max(NARROWEST_TEXT, of_cells)
+            narrowest[name] = max(_NARROWEST_TEXT, of_cells)
         elif place > len(numbers) and not are_ids:
-            preferred[name], narrowest[name] = max(of_head, min(of_cells, ROOM_FOR_TEXT)), NARROWEST_TEXT
+            preferred[name], narrowest[name] = max(of_head, min(of_cells, _ROOM_FOR_TEXT)), _NARROWEST_TEXT
     if sys.stdout.isatty():
         terminal = shutil.get_terminal_size().columns
         for name in optional_columns:
@@ -190,7 +190,7 @@ def _table(
         room = terminal - 2 * (len(kept) - 1)
         # The widest text is cut first.
         most = max((widths[name] for name in kept), default=0)
-        while most > NARROWEST_TEXT and sum(min(widths[name], max(most, narrowest[name])) for name in kept) > room:
+        while most > _NARROWEST_TEXT and sum(min(widths[name], max(most, narrowest[name])) for name in kept) > room:
             most -= 1
         widths = {name: min(widths[name], max(most, narrowest[name])) for name in kept}
         if sum(widths.values()) > room:

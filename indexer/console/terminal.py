@@ -168,7 +168,7 @@ class AtlasGroup(click.Group):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run the command; every way of ending becomes an exit code and at most two lines."""
-        replace_closed_streams()
+        _replace_closed_streams()
         verbosity.quiet = verbosity.verbose = verbosity.debug = False
         options["standalone_mode"] = False
         try:
@@ -181,7 +181,7 @@ class AtlasGroup(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def replace_closed_streams() -> None:
+def _replace_closed_streams() -> None:
     """Put the null device in place of every standard stream that is closed, descriptor and all.
 
     Python has None for such a stream. A free descriptor is worse: the next file that is opened gets it, and receives

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-REPAIR = "Rebuild it: index rebuild"
+_REPAIR = "Rebuild it: index rebuild"
 
 # Models that an error message names if a name is ambiguous.
 _NAMED = 3
@@ -138,7 +138,7 @@ def _translated(error: Exception, path: Path) -> BaseException:
     )  # fmt: skip
     if isinstance(error, statement_errors):
         return AtlasError(f"The statement cannot be run: {sentence}", "See: query sql --help")
-    return AtlasError(f"{path} is damaged ({sentence.rstrip('.')}).", mending(path.parent, REPAIR))
+    return AtlasError(f"{path} is damaged ({sentence.rstrip('.')}).", mending(path.parent, _REPAIR))
 
 
 def model_ending_in(connection: Connection, name: str) -> str | None:

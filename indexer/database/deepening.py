@@ -1,4 +1,4 @@
-"""What it would cost to read the rest of models of which a sample of rows was read, and the advice to do so."""
+"""What reading the rest of sampled models would cost, and the advice to do so."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def deepening(atlas: Readable, base: str, models: Sequence[str] = (), *, spectra
 
 
 def without_a_full_model(atlas: Readable, base: str, count: int, what: str, *, spectra: bool = False) -> AtlasError:
-    """The error for a study of ``what`` that no model of ``base`` is left for, as ``count`` models are sampled."""
-    of_all = "Of the only model" if count == 1 else f"Of all {count:,} models"
+    """The error for a study of ``what`` without a model: all ``count`` models of ``base`` are sampled."""
+    of_all = "the only model" if count == 1 else f"all {count:,} models"
     return AtlasError(
-        f"{of_all} of {base} a sample of rows was read, which gives no {what}.",
+        f"Only a sample of rows was read of {of_all} of {base}, which gives no {what}.",
         deepening(atlas, base, spectra=spectra),
     )

@@ -25,11 +25,11 @@ from indexer.regular_files import regular_status
 from indexer.storage.atomic_files import copy_file
 from indexer.storage.checksums import check_once, stamp_of
 
-COPY_NOTE = "another program has the database open for writing; reading a private copy"
-LOG_NOTE = "the changes in {name} were not published and are not read"
+_COPY_NOTE = "another program has the database open for writing; reading a private copy"
+_LOG_NOTE = "the changes in {name} were not published and are not read"
 
 # Increased when a comparison checks more than before, so that earlier ones no longer count.
-COMPARISON = 1
+_COMPARISON = 1
 
 # A file that changed less than this long ago is not remembered: two changes within a tick of the clock look alike.
 _SETTLED_SECONDS = 3.0
@@ -53,7 +53,7 @@ class Reading(Connection):
         with translated_errors(path), ExitStack() as cleanup:
             if _has_log(path):
                 self.file = _private_copy(path, cleanup)
-                self.notes.append(LOG_NOTE.format(name=path.name + ".wal"))
+                self.notes.append(_LOG_NOTE.format(name=path.name + ".wal"))
             stamp = _stamp(path)
             try:
                 opened = attached(self.file, settings=settings)
@@ -61,7 +61,7 @@ class Reading(Connection):
                 if not copies_held or "lock" not in str(error).lower() or self.file != path:
                     raise
                 self.file = _private_copy(path, cleanup)
-                self.notes.append(COPY_NOTE)
+                self.notes.append(_COPY_NOTE)
                 opened = attached(self.file, settings=settings)
             cleanup.callback(opened.close)
             # If the comparison is remembered there was no difference, except that macros are always replaced.
@@ -134,5 +134,5 @@ def _stamp(path: Path) -> list[int | str] | None:
         return None
     if clock() - status.st_ctime < _SETTLED_SECONDS:
         return None
-    digest = hashlib.sha256(f"{COMPARISON} {duckdb.__version__} {schema_sql()}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{_COMPARISON} {duckdb.__version__} {schema_sql()}".encode()).hexdigest()
     return [*stamp_of(status, digest), status.st_dev, status.st_ctime_ns]

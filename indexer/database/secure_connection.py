@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAME = "atlas"
 
 # How often to retry if the database is republished while it is being opened.
-OPEN_RETRIES = 20
+_OPEN_RETRIES = 20
 
 # The order matters: each setting removes what could undo the one before. A read-only file without external access could
 # still be a target of COPY; without a local file system there are no paths at all.
@@ -48,7 +48,7 @@ def attached(path: Path, *, settings: Sequence[str] = (), milliseconds: int = 0)
     """
     import duckdb
 
-    for is_last in (False,) * OPEN_RETRIES + (True,):
+    for is_last in (False,) * _OPEN_RETRIES + (True,):
         before = _inode(path)
         connection = duckdb.connect(":memory:")
         try:

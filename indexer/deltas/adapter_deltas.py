@@ -171,7 +171,7 @@ def _function(
     """The change of one matrix as a function of its weights."""
     kind, path, (out, width) = plan.peft_type, module.path, (matrix.stored_rows, matrix.shape[1])
 
-    def misfit(what: str) -> Skipped:
+    def wrong_shape(what: str) -> Skipped:
         return Skipped("shape_mismatch", f"{what} of the adapter's {shown(path)} do not fit the base's {out} × {width}")
 
     if kind in ("LOHA", "LOKR"):
@@ -187,18 +187,18 @@ def _function(
         # PEFT stores (out, 1), or (1, in) for modules whose input is scaled (feedforward_modules).
         is_input = tuple(parts["ia3_l"].shape) == (1, width) and not (width == 1 and out == 1)
         if not is_input and tuple(parts["ia3_l"].shape) != (out, 1):
-            raise misfit("the scales")
+            raise wrong_shape("the scales")
         by = scales[None] if is_input else _rows(scales[:, None], matrix, path)
         return lambda weight: weight * (by - 1)
     if kind == "OFT":
         blocks = oft_blocks(plan.config, parts["oft_R"], width, path)
         return lambda weight: rotated(weight, blocks) - weight
     if kind == "BOFT":
-        return boft(parts["boft_R"], _rows(parts["boft_s"].reshape(-1, 1), matrix, path), width, misfit)
+        return boft(parts["boft_R"], _rows(parts["boft_s"].reshape(-1, 1), matrix, path), width, wrong_shape)
     if kind == "HRA":
         directions = parts["hra_u"]
         if directions.ndim != 2 or len(directions) != width or directions.shape[1] > width:
-            raise misfit("the reflections")
+            raise wrong_shape("the reflections")
         return hra(directions, is_orthonormal=plan.config.get("apply_GS") is True)
     if kind == "FOURIERFT":
         spectrum = parts["fourierft_spectrum"].flatten()
@@ -206,7 +206,7 @@ def _function(
         if type(seed) is not int or type(scale) not in (int, float) or not abs(scale) < 1e30 or not 0 <= seed < 1 << 63:
             raise Skipped("malformed", "random_loc_seed or scaling in adapter_config.json is not a number")
         if len(spectrum) > out * width:
-            raise misfit("the frequencies")
+            raise wrong_shape("the frequencies")
 
         def fourier(weight: torch.Tensor) -> torch.Tensor:
             places = torch.randperm(out * width, generator=torch.Generator().manual_seed(seed))[: len(spectrum)]

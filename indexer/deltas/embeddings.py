@@ -14,8 +14,9 @@ from indexer.deltas.stored_base import POSITIONS, TOKEN_TYPES, TOKENS
 from indexer.names import ModelRef
 from indexer.network.session import install_session
 from indexer.quantities import size_in_words
+from indexer.records.decay import Decay, judge_rows
 from indexer.records.record import TokenChanges
-from indexer.records.tokens import MISSING, Decay, RowChanges, judge_rows, row_changes, token_stripes
+from indexer.records.tokens import MISSING, RowChanges, row_changes, token_stripes
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import READABLE
 
@@ -169,7 +170,7 @@ class EmbeddingReader:
 def compare_embeddings(
     model: ModelRef, commit: str | None, relation: str, base: ModelRef, base_commit: str, say: Callable[[str], None]
 ) -> tuple[RowChanges, int, int] | None:
-    """Compare all rows of two input embeddings, of which an atlas holds only some; nothing is stored.
+    """Compare all rows of two input embeddings; an atlas holds only some of them. Nothing is stored.
 
     Returns the changes of the rows that both have, and the numbers of rows of the model and of the base; None if they
     cannot be compared. ``say`` is called first, with how much is read. Raises ModelError if a file cannot be read.

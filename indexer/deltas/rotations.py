@@ -70,14 +70,14 @@ def rotated(weight: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 
 
 def boft(
-    values: torch.Tensor, scales: torch.Tensor, width: int, misfit: Callable[[str], Skipped]
+    values: torch.Tensor, scales: torch.Tensor, width: int, wrong_shape: Callable[[str], Skipped]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Rotations of blocks of the input, each step of permuted inputs (a butterfly), then scales of the rows."""
     if values.ndim != 4 or values.shape[2] != values.shape[3] or values.shape[1] * values.shape[2] != width:
-        raise misfit("the rotations")
+        raise wrong_shape("the rotations")
     steps, count, size, _ = values.shape
     if steps > 1 and (size % 2 or count % 2 ** (steps - 1) or steps > 32):
-        raise misfit("the butterflies")
+        raise wrong_shape("the butterflies")
     rotations = _cayley((0.5 * (values - values.mT)).flatten(0, 1)).unflatten(0, (steps, count))
     orders = []
     for step in range(steps):

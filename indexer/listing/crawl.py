@@ -172,7 +172,7 @@ class _Crawl:
         else:
             problem = f"it has more than {MOST_PAGES} pages"
         raise AtlasError(
-            f"The Hub's listing of {question.what} was not read to its end: {problem}.",
+            f"The Hub's listing of {question.what} was not read completely: {problem}.",
             "What was read is kept. Check HF_ENDPOINT and run it again.",
         )
 
@@ -222,7 +222,7 @@ class _Crawl:
         if not isinstance(rows, list):
             raise as_user_error(Failed("server_error", "the answer is not a list"), "a page of the listing")
         if len(rows) > _MOST_ROWS_A_PAGE:
-            problem = Failed("server_error", f"it holds {len(rows):,} rows, far more than were asked for")
+            problem = Failed("server_error", f"it holds {len(rows):,} rows, far more than requested")
             raise as_user_error(problem, "a page of the listing")
         self.rows += len(rows)
         if self.rows > MOST_ROWS:

@@ -18,7 +18,7 @@ from indexer.profiles.statistics import seeded_generator
 STEPS = 100
 UNCHANGED = 0.1
 # The original papers' c in c·Σ(200 − a).
-ORIGINAL_WEIGHT = {"words": 0.1, "images": 20.0}
+_ORIGINAL_WEIGHT = {"words": 0.1, "images": 20.0}
 
 
 # STEPS steps at a scale of the model's image size; the rate and the blur (if any) change linearly from first to second.
@@ -45,7 +45,7 @@ SHARP = Ascent(((1, (0.05, 0.01), None),), (0.45, 0.55))
 
 def original_ascent(takes_words: bool, is_plain: bool) -> Ascent:
     """The original papers' method: three octaves with blur and jitter, or (``is_plain``) one without."""
-    weight = ORIGINAL_WEIGHT["words" if takes_words else "images"]
+    weight = _ORIGINAL_WEIGHT["words" if takes_words else "images"]
     octaves: tuple[Stage, ...] = (
         (1, (0.5, 0.4), (2.4, 0.8)),
         (2.5, (0.4, 0.3), (1.5, 0.4)),

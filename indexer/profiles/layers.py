@@ -19,14 +19,14 @@ from indexer.errors import AtlasError
 Stem = Callable[[torch.Tensor], torch.Tensor]
 States = dict[int, torch.Tensor]
 
-# With a causal mask, a later token changes earlier outputs not at all; in an untrained encoder by little, but more.
+# With a causal mask a later token does not change earlier outputs; in an untrained encoder it changes them a little.
 SAME = 1e-9
 TOKENS = 16  # of a sequence
 FEWEST_TOKENS = 4
-MOST_CHOSEN = 12  # layers that are measured by default
-PIECE = 2048  # tokens of the vocabulary that are compared at once: 50,000 do not fit
+_MOST_CHOSEN = 12  # layers that are measured by default
+_PIECE = 2048  # tokens of the vocabulary that are compared at once: 50,000 do not fit
 # Candidates kept beyond those asked for, so that float32 rounding cannot drop one of them before the exact sort.
-SPARE = 8
+_SPARE = 8
 
 
 class Layers:
@@ -97,7 +97,7 @@ class Layers:
         for layer in range(max(chosen, default=0) + 1):
             if layer:
                 # A copy: a block that works in place must change neither the input nor an earlier layer's output.
-                hidden = first_part(self.blocks[layer - 1](hidden.clone()))
+                hidden = _first_part(self.blocks[layer - 1](hidden.clone()))
             if layer in chosen:
                 found[layer] = hidden
         return found
@@ -154,12 +154,12 @@ class HookedLayers(Layers):
         last = max(chosen, default=0)
 
         def keep_input(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            found[0] = first_part(positional) if positional else named["hidden_states"]
+            found[0] = _first_part(positional) if positional else named["hidden_states"]
             if last == 0:
                 raise _DeepestLayerReached
 
         def keep_output(layer: int, module: nn.Module, received: Any, output: Any) -> None:
-            found[layer] = first_part(received if self.takes_inputs else output)
+            found[layer] = _first_part(received if self.takes_inputs else output)
             if layer == last:
                 raise _DeepestLayerReached
 
@@ -209,16 +209,16 @@ def nearest_tokens(layers: Layers, points: torch.Tensor, count: int = 1) -> torc
     count = min(count, len(ids))
     best = flat.new_full((len(flat), 0), 0.0)
     found = ids.new_zeros((len(flat), 0))
-    for start in range(0, len(ids), PIECE):
-        piece = ids[start : start + PIECE]
+    for start in range(0, len(ids), _PIECE):
+        piece = ids[start : start + _PIECE]
         rows = layers.tokens[piece]
         distances = rows.square().sum(dim=1) - 2 * flat @ rows.T
         best = torch.cat([best, distances], dim=1)
         found = torch.cat([found, piece.expand(len(flat), -1)], dim=1)
-        best, places = best.topk(min(count + SPARE, best.shape[1]), dim=1, largest=False)
+        best, places = best.topk(min(count + _SPARE, best.shape[1]), dim=1, largest=False)
         found = found.gather(1, places)
     found = found.sort(dim=1).values
-    at_once = max(1, PIECE // max(1, found.shape[1]))
+    at_once = max(1, _PIECE // max(1, found.shape[1]))
     ordered = []
     for some, near in zip(flat.split(at_once), found.split(at_once), strict=True):
         distances = (layers.tokens[near].double() - some.double()[:, None]).square().sum(dim=2)
@@ -248,7 +248,7 @@ def eval_mode(layers: Layers) -> Iterator[None]:
             part.training = True
 
 
-def first_part(output: Any) -> torch.Tensor:
+def _first_part(output: Any) -> torch.Tensor:
     """The tensor that a block returns, or the first element of its tuple."""
     found = output[0] if isinstance(output, tuple | list) else output
     assert isinstance(found, torch.Tensor)
@@ -270,7 +270,7 @@ def unpatchify(patches: torch.Tensor, side: int, shape: tuple[int, int, int]) ->
 
 
 def chosen_layers(depth: int) -> list[int]:
-    """All layers up to MOST_CHOSEN, else that many evenly spaced, always with the last."""
-    if depth <= MOST_CHOSEN:
+    """All layers up to _MOST_CHOSEN, else that many evenly spaced, always with the last."""
+    if depth <= _MOST_CHOSEN:
         return list(range(1, depth + 1))
-    return sorted({round(step * depth / MOST_CHOSEN) for step in range(1, MOST_CHOSEN + 1)})
+    return sorted({round(step * depth / _MOST_CHOSEN) for step in range(1, _MOST_CHOSEN + 1)})

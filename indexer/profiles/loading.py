@@ -27,15 +27,15 @@ from indexer.profiles.layers import HookedLayers
 from indexer.untrusted import shown
 
 # Memory that a model may take beyond its own weights (positions, masks). A config that asks for more is wrong.
-SPARE_BYTES = 256 << 20
-SPARE_NUMBERS = 4 << 20  # of a table of positions that is not stored
+_SPARE_BYTES = 256 << 20
+_SPARE_NUMBERS = 4 << 20  # of a table of positions that is not stored
 # A number in a config above this, and above every dimension of the weights, cannot be a size of the model.
 LARGEST_SIZE = 1 << 20
 # Inputs are padded to a multiple of these, however short they are.
-LARGEST_PADDING = 4096
+_LARGEST_PADDING = 4096
 # Modules per tensor; activations and containers have no tensors. A config that asks for more modules is wrong.
 MODULES_BY_TENSOR, FEWEST_MODULES = 20, 2000
-LARGEST_SIDE = 1024  # pixels of an image; a probe holds 16
+_LARGEST_SIDE = 1024  # pixels of an image; a probe holds 16
 # Numbers in a config that are not sizes; positions that become a table are counted by `_allocated_bytes`.
 _NO_SIZE = re.compile("token_id|position|n_ctx|max_seq|theta|rope|rotary|seed|sliding_window|distance")
 _PADDING = re.compile("attention_window|block_size|block_length|radius|num_blocks|segment_means|landmarks")
@@ -118,7 +118,7 @@ def _configuration(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any
     for name, value in values.items():
         if name not in names or _NO_SIZE.search(name):
             continue
-        most = LARGEST_PADDING if _PADDING.search(name) else largest
+        most = _LARGEST_PADDING if _PADDING.search(name) else largest
         inner = [value]
         while inner:
             one = inner.pop()
@@ -155,13 +155,13 @@ def _checked_depth(
     numbers = sum(tensor.numel() for tensor in weights.values())
     # Some classes compute a table of sines in Python, number by number. Rotary positions have no table.
     if isinstance(positions, int) and isinstance(width, int) and not hasattr(configuration, "rope_parameters"):
-        if positions * width > numbers + SPARE_NUMBERS:
+        if positions * width > numbers + _SPARE_NUMBERS:
             what = f"a table of positions has {positions} × {width} numbers, its weights have {numbers}"
             raise Skipped("shape_mismatch", f"by its config.json {what}")
     size = _allocated_bytes(configuration, FEWEST_MODULES + MODULES_BY_TENSOR * len(weights))
     # Half-precision weights are loaded as float32.
     stored = sum(tensor.nbytes for tensor in weights.values())
-    if size > 4 * stored + SPARE_BYTES:
+    if size > 4 * stored + _SPARE_BYTES:
         raise Skipped(
             "shape_mismatch", f"by its config.json the model takes {size >> 20} MiB, its weights are {stored >> 20} MiB"
         )
@@ -265,8 +265,8 @@ def _image_layers(
 ) -> HookedLayers:
     side = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
     size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-    if max(side, size) > LARGEST_SIDE:
-        raise Skipped("unsupported_input", f"its images are {size} pixels wide; up to {LARGEST_SIDE} are profiled")
+    if max(side, size) > _LARGEST_SIDE:
+        raise Skipped("unsupported_input", f"its images are {size} pixels wide; up to {_LARGEST_SIDE} are profiled")
     channels = int(getattr(config, "num_channels", 3))
     mean, deviation = normalisation or ([0.5] * channels, [0.5] * channels)
     place = next(model.parameters()).device

@@ -34,7 +34,7 @@ from indexer.profiles.store import Profile, ProfileIdentity
 from indexer.profiles.subject import Subject
 
 RECEPTIVE_FIELD_SEQUENCES = 8
-MOST_LAYERS = 1000
+_MOST_LAYERS = 1000
 
 
 def canonical_recipe(recipe: str, *others: str) -> str:
@@ -89,7 +89,7 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) > MOST_LAYERS or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
+    if len(parts) > _MOST_LAYERS or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
         raise BadArgument(f"`layers` {text[:40]!r} is not a valid list of layers.", "Write it like 1,6,12.")
     found = tuple(sorted({int(part) for part in parts}))
     if found[0] < 1:

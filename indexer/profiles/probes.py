@@ -24,10 +24,10 @@ from indexer.regular_files import open_regular, read_regular
 if TYPE_CHECKING:
     from indexer.profiles.subject import Subject
 
-SEQUENCES = 16
-MOST_TEXT = 1 << 20
+_SEQUENCES = 16
+_MOST_TEXT = 1 << 20
 MOST_BYTES = 64 << 20  # of an image file
-MOST_PIXELS = 1 << 26
+_MOST_PIXELS = 1 << 26
 DIGITS = 14
 HINT = "Give a PNG or JPEG file."
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
@@ -80,7 +80,7 @@ class Probe:
         return layers.embed(self.ids)
 
 
-def random_probe(layers: Layers, sequences: int = SEQUENCES, tokens: int = TOKENS, seed: int = 0) -> Probe:
+def random_probe(layers: Layers, sequences: int = _SEQUENCES, tokens: int = TOKENS, seed: int = 0) -> Probe:
     """Uniform random tokens without special ones: a padding id would shift the positions of a RoBERTa."""
     return Probe("random", random_ids(layers, sequences, tokens, seed, "probe"))
 
@@ -92,13 +92,13 @@ def random_ids(layers: Layers, sequences: int, tokens: int, seed: int, measure: 
 
 
 def text_probe(
-    text: str, encode: Callable[[str], Sequence[int]], sequences: int = SEQUENCES, tokens: int = TOKENS
+    text: str, encode: Callable[[str], Sequence[int]], sequences: int = _SEQUENCES, tokens: int = TOKENS
 ) -> Probe:
     """The first ``sequences`` windows of ``tokens`` tokens; each begins with a sentence.
 
     Raises AtlasError if the text is too short for one window of at least FEWEST_TOKENS.
     """
-    sentences = [sentence for sentence in _SENTENCE.split(text[:MOST_TEXT]) if sentence.strip()]
+    sentences = [sentence for sentence in _SENTENCE.split(text[:_MOST_TEXT]) if sentence.strip()]
     windows: list[list[int]] = []
     held: list[int] = []
     for sentence in sentences:
@@ -164,7 +164,7 @@ class ProbeChoice:
             return shipped_text()
         try:
             with open_regular(self.text, through_links=True) as file:
-                return file.read(MOST_TEXT).decode("utf-8", errors="replace")
+                return file.read(_MOST_TEXT).decode("utf-8", errors="replace")
         except OSError as error:
             raise AtlasError(f"{self.text} cannot be read: {error.strerror}.", "Give a text file.") from error
 
@@ -210,17 +210,17 @@ def matching_probe(
 def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
     """The middle square of an image file, scaled to ``shape`` (channels, height, width), from 0 to 1.
 
-    Raises AtlasError if it is not an image, or has more than MOST_PIXELS by its header, which is read first.
+    Raises AtlasError if it is not an image, or has more than _MOST_PIXELS by its header, which is read first.
     """
     from PIL import Image, UnidentifiedImageError
 
-    too_many = AtlasError(f"{path} has more than {MOST_PIXELS} pixels.", HINT)
+    too_many = AtlasError(f"{path} has more than {_MOST_PIXELS} pixels.", HINT)
     content = BytesIO(_content(path))
     try:
         with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), \
                 Image.open(content, formats=FORMATS) as image:  # fmt: skip
             width, height = image.size
-            if width * height > MOST_PIXELS:
+            if width * height > _MOST_PIXELS:
                 raise too_many
             side = min(width, height)
             box = ((width - side) // 2, (height - side) // 2, (width + side) // 2, (height + side) // 2)

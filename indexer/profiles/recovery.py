@@ -21,29 +21,29 @@ TOKENS_PER_WIDTH = 4
 RIDGE = 1e-3  # of the mean of the diagonal
 # Of the uncentred second moment, added to RIDGE. Centring a constant layer leaves nothing, or only float64's rounding
 # errors (1e-16 of that moment times the number of sums), which no map may be fitted to.
-RIDGE_FLOOR = 1e-12
+_RIDGE_FLOOR = 1e-12
 FIT_TOKENS_AT_ONCE = 512  # of one forward pass
 
-# Descent on the input. RATE, START_NOISE and SHIFT are in units of the embeddings' standard deviation.
+# Descent on the input. RATE, _START_NOISE and SHIFT are in units of the embeddings' standard deviation.
 STEPS = 30
 RATE = 0.1
-START_NOISE = 0.1
+_START_NOISE = 0.1
 SHIFT = 0.35
-IMAGE_STEPS = 150
-IMAGE_RATE = 0.1
-FINAL_SHARE = 0.1  # of the first rate, in the last step
+_IMAGE_STEPS = 150
+_IMAGE_RATE = 0.1
+_FINAL_SHARE = 0.1  # of the first rate, in the last step
 HIGH = 0.25  # cycles a pixel
 # The original papers' descent: steps, rate, mean of the start, weight of the loss.
-ORIGINAL_TEXT = (500, 1.0, 0.5, 0.1)
-ORIGINAL_IMAGES = (1000, 1e-3, 0.7, 1.0)
-ORIGINAL_START_NOISE = 0.05
+_ORIGINAL_TEXT = (500, 1.0, 0.5, 0.1)
+_ORIGINAL_IMAGES = (1000, 1e-3, 0.7, 1.0)
+_ORIGINAL_START_NOISE = 0.05
 
 # Exact search.
-SAME_OUTPUT = 1e-3  # relative distance
-SEARCH_STEPS = 50
-CANDIDATES_AT_ONCE = 64
+_SAME_OUTPUT = 1e-3  # relative distance
+_SEARCH_STEPS = 50
+_CANDIDATES_AT_ONCE = 64
 MOST_CANDIDATES = 4096
-SWEEPS = 3
+_SWEEPS = 3
 
 
 def fit_readout(layers: Layers, chosen: Collection[int], tokens: int, seed: int = 0) -> dict[int, torch.Tensor]:
@@ -85,7 +85,7 @@ def _ridge_regression(sums: tuple[torch.Tensor, ...], count: int) -> torch.Tenso
     products, crossed, rows, targets = sums
     mean, target = rows / count, targets / count
     centred = products - count * torch.outer(mean, mean)
-    ridge = RIDGE * centred.diagonal().mean() + RIDGE_FLOOR * products.diagonal().mean()
+    ridge = RIDGE * centred.diagonal().mean() + _RIDGE_FLOOR * products.diagonal().mean()
     centred.diagonal().add_(ridge.clamp_min(1e-30))
     slope = torch.linalg.solve(centred, crossed - count * torch.outer(mean, target))
     return torch.cat([slope, (target - mean @ slope)[None]]).float()
@@ -105,7 +105,7 @@ def embedding_sd(layers: Layers) -> float:
 def blank_start(layers: Layers, shape: torch.Size, seed: int) -> torch.Tensor:
     """A start that is independent of the input: the mean embedding plus a little noise."""
     noise = normal((shape[0], shape[1], layers.tokens.shape[1]), seed, "start", layers.device)
-    return layers.tokens.mean(dim=0) + START_NOISE * embedding_sd(layers) * noise
+    return layers.tokens.mean(dim=0) + _START_NOISE * embedding_sd(layers) * noise
 
 
 def recover(
@@ -127,7 +127,7 @@ def recover_images(layers: Layers, layer: int, target: torch.Tensor, unit: float
     """
     assert layers.image_shape is not None
     start = 0.5 + 0.03 * normal((len(target), *layers.image_shape), seed, "start", target.device)
-    guess = _adam(lambda guess: (layers.state(guess, layer) - target) / unit, start, IMAGE_RATE, IMAGE_STEPS)
+    guess = _adam(lambda guess: (layers.state(guess, layer) - target) / unit, start, _IMAGE_RATE, _IMAGE_STEPS)
     return guess.clamp(0, 1)
 
 
@@ -138,7 +138,7 @@ def _adam(
     guess = start.detach().clone().requires_grad_(True)
     optimizer = torch.optim.Adam([guess], lr=rate)
     for step in range(steps):
-        schedule = FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * step / steps)) / 2
+        schedule = _FINAL_SHARE + (1 - _FINAL_SHARE) * (1 + math.cos(math.pi * step / steps)) / 2
         optimizer.param_groups[0]["lr"] = rate * schedule
         guess.grad = gradient_of(residual(guess).abs().mean(dim=(1, 2)).sum(), guess)
         optimizer.step()
@@ -152,16 +152,16 @@ def recover_as_original(
     """Embeddings or pixels by the original papers' method; if it diverges, the last finite guess is returned.
 
     From a normal start, plain steps on weight · ‖h − h*‖₁, the rate falling linearly to a tenth. ``steps`` and
-    ``rate`` replace those of ORIGINAL_TEXT or ORIGINAL_IMAGES.
+    ``rate`` replace those of _ORIGINAL_TEXT or _ORIGINAL_IMAGES.
     """
-    default_steps, default_rate, start_mean, weight = ORIGINAL_IMAGES if layers.takes_images else ORIGINAL_TEXT
+    default_steps, default_rate, start_mean, weight = _ORIGINAL_IMAGES if layers.takes_images else _ORIGINAL_TEXT
     steps, rate = steps or default_steps, rate or default_rate
     shape = layers.image_shape or (target.shape[1], layers.tokens.shape[1])
-    guess = start_mean + ORIGINAL_START_NOISE * normal((len(target), *shape), seed, "start", target.device)
+    guess = start_mean + _ORIGINAL_START_NOISE * normal((len(target), *shape), seed, "start", target.device)
     for step in range(steps):
         leaf = guess.requires_grad_(True)
         loss = weight * (layers.state(leaf, layer) - target)[:, keep].abs().sum()
-        schedule = 1 - (1 - FINAL_SHARE) * step / steps
+        schedule = 1 - (1 - _FINAL_SHARE) * step / steps
         guess = leaf.detach() - schedule * rate * gradient_of(loss, leaf)
         if not torch.isfinite(guess).all():
             return leaf.detach()
@@ -239,14 +239,14 @@ def exact_search(
     by token, others repaired position by position. Decoders without a bottleneck send different prompts to different
     outputs almost surely (SipIt, arXiv 2510.15511), so this succeeds nearly everywhere and says nothing of depth.
     """
-    guess = recover(layers, layer, target, unit, read_off(linear_map, target), SEARCH_STEPS)
+    guess = recover(layers, layer, target, unit, read_off(linear_map, target), _SEARCH_STEPS)
     ids = nearest_tokens(layers, guess)[..., 0]
-    certified = _distances(layers, layer, layers.embed(ids), target) < SAME_OUTPUT
+    certified = _distances(layers, layer, layers.embed(ids), target) < _SAME_OUTPUT
     search = _search_in_order if layers.is_causal(target.shape[1]) else _repair
     for number in range(len(ids)):
         if not certified[number]:
             ids[number] = search(layers, layer, target[number : number + 1], guess[number], ids[number])
-    return ids, _distances(layers, layer, layers.embed(ids), target) < SAME_OUTPUT
+    return ids, _distances(layers, layer, layers.embed(ids), target) < _SAME_OUTPUT
 
 
 def _distances(layers: Layers, layer: int, inputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -264,7 +264,7 @@ def _search_in_order(
     for place in range(len(ids)):
         order = nearest_tokens(layers, guess[place], min(MOST_CANDIDATES, len(layers.ordinary_ids)))
         best, least = order[0], torch.inf
-        for some in order.split(CANDIDATES_AT_ONCE):
+        for some in order.split(_CANDIDATES_AT_ONCE):
             tried = torch.cat([found.expand(len(some), -1), some[:, None]], dim=1)
             with torch.no_grad():
                 reached = layers.state(layers.embed(tried), layer)[:, -1]
@@ -273,7 +273,7 @@ def _search_in_order(
             nearest = int(distances.argmin())
             if float(distances[nearest]) < least:
                 best, least = some[nearest], float(distances[nearest])
-            if least < SAME_OUTPUT:
+            if least < _SAME_OUTPUT:
                 break
         found = torch.cat([found, best[None]])
     return found
@@ -282,15 +282,15 @@ def _search_in_order(
 def _repair(layers: Layers, layer: int, target: torch.Tensor, guess: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The best of the nearest candidates at each position with the others fixed, in a few sweeps."""
     found = ids.clone()
-    for _ in range(SWEEPS):
+    for _ in range(_SWEEPS):
         before = found.clone()
         for place in range(len(ids)):
-            candidates = torch.cat([found[place][None], nearest_tokens(layers, guess[place], CANDIDATES_AT_ONCE)])
+            candidates = torch.cat([found[place][None], nearest_tokens(layers, guess[place], _CANDIDATES_AT_ONCE)])
             tried = found.repeat(len(candidates), 1)
             tried[:, place] = candidates
             distances = _distances(layers, layer, layers.embed(tried), target)
             found[place] = candidates[int(distances.argmin())]
-        is_same = float(_distances(layers, layer, layers.embed(found[None]), target)) < SAME_OUTPUT
+        is_same = float(_distances(layers, layer, layers.embed(found[None]), target)) < _SAME_OUTPUT
         if is_same or torch.equal(before, found):
             break
     return found

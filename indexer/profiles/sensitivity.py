@@ -19,15 +19,15 @@ from indexer.profiles.statistics import Measures, Spread, normal, seeded_generat
 CANDIDATES = 32
 PLACES = 3  # positions of each sequence
 DRAWS = 64
-RESAMPLES = 200
+_RESAMPLES = 200
 # Candidates whose outputs differ by less than this share of s_l cannot be distinguished.
 SAME = 1e-6
 # Of the receptive field.
 COLUMN_DRAWS = 4
 QUARTERS = 4
 # Of the Jacobian: directions of one forward pass, and the share of σ_1 below which a singular value is rounding.
-DIRECTIONS_AT_ONCE = 64
-SINGULAR = 1e-6
+_DIRECTIONS_AT_ONCE = 64
+_SINGULAR = 1e-6
 
 
 def tolerances(
@@ -106,7 +106,7 @@ def _critical_noise(gram: torch.Tensor, covariance: torch.Tensor, draws: torch.T
 
 def _median(found: torch.Tensor, seed: int) -> tuple[float, float]:
     """The median of (tokens, draws), and its standard error by resampling tokens."""
-    picked = torch.randint(len(found), (RESAMPLES, len(found)), generator=seeded_generator(seed, "bootstrap"))
+    picked = torch.randint(len(found), (_RESAMPLES, len(found)), generator=seeded_generator(seed, "bootstrap"))
     medians = torch.stack([found[one].median() for one in picked])
     finite = medians[medians.isfinite()]
     return float(found.median()), float(finite.std()) if len(finite) > 1 else 0.0
@@ -208,7 +208,7 @@ def singular_values(
     rows = inputs if layers.patch is None else patchify(inputs, layers.patch)
     width = rows.shape[2]
     columns: dict[int, list[torch.Tensor]] = {layer: [] for layer in chosen}
-    for some in torch.eye(width, dtype=inputs.dtype, device=inputs.device).split(DIRECTIONS_AT_ONCE):
+    for some in torch.eye(width, dtype=inputs.dtype, device=inputs.device).split(_DIRECTIONS_AT_ONCE):
         tangent = torch.zeros(len(some), positions, width, dtype=inputs.dtype, device=inputs.device)
         tangent[:, place] = some
         if layers.patch is not None and layers.image_shape is not None:
@@ -229,7 +229,7 @@ def conditioning(values: torch.Tensor) -> tuple[float | None, float]:
     """
     squares = values.square()
     first, last = float(values[0]), float(values[-1])
-    condition = first / last if last > SINGULAR * first else None
+    condition = first / last if last > _SINGULAR * first else None
     return condition, float(squares.sum().square() / squares.square().sum().clamp_min(1e-300))
 
 

@@ -19,8 +19,9 @@ from indexer.names import ModelRef
 from indexer.network.hub_errors import as_model_error
 from indexer.network.session import install_session
 from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, original_ascent
-from indexer.profiles.layers import FEWEST_TOKENS, HookedLayers, Layers, fitting_tokens, nearest_tokens, patchify
+from indexer.profiles.layers import FEWEST_TOKENS, HookedLayers, Layers, fitting_tokens, nearest_tokens
 from indexer.profiles.measurement import ProfileRequest, canonical_recipe, make_profile, parse_layers
+from indexer.profiles.patch_embedding import borrowed_patch_embedding, seeded_patch_embedding
 from indexer.profiles.probes import ProbeChoice, matching_probe, read_images, shipped_images
 from indexer.profiles.recovery import (
     blank_start,
@@ -36,7 +37,7 @@ from indexer.profiles.recovery import (
     times_closer,
 )
 from indexer.profiles.sensitivity import conditioning, singular_values
-from indexer.profiles.statistics import normal, spread_of
+from indexer.profiles.statistics import spread_of
 from indexer.profiles.store import Profile, ProfileIdentity
 from indexer.profiles.subject import FullWeights, Source, Subject, download_base, read_subject, read_weights
 from indexer.profiles.tokenizer import require_tokenizer
@@ -56,16 +57,13 @@ __all__ = [
     "read_now",
 ]
 
-MOST_IMAGES = 6
+_MOST_IMAGES = 6
 MOST_TOKENS = 64
-LINEAR_STEPS = 150
-BLANK_STEPS = 400
-CHANNELS = 3
+_LINEAR_STEPS = 150
+_BLANK_STEPS = 400
 # Of a block the matrix whose inputs are the neurons of a module: of attention what its heads found, of the MLP its
 # hidden neurons behind the activation function.
 MODULES = {"attention": "output", "mlp": "feedforward2"}
-# (patch, side of the image) in pixels for a seeded embedding: the original papers' own if the model is wide enough.
-SIZES = ((16, 224), (8, 64), (4, 32))
 Progress = Callable[[int], None]  # called with each layer before it is worked on
 
 
@@ -219,7 +217,7 @@ def invert_words(
             start = read_off(readout[layer], target) if readout else blank_start(model, target.shape, seed)
             # The spread of a single sentence is a rough estimate of s_l, but it only scales the loss.
             unit = spread_of(target).unit
-            count = steps or (LINEAR_STEPS if readout else BLANK_STEPS)
+            count = steps or (_LINEAR_STEPS if readout else _BLANK_STEPS)
             guess = recover(model, layer, target, unit, start, count, keep)
             words = nearest_tokens(answers, guess, top)
         best = words[0, :, 0].cpu()
@@ -275,9 +273,9 @@ def invert_images(
             images = recover_images(model, layer, hidden, spread_of(hidden).unit, seed)
         error, _, rows = image_error(model, images, target)
         high = high_frequency(images - target)
-        shown = images[:MOST_IMAGES].clamp(0, 1).cpu()
+        shown = images[:_MOST_IMAGES].clamp(0, 1).cpu()
         found.append(ImageLayer(layer, shown, error, rows, high, **_conditioning(jacobian[layer])))
-    return target[:MOST_IMAGES].cpu(), tuple(found), notes
+    return target[:_MOST_IMAGES].cpu(), tuple(found), notes
 
 
 def _conditioning(values: torch.Tensor) -> dict[str, float | None]:
@@ -355,57 +353,3 @@ def _image_layers(subject: Subject, stem: str | None, seed: int) -> tuple[Hooked
     if stem is None:
         notes = (*notes, "it takes words, so a seeded patch embedding was put before its layers (`stem='image'`)")
     return seeded_patch_embedding(subject.layers, seed), notes
-
-
-def seeded_patch_embedding(layers: HookedLayers, seed: int = 0) -> HookedLayers:
-    """A language model's layers behind a seeded orthonormal map from patches to the model's width.
-
-    Patches take the place of tokens; positions are added as for tokens. The map is scaled so that a patch of variance 1
-    (of pixels from −1 to 1) is as long as an embedding. Raises AtlasError if the model is too narrow.
-    """
-    width = layers.tokens.shape[1]
-    patch, side = next(((patch, side) for patch, side in SIZES if CHANNELS * patch * patch <= width), (0, 0))
-    if not patch:
-        raise AtlasError(
-            f"Layers of width {width} are too narrow for a patch of {CHANNELS} · 4 · 4 numbers.",
-            "Choose a wider model.",
-        )
-    # The largest square of such patches that the positions hold.
-    side = int(fitting_tokens(layers, (side // patch) ** 2) ** 0.5) * patch
-    numbers = CHANNELS * patch * patch
-    drawn = normal((width, width), seed, "stem").double()
-    columns = torch.linalg.qr(drawn)[0][:numbers].float().to(layers.device)
-    length = float(layers.tokens.square().sum(dim=1).mean().sqrt())
-    matrix = columns * (length / numbers**0.5)
-    return HookedLayers(
-        lambda pixels: layers.stem(patchify(2 * pixels - 1, patch) @ matrix),
-        layers.blocks,
-        patch=patch,
-        image_shape=(CHANNELS, side, side),
-    )
-
-
-def borrowed_patch_embedding(layers: HookedLayers, model: torch.nn.Module, images: HookedLayers) -> HookedLayers:
-    """A language model's layers behind the patch convolution of ``model``, a vision transformer with layers ``images``.
-
-    Raises AtlasError if its width differs from the language model's, or it has no such convolution.
-    """
-    convolution = next((one for one in model.modules() if isinstance(one, torch.nn.Conv2d)), None)
-    width = layers.tokens.shape[1]
-    if convolution is None or images.patch is None or images.image_shape is None:
-        raise AtlasError("The stem's model does not cut images into patches.", "Name a ViT, or use `stem='image'`.")
-    if convolution.out_channels != width:
-        raise AtlasError(
-            f"The stem makes patches of width {convolution.out_channels}, the model's layers take {width}.",
-            "Use `stem='image'`.",
-        )
-    side = images.image_shape[1]
-    while (side // images.patch) ** 2 > fitting_tokens(layers, (side // images.patch) ** 2):
-        side -= images.patch
-    embed = convolution.to(layers.device)
-    return HookedLayers(
-        lambda pixels: layers.stem(embed(2 * pixels - 1).flatten(2).transpose(1, 2)),
-        layers.blocks,
-        patch=images.patch,
-        image_shape=(images.image_shape[0], side, side),
-    )

@@ -11,9 +11,9 @@ import torch
 Measures = dict[str, tuple[float, float | None]]
 
 # A layer whose outputs differ by less than this share of their size is constant.
-CONSTANT = 1e-6
+_CONSTANT = 1e-6
 # Activations beyond this many s_l are shortened, so that a few massive ones do not decide the noise's covariance.
-MOST_SPREAD = 4.0
+_MOST_SPREAD = 4.0
 
 
 def seeded_generator(seed: int, measure: str) -> torch.Generator:
@@ -46,7 +46,7 @@ class Spread:
     """How far the outputs of a layer lie apart: the unit of noise.
 
     ``size`` is s_l, the median over positions of the rms deviation from the mean over the probe. ``covariance``
-    (width, width): that of the centred activations, each shortened to at most MOST_SPREAD · s_l, scaled so
+    (width, width): that of the centred activations, each shortened to at most _MOST_SPREAD · s_l, scaled so
     that noise of this covariance has the rms s_l.
     """
 
@@ -67,8 +67,8 @@ def spread_of(hidden: torch.Tensor) -> Spread:
     deviation = centred.square().mean(dim=1).sqrt()
     size = float(deviation.median())
     rms = float(rows.square().mean().sqrt())
-    is_constant = not size > CONSTANT * rms
-    shortened = centred * (MOST_SPREAD * size / deviation.clamp_min(1e-30)).clamp_max(1.0)[:, None]
+    is_constant = not size > _CONSTANT * rms
+    shortened = centred * (_MOST_SPREAD * size / deviation.clamp_min(1e-30)).clamp_max(1.0)[:, None]
     covariance = shortened.T @ shortened
     power = float(covariance.diagonal().mean())
     covariance = covariance * (size**2 / power) if power > 0 else covariance

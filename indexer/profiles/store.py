@@ -23,7 +23,7 @@ from indexer.storage.atomic_files import write_atomically
 from indexer.untrusted import load_json
 
 METHOD = "depth-1"
-SUBJECTS = ("base", "fine_tune", "untrained")
+_SUBJECTS = ("base", "fine_tune", "untrained")
 MOST_BYTES = 64 << 20  # a layer has some dozen numbers
 HINT = "Delete it; `index profile` makes it again."
 
@@ -189,7 +189,7 @@ def _check(identity: ProfileIdentity, header: Mapping[str, Any], arrays: Mapping
     said = asdict(identity)
     numbers = [said.pop("seed"), *said.pop("layers")]
     texts = [*said.pop("asked"), *header["notes"], *said.values()]
-    if not all(isinstance(text, str) for text in texts) or identity.subject not in SUBJECTS:
+    if not all(isinstance(text, str) for text in texts) or identity.subject not in _SUBJECTS:
         raise ValueError("invalid text")
     if not all(type(number) is int for number in numbers):
         raise ValueError("invalid number")

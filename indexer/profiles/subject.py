@@ -30,7 +30,7 @@ from indexer.weights.adapter import adapter_plan, whole_weights
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import READABLE
 
-MOST_PREPROCESSOR = 1 << 20
+_MOST_PREPROCESSOR = 1 << 20
 # Memory that a profile takes in addition to the weights: activations of a probe, and the sums of a regression.
 WORKING_BYTES = 256 << 20
 Normalisation = tuple[list[float], list[float]]
@@ -163,7 +163,7 @@ def read_subject(
         if checkpoint.kind == "full" and memory is not None and needed > memory:
             raise Failed("out_of_memory", f"it needs {needed >> 20} MiB of memory, and {memory >> 20} MiB are free")
         if checkpoint.kind != "adapter":
-            weights = full_weights(checkpoint)
+            weights = _full_weights(checkpoint)
         elif base is not None:
             weights = merged_weights(checkpoint, base())
         else:
@@ -188,7 +188,7 @@ def read_weights(source: Source) -> FullWeights:
     """All tensors of a full checkpoint. Raises Skipped and Failed as reading does."""
     checkpoint = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
     try:
-        return full_weights(checkpoint)
+        return _full_weights(checkpoint)
     finally:
         checkpoint.close()
 
@@ -215,7 +215,7 @@ def download_base(source: Source) -> None:
 def _normalisation(checkpoint: Checkpoint) -> Normalisation | None:
     """Mean and standard deviation of pixels by channel, if the repository has valid ones."""
     try:
-        content = checkpoint.read_small("preprocessor_config.json", MOST_PREPROCESSOR)
+        content = checkpoint.read_small("preprocessor_config.json", _MOST_PREPROCESSOR)
         said: Any = json.loads(content or b"null")
     except (ModelError, ValueError, RecursionError):
         return None
@@ -236,7 +236,7 @@ def _normalisation(checkpoint: Checkpoint) -> Normalisation | None:
 # ---- weights
 
 
-def clean_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _clean_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The config without keys that name code, and a note if it had some.
 
     Raises Skipped: ``remote_code`` if the model needs code of its repository, ``mixture_of_experts``.
@@ -257,9 +257,9 @@ def clean_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, 
     return kept, notes
 
 
-def full_weights(checkpoint: Checkpoint) -> FullWeights:
+def _full_weights(checkpoint: Checkpoint) -> FullWeights:
     """The weights of a full checkpoint. Raises Skipped as the readers do, Failed if another try may work."""
-    config, notes = clean_config(checkpoint.config)
+    config, notes = _clean_config(checkpoint.config)
     names = [name for name, info in checkpoint.tensors.items() if info.dtype in READABLE]
     # The reader uses a tensor's memory again, so each is copied.
     return FullWeights({name: tensor.clone() for name, tensor in checkpoint.stream(names)}, config, notes)

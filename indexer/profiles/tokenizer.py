@@ -25,7 +25,7 @@ from indexer.weights.repository import open_repository
 if TYPE_CHECKING:
     from indexer.weights.checkpoint import Checkpoint  # which needs torch: it takes longer to load than to answer
 
-MOST_TOKENIZER = 64 << 20
+_MOST_TOKENIZER = 64 << 20
 # For one answer, and for the first, which includes starting the process and reading the files.
 ANSWER_SECONDS, START_SECONDS = 20.0, 120.0
 # Older repositories have one of these sets and no tokenizer.json.
@@ -148,14 +148,14 @@ def _tokenizer(
 ) -> IsolatedTokenizer | None:
     names: tuple[str, ...]
     for names in (("tokenizer.json",), *_OLDER):
-        files = {name: read_small(name, MOST_TOKENIZER) for name in names}
+        files = {name: read_small(name, _MOST_TOKENIZER) for name in names}
         if any(content is None for content in files.values()):
             continue
         content = {name: one for name, one in files.items() if one is not None}
         try:
             if names == ("tokenizer.json",):
                 return IsolatedTokenizer(content)
-            said = json.loads(read_small("tokenizer_config.json", MOST_TOKENIZER) or b"{}")
+            said = json.loads(read_small("tokenizer_config.json", _MOST_TOKENIZER) or b"{}")
             kept = {name: said[name] for name in _SETTINGS if isinstance(said.get(name), bool)}
             model_type = {"model_type": config().get("model_type")}
             return IsolatedTokenizer(content | {"config.json": json.dumps(model_type).encode()}, kept)

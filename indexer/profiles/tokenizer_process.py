@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_ADDRESS_SPACE = 4 << 30  # transformers takes 1 GiB, a vocabulary of 64 MiB another
-MOST_ANSWER = 8 << 20  # bytes of one answer
+_MOST_ANSWER = 8 << 20  # bytes of one answer
 
 
 def _tokenizer(files: dict[str, bytes], settings: dict[str, bool]) -> tuple[Any, list[int]]:
@@ -39,7 +39,7 @@ def _tokenizer(files: dict[str, bytes], settings: dict[str, bool]) -> tuple[Any,
 
 def _write(value: Any) -> None:
     line = json.dumps(value)
-    if len(line) > MOST_ANSWER:
+    if len(line) > _MOST_ANSWER:
         raise MemoryError
     print(line, flush=True)
 

@@ -38,10 +38,10 @@ from indexer.vectors.segments import Vectors, normalised
 TOLERANCE = 1e-4
 
 # The same for numbers stored in 16 bits and centred again, in blocks as short as one number.
-TOLERANCE_OF_HALVES = 2e-3
+_TOLERANCE_OF_HALVES = 2e-3
 
 # The same for a centre, which may be the mean of vectors stored in 16 bits.
-TOLERANCE_OF_CENTRES = 1e-3
+_TOLERANCE_OF_CENTRES = 1e-3
 
 # Columns that depend on other models and not only on the record; the last digits of a signature depend on the machine.
 _FROM_OTHERS = {
@@ -148,7 +148,7 @@ def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagre
             if held.shape == expected.shape and centre is not None:
                 group = centre.group_of(record.vector_group, row["initialisation"])
                 expected = centre.centred(uncentred[None, :], group)[0]
-            tolerance = TOLERANCE if centre is None else TOLERANCE_OF_HALVES
+            tolerance = TOLERANCE if centre is None else _TOLERANCE_OF_HALVES
             if held.shape != expected.shape or not np.allclose(held, expected, atol=tolerance):
                 why = f"its vector ({published.representation}) differs from that of its record"
                 yield Disagreement("vectors", what, why)
@@ -248,8 +248,8 @@ def _check_centre(
         # A drift is a sum over members, so the tolerance grows with their number.
         is_right = np.array_equal(made.votes, stored.votes)
         for mine, theirs, tolerance in (
-            (made.blocks, stored.blocks, TOLERANCE_OF_CENTRES),
-            (made.drift, stored.drift, TOLERANCE_OF_CENTRES * max(1, stored.models)),
+            (made.blocks, stored.blocks, _TOLERANCE_OF_CENTRES),
+            (made.drift, stored.drift, _TOLERANCE_OF_CENTRES * max(1, stored.models)),
         ):
             if mine is None or theirs is None:
                 is_right = is_right and mine is theirs

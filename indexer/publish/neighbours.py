@@ -20,7 +20,7 @@ from indexer.vectors.segments import OpenSegment, Vectors, blocks, rows_of_block
 from indexer.vectors.ties import NEAR, Exact, nearest_first
 
 # If the share of new models is larger, all lists are recomputed: most of them change anyway.
-MOST_NEW = 0.5
+_MOST_NEW = 0.5
 
 # Largest tile of the similarity matrix: 32 MB. With many rows a stored vector is widened from 16 bits only once for
 # all of them; with 167 rows instead of 2,044 the widening takes as long as the products.
@@ -28,7 +28,7 @@ ROWS = 2048
 COLUMNS = 4096
 
 # Bytes of stored vectors that are multiplied at a time.
-COPIED_BYTES = 32 << 20
+_COPIED_BYTES = 32 << 20
 
 # Candidate pairs per list entry that are collected before the worse ones are dropped.
 SLACK = 4
@@ -108,7 +108,7 @@ def nearest(
     for block in asked:
         mine = _Lists(block.ids, k, partial(index.exact, block.matrix))
         length = block.matrix.shape[1]
-        step = max(1, min(COLUMNS, COPIED_BYTES // (4 * length)))
+        step = max(1, min(COLUMNS, _COPIED_BYTES // (4 * length)))
         aligned = np.empty((step, length), dtype=np.float32)
         divisors = masks.divisors_by_kind(block.matrix)
         # The rows of the block, and the columns of the same models.
@@ -194,7 +194,7 @@ def renew_neighbours(
     no others.
     """
     step = min(ROWS, rows_of_block(index.length))
-    if len(added) > MOST_NEW * len(index):
+    if len(added) > _MOST_NEW * len(index):
         tables.run(
             "DELETE FROM neighbours WHERE representation = ? AND model_id IN "
             "(SELECT model_id FROM fine_tunes WHERE base = ?)",

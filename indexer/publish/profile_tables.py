@@ -29,7 +29,7 @@ _IDENTITY_FIELDS = ("base", "subject", "model", "commit", "base_commit", "probe"
 
 # The measures of a layer that are compared with the base's: whether as logarithms, and the value of the base if that
 # does not have to be measured, because the base is compared with itself.
-VECTOR_COLUMNS = {
+_VECTOR_COLUMNS = {
     "tolerance": (True, None),
     "readable": (False, None),
     "reach": (True, None),
@@ -38,8 +38,8 @@ VECTOR_COLUMNS = {
     "recovered": (False, None),
 }
 # Used only if every profile has it.
-EXTRA_COLUMN = "recovered"
-LEAST = 1e-3  # smaller values of tolerance and reach count as this
+_EXTRA_COLUMN = "recovered"
+_LEAST = 1e-3  # smaller values of tolerance and reach count as this
 
 
 def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Callable[[str], None]) -> bool:
@@ -103,7 +103,7 @@ def depth_vectors(connection: duckdb.DuckDBPyConnection | Connection, base: str)
     Uses the probe with the most models, and the newest profile of each model. A copy of the base gives zeros.
     """
     rows = connection.execute(
-        f"SELECT probe_sha256, model_id, subject, layer, {', '.join(VECTOR_COLUMNS)} FROM depth_of_models "
+        f"SELECT probe_sha256, model_id, subject, layer, {', '.join(_VECTOR_COLUMNS)} FROM depth_of_models "
         "WHERE base = ? AND subject IN ('base', 'fine_tune') AND is_complete AND recipe = 'default' "
         "ORDER BY made, profile_id, layer",
         [base],
@@ -113,24 +113,24 @@ def depth_vectors(connection: duckdb.DuckDBPyConnection | Connection, base: str)
     for probe, model_id, subject, layer, *values in rows:
         if subject == "base" or model_id is not None:
             layers = probes.setdefault(probe, {}).setdefault(None if subject == "base" else model_id, {})
-            layers[layer] = dict(zip(VECTOR_COLUMNS, values, strict=True))
+            layers[layer] = dict(zip(_VECTOR_COLUMNS, values, strict=True))
     usable = {probe: found for probe, found in probes.items() if None in found and len(found) > 1}
     if not usable:
         return {}
     found = usable[max(usable, key=lambda probe: (len(usable[probe]), probe))]
     common = sorted(set.intersection(*map(set, found.values())))
-    has_extra = all(model[layer][EXTRA_COLUMN] is not None for model in found.values() for layer in common)
-    columns = [name for name in VECTOR_COLUMNS if has_extra or name != EXTRA_COLUMN]
+    has_extra = all(model[layer][_EXTRA_COLUMN] is not None for model in found.values() for layer in common)
+    columns = [name for name in _VECTOR_COLUMNS if has_extra or name != _EXTRA_COLUMN]
     of_base = found.pop(None)
     ids = sorted(model_id for model_id in found if model_id is not None)
     matrix = np.zeros((len(ids), len(common) * len(columns)))  # a difference that is not known is 0
     for row, model_id in enumerate(ids):
         for place, (layer, name) in enumerate(product(common, columns)):
-            is_logarithm, unchanged = VECTOR_COLUMNS[name]
+            is_logarithm, unchanged = _VECTOR_COLUMNS[name]
             mine = found[model_id][layer][name]
             theirs = of_base[layer][name] if unchanged is None else unchanged
             if mine is not None and theirs is not None:
-                ratio = max(mine, LEAST) / max(theirs, LEAST)
+                ratio = max(mine, _LEAST) / max(theirs, _LEAST)
                 matrix[row, place] = math.log(ratio) if is_logarithm else mine - theirs
     deviation = matrix.std(axis=0)
     scaled = np.divide(matrix, deviation, out=np.zeros_like(matrix), where=deviation > 1e-9)

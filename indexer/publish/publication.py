@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from indexer.deltas.stored_base import StoredBase
@@ -11,11 +11,10 @@ from indexer.listing.questions import BadRow
 from indexer.publish.rows import Entry
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue
-from indexer.records.identity import Thresholds
 from indexer.vectors.choice import IndexChange
 
 # Skipped models that the summary names; all are in the database.
-MOST_NAMED = 3
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Publication:
     rejected_rows: Sequence[Row] | None = None
     build: Row | None = None
     index: IndexChange | None = None
-    thresholds: Thresholds = field(default_factory=Thresholds)
 
 
 class SkippedModels:
@@ -70,5 +68,5 @@ class SkippedModels:
     def summary(self) -> str:
         """A sentence for the user; empty if no model was skipped."""
         found = [f"{model} ({why})" for model, why in [*self.unlisted.items(), *self.models.items()]]
-        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-        return f"{self._base}: skipped, not published: {', '.join(found[:MOST_NAMED])}{more}" if found else ""
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        return f"{self._base}: skipped, not published: {', '.join(found[:_MOST_NAMED])}{more}" if found else ""

@@ -22,15 +22,15 @@ from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows
 from indexer.publish.vector_update import VectorUpdates
 from indexer.publish.vectors import PublishedVectors
-from indexer.records.identity import ROW_NAMES
+from indexer.records.identity import ROW_NAMES, Thresholds
 from indexer.records.store import RecordStore
 
 # Rows that are collected before they are inserted.
-ROWS_AT_ONCE = 10_000
-DELTAS_AT_ONCE = 50_000
+_ROWS_AT_ONCE = 10_000
+_DELTAS_AT_ONCE = 50_000
 
-RECORD_TABLES = ("records", "deltas", "fused_matrices", "adapter_bases")
-LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
+_RECORD_TABLES = ("records", "deltas", "fused_matrices", "adapter_bases")
+_LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
 
 
 def publish(
@@ -103,7 +103,7 @@ class _Publisher:
         withdrawn = [before[model][0] for model in self.publication.withdrawn if model in before]
         stale = [ids[entry.listed.id] for entry in reread] + withdrawn
         touched = with_duplicates(self.tables, stale)
-        self.tables.delete((*RECORD_TABLES, *LISTING_TABLES), withdrawn)
+        self.tables.delete((*_RECORD_TABLES, *_LISTING_TABLES), withdrawn)
         self._listing_tables(changed, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.skipped.unlisted]
         has_new_profiles = renew_profile_tables(self.folder, self.tables, self.base, self.say)
@@ -120,7 +120,7 @@ class _Publisher:
                 updates.read_all(vectors)
             # Before the centre is computed, because duplicates share one vote.
             if changed or withdrawn:
-                within = self.publication.thresholds.duplicate_within
+                within = Thresholds().duplicate_within
                 renew_duplicates(self.tables, self.store, self.base, within, touched)
             fresh = {ids[entry.listed.id] for entry in reread}
             renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
@@ -177,10 +177,10 @@ class _Publisher:
         return ids
 
     def _listing_tables(self, changed: list[Entry], ids: dict[str, int]) -> None:
-        self.tables.delete(LISTING_TABLES, [ids[entry.listed.id] for entry in changed])
-        for start in range(0, len(changed), ROWS_AT_ONCE):
-            rows: dict[str, list[Row]] = {table: [] for table in LISTING_TABLES}
-            for entry in changed[start : start + ROWS_AT_ONCE]:
+        self.tables.delete(_LISTING_TABLES, [ids[entry.listed.id] for entry in changed])
+        for start in range(0, len(changed), _ROWS_AT_ONCE):
+            rows: dict[str, list[Row]] = {table: [] for table in _LISTING_TABLES}
+            for entry in changed[start : start + _ROWS_AT_ONCE]:
                 try:
                     found = valid_listing_rows(ids[entry.listed.id], entry)
                 except InvalidValue as why:
@@ -197,10 +197,10 @@ class _Publisher:
     def _record_tables(
         self, reread: list[Entry], ids: dict[str, int], updates: VectorUpdates, of_new: Sequence[PublishedVectors]
     ) -> None:
-        """Write the rows of RECORD_TABLES and, in the same pass over the files, the vectors ``of_new`` records."""
-        self.tables.delete(RECORD_TABLES, [ids[entry.listed.id] for entry in reread])
+        """Write the rows of _RECORD_TABLES and, in the same pass over the files, the vectors ``of_new`` records."""
+        self.tables.delete(_RECORD_TABLES, [ids[entry.listed.id] for entry in reread])
         representations = [vectors.representation for vectors in of_new]
-        rows: dict[str, list[Row]] = {table: [] for table in RECORD_TABLES}
+        rows: dict[str, list[Row]] = {table: [] for table in _RECORD_TABLES}
         for entry in reread:
             if not entry.record_key:
                 continue
@@ -215,7 +215,7 @@ class _Publisher:
             for table, waiting in rows.items():
                 waiting.extend(made[table])
             updates.add(of_new, model_id, found, is_sampled=made["records"][0]["read"] == "sample")
-            if len(rows["deltas"]) > DELTAS_AT_ONCE:
+            if len(rows["deltas"]) > _DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)
         # Set the flags that depend on a threshold, in rows that change. Adapters of another base are unrelated.
@@ -226,7 +226,7 @@ class _Publisher:
             "FROM records JOIN fine_tunes USING (model_id) LEFT JOIN adapter_bases USING (model_id) "
             "WHERE base = $base) AS found WHERE records.model_id = found.model_id "
             "AND (is_unrelated IS DISTINCT FROM found.unrelated OR records.verified IS DISTINCT FROM found.verified)",
-            {"below": self.publication.thresholds.unrelated_below, "base": self.base},
+            {"below": Thresholds().unrelated_below, "base": self.base},
         )
         # Note as an oddity that an adapter's listing row names another base than its file does.
         self.tables.run(

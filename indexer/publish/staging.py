@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # A database larger than this is compacted once more than this share of it is free.
 BLOATED_BYTES = 64 << 20
-BLOATED_SHARE = 0.5
+_BLOATED_SHARE = 0.5
 
 # The smallest memory limit that DuckDB gets. What does not fit is spilled to disk, but blocks in use cannot be.
 LEAST_MEMORY = 128 << 20
@@ -115,7 +115,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
             ).fetchall()[0]
         finally:
             connection.close()
-        if total * block_size > BLOATED_BYTES and free > BLOATED_SHARE * total:
+        if total * block_size > BLOATED_BYTES and free > _BLOATED_SHARE * total:
             _compact(copy, settings)
         _put_in_place(folder, copy)
     finally:

@@ -35,14 +35,14 @@ from indexer.vectors.segments import (
 Ids = NDArray[np.int64]
 
 # Bytes of vectors that are collected in memory before they are written as a segment.
-MOST_HELD = 256 << 20
+_MOST_HELD = 256 << 20
 
 # Segments that are not in the compressed index are searched exactly. Beyond this many bytes they are added to it.
 EXTEND_ABOVE = INSTANT_BYTES // 4
 
 # An index is trained again if the atlas has this many times the models that it was trained on, or if it has this many
 # codes per valid model.
-TRAIN_AGAIN = 2.0
+_TRAIN_AGAIN = 2.0
 
 
 class UncentredVectors:
@@ -95,7 +95,7 @@ def with_unit_blocks(vectors: NDArray[np.float32], blocks: int) -> NDArray[np.fl
 
 
 class VectorWriter:
-    """Writes new vectors into segments; holds only ``MOST_HELD`` bytes at a time.
+    """Writes new vectors into segments; holds only ``_MOST_HELD`` bytes at a time.
 
     ``centre``: version of the centre that was subtracted. ``blocks``: blocks of unit norm, or 0 if the whole vector has
     unit norm.
@@ -125,7 +125,7 @@ class VectorWriter:
                 self.kinds.setdefault(changed.astype(np.uint8).tobytes(), []).append(model_id)
         self._held[model_id] = unit
         self.ids.append(model_id)
-        if len(self._held) * unit.nbytes >= MOST_HELD:
+        if len(self._held) * unit.nbytes >= _MOST_HELD:
             self.flush()
 
     def add_all(self, ids: Ids, vectors: NDArray[np.float32]) -> None:
@@ -268,14 +268,14 @@ class PublishedVectors:
             self.compressed = None
             return
         extended: VectorFile | None = None
-        if stored is not None and count <= TRAIN_AGAIN * stored.trained_on:
+        if stored is not None and count <= _TRAIN_AGAIN * stored.trained_on:
             if stored.file is None:
                 return
             new = [one for one in segments if not one.in_compressed]
             is_extended = sum(one.bytes for one in new) > EXTEND_ABOVE
             codes = stored.file.count + (sum(one.count for one in new) if is_extended else 0)
             is_too_large = index_bytes(stored.factory, stored.file.length, codes) > choice.memory
-            if not is_too_large and codes <= TRAIN_AGAIN * count:
+            if not is_too_large and codes <= _TRAIN_AGAIN * count:
                 if not is_extended:
                     return
                 extended = stored.file

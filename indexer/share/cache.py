@@ -20,7 +20,7 @@ from indexer.share.pull import Say, fetch
 from indexer.share.repository import Address, resolve
 from indexer.storage.atomic_files import link_or_copy, write_atomically
 
-LIBRARY = "vectors-in-the-wild"
+_LIBRARY = "vectors-in-the-wild"
 
 
 def cached_atlas(text: str, say: Say) -> Path:
@@ -30,7 +30,7 @@ def cached_atlas(text: str, say: Say) -> Path:
     cannot be reached and the atlas was not fetched before.
     """
     address = Address.parse(text)
-    home = cached_assets_path(LIBRARY, namespace="atlases", subfolder=address.name.replace("/", "--"))
+    home = cached_assets_path(_LIBRARY, namespace="atlases", subfolder=address.name.replace("/", "--"))
     note = home / "refs" / quote(address.revision or "main", safe="")
     known = note.read_text() if note.is_file() else None
     if constants.HF_HUB_OFFLINE:

@@ -16,7 +16,7 @@ from indexer.version import __version__
 
 # By this tag atlases are found: HfApi().list_datasets(filter=TAG).
 TAG = "vectors-in-the-wild"
-LICENCE = "cc-by-4.0"
+_LICENCE = "cc-by-4.0"
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 _HOME = "https://pypi.org/project/vectors-in-the-wild"
 
@@ -34,7 +34,7 @@ def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes
     folders = sorted({path.split("/")[1] for path in paths if path.startswith("vectors/")})
     configs |= {f"vectors.{folder}": f"vectors/{folder}/*.parquet" for folder in folders}
     front = {
-        "license": LICENCE,
+        "license": _LICENCE,
         "pretty_name": title,
         "tags": [
             TAG,
@@ -119,7 +119,7 @@ Vectors (`vectors/`, and as FAISS files next to `atlas.duckdb`):
 
 ## Licence
 
-The numbers here are under {LICENCE.upper()}. Each model keeps its own licence (column `licence` of `models`), and the
+The numbers here are under {_LICENCE.upper()}. Each model keeps its own licence (column `licence` of `models`), and the
 text of its card is its author's. Names and descriptions are as their authors wrote them.
 """.encode()
 

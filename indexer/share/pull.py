@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 # Fetches one file of a commit: (name, path, commit, target folder) → where it lies now.
 Fetch = Callable[[str, str, str, Path], Path]
 
-STAGING = ".pull"
+_STAGING = ".pull"
 # Which files each part of an atlas may hold; the database says which of them belong to it.
 _ALLOWED = {
     ATLAS: re.compile(r"atlas\.duckdb|[^/]+\.faiss|(?:lineage|predictions)/[^/]+"),
@@ -97,7 +97,7 @@ def fetch(
         origin = _own_origin(folder, address)
         # Records that were pulled before stay if they belong to the same commit.
         has_records = with_records or (origin is not None and origin.has_records and origin.commit == sha)
-        staging = folder.root / STAGING
+        staging = folder.root / _STAGING
         work = _Pull(folder, staging, remote, fetch_file, say)
         try:
             packs = work.packs(wanted)
@@ -174,7 +174,7 @@ def _own_origin(folder: AtlasFolder, address: Address) -> Origin | None:
         return origin
     if folder.database.exists() or (folder.listings.is_dir() and any(folder.listings.iterdir())):
         raise AtlasError(f"{folder.root} is an atlas of your own: a pull would replace it.", "Choose another --atlas.")
-    if others := sorted(path.name for path in folder.root.iterdir() if path.name not in ("lock", STAGING)):
+    if others := sorted(path.name for path in folder.root.iterdir() if path.name not in ("lock", _STAGING)):
         raise AtlasError(f"{folder.root} is not empty ({others[0]}).", "Choose another --atlas.")
     return None
 

@@ -41,7 +41,7 @@ from indexer.share.packs import (
 from indexer.share.repository import LIMITS, Address, RemoteCommit, read_commit, resolve, tags, translated_hub_errors
 from indexer.share.staging import DATABASE, Staged, staged
 
-CARD = "README.md"
+_CARD = "README.md"
 # Names that an error lists before it only counts.
 MOST_NAMES = 5
 
@@ -123,7 +123,7 @@ def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> Push
         records = sum(pack.bytes for pack in packs.values())
         paths = {one.path for one in manifest.files}
         contents = {
-            CARD: card(address.name, manifest, paths, records_bytes=records, skipped=stage.skipped),
+            _CARD: card(address.name, manifest, paths, records_bytes=records, skipped=stage.skipped),
             NAME: manifest.encoded(),
         }
         wanted = {one.path: one for one in manifest.files}
@@ -214,7 +214,7 @@ def _require_no_newer(remote: RemoteCommit, stage: Staged) -> None:
     """Raise AtlasError if the repository holds something else, or an atlas that a push must not replace."""
     name, there = remote.address.name, remote.manifest
     if there is None:
-        if not remote.files.keys() - {".gitattributes", CARD}:  # only what the Hub made itself
+        if not remote.files.keys() - {".gitattributes", _CARD}:  # only what the Hub made itself
             return
         raise AtlasError(
             f"The dataset {name} is not an atlas: it has {len(remote.files)} files, but no {NAME}.",

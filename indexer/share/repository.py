@@ -26,7 +26,7 @@ from indexer.untrusted import COMMIT, SHA256, printable
 # The Hub may take a minute to answer a commit.
 LIMITS = HttpLimits(read_seconds=120.0)
 MOST_PAGES = 300  # of a list of files, with a thousand a page
-MOST_ATLASES = 1000
+_MOST_ATLASES = 1000
 _REVISION = re.compile(r"[\w.\-/]{1,200}", re.ASCII)
 _SIZE = "size_categories:"
 _BASE = "base_model:"
@@ -201,9 +201,9 @@ def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = []
     with translated_hub_errors("list of atlases", "read"):
         answer = ask("/api/datasets", parameters)
-        for _ in range(MOST_ATLASES // 20):  # a page of the Hub has a hundred, of some mirrors fewer
+        for _ in range(_MOST_ATLASES // 20):  # a page of the Hub has a hundred, of some mirrors fewer
             listed += [one for one in answer.value if isinstance(one, dict)] if isinstance(answer.value, list) else []
-            if answer.next_link is None or len(listed) >= MOST_ATLASES:
+            if answer.next_link is None or len(listed) >= _MOST_ATLASES:
                 break
             answer = ask(answer.next_link)
     rows = []

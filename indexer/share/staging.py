@@ -42,9 +42,9 @@ from indexer.version import __version__
 DATABASE = "atlas.duckdb"
 _COPY = "published.duckdb"  # in the staging folder; removed before the manifest is made
 # Attempts: a publish may remove files between copying the database and linking the files it names.
-TRIES = 5
+_TRIES = 5
 ROWS = 10_000  # of a row group
-VECTOR_ROWS = 1_000
+_VECTOR_ROWS = 1_000
 
 # The SELECT of each table, by the name of its file and of the card's configuration.
 EXPORTS = {
@@ -141,15 +141,15 @@ class Staged:
             (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
             # Unit vectors do not compress, and dictionaries of them only cost time.
             with pq.ParquetWriter(self.folder / path, schema, use_dictionary=["model"], compression="none") as writer:
-                for start in range(0, len(vectors), VECTOR_ROWS):
-                    chosen = slice(start, start + VECTOR_ROWS)
+                for start in range(0, len(vectors), _VECTOR_ROWS):
+                    chosen = slice(start, start + _VECTOR_ROWS)
                     ids, flat = vectors.ids[chosen], pa.array(vectors.copied(chosen).reshape(-1), pa.float32())
                     columns = [
                         pa.array(ids, pa.int32()),
                         pa.array([names.get(int(one)) for one in ids], pa.string()),
                         pa.FixedSizeListArray.from_arrays(flat, published.length),
                     ]
-                    writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=VECTOR_ROWS)
+                    writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=_VECTOR_ROWS)
             self.add(path, DATA)
 
 
@@ -186,7 +186,7 @@ def staged(atlas: AtlasFolder, *, with_records: bool) -> Iterator[Staged]:
 
 def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
     # Copy the database and link the files it names, which a newer generation may remove meanwhile.
-    for left in reversed(range(TRIES)):
+    for left in reversed(range(_TRIES)):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:

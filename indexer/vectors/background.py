@@ -24,7 +24,7 @@ FEWEST_PAIRS = 200
 # Points of a distribution: the highest are consecutive, the others ever farther apart.
 _CONSECUTIVE = 16
 _POINTS = 120
-# Authors are left out in so many groups; with fewer there is no interval.
+# The number of groups in which authors are left out; with fewer authors than the second there is no interval.
 _MOST_GROUPS, _FEWEST_GROUPS = 30, 5
 _NORMAL = 1.959964  # of a 95 % interval
 

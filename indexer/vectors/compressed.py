@@ -42,14 +42,14 @@ CODES_A_THREAD = 4096
 QUERIES = 256
 
 # The number of nearest models that recall counts.
-AT = 10
+_AT = 10
 
 # Cosines this close to each other are equal in float32.
-TIE = 2e-6
+_TIE = 2e-6
 
 # Largest training sample, in vectors and in bytes.
 SAMPLE = 20_000
-SAMPLE_BYTES = 512 << 20
+_SAMPLE_BYTES = 512 << 20
 
 # Memory limit in bytes, if the caller does not give one.
 MEMORY = 1 << 30
@@ -107,7 +107,7 @@ def compress(
             "Allow it more memory, or choose `exact`.",
         )
     with _faiss_errors(factory):
-        drawn: NDArray[np.float32] = np.empty((min(SAMPLE, SAMPLE_BYTES // (4 * length), count), length), np.float32)
+        drawn: NDArray[np.float32] = np.empty((min(SAMPLE, _SAMPLE_BYTES // (4 * length), count), length), np.float32)
         start = 0
         for block in sample(parts, len(drawn), seed):
             drawn[start : start + len(block)] = block.matrix
@@ -201,7 +201,7 @@ def ask(parts: Sequence[Vectors], count: int, seed: int, masks: Masks | None = N
     drawn = list(sample(parts, count, seed))
     ids = np.concatenate([block.ids for block in drawn])
     vectors = np.concatenate([block.matrix for block in drawn])
-    at = min(AT, sum(len(part) for part in parts) - 1)
+    at = min(_AT, sum(len(part) for part in parts) - 1)
     nearest = np.full((len(ids), at), -np.inf, dtype=np.float32)
     for block in blocks(parts) if at else ():
         cosines = vectors @ block.matrix.T
@@ -235,7 +235,7 @@ def recall(
         if masks is not None:
             known = np.concatenate([part.ids[here] for part, here in zip(parts, places, strict=True)])
             cosines /= masks.divisors(vector[None, :], known)[0]
-        found += min(int((cosines >= last - TIE).sum()), questions.at)
+        found += min(int((cosines >= last - _TIE).sum()), questions.at)
     return found / (questions.at * len(questions.ids))
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # More results than asked for, so that ties at the cut are known; more still if all of these are near ties.
 TIES = 64
 
-# With so many pairs for each model, equal vectors are looked for before pairs are compared.
+# With more pairs than this for each model, equal vectors are found before pairs are compared.
 _CROWDED = 8
 
 # Up to this many bytes of vectors are compared without a compressed index: 0.15 s for a gigabyte in memory, on one
@@ -131,7 +131,7 @@ class VectorIndex:
         near, place = np.unique(ids, return_inverse=True)
         step = rows_of_block(self.length)
         if len(ids) > _CROWDED * (len(asked) + len(near)):
-            # Of many ties most are between equal vectors, of which one stands for all.
+            # Most of many ties are between equal vectors, so one vector represents all that equal it.
             parts = (self._matrix(near[start : start + step]) for start in range(0, len(near), step))
             mine, theirs = _first_equal([asked])[rows], _first_equal(parts)[place]
             pairs, inverse = np.unique(mine * len(near) + theirs, return_inverse=True)

@@ -23,7 +23,7 @@ from indexer.vectors.masks import Masks
 GROWTH = 4
 
 # A segment is rewritten without its removed vectors once they are this share of it.
-MOST_REMOVED = 0.25
+_MOST_REMOVED = 0.25
 
 # Largest file that a merge makes, so that the memory of a publish is bounded.
 MOST_BYTES = 1 << 30
@@ -165,7 +165,7 @@ def to_merge(segments: Sequence[Segment]) -> list[int]:
     """Positions of the ``segments`` (oldest first, all in the compressed index or none) to merge into one.
 
     These are the newest ones, up to one that is GROWTH times larger than all newer ones together. If there are none, it
-    is the first segment with a share of removed vectors above MOST_REMOVED. Segments above half of MOST_BYTES are not
+    is the first segment with a share of removed vectors above _MOST_REMOVED. Segments above half of MOST_BYTES are not
     merged.
     """
     growing = [position for position, segment in enumerate(segments) if segment.bytes <= MOST_BYTES // 2]
@@ -179,7 +179,7 @@ def to_merge(segments: Sequence[Segment]) -> list[int]:
         chosen.insert(0, position)
     if len(chosen) > 1:
         return chosen
-    sparse = [place for place, one in enumerate(segments) if len(one.removed) > MOST_REMOVED * one.file.count]
+    sparse = [place for place, one in enumerate(segments) if len(one.removed) > _MOST_REMOVED * one.file.count]
     return sparse[:1]
 
 

@@ -49,7 +49,7 @@ from indexer.weights.stored_tensor import (
 )
 from indexer.weights.torch_files import read_torch_index
 
-MOST_SHARD_INDEX = 16 << 20
+_MOST_SHARD_INDEX = 16 << 20
 _MOST_SHARDS = 1000
 # Names of input embeddings, with any prefix.
 _TOKEN_EMBEDDING = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_embeddings|shared|embed_in)\.weight$")
@@ -372,7 +372,7 @@ def _open(
 
 def shards_of(repository: Repository, choice: Choice) -> dict[str, list[str]]:
     """The shards in order, with the tensors that the (untrusted) index says they hold."""
-    found = repository.read_json(choice.folder + choice.name, MOST_SHARD_INDEX).get("weight_map")
+    found = repository.read_json(choice.folder + choice.name, _MOST_SHARD_INDEX).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise Skipped("malformed", f"{choice.name} has no weight_map")
     shards: dict[str, list[str]] = {}

@@ -33,7 +33,7 @@ from query.map.projection import usual_method
 from query.reader import AtlasReader
 
 KEPT = 20  # files in the cache
-LIKELY_MODELS = 20  # that are shown for a text
+_LIKELY_MODELS = 20  # that are shown for a text
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Layout:
         return cls(ids, x, y, clusters, str(fields["subtitle"]), axes, tuple(map(str, fields["notes"])))
 
 
-def compute_layout(atlas: AtlasReader, base: str, method: str | None = None) -> Layout:
+def _compute_layout(atlas: AtlasReader, base: str, method: str | None = None) -> Layout:
     """Place the distinct models of ``base``, and find clusters if there are not too many models."""
     notes: tuple[str, ...] = ()
     population = models_to_place(atlas, base)
@@ -90,7 +90,7 @@ def compute_layout(atlas: AtlasReader, base: str, method: str | None = None) -> 
     )
 
 
-def cache_key(atlas: AtlasReader, base: str, method: str | None) -> str:
+def _cache_key(atlas: AtlasReader, base: str, method: str | None) -> str:
     """A hash of what a layout depends on: the vectors' files, which models count and what they name, the method."""
     files = atlas.rows("SELECT faiss_files FROM indexes WHERE base = ? AND representation = 'input'", [base])
     removed = atlas.rows("SELECT segment, model_id FROM internal.removed_vectors WHERE base = ? ORDER BY ALL", [base])
@@ -109,7 +109,7 @@ class LayoutJob:
     def __init__(self, atlas: AtlasReader, base: str, method: str | None) -> None:
         self.state, self.why = "working", ""
         self.found: Layout | None = None
-        self._key = cache_key(atlas, base, method)
+        self._key = _cache_key(atlas, base, method)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
         with suppress(OSError, RuntimeError, *WRONG_KINDS):
@@ -186,7 +186,7 @@ def _answered(atlas: AtlasReader, question: str, asked: str) -> dict[str, Any]:
         }
     from query.ask.ask import ask
 
-    likely = ask(atlas, sys.stdin.buffer.read().decode(errors="replace").splitlines(), LIKELY_MODELS, base=asked)
+    likely = ask(atlas, sys.stdin.buffer.read().decode(errors="replace").splitlines(), _LIKELY_MODELS, base=asked)
     return likely.to_dict() | {"headline": likely.headline}
 
 
@@ -196,7 +196,7 @@ def main() -> int:
     try:
         with AtlasReader(root) as atlas:
             if question == "layout":
-                answer = compute_layout(atlas, *words).to_json()
+                answer = _compute_layout(atlas, *words).to_json()
             else:
                 answer = json.dumps(harmless(_answered(atlas, question, *words)), allow_nan=False).encode()
     except (AtlasError, ModelError, OSError) as error:

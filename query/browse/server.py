@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from indexer.errors import AtlasError, ModelError
 from query.browse.model import error_in_words, harmless
 from query.browse.session import BrowseSession
-from query.map.page import SCRIPTS, page_file
+from query.map.page import SCRIPTS, filled, page_file
 
 if TYPE_CHECKING:
     from query.sql import Started
@@ -46,16 +46,16 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-REQUEST_SECONDS = 5.0  # limit for receiving a whole request
-MOST_CONNECTIONS = 200
+_REQUEST_SECONDS = 5.0  # limit for receiving a whole request
+_MOST_CONNECTIONS = 200
 _GRACE = 1  # seconds for running answers at the end
-LONGEST_QUERY = 20_000  # characters of an SQL statement or condition
+_LONGEST_QUERY = 20_000  # characters of an SQL statement or condition
 LONGEST_TEXT = 200_000  # bytes of a text that is asked about
-MOST_STATEMENTS = 2  # running at a time
-MOST_WAITING = 12  # statements and predictions that run or wait
+_MOST_STATEMENTS = 2  # running at a time
+_MOST_WAITING = 12  # statements and predictions that run or wait
 
 # The page's own scripts, in addition to those of the map's page. The loader fetches the data, then the others.
-OWN_SCRIPTS = ("browse_model.js", "browse_depth.js", "browse_trace.js", "browse_asked.js", "browse_watch.js")
+_OWN_SCRIPTS = ("browse_model.js", "browse_depth.js", "browse_trace.js", "browse_asked.js", "browse_watch.js")
 
 
 def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str = "", fragment: str = "") -> ASGIApp:
@@ -65,10 +65,10 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     browser whose command line every user of the machine can read. ``fragment``: of the redirect's address.
     """
     answers = _Answers(ending)
-    statements, predictions = asyncio.Semaphore(MOST_STATEMENTS), asyncio.Semaphore(1)
+    statements, predictions = asyncio.Semaphore(_MOST_STATEMENTS), asyncio.Semaphore(1)
     texts_asked = asyncio.Semaphore(1)  # each runs a base model
-    html = page_file("browse", "browse.html")
-    scripts = [*(("map", name) for name in SCRIPTS[:-1]), *(("browse", name) for name in OWN_SCRIPTS),
+    html = filled("browse", "browse.html", is_served=True)
+    scripts = [*(("map", name) for name in SCRIPTS[:-1]), *(("browse", name) for name in _OWN_SCRIPTS),
                ("map", SCRIPTS[-1])]  # fmt: skip
 
     def base_of(request: Request) -> str | None:
@@ -129,8 +129,8 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
 
 def _query(request: Request) -> str:
     text = request.query_params.get("q", "")
-    if len(text) > LONGEST_QUERY:
-        raise AtlasError(f"The statement is longer than {LONGEST_QUERY:,} characters.", "Shorten it.")
+    if len(text) > _LONGEST_QUERY:
+        raise AtlasError(f"The statement is longer than {_LONGEST_QUERY:,} characters.", "Shorten it.")
     return text
 
 
@@ -240,7 +240,7 @@ class _Answers:
         """The answer of a process, which is killed if its client leaves; ``turns`` limits how many run at a time."""
 
         async def handler(request: Request) -> Response:
-            if self._waiting >= MOST_WAITING:
+            if self._waiting >= _MOST_WAITING:
                 return JSONResponse({"error": "Too many requests are waiting. Try again in a few seconds."}, 503)
             client = _Client()
 
@@ -303,7 +303,7 @@ def serve(session: BrowseSession, listening: socket.socket, token: str, ticket: 
     ending = asyncio.Event()
     config = uvicorn.Config(
         site(session, token, ending, ticket, fragment), log_config=None, access_log=False, server_header=False,
-        lifespan="off", ws="none", loop="asyncio", http=_Protocol, limit_concurrency=MOST_CONNECTIONS,
+        lifespan="off", ws="none", loop="asyncio", http=_Protocol, limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=_GRACE,
     )  # fmt: skip
     _Server(config, ending).run(sockets=[listening])
@@ -321,14 +321,14 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection if a request stays incomplete for ``REQUEST_SECONDS``."""
+    """Closes a connection if a request stays incomplete for ``_REQUEST_SECONDS``."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, transport.close)
+        self._deadline = self.loop.call_later(_REQUEST_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
         """Receive a request, or a part of one."""
@@ -336,7 +336,7 @@ class _Protocol(H11Protocol):
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._set_no_deadline()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+            self._deadline = self.loop.call_later(_REQUEST_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""

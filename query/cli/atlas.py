@@ -26,11 +26,11 @@ from query.texts import read_stdin
 if TYPE_CHECKING:
     from query.atlas import Atlas, Inventory
 
-search_argument = click.argument("search", required=False, default="")
+_search_argument = click.argument("search", required=False, default="")
 
 
 @question(
-    search_argument,
+    _search_argument,
     click.option("--dataset", metavar="NAME", help="Only models tuned on this dataset."),
     base_option,
     limit_option,
@@ -44,7 +44,7 @@ def models(search: str, dataset: str | None, base: str | None, limit: int | None
         _list(opened, opened.models(search, dataset=dataset, base=base), output, limit)
 
 
-@question(search_argument, base_option, limit_option)
+@question(_search_argument, base_option, limit_option)
 def datasets(search: str, base: str | None, limit: int | None, atlas: str, output: str) -> None:
     """List the datasets that indexed models name, most models first: all, or those whose name contains SEARCH."""
     with opened_atlas(atlas) as opened:
@@ -121,7 +121,7 @@ def explain_word(context: click.Context, word: str | None, output: str) -> None:
 
 
 @click.command()
-@click.option("--mcp", is_flag=True, expose_value=False, help="The protocol, which is the only one.")
+@click.option("--mcp", is_flag=True, expose_value=False, help="Use the Model Context Protocol (the only one).")
 @click.option("--folders", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="Let agents also read models from folders in DIR. By default they read no folder.")  # fmt: skip
 @atlas_option

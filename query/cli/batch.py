@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_STDIN = 64 << 20
 LONGEST_LINE = 4096  # characters, the longest path that Linux takes
-MOST_NOTES = 20  # about all models of a batch together
+_MOST_NOTES = 20  # about all models of a batch together
 R = TypeVar("R", bound="Result")
 
 
@@ -62,10 +62,10 @@ def print_batch(
                 progress.update(1)
 
     emit(rows(), output)
-    for note in notes[:MOST_NOTES]:
+    for note in notes[:_MOST_NOTES]:
         say(for_command_line(note))
-    if len(notes) > MOST_NOTES:
-        say(f"… and {len(notes) - MOST_NOTES:,} more notes")
+    if len(notes) > _MOST_NOTES:
+        say(f"… and {len(notes) - _MOST_NOTES:,} more notes")
     if failed:
         raise AtlasError(f"No answer for {failed} of {count} models.", "The column error of their rows says why.")
 

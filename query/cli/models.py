@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from query.results import ThemeName
     from query.similar import SimilarModels
 
-read_option = click.option(
+_read_option = click.option(
     "--read", type=click.Choice(READS),
     help="How a model that is not indexed is read: sample, some rows of every matrix (default), or full.",
 )  # fmt: skip
@@ -45,7 +45,7 @@ read_option = click.option(
     representation_option,
     base_option,
     click.option("--explain", is_flag=True, help="Show how much each layer and family contributes."),
-    read_option,
+    _read_option,
 )
 def similar(model: str, atlas: str, output: str, **options: Any) -> None:
     """Find the models most similar to MODEL: an indexed id, any other Hub id, or a local checkpoint folder.
@@ -81,7 +81,7 @@ def show(model: str, base: str | None, details: bool, atlas: str, output: str) -
     click.argument("b", metavar="B", shell_complete=complete_model),
     base_option,
     representation_option,
-    read_option,
+    _read_option,
 )
 def compare(a: str, b: str, base: str | None, representation: str, read: str | None, atlas: str, output: str) -> None:
     """Compare models A and B: how similar their changes are, and what cards and weights say.
@@ -101,7 +101,7 @@ def compare(a: str, b: str, base: str | None, representation: str, read: str | N
     click.option(
         "--heads", is_flag=True, help="Show how the change of each attention matrix is spread over its heads."
     ),
-    read_option,
+    _read_option,
     out_option(),
     theme_option,
 )
@@ -253,13 +253,13 @@ def lineage(
     base_option,
     click.option("--text", metavar="FILE", help="Compare these texts: lines, .jsonl, .csv, .tsv, .parquet, or -."),
     click.option("--field", metavar="NAME", help="The field or column of FILE that holds the text."),
-    click.option("--each", is_flag=True, help="Print the verdict on each text."),
+    click.option("--each", is_flag=True, help="Print the result for each text."),
     click.option(
         "--max-length", type=click.IntRange(min=1), metavar="N",
-        help="Tokens of a text that training kept. Default: as the position embeddings show, else 24.",
+        help="Tokens of a text that were used in training. Default: as the position embeddings show, else 24.",
     ),
     click.option("--all-rows", is_flag=True, help="Read the whole embedding of MODEL and of its base, not some rows."),
-    read_option,
+    _read_option,
     details_option,
 )  # fmt: skip
 def trace(

@@ -24,9 +24,9 @@ from query.cli.options import (
 if TYPE_CHECKING:
     from query.results import ThemeName
 
-layers_option = click.option("--layers", metavar="1,4", help="Only these layers. Default: all, or 12 evenly spaced.")
-device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
-stem_option = click.option(
+_layers_option = click.option("--layers", metavar="1,4", help="Only these layers. Default: all, or 12 evenly spaced.")
+_device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
+_stem_option = click.option(
     "--stem",
     metavar="image|VIT",
     help="Patch embedding for a language model: a random one, or that of this ViT.",
@@ -80,7 +80,7 @@ def _layers(text: str | None) -> tuple[int, ...] | None:
         "--image", "images", multiple=True, metavar="FILE",
         help="An image instead of a text. May be given several times.",
     ),
-    layers_option,
+    _layers_option,
     click.option(
         "--recipe", type=click.Choice(["default", "blank", "original", "seed"]), default="default", show_default=True,
         help="blank: start from a blank; original: the method of the original papers (printed as seed).",
@@ -94,11 +94,11 @@ def _layers(text: str | None) -> tuple[int, ...] | None:
     click.option("--shift", type=FiniteRange(0, 1e6), help="σ of the criterion. Default: .35 of the embeddings' own."),
     click.option("--steps", type=click.IntRange(1, 1_000_000), help="Number of steps of gradient descent."),
     click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the original method."),
-    stem_option,
+    _stem_option,
     base_option,
     out_option(),
     seed_option,
-    device_option,
+    _device_option,
     theme_option,
 )  # fmt: skip
 def invert(
@@ -124,7 +124,7 @@ def invert(
 @question(
     model_argument,
     out_option("The picture: .png, .svg or .pdf.", required=True),
-    layers_option,
+    _layers_option,
     click.option(
         "--neurons", default="0-7", show_default=True, metavar="0-15",
         help="Neurons to draw, or all (with --patch), which are drawn together.",
@@ -141,10 +141,10 @@ def invert(
         "--recipe", type=click.Choice(["default", "original", "seed"]), default="default", show_default=True,
         help="original: the method of the original papers (printed as seed).",
     ),
-    stem_option,
+    _stem_option,
     base_option,
     seed_option,
-    device_option,
+    _device_option,
     theme_option,
 )  # fmt: skip
 def features(

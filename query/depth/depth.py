@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LayerRow = dict[str, Any]
 LayerRows = tuple[LayerRow, ...]
-ROW_COLUMNS = (
+_ROW_COLUMNS = (
     "layer",
     *(part for name in MEASURES for part in (name, f"{name}_error")),
     "spread",
@@ -34,7 +34,7 @@ ROW_COLUMNS = (
     "own_delta",
     "delta",
 )
-AGAINST = {"base": "its base", "untrained": "an untrained twin"}
+_AGAINST = {"base": "its base", "untrained": "an untrained twin"}
 SHOWN = ("tolerance", "tolerance_own", "readable", "recovered", "verified", "reach", "cka", "drift", "image_error")
 # Panels of the picture.
 PANEL = (2.1, 1.75)  # inches
@@ -53,7 +53,7 @@ PANELS = {
 }
 SHARES = ("readable", "recovered", "recovered_seed", "verified", "cka")
 # When the sentence mentions a difference.
-LEAST_RATIO = 1.2
+_LEAST_RATIO = 1.2
 ERRORS = 2.0  # standard errors
 KEPT = 0.95
 
@@ -103,7 +103,7 @@ def read_profiled(
             known = merged.setdefault(row["layer"], dict(row))
             known |= {name: value for name, value in row.items() if known[name] is None}
         facts = {name: group[0][name] for name in Profiled.__dataclass_fields__ if name != "layers"}
-        layers = ({name: merged[layer][name] for name in ROW_COLUMNS} for layer in sorted(merged))
+        layers = ({name: merged[layer][name] for name in _ROW_COLUMNS} for layer in sorted(merged))
         found.append(Profiled(layers=tuple(layers), **facts))
     return found
 
@@ -185,14 +185,14 @@ class Depth(Drawn):
                 [], [], color=colour, linewidth=1.4, linestyle=style, marker=marker, markersize=2.5, label=text
             )
 
-        other = AGAINST.get(self.against, model_label(self.against))
+        other = _AGAINST.get(self.against, model_label(self.against))
         if self.model == self.base and self.against == "base":
-            other = AGAINST["untrained"]
+            other = _AGAINST["untrained"]
         handles = [handle(colours.palette[0], "-", model_label(self.model))]
         if self.against_layers:
             handles.append(handle(colours.rest, "-", other))
-        if has_twin and other != AGAINST["untrained"]:
-            handles.append(handle(colours.ink, ":", AGAINST["untrained"]))
+        if has_twin and other != _AGAINST["untrained"]:
+            handles.append(handle(colours.ink, ":", _AGAINST["untrained"]))
         add_legend(figure, handles, colours, 3)
         probe = f"{self.sequences} × {self.tokens} {self.probe} tokens" if self.tokens else f"{self.sequences} images"
         title = f"What the layers of {model_label(self.model, 60)} keep\nprobe: {probe}; shaded: ± a standard error"
@@ -246,7 +246,7 @@ def depth(
     else:
         twin = _newest(atlas, found.base, subject="untrained", probe=found.probe_sha256)
         compared = "untrained" if found.subject == "base" and against == "base" else against
-        if compared in AGAINST:
+        if compared in _AGAINST:
             other = _newest(atlas, found.base, subject=compared, probe=found.probe_sha256)
         else:
             other = _stored(atlas, compared, found.base)
@@ -256,20 +256,20 @@ def depth(
                 other = None
         notes = ()
         if other is None:
-            what = AGAINST.get(against, against)
+            what = _AGAINST.get(against, against)
             hint = f"index profile --base {found.base} --with-untrained"
             notes = (f"{what} has no profile with the same probe: {hint}",)
     if found.stack:
         notes = (f"the layers of its {found.stack}", *notes)
     if any(row["verified"] is not None for row in found.layers):
-        certificate = "verified is a certificate and no measure of depth: search finds the input nearly everywhere"
+        certificate = "verified is a certificate, not a measure of depth: search finds the input nearly everywhere"
         notes = (certificate, *notes)
     statement = 'SELECT "read" FROM models WHERE model = ? AND base = ? AND "read" = \'sample\''
     if atlas.rows(statement, [found.model, found.base]):
         notes = (*notes, "a sample of its rows was read: ‖δW‖/‖W‖ are estimates")
     text = "there is nothing to compare it with."
     if other is not None:
-        name = AGAINST.get(other.subject, against) if against in AGAINST else against
+        name = _AGAINST.get(other.subject, against) if against in _AGAINST else against
         text = sentence(found.layers, other.layers, name)
     return Depth(
         model=found.model if found.subject != "untrained" else f"{found.model} (untrained)",
@@ -311,7 +311,7 @@ def _measured_now(
     require("Running a model", *READERS)
     from indexer.profiles.single import ProfileRequest, profile_now
 
-    if against not in AGAINST:
+    if against not in _AGAINST:
         raise AtlasError(f"{model} has no profile in this atlas.", f"Make one first: index profile {model}")
     reference = reference_of(atlas, model, base)
     profile, of_base, twin = profile_now(
@@ -332,7 +332,7 @@ def _measured_now(
             seed=identity.seed,
             recipe=identity.recipe,
             stack=profile.stack,
-            layers=tuple({name: row.get(name) for name in ROW_COLUMNS} for row in profile.rows()),
+            layers=tuple({name: row.get(name) for name in _ROW_COLUMNS} for row in profile.rows()),
         )
 
     notes = (*profile.notes, "measured now; nothing was stored: index profile keeps it")
@@ -381,15 +381,15 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
             f"from layer {layer} on descent finds fewer tokens ({mine:.0%} at the last; {name} {theirs:.0%})"
         )
 
-    lower = differs("tolerance", lambda mine, theirs: mine * LEAST_RATIO < theirs)
-    found = lower or differs("tolerance", lambda mine, theirs: mine > theirs * LEAST_RATIO)
+    lower = differs("tolerance", lambda mine, theirs: mine * _LEAST_RATIO < theirs)
+    found = lower or differs("tolerance", lambda mine, theirs: mine > theirs * _LEAST_RATIO)
     if found is not None:
         layer, mine, theirs = found
         ratio = max(mine, theirs) / max(min(mine, theirs), 1e-9)
         amount = f"{ratio:.1f}× {'less' if lower else 'more'} noise"
         clauses.append(f"from layer {layer} on up to {amount} is needed to lose a token than in {name}")
-    higher = differs("reach", lambda mine, theirs: mine > theirs * LEAST_RATIO)
-    found = higher or differs("reach", lambda mine, theirs: mine * LEAST_RATIO < theirs)
+    higher = differs("reach", lambda mine, theirs: mine > theirs * _LEAST_RATIO)
+    found = higher or differs("reach", lambda mine, theirs: mine * _LEAST_RATIO < theirs)
     if found is not None:
         layer, mine, theirs = found
         how = "more broadly" if higher else "more narrowly"

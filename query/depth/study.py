@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 DRAWS = 1000
-LEAST_MODELS = 5
-# Measures that may depend on where the weights changed. All but AGAINST_BASE are studied as differences to the base's.
-STUDIED = ("drift", "cka", "tolerance", "tolerance_own", "readable", "recovered", "reach", "image_error")
-AGAINST_BASE = ("drift", "cka")
+_LEAST_MODELS = 5
+# Measures that may depend on where the weights changed. All but _AGAINST_BASE are studied as differences to the base's.
+_STUDIED = ("drift", "cka", "tolerance", "tolerance_own", "readable", "recovered", "reach", "image_error")
+_AGAINST_BASE = ("drift", "cka")
 # A loss of input is at least this large, and larger than this many standard errors.
 LEAST_LOSS = 0.02
 ERRORS = 4.0
 # The picture.
 PANEL = (1.35, 1.05)  # inches
 COLUMNS = 6
-MOST_PANELS = 60
+_MOST_PANELS = 60
 HIGH = 0.95  # quantile
 Floats = NDArray[np.float64]
 
@@ -154,7 +154,7 @@ class DepthStudy(Drawn):
         from matplotlib.lines import Line2D
 
         colours = THEMES[theme]
-        models = sorted(self.profiles, key=lambda one: -(one.layers[-1]["drift"] or 0.0))[:MOST_PANELS]
+        models = sorted(self.profiles, key=lambda one: -(one.layers[-1]["drift"] or 0.0))[:_MOST_PANELS]
         columns = min(COLUMNS, len(models))
         rows = -(-len(models) // columns)
         figure, axes = styled_grid(PANEL[0] * columns + 0.6, PANEL[1] * rows + 1.0, rows, columns, theme, ax)
@@ -187,7 +187,7 @@ class DepthStudy(Drawn):
         if forgetful:
             handles.append(Line2D([], [], linestyle="", marker="s", color=colours.palette[4], label="loses its input"))
         add_legend(figure, handles, colours, 3, 6.5)
-        more = f" (the {MOST_PANELS} that moved most)" if len(self.profiles) > MOST_PANELS else ""
+        more = f" (the {_MOST_PANELS} that moved most)" if len(self.profiles) > _MOST_PANELS else ""
         title = (
             f"Where weights and function changed, layer by layer\n{self.models} fine-tunes of {label(self.base)}{more}"
         )
@@ -199,7 +199,7 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
     """The profiles of all models of a base, compared with how much their weights changed.
 
     Uses the probe that most of the models were profiled with. Copies, unrelated models and duplicates are left out;
-    the notes say how many. Raises AtlasError if fewer than LEAST_MODELS models are left.
+    the notes say how many. Raises AtlasError if fewer than _LEAST_MODELS models are left.
     """
     canonical = atlas.base_named(base)
     hint = f"Make them: index profile --base {canonical} --with-untrained --recover"
@@ -226,10 +226,10 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
     notes: tuple[str, ...] = ()
     if counts:
         notes = ("left out: " + ", ".join(f"{count} {reason}" for reason, count in counts.most_common()),)
-    if len(models) < LEAST_MODELS:
+    if len(models) < _LEAST_MODELS:
         why = f" ({notes[0]})" if notes else ""
         raise AtlasError(
-            f"{len(models)} of {len(reasons)} profiled models of {canonical} can be used, and {LEAST_MODELS} are "
+            f"{len(models)} of {len(reasons)} profiled models of {canonical} can be used, and {_LEAST_MODELS} are "
             f"needed{why}.",
             hint,
         )
@@ -242,11 +242,11 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
     authors = [str(facts[one.model]["author"]) for one in models]
     datasets = [tuple(facts[one.model]["datasets"]) for one in models]
     layers = [row["layer"] for row in of_base[0].layers]
-    base_values = {name: _column(of_base[0], name, layers) for name in STUDIED}
+    base_values = {name: _column(of_base[0], name, layers) for name in _STUDIED}
     values = {
-        name: np.array([_column(one, name, layers) for one in models]) for name in (*STUDIED, "delta", "own_delta")
+        name: np.array([_column(one, name, layers) for one in models]) for name in (*_STUDIED, "delta", "own_delta")
     }
-    changes = {name: values[name] - (0 if name in AGAINST_BASE else base_values[name]) for name in STUDIED}
+    changes = {name: values[name] - (0 if name in _AGAINST_BASE else base_values[name]) for name in _STUDIED}
     random = np.random.default_rng(seed)
     return DepthStudy(
         base=canonical,
@@ -295,7 +295,7 @@ def _agreements(
             chosen = slice(None) if place is None else slice(place, place + 1)
             left, right = values[of][:, chosen], change[:, chosen]
             is_known = ~(np.isnan(left) | np.isnan(right)).any(axis=1)
-            if is_known.sum() < LEAST_MODELS or np.ptp(right[is_known]) == 0:
+            if is_known.sum() < _LEAST_MODELS or np.ptp(right[is_known]) == 0:
                 continue
             rho, low, high = spearman(left[is_known], right[is_known], authors[is_known], random, DRAWS)
             layer = None if place is None else layers[place]
@@ -311,7 +311,7 @@ def _data_shares(
     for name, change in changes.items():
         values = change[named, -1] if named else np.zeros(0)
         is_known = ~np.isnan(values)
-        if is_known.sum() < LEAST_MODELS or np.ptp(values[is_known]) == 0:
+        if is_known.sum() < _LEAST_MODELS or np.ptp(values[is_known]) == 0:
             continue
         of, known = groups[is_known], values[is_known]
         by_chance = [_eta_squared(random.permutation(known), of) for _ in range(DRAWS)]

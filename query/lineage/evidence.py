@@ -222,8 +222,8 @@ def ranks_of(differences: Iterable[NDArray[np.float32]], noise: float, most: flo
 # ---- sparse merges (TIES, DARE) ----
 
 # Ratios this close to each other, relatively, count as equal.
-RATIO_WIDTH = 2e-3
-MIN_RATIOS = 200
+_RATIO_WIDTH = 2e-3
+_MIN_RATIOS = 200
 
 
 class SparseMerges:
@@ -259,22 +259,22 @@ class SparseMerges:
         """
         theirs = self._changes_of(p)
         blur = self._spacing * self._size
-        sharp = among & (np.abs(theirs) > blur / RATIO_WIDTH) & (np.abs(theirs) > 0.2 * np.median(np.abs(theirs)))
+        sharp = among & (np.abs(theirs) > blur / _RATIO_WIDTH) & (np.abs(theirs) > 0.2 * np.median(np.abs(theirs)))
         nothing = 0.0, 0.0, np.zeros(len(among), dtype=bool)
-        if sharp.sum() < MIN_RATIOS:
+        if sharp.sum() < _MIN_RATIOS:
             return nothing
         ratios = np.full(len(among), np.nan)
         np.divide(self._change, theirs, out=ratios, where=sharp)
         logs = np.sort(np.log(ratios[(ratios > 0.02) & (ratios < 8)]))
-        if len(logs) < MIN_RATIOS:
+        if len(logs) < _MIN_RATIOS:
             return nothing
-        inside = np.searchsorted(logs, logs + RATIO_WIDTH) - np.arange(len(logs))
+        inside = np.searchsorted(logs, logs + _RATIO_WIDTH) - np.arange(len(logs))
         best = int(inside.argmax())
         middle = float(np.median(logs[best : best + inside[best]]))
-        around = np.searchsorted(logs, middle + 10 * RATIO_WIDTH) - np.searchsorted(logs, middle - 10 * RATIO_WIDTH)
+        around = np.searchsorted(logs, middle + 10 * _RATIO_WIDTH) - np.searchsorted(logs, middle - 10 * _RATIO_WIDTH)
         background = max((around - inside[best]) / 19, 1.0)
         multiple = float(np.exp(middle))
-        explained = among & (np.abs(self._change - multiple * theirs) <= 2 * blur + RATIO_WIDTH * np.abs(theirs))
+        explained = among & (np.abs(self._change - multiple * theirs) <= 2 * blur + _RATIO_WIDTH * np.abs(theirs))
         return float(inside[best] / sharp.sum()), float(inside[best] / background), explained
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 # Failures that say nothing about the model: the Hub did not answer, and an answer made without it would be wrong.
-UNREACHABLE = frozenset({"network", "timeout", "rate_limited", "server_error"})
+_UNREACHABLE = frozenset({"network", "timeout", "rate_limited", "server_error"})
 # After this many models in a row for which the Hub did not answer, no more are read.
-MAX_FAILURES = 5
+_MAX_FAILURES = 5
 
 # Models whose parts are kept in memory for later questions: 3 MB each.
 _MAX_KEPT = 400
@@ -101,13 +101,13 @@ def lineage(
 def every_lineage(atlas: AtlasReader, base: str | None = None, *, dates: bool = True) -> Iterator[Lineage]:
     """The lineage of every indexed model of a base, oldest first, from its weights.
 
-    A model that cannot be read has a ``failure``, and its stored answer if there is one. After MAX_FAILURES models in
+    A model that cannot be read has a ``failure``, and its stored answer if there is one. After _MAX_FAILURES models in
     a row for which the Hub did not answer, the others are not read.
     """
     tracer = Tracer(atlas, atlas.base_named(base), dates=dates)
     in_a_row, failure = 0, ""
     for model_id in tracer.indexed():
-        if in_a_row < MAX_FAILURES:
+        if in_a_row < _MAX_FAILURES:
             try:
                 answer = tracer.of_indexed(model_id)
                 in_a_row = 0
@@ -115,7 +115,7 @@ def every_lineage(atlas: AtlasReader, base: str | None = None, *, dates: bool = 
                 continue
             except AtlasError as error:
                 cause = error.__cause__
-                if isinstance(cause, ModelError) and cause.reason in UNREACHABLE:
+                if isinstance(cause, ModelError) and cause.reason in _UNREACHABLE:
                     in_a_row, failure = in_a_row + 1, f"the Hub does not answer: {cause.detail}"
                 else:
                     in_a_row, failure = 0, error.message
@@ -253,7 +253,7 @@ class Tracer:
             try:
                 selection.embeddings = selection.parts.read_base()
             except (ModelError, AtlasError) as error:
-                if isinstance(error, ModelError) and error.reason in UNREACHABLE:
+                if isinstance(error, ModelError) and error.reason in _UNREACHABLE:
                     raise unreadable(self.base, error) from error
                 log.notes.append(
                     f"the embeddings of {self.base} cannot be read ({error}); the answer does not use embeddings"
@@ -270,7 +270,7 @@ class Tracer:
         def read(one: Candidate) -> ModelParts | ModelError:
             """The parts of a candidate, or the error if it is gone. Raises AtlasError if the Hub does not answer."""
             found = self._read(one, selection, log, _MAX_HEADER)
-            if isinstance(found, ModelError) and found.reason in UNREACHABLE:
+            if isinstance(found, ModelError) and found.reason in _UNREACHABLE:
                 raise unreadable(one.model, found) from found
             return found
 

@@ -39,9 +39,9 @@ UNSURE = "unsure"
 
 # The tree.
 COLUMN, ROW, MARGIN = 2.5, 0.19, 0.9  # inches
-MAX_HEIGHT = 180.0
+_MAX_HEIGHT = 180.0
 KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RUN)
-DASHED = (0, (3, 2))
+_DASHED = (0, (3, 2))
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def tree_figure(
     colour = dict(zip(KINDS, colours.palette, strict=False))
     columns = 1 + max(column for column, _ in found.values())
     rows = 1 + max(row for _, row in found.values())
-    figure, axes = new_figure(COLUMN * columns + MARGIN, min(ROW * rows + MARGIN, MAX_HEIGHT), theme, ax)
+    figure, axes = new_figure(COLUMN * columns + MARGIN, min(ROW * rows + MARGIN, _MAX_HEIGHT), theme, ax)
     axes.set_axis_off()
     for edge in edges:
         (from_column, from_row), (column, row) = found[edge.parent or base], found[edge.child]
@@ -297,7 +297,7 @@ def tree_figure(
             [-from_row, -row, -row],
             color=colour.get(edge.kind, colours.palette[-1]),
             linewidth=0.9,
-            linestyle="-" if edge.direction == "known" else DASHED,
+            linestyle="-" if edge.direction == "known" else _DASHED,
             solid_joinstyle="round",
             zorder=1,
         )
@@ -314,7 +314,7 @@ def tree_figure(
     present = [kind for kind in KINDS if any(edge.kind == kind for edge in edges)]
     handles = [Line2D([], [], color=colour[kind], linewidth=1.2, label=kind) for kind in present]
     if any(edge.direction != "known" for edge in edges):
-        handles.append(Line2D([], [], color=colours.ink, linestyle=DASHED, linewidth=1.0, label="direction unknown"))
+        handles.append(Line2D([], [], color=colours.ink, linestyle=_DASHED, linewidth=1.0, label="direction unknown"))
     style: dict[str, Any] = {"ncols": 4, "fontsize": 6, "frameon": False, "labelcolor": colours.ink}
     figure.legend(handles=handles, loc="outside lower left", **style)
     return figure

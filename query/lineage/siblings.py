@@ -64,7 +64,7 @@ def shared_updates(m: ModelParts, p: ModelParts, base: ModelParts | None) -> Sha
     )
 
 
-def rows_lost_by(s: ModelParts, m: ModelParts, p: ModelParts, base: ModelParts | None) -> int:
+def _rows_lost_by(s: ModelParts, m: ModelParts, p: ModelParts, base: ModelParts | None) -> int:
     """How many rows m shares with p, where p differs from the base and s differs from both. A child of s has none.
 
     0 if embeddings are missing or rounded: a rounded row is equal to many others.
@@ -242,10 +242,9 @@ class Siblings:
         row_changes = None if self.tokens is None else row_updates(self.m, one.parts)
         tokens, share = self._more_even(row_changes, self._updates_from_base)
         is_same_sweep = self.is_run_of_same_sweep(one.candidate)
-        # Named as in the studies that calibrated the probabilities.
         signals: dict[str, float] = {
             "left": fit.residual, "cosine": fit.cosine, "reverse": fit.reverse, "equal": fit.equal, "words": tokens,
-            "flatter": share, "sister": is_same_sweep,
+            "more_even": share, "same_sweep": is_same_sweep,
         }  # fmt: skip
         if updates is not None:
             signals |= asdict(updates)
@@ -309,9 +308,9 @@ class Siblings:
     def _is_superseded(self, one: Relative, parent: Relative) -> bool:
         """Whether the asked model has rows of ``parent`` that ``one`` lacks, and no rows of ``one`` that it lacks."""
         m, mine, theirs = self.m, one.weights.parts, parent.weights.parts
-        if one is parent or not rows_lost_by(mine, m, theirs, self.tokens):
+        if one is parent or not _rows_lost_by(mine, m, theirs, self.tokens):
             return False
-        return not rows_lost_by(theirs, m, mine, self.tokens)
+        return not _rows_lost_by(theirs, m, mine, self.tokens)
 
     def _is_farther(self, one: Relative, parent: Relative) -> bool:
         """Whether more training runs lie between the asked model and ``one`` than between it and ``parent``.

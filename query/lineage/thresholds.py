@@ -72,7 +72,7 @@ _DEFAULT = Thresholds()
 SURE = 0.9
 
 # For each kind of evidence: how many edges of the calibrating forests were right, and how many there were.
-COUNTS = {
+_COUNTS = {
     "exact": (143, 147),
     "dropped entries": (51, 51),
     "inherited": (151, 155),
@@ -90,7 +90,7 @@ SIZES = "sizes and angles"
 
 
 def evidence_class(edge: Edge) -> str:
-    """The kind of evidence for an edge: a key of ``COUNTS``, or SIZES if sizes and angles decided."""
+    """The kind of evidence for an edge: a key of ``_COUNTS``, or SIZES if sizes and angles decided."""
     signals = edge.signals
     if edge.kind == TUNED:
         return "base" if signals.get("words", 0) >= _DEFAULT.min_tokens else "base, no words"
@@ -114,6 +114,6 @@ def probability(edge: Edge) -> float:
     """
     evidence = evidence_class(edge)
     if evidence == SIZES:
-        return 1 / (1 + math.exp(SLOPE * (MIDDLE - edge.signals["flatter"])))
-    right, count = COUNTS[evidence]
+        return 1 / (1 + math.exp(SLOPE * (MIDDLE - edge.signals["more_even"])))
+    right, count = _COUNTS[evidence]
     return (right + 0.5) / (count + 1)  # Jeffreys' prior, so that a few cases do not give certainty

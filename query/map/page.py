@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from indexer.console.messages import clean
 from indexer.names import is_hub_id
@@ -46,16 +46,22 @@ def map_page(title: str, subtitle: str, data: Mapping[str, Any]) -> str:
     # JSON in ASCII without characters that are special in HTML.
     harmless = json.dumps(data, separators=(",", ":"), allow_nan=False)
     harmless = harmless.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
-    parts = {
-        "policy": html.escape(policy),
-        "title": html.escape(shown(title)),
-        "subtitle": html.escape(shown(subtitle)),
-        "style": style,
-        "script": script,
-        "data": harmless,
-    }
-    # One pass: inserted text is not searched again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page_file("map", "map.html"))
+    return filled(
+        "map", "map.html", is_served=False, policy=policy, title=shown(title), subtitle=shown(subtitle),
+        style=Markup(style), script=Markup(script), data=Markup(harmless),
+    )  # fmt: skip
+
+
+def filled(folder: str, name: str, **parts: Any) -> str:
+    """A page of ``query.map`` or ``query.browse`` as HTML; both include parts that lie in the former's folder.
+
+    ``parts`` are escaped unless they are Markup. ``is_served``: the page asks a server (``query browse``).
+    """
+    folders = ChoiceLoader([PackageLoader(f"query.{one}", "pages") for one in dict.fromkeys((folder, "map"))])
+    environment = Environment(
+        loader=folders, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    return environment.get_template(name).render(parts)
 
 
 def page_file(folder: str, name: str) -> str:

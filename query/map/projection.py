@@ -31,7 +31,7 @@ METHODS = {"umap": "UMAP", "tsne": "t-SNE", "pca": "PCA"}
 # UMAP's number of neighbours, including the model itself, and t-SNE's perplexity: the libraries' defaults, or √n if
 # that is less, because the groups of a small atlas are small.
 MOST_NEIGHBOURS = 15
-MOST_PERPLEXITY = 30.0
+_MOST_PERPLEXITY = 30.0
 FEW = 1000  # below this number of models t-SNE is the default, because UMAP packs each group into a knot
 _FEWEST = 6  # with fewer distinct vectors, neighbourhoods have no meaning
 _SLOW = 2000  # from this number of models, a message says what takes so long
@@ -104,7 +104,7 @@ def project(
             from sklearn.manifold import TSNE
 
             model = TSNE(
-                perplexity=min(MOST_PERPLEXITY, len(unique) ** 0.5),
+                perplexity=min(_MOST_PERPLEXITY, len(unique) ** 0.5),
                 init=(start / start[:, 0].std() * 1e-4).astype(np.float32),
                 random_state=seed,
             )

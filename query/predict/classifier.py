@@ -37,20 +37,20 @@ from query.statistics.neighbours import Booleans, Integers
 
 EVIDENCE = ("together", "vectors", "head")
 # If models have vocabulary vectors, "together" uses them too, and these are added.
-WITHOUT_VOCABULARY = "without_vocabulary"
-OF_VOCABULARY = ("vocabulary", WITHOUT_VOCABULARY)
+_WITHOUT_VOCABULARY = "without_vocabulary"
+OF_VOCABULARY = ("vocabulary", _WITHOUT_VOCABULARY)
 NONE_OF_THESE = "none of these"  # dataset names contain no spaces
 
 # Below these counts of models whose dataset another author names too, and of their authors, usual weights are used.
 ENOUGH_MODELS = 20
-ENOUGH_AUTHORS = 3
+_ENOUGH_AUTHORS = 3
 TOO_FEW = (
-    f"The probabilities are not calibrated: that takes {ENOUGH_MODELS} models, by {ENOUGH_AUTHORS} authors, whose "
+    f"The probabilities are not calibrated: that takes {ENOUGH_MODELS} models, by {_ENOUGH_AUTHORS} authors, whose "
     "datasets others name too."
 )
 
 # The few parameters do not get more accurate with more models than this.
-MAX_MODELS = 1000
+_MAX_MODELS = 1000
 
 # What the weights of the terms are regularised towards.
 _USUAL_WEIGHTS = {"together": (1.5, 0.0, 1.5, 1.0), "vectors": (1.5, 0.0, 1.5), "head": (1.0, 1.0)}
@@ -124,7 +124,7 @@ class FittedClassifiers:
             found[kind] = np.concatenate([known * given, 1 - known], axis=1)
         found["together"] = np.where(features.has_head[:, None], found["together"], found["vectors"])
         if met is not None:
-            found[WITHOUT_VOCABULARY] = found["together"]
+            found[_WITHOUT_VOCABULARY] = found["together"]
             with_head, without_head = found.pop("all"), found.pop("vectors_and_vocabulary")
             together = np.where(features.has_head[:, None], with_head, without_head)
             found["together"] = np.where(met.is_known[:, None], together, found["together"])
@@ -146,7 +146,7 @@ def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
     none = none_share(shown.known[comparable], importance[comparable])
     known = shown.known > 0
     authors = sweeps.authors[training.rows[places[known]]]
-    if known.sum() < ENOUGH_MODELS or len(set(authors.tolist())) < ENOUGH_AUTHORS:
+    if known.sum() < ENOUGH_MODELS or len(set(authors.tolist())) < _ENOUGH_AUTHORS:
         return uncalibrated(none)
     hidden = training.features(places, withheld, is_hidden=True)  # the same models, with their datasets hidden
     fitted, novelty = {}, {}
@@ -161,7 +161,7 @@ def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
     return FittedClassifiers(fitted, novelty, none, is_calibrated=True)
 
 
-def training_rows(sweep: Integers, is_withheld: Booleans, most: int = MAX_MODELS) -> Integers:
+def training_rows(sweep: Integers, is_withheld: Booleans, most: int = _MAX_MODELS) -> Integers:
     """Places of the labelled models to fit on: all, or ``most``.
 
     First one model of every sweep is taken, then a second one of every sweep, and so on. ``sweep``: the sweep of each

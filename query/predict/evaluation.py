@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 # Groups of authors. More groups leave a little more to predict each from, but take longer.
-FOLDS = 10
+_FOLDS = 10
 
 _MANY = 1000  # with more models, a message says what takes so long
 
@@ -54,7 +54,7 @@ def evaluate(atlas: AtlasReader, base: str | None = None, *, k: int = 10, repres
 
 
 def evaluate_models(
-    models: LabelledModels, *, base: str = "", representation: str = "", k: int = 10, folds: int = FOLDS
+    models: LabelledModels, *, base: str = "", representation: str = "", k: int = 10, folds: int = _FOLDS
 ) -> Evaluation:
     """Predict every model from models of other authors; compare that with the commonest dataset and with chance.
 

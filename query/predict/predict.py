@@ -49,7 +49,7 @@ from query.wording import percent
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-# The share of models on unknown data is estimated from so many models or more.
+# The share of models on unknown data is estimated if there are at least this many models.
 FEWEST_MODELS = 10
 
 

@@ -30,10 +30,10 @@ Reals = NDArray[np.float64]
 
 VOCABULARY = "vocabulary"
 
-SHARPNESS = 3  # power of a vote; with 1, many distant sweeps outvote a few near ones
+_SHARPNESS = 3  # power of a vote; with 1, many distant sweeps outvote a few near ones
 COMMON_SHARE = 0.2  # share of the votes that is given to datasets by how common they are
 _CORROBORATING = 2  # sweeps of a dataset that say how near it is
-HALVES = 2  # blocks of a vocabulary vector
+_HALVES = 2  # blocks of a vocabulary vector
 _APART = -2.0  # in place of the similarity of models that cannot be compared
 _BLOCK = 1 << 23  # similarities in memory at a time
 
@@ -201,7 +201,7 @@ class TrainingSet:
         self._nearest = self._nearest_sweeps(models.vectors, models.blocks)
         self._vocabulary: _Nearest | None = None
         if models.vocabulary is not None:
-            self._vocabulary = self._nearest_sweeps(models.vocabulary, HALVES, are_halves=True)
+            self._vocabulary = self._nearest_sweeps(models.vocabulary, _HALVES, are_halves=True)
         self._matches = HeadMatches(models.heads, self.rows, self.sweeps)
 
     def features(self, places: Integers, withheld: Sequence[int] = (), is_hidden: bool = False) -> Features:
@@ -328,7 +328,7 @@ class TrainingSet:
         lead = first - middle
         above = np.maximum(similarity[row, column] - middle[row], 0)
         stands_out = lead > 1e-6
-        weight = np.where(stands_out[row], (above / np.where(stands_out, lead, 1)[row]) ** SHARPNESS, 1)
+        weight = np.where(stands_out[row], (above / np.where(stands_out, lead, 1)[row]) ** _SHARPNESS, 1)
         prominence = np.where(counts > 0, np.log((lead + 1e-4) / (middle - low + 1e-4)), 0)
         weights = csr_array((weight.astype(np.float32), (row, order[row, column])), allowed.shape)
         return weights, prominence.astype(np.float64), first
@@ -347,4 +347,4 @@ class _Nearest:
 
 
 def _share_a_block(mine: Floats, theirs: Floats) -> Booleans:
-    return np.asarray(shared_blocks(changed_blocks(mine, HALVES), changed_blocks(theirs, HALVES)) > 0)
+    return np.asarray(shared_blocks(changed_blocks(mine, _HALVES), changed_blocks(theirs, _HALVES)) > 0)

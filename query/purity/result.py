@@ -274,7 +274,7 @@ class PurityResult(Drawn, PurityScore):
                 "purity": decimal(score.purity),
                 "95 %": "" if score.ci_low is None else span(score.ci_low, score.ci_high),
                 "chance": decimal(score.chance),
-                "p": p_in_words(score),
+                "p": _p_in_words(score),
                 "effect": "" if score.effect is None else f"{score.effect:.1f}",
                 "models": score.models,
                 "datasets": score.datasets,
@@ -287,7 +287,7 @@ class PurityResult(Drawn, PurityScore):
                 "purity": decimal(score.purity),
                 "95 %": "",
                 "chance": decimal(one.chance),
-                "p": p_in_words(one),
+                "p": _p_in_words(one),
                 "effect": "" if one.effect is None else f"{one.effect:.1f}",
                 "models": one.movable,
                 "datasets": score.datasets,
@@ -343,7 +343,7 @@ def purity_figure(
     return figure
 
 
-def p_in_words(score: PurityScore | WithinScore) -> str:
+def _p_in_words(score: PurityScore | WithinScore) -> str:
     """The p-value in two digits; as "< 1e-05" if none of the random permutations reached purity."""
     if score.p_value is None:
         return ""
@@ -391,6 +391,6 @@ def verdict(result: PurityResult) -> list[str]:
             can = f"the label of {counted(one.movable, 'model')} can change"
             sentences.append(
                 f"If only models of the same {one.within} exchange labels, chance{among} is {percent(one.chance)} "
-                f"(p {p_in_words(one)}; {can})."
+                f"(p {_p_in_words(one)}; {can})."
             )
     return sentences

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 _MANY = 2_000  # models from which a draw takes longer than handing it to a thread
-MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups
+_MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups
 _BLOCK = 1 << 19  # entries of the table of neighbours in memory at a time
 # What ``within`` may name, as an expression of SQL. Models without a value form one stratum.
-STRATA = {
+_STRATA = {
     "head": "concat(head_class, ' ', label_count)",
     "language": "array_to_string(list_sort(languages), ' ')",
     "author": "author",
@@ -134,13 +134,13 @@ def purity(
 
 
 def strata_of(atlas: AtlasReader, population: Population, names: Sequence[str]) -> dict[str, list[Hashable]]:
-    """For each of ``names``, keys of STRATA, the value of every model. Raises BadArgument for another name."""
+    """For each of ``names``, keys of _STRATA, the value of every model. Raises BadArgument for another name."""
     found: dict[str, list[Hashable]] = {}
     for name in dict.fromkeys(names):
-        if name not in STRATA:
-            raise BadArgument(f"Labels cannot be exchanged within {name!r}.", f"Choose {', '.join(STRATA)}.")
+        if name not in _STRATA:
+            raise BadArgument(f"Labels cannot be exchanged within {name!r}.", f"Choose {', '.join(_STRATA)}.")
         rows = atlas.rows(
-            f"SELECT model_id, {STRATA[name]} AS value FROM fine_tunes JOIN records USING (model_id) WHERE base = ?",
+            f"SELECT model_id, {_STRATA[name]} AS value FROM fine_tunes JOIN records USING (model_id) WHERE base = ?",
             [population.base],
         )
         values = {row["model_id"]: row["value"] for row in rows}
@@ -183,7 +183,7 @@ def _reach(labels: Sequence[frozenset[str]], authors: Integers, families: Intege
     """
     holders = Counter(name for names in labels for name in names)
     looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
-    away = np.bincount(units_of(authors.tolist(), MOST_UNITS)).max()
+    away = np.bincount(units_of(authors.tolist(), _MOST_UNITS)).max()
     reach: Integers = looked_at + np.bincount(families)[families] + away
     return reach
 
@@ -329,7 +329,7 @@ def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: 
     """
     if len(np.unique(authors[scored])) < FEWEST_AUTHORS:
         return None
-    units = units_of(authors.tolist(), MOST_UNITS)
+    units = units_of(authors.tolist(), _MOST_UNITS)
     left = means_without(trial, units)
     mean = float(purity.mean())
     changes = np.array([mean - one for one in left if one is not None])

@@ -27,7 +27,7 @@ _LONGEST_ELLIPSE = 10.0  # A, in units of the depth: beyond, the ellipse is prac
 _ROUNDING = 1e-6
 # A smaller difference in AIC does not say which form is better (Burnham & Anderson, 2002).
 _INDIFFERENT = 2.0
-FEWEST_FOR_CURVES = 6  # layers needed for a curved form: any curve with two parameters passes near four points
+_FEWEST_FOR_CURVES = 6  # layers needed for a curved form: any curve with two parameters passes near four points
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def fit_forms(ranks: Sequence[float | None]) -> tuple[Fit, ...]:
     y = np.array([ranks[layer] for layer in known], dtype=np.float64)
     found = []
     for name, form in FORMS.items():
-        fewest = max(form.count + 2, 0 if name == "linear" else FEWEST_FOR_CURVES)
+        fewest = max(form.count + 2, 0 if name == "linear" else _FEWEST_FOR_CURVES)
         if len(known) >= (1 if name == "constant" else fewest):
             found.append(_fit(name, form, x, y, len(ranks)))
     return tuple(found)

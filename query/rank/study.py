@@ -36,14 +36,14 @@ _DIGITS = 6  # width of a rank in a table: ranks up to 9999.9 stay aligned
 _NAMES_SHOWN = 3
 # Singular values from a Gram matrix are accurate for shares of the energy up to this one
 # (``indexer.deltas.svd.spectrum``).
-FINEST_THRESHOLD = 0.9999
+_FINEST_THRESHOLD = 0.9999
 # The picture.
 PANEL = (2.0, 1.5)  # inches
-SMOOTH = 200  # points of a dashed curve
-DASHES = (0, (4, 3))
-WIDEST_LEGEND = 6.0  # inches: its four entries side by side
-FEED_FORWARD = ("gate", "feedforward1", "feedforward2")
-COLOURED = ("query", "key", "value", "output", *FEED_FORWARD)  # cross-attention and fused matrices share these colours
+_SMOOTH = 200  # points of a dashed curve
+_DASHES = (0, (4, 3))
+_WIDEST_LEGEND = 6.0  # inches: its four entries side by side
+_FEED_FORWARD = ("gate", "feedforward1", "feedforward2")
+_COLOURED = ("query", "key", "value", "output", *_FEED_FORWARD)  # cross-attention and fused matrices share the colours
 KINDS = ("cross", "ssm", "conv", "expert")  # families of other kinds begin with these; each kind has a row
 
 
@@ -186,7 +186,7 @@ class RankStudy(Drawn):
         by_row: dict[tuple[str, str], list[str]] = {}
         for name in self.families:
             stack, _, bare_name = name.rpartition(".")
-            part = "feedforward" if bare_name.startswith(FEED_FORWARD) else "attention"
+            part = "feedforward" if bare_name.startswith(_FEED_FORWARD) else "attention"
             kind = bare_name.partition("_")[0]
             by_row.setdefault((stack, kind if kind in KINDS else part), []).append(name)
         rows = list(by_row.values())
@@ -206,7 +206,7 @@ class RankStudy(Drawn):
                 family, bare_name = self.families[name], name.rpartition(".")[2]
                 if bare_name.partition("_")[0] in KINDS:
                     bare_name = bare_name.partition("_")[2]
-                shades = [place for place, one in enumerate(COLOURED) if bare_name.startswith(one)]
+                shades = [place for place, one in enumerate(_COLOURED) if bare_name.startswith(one)]
                 colour = colours.palette[(shades or [names.index(name)])[0] % len(colours.palette)]
                 layers = np.arange(len(family.ranks))
                 low, high = np.maximum(ranks[name] - spread[name], 0), ranks[name] + spread[name]
@@ -215,8 +215,8 @@ class RankStudy(Drawn):
                 panel.plot(layers, ranks[name], color=colour, zorder=4, **mean)
                 panel.set_title(name, loc="left", fontsize=8, color=colours.ink, pad=11)
                 if family.fit is not None:
-                    x = np.linspace(0, layers[-1], SMOOTH)
-                    panel.plot(x, family.fit.at(x), color=colours.ink, linewidth=0.8, linestyle=DASHES, zorder=5)
+                    x = np.linspace(0, layers[-1], _SMOOTH)
+                    panel.plot(x, family.fit.at(x), color=colours.ink, linewidth=0.8, linestyle=_DASHES, zorder=5)
                     equation = family.fit.equation.removeprefix("rank ")
                     panel.text(0, 1.03, equation, transform=panel.transAxes, fontsize=6, color=colours.ink)
                 panel.set_ylim(0, 1.06 * highest)
@@ -233,10 +233,10 @@ class RankStudy(Drawn):
         handles: list[Any] = [Line2D([], [], color=colours.ink, label=which, **mean)]
         if self.model is None:
             handles.append(Patch(color=colours.ink, alpha=0.22, linewidth=0, label="± standard deviation over models"))
-        handles.append(Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=DASHES, label="best fit"))
+        handles.append(Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=_DASHES, label="best fit"))
         if any(len(names) > 1 for names in rows):
             handles.append(Line2D([], [], color=colours.rest, linewidth=0.8, label="the row's other families"))
-        legend_columns = 4 if figure.bbox.width / figure.dpi >= WIDEST_LEGEND else 2
+        legend_columns = 4 if figure.bbox.width / figure.dpi >= _WIDEST_LEGEND else 2
         add_legend(figure, handles, colours, legend_columns)
         base = f"fine-tunes of {label(self.base)}"
         who = f"{label(self.model, 48)}\none of the {base}" if self.model else f"{self.models} {base}"
@@ -300,7 +300,7 @@ def rank_by_depth(
         names = ", ".join(lacking[:_NAMES_SHOWN]) + (" …" if len(lacking) > _NAMES_SHOWN else "")
         lack = "model lacks spectra and does" if len(lacking) == 1 else "models lack spectra and do"
         notes.append(f"{len(lacking)} {lack} not count ({names}): `build({canonical!r}, spectra=True)`")
-    if threshold > FINEST_THRESHOLD:
+    if threshold > _FINEST_THRESHOLD:
         notes.append("this close to all of the energy, ranks include rounding errors, except for an adapter's δW")
 
     columns: dict[str, dict[int, Any]] = {}

@@ -25,7 +25,7 @@ from query.statistics.authors import UNCONVINCING
 from query.wording import NOTHING, count, counted, decimal, percent, span
 
 # What each representation keeps of a delta, in the order of the table; others follow by name.
-MEANINGS = {
+_MEANINGS = {
     "input": "which inputs the deltas react to (the default)",
     "output": "which outputs they change",
     "delta": "both at once",
@@ -56,7 +56,7 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
     published = source.rows("SELECT representation FROM representations WHERE base = ? ORDER BY representation")
     names = [row["representation"] for row in published]
     results, failed = [], []
-    for name in [*(name for name in MEANINGS if name in names), *(name for name in names if name not in MEANINGS)]:
+    for name in [*(name for name in _MEANINGS if name in names), *(name for name in names if name not in _MEANINGS)]:
         say(f"  purity of {name}")
         try:
             population = read_population(source.atlas, source.base, name, documented=True)
@@ -108,7 +108,7 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
             [
                 (
                     result.representation, *cells(result), *cells(result.cross_author), result.models,
-                    MEANINGS.get(result.representation, ""),
+                    _MEANINGS.get(result.representation, ""),
                 )
                 for result in results
             ],

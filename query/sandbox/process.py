@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_ADDRESS_SPACE = 3 << 30  # DuckDB's limit, as much again while rows are handed over, and what it maps at rest
 MOST_STATEMENT = 1_000_000  # characters
-MOST_RESULT = 64_000_000  # bytes of JSON
+_MOST_RESULT = 64_000_000  # bytes of JSON
 
 # Statements in the shape of a SELECT can hold others in a WITH.
 _READING_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
@@ -200,8 +200,8 @@ def _rows(connection: duckdb.DuckDBPyConnection, statement: str, parameters: Any
             break
         rows += (json.dumps([_plain(value) for value in row], allow_nan=False) for row in batch)
         size += sum(map(len, rows[-len(batch) :]))
-        if size > MOST_RESULT:
-            raise _Refused(f"The result is larger than {MOST_RESULT // 10**6} MB.", "Choose fewer columns or rows.")
+        if size > _MOST_RESULT:
+            raise _Refused(f"The result is larger than {_MOST_RESULT // 10**6} MB.", "Choose fewer columns or rows.")
     truncated = limit is not None and len(rows) > limit
     kept = ",".join(rows[:limit] if truncated else rows)
     answer = {"columns": columns, "types": types, "truncated": truncated}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from query.atlas import Atlas
 
-MOST_AT_ONCE = 4  # calls; more wait
+_MOST_AT_ONCE = 4  # calls; more wait
 KEPT = 2  # idle processes
 _BASES_NAMED = 20
 _LONGEST_ERROR = 1_000
@@ -50,10 +50,10 @@ def serve(atlas: Atlas, folders: Path | None = None) -> None:
     """
     require("Serving", "mcp")
     with Workers(atlas.folder.root, folders) as workers:
-        mcp_server(atlas, workers).run()
+        _mcp_server(atlas, workers).run()
 
 
-def mcp_server(atlas: Atlas, workers: Workers) -> MCPServer[Any]:
+def _mcp_server(atlas: Atlas, workers: Workers) -> MCPServer[Any]:
     """The server, whose instructions name the bases of ``atlas``; ``workers`` answer its calls."""
     from mcp.server.mcpserver import MCPServer
 
@@ -143,7 +143,7 @@ class Workers:
         import anyio
 
         self._place = (folder.resolve(), models.resolve() if models is not None else None)
-        self._turns = anyio.Semaphore(MOST_AT_ONCE)
+        self._turns = anyio.Semaphore(_MOST_AT_ONCE)
         self._idle = [_Worker(*self._place)]
 
     def __enter__(self) -> Self:

@@ -33,7 +33,7 @@ FEWEST_AUTHORS = 5
 UNCONVINCING = 0.05  # a larger p may be chance
 TOO_FEW_AUTHORS = "too_few_authors"  # the reason in JSON for an interval that is null
 # With more points, every draw uses the ranks of all of them: the table of comparisons would not fit in memory.
-MOST_RANKED = 3000
+_MOST_RANKED = 3000
 
 
 # ---- sweeps
@@ -88,7 +88,7 @@ class AuthorRuns:
         return found
 
     def permuted(self, carried: Integers, rng: np.random.Generator, count: int | None = None) -> Integers:
-        """The labels ``carried`` (sweeps,) after one random permutation, within strata; (count, sweeps) after so many.
+        """The labels ``carried`` (sweeps,) after a random permutation within strata; (count, sweeps) after ``count``.
 
         An author's list of labels moves as a whole to another author with as many sweeps in every stratum, and is
         shuffled among that author's sweeps of one stratum. Such moves form a group in the sense of algebra, so a
@@ -290,7 +290,7 @@ def spearman(
 
 def _mean_ranks(values: Floats, weights: Floats) -> Floats:
     """(draws, n): the mean ranks of ``values`` (n,) in each draw."""
-    if len(values) > MOST_RANKED:
+    if len(values) > _MOST_RANKED:
         from scipy.stats import rankdata
 
         return np.broadcast_to(rankdata(values), weights.shape)

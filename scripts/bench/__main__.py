@@ -25,7 +25,7 @@ ROWS = {
     "vectors": ("vectors", "measure_vectors", "checkpoint on disk to singular triplets: time and accuracy"),
     "spectra": ("vectors", "measure_spectra", "whole spectra: time and ranks"),
     "profiles": ("profiles", "measure", "depth profiles at the size of roberta-base"),
-    "device": ("device", "measure", "a CUDA device beside the processor"),
+    "device": ("device", "measure", "a CUDA device compared with the processor"),
     "pipeline": ("pipeline", "measure", "reading and computing at once, against each alone"),
     "start": ("asking", "measure_start", "a question from the shell"),
     "search": ("asking", "measure_search", "a question in process, against bare FAISS"),

@@ -1,4 +1,4 @@
-"""Row ``device``: a CUDA device beside all cores of the processor, on what ``--device`` moves there.
+"""Row ``device``: a CUDA device compared with all cores of the processor, on what ``--device`` moves there.
 
 SVD and spectra of the matrices of Llama-3-8B, a sample of their rows, and a forward pass with second moments of the
 inputs, as in ``query ask``, at the shape of roberta-base.
@@ -46,7 +46,7 @@ def _seconds(do: Callable[[], Any]) -> float:
 
 def _decompositions(name: str) -> Table:
     table = Table(
-        f"device: Llama-3-8B's matrices, a layer's seconds × {LAYERS}, {name} beside {torch.get_num_threads()} threads",
+        f"device: Llama-3-8B's matrices, a layer's seconds × {LAYERS}, {name} compared with {torch.get_num_threads()} threads",
         ("what", "processor, s", "device, s", "processor ÷ device", "worst σ error"),
     )
     ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

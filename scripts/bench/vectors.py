@@ -94,7 +94,7 @@ def _vectors_table(
     in_svd: dict[str, list[float]] = {method: [] for method in decompose}
 
     def run(method: str) -> float:
-        """Do it once; the seconds it took, of which those within the SVD are noted."""
+        """Do it once, and note the seconds within the SVD; returns all the seconds it took."""
         started, seconds = time.perf_counter(), 0.0
         if method == ORIGINAL:
             deltas = by_transformers(folder, base_model)

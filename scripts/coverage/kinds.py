@@ -102,7 +102,7 @@ def in_codes(method: str) -> Maker:
 
 
 def only(name: str, content: Any = b"x", config: Any = CONFIG) -> Maker:
-    """An upload of one file beside its config.json."""
+    """An upload of one file and its config.json."""
     return files(llama_base, {"config.json": config, name: content})
 
 

@@ -144,7 +144,7 @@ def lora(
 
 
 def files(base: Callable[[Path, str], None], upload: Mapping[str, Any], **facts: Any) -> Callable[..., Changes]:
-    """An upload of given files (text, bytes, or what becomes JSON) beside a base."""
+    """An upload of given files (text, bytes, or a value to write as JSON), and a base."""
 
     def make(root: Path, base_id: str, upload_id: str) -> Changes:
         base(root, base_id)

@@ -66,7 +66,7 @@ def sharded(folder: Path, tensors: Tensors) -> None:
 
 
 def in_folder(name: str) -> Callable[[Path, Tensors], None]:
-    """In a subfolder, with an earlier checkpoint of nothing but zeros beside it if the name has a larger number."""
+    """In a subfolder, next to an earlier checkpoint of zeros if the name has a larger number."""
 
     def store(folder: Path, tensors: Tensors) -> None:
         (folder / name).mkdir(parents=True)

@@ -47,7 +47,7 @@ def llama_base(root: Path, identifier: str) -> None:
 
 
 def robot(policy: str, reads: str, acts: str) -> Maker:
-    """LeRobot's names: the expert that acts, below ``acts``, beside the language model that it reads with, ``reads``."""
+    """LeRobot's names: the action expert under ``acts``, and the language model that it reads with under ``reads``."""
 
     def make(root: Path, base: str, upload: str) -> Changes:
         body = model_of("llama", TEXT).state_dict()

@@ -1,6 +1,7 @@
 """``python -m scripts.depth --tokenizer FILE``: train the small models and repeat the original experiments S1 to S9.
 
-With the questions that they left open (``scripts.depth.questions``). Every part writes its numbers (docs/layers.md) as JSON; what exists is not made again.
+With the questions that they left open (``scripts.depth.questions``). Every part writes its numbers (docs/layers.md) as
+JSON; what exists is not made again.
 """
 
 from __future__ import annotations
@@ -29,15 +30,11 @@ from indexer.profiles.recovery import (
     recover_images,
     times_closer,
 )
-from indexer.profiles.single import Reference, invert_words, read_now, seeded_patch_embedding
+from indexer.profiles.single import invert_words
 from indexer.profiles.statistics import seeded_generator, spread_of
 from scripts.depth import questions
 from scripts.depth.models import (
-    PATCH,
-    SIDE,
-    Convolutional,
-    Mixer,
-    load_mixer,
+    Models,
     make_convolutional,
     make_gpt2,
     make_mixer,
@@ -49,33 +46,6 @@ NEURONS = tuple(range(32))
 MIDDLE = 27  # a patch in the upper half, with neighbours on all sides
 SENTENCE = "The value of the parameter is returned as a list of strings."
 Row = dict[str, Any]
-
-
-class Models:
-    """The small models and their untrained twins, loaded once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.gpt2 = read_now(Reference(str(folder / "tiny-gpt2")))
-        self.vit = read_now(Reference(str(folder / "tiny-vit")))
-        self.gpt2_twin, self.vit_twin = self.gpt2.twin(0, "cpu"), self.vit.twin(0, "cpu")
-        # Any torch module: the library needs a patch embedding and blocks.
-        self.own = {
-            f"{name}{twin}": Layers(model.embed, list(model.blocks), patch=PATCH, image_shape=(3, SIDE, SIDE))
-            for name, kind in (("mixer", Mixer), ("convolutional", Convolutional))
-            for twin, where in (("", folder / f"tiny-{name}"), (", untrained", None))
-            for model in [load_mixer(where, kind=kind)]
-        }
-
-    @property
-    def seeing(self) -> dict[str, Layers]:
-        """All that take images, GPT-2 with a patch embedding."""
-        return {
-            "ViT": self.vit.layers,
-            "ViT, untrained": self.vit_twin.layers,
-            "GPT-2 behind a stem": seeded_patch_embedding(self.gpt2.layers),
-            "GPT-2 untrained, behind a stem": seeded_patch_embedding(self.gpt2_twin.layers),
-            **self.own,
-        }
 
 
 def profiles(models: Models) -> Iterator[Row]:

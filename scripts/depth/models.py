@@ -15,6 +15,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
+from indexer.profiles.layers import Layers
+from indexer.profiles.patch_embedding import seeded_patch_embedding
+from indexer.profiles.single import Reference, read_now
+
 SIDE = 32
 DIGITS = 10
 CLASSES = DIGITS + 2  # and two photographs
@@ -262,3 +266,30 @@ def _minimise(model: nn.Module, loss: Callable[[], torch.Tensor], steps: int, ra
         schedule.step()
         losses.append(value.item())
     return losses
+
+
+class Models:
+    """The small models and their untrained twins, loaded once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gpt2 = read_now(Reference(str(folder / "tiny-gpt2")))
+        self.vit = read_now(Reference(str(folder / "tiny-vit")))
+        self.gpt2_twin, self.vit_twin = self.gpt2.twin(0, "cpu"), self.vit.twin(0, "cpu")
+        # Any torch module: the library needs a patch embedding and blocks.
+        self.own = {
+            f"{name}{twin}": Layers(model.embed, list(model.blocks), patch=PATCH, image_shape=(3, SIDE, SIDE))
+            for name, kind in (("mixer", Mixer), ("convolutional", Convolutional))
+            for twin, where in (("", folder / f"tiny-{name}"), (", untrained", None))
+            for model in [load_mixer(where, kind=kind)]
+        }
+
+    @property
+    def seeing(self) -> dict[str, Layers]:
+        """All that take images, GPT-2 with a patch embedding."""
+        return {
+            "ViT": self.vit.layers,
+            "ViT, untrained": self.vit_twin.layers,
+            "GPT-2 behind a stem": seeded_patch_embedding(self.gpt2.layers),
+            "GPT-2 untrained, behind a stem": seeded_patch_embedding(self.gpt2_twin.layers),
+            **self.own,
+        }

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from indexer.profiles.features import SHARP, find_features
 from indexer.profiles.layers import Layers
+from indexer.profiles.patch_embedding import seeded_patch_embedding
 from indexer.profiles.probes import random_probe, shipped_images, shipped_text, text_probe
 from indexer.profiles.recovery import recover_images
 from indexer.profiles.sensitivity import conditioning, position_shares, singular_values
-from indexer.profiles.single import MODULES, neurons_inside, seeded_patch_embedding
+from indexer.profiles.single import MODULES, neurons_inside
 from indexer.profiles.statistics import normal, spread_of, standard_error
-from scripts.depth.models import DIGITS, HELD_OUT, images
-
-if TYPE_CHECKING:
-    from scripts.depth.__main__ import Models
+from scripts.depth.models import DIGITS, HELD_OUT, Models, images
 
 LAYERS = (1, 2, 4)
 INPUTS = 12  # images that are reconstructed

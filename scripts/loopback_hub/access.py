@@ -14,7 +14,7 @@ class Access:
     """``tokens`` maps a bearer token to the ids of the gated and private repositories that it opens.
 
     A token that is not among them is an account like any other that has been granted nothing. Those in ``narrow`` are
-    fine-grained tokens without the right to read public repositories: they are refused where nobody's are not.
+    fine-grained tokens without the right to read public repositories: they are refused where a request without a token is not.
     """
 
     def __init__(self, store: JoinedStore, tokens: Mapping[str, Collection[str]], narrow: Collection[str] = ()) -> None:

@@ -32,7 +32,7 @@ class LoopbackHub:
     ``datasets``: a folder for dataset repositories, which can be written to by those whose token is in ``writers``
     (token → owners it may write as). ``narrow_tokens``: those that are refused what anybody may read. ``xet``: a folder where hf_xet keeps their bytes (default: LFS), and
     ``xet_sources`` where those bytes lie, see ``Writing``. ``tls``: with it both ports speak https; ``cdn_host``: another
-    name for 127.0.0.1, so that the CDN is another host to whoever checks certificates.
+    name for 127.0.0.1, so that the CDN is another host for the check of certificates.
 
     Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError if a root is not a folder
     or an id stands in two of them, OSError where a port is taken.

@@ -106,7 +106,7 @@ class Server(TCPServer):
 
     def _serve(self, connection: socket.socket, client_address: Any) -> None:
         try:
-            if self._tls is not None:  # in this thread, so that a slow handshake keeps nobody waiting
+            if self._tls is not None:  # in this thread, so that a slow handshake blocks no other connection
                 plain = connection
                 connection = self._tls.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
                 with self._lock:

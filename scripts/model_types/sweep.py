@@ -24,7 +24,7 @@ from indexer.errors import Skipped
 from scripts.model_types.build import NoModelError, model_types, saved_model
 
 SECONDS = 90
-MEMORY = 96 << 30  # addresses, most of which are never written
+MEMORY = 96 << 30  # of addresses; most of them are never written
 _NUMBER = re.compile(r"(?<![^.])(\d+)(?![^.])")
 _EXPERTS = re.compile(r"\.experts\.|\.mlp\.experts|\.block_sparse_moe\.(in|out)put_linear")
 # Values of config.json that say how fused matrices divide.

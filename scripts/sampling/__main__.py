@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.loopback_hub import LoopbackHub, StoreError
+from scripts.tables import write_from_run
 from scripts.terminal import hub_environment
 
 LATENCY, BANDWIDTH = 0.03, "20M"
@@ -40,12 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.doc:
         from scripts.sampling.report import DOCUMENT, write_document
 
-        try:
-            write_document(json.loads(options.doc.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            parser.error(f"{options.doc}: {error!r}")
-        print(f"{DOCUMENT} is filled from {options.doc}", file=sys.stderr)
-        return 0
+        return write_from_run(parser, options.doc, write_document, DOCUMENT)
     if not options.families and not options.timed:
         parser.error("name the folder of a family, which `python -m scripts.family --out DIR` makes")
     with tempfile.TemporaryDirectory(prefix="vectors-in-the-wild-sampling-") as temporary:

@@ -27,7 +27,7 @@ Cells = list[tuple[str, str]]
 
 
 def losses(results: Results) -> Iterator[str]:
-    """A line for each number of KEPT of which the shipped plan loses more than MOST_LOST."""
+    """A line for each number of KEPT that falls by more than MOST_LOST with the shipped plan."""
     for base, family in results["families"].items():
         plans = family["plans"]
         for name in KEPT:

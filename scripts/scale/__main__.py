@@ -14,6 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from scripts.tables import write_from_run
+
 # Disk space for each model while it is measured, and for each vector: segments are written again when they are merged.
 _BYTES_A_MODEL, _BYTES_A_VECTOR = 120_000, 40_000
 
@@ -37,12 +39,7 @@ def main() -> int:
     if options.doc:
         from scripts.scale.report import DOCUMENT, write_document
 
-        try:
-            write_document(json.loads(options.doc.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            parser.error(f"{options.doc}: {error}")
-        print(f"{DOCUMENT} is filled from {options.doc}", file=sys.stderr)
-        return 0
+        return write_from_run(parser, options.doc, write_document, DOCUMENT)
     with tempfile.TemporaryDirectory(prefix="vectors-in-the-wild-scale-") as temporary:
         work = (options.work or Path(temporary)).absolute()
         work.mkdir(parents=True, exist_ok=True)

@@ -124,7 +124,7 @@ def figures_of_labels(labels: Labels) -> dict[str, float]:
 
 
 def figures_of(vectors: Floats, labels: Labels, blocks: int = 0) -> dict[str, float]:
-    """The figures of FIGURES, of vectors (n, d) of distinct models, none of which is zero.
+    """The figures of FIGURES, of vectors (n, d) of distinct models, which are not zero.
 
     ``blocks``: the number of unit blocks of a vector, 0 if the whole vector has unit norm. Figures of pairs that do not
     occur are left out.

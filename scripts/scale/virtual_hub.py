@@ -54,7 +54,7 @@ class VirtualApi(Api):
         about = parse_qsl(request.query, keep_blank_values=True)
         shown = ("cursor", "limit", "expand", "expand[]", "full", "config", "cardData")
         key = tuple(sorted(pair for pair in about if pair[0] not in shown))
-        with self._lock:  # held while it is made: whoever asks meanwhile would only make it again
+        with self._lock:  # held while it is made: other threads would only make it again
             if key not in self._orders:
                 self._orders[key] = super().ordered(request, sort)
                 while len(self._orders) > _LISTINGS_KEPT:
@@ -84,7 +84,7 @@ class Counters(Ledger):
             self._phases.setdefault(phase, {})
 
     def open(self, role: str, method: str, path: str, query: str, headers: Mapping[str, str]) -> RequestRecord:
-        """A record that nobody keeps."""
+        """A record that is not stored."""
         kind = _kind(role, method, path, "range" in headers)
         with self._lock:
             phase = self._phases[self._phase]

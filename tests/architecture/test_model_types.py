@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 
 import pytest
 import transformers
@@ -25,31 +26,38 @@ ELSEWHERE = {
 # Types whose model needs another package to be built; their files are written by hand in test_trained_apart.
 ELSEWHERE |= {"layoutlmv2"}
 
-ENTRIES = stored_types()
-VERDICTS = {model_type: judge(model_type, entry) for model_type, entry in ENTRIES.items()}
+
+@cache
+def entries():
+    return stored_types()
+
+
+@cache
+def verdicts():
+    return {model_type: judge(model_type, entry) for model_type, entry in entries().items()}
 
 
 def test_no_type_is_lost() -> None:
-    assert len(ENTRIES) > 800
-    located = [model_type for model_type, verdict in VERDICTS.items() if verdict.is_located]
+    assert len(entries()) > 800
+    located = [model_type for model_type, verdict in verdicts().items() if verdict.is_located]
     assert len(located) >= LOCATED
     for model_type in located:
-        assert VERDICTS[model_type].found > 0
+        assert verdicts()[model_type].found > 0
 
 
 def test_every_type_with_a_data_file_is_located_or_built_elsewhere() -> None:
     planted = {name.split()[0] for name in (*EVERY, *MIXED, *TOWERS)} | ELSEWHERE
     for model_type in known_model_types():
         if model_type not in planted and not model_type[0].isupper():  # classes of diffusers begin with a capital
-            assert VERDICTS[model_type].is_located, VERDICTS[model_type].reason
+            assert verdicts()[model_type].is_located, verdicts()[model_type].reason
 
 
 def test_the_page_says_what_the_data_files_do() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(ENTRIES, stored_version())
+    assert PAGE.read_text(encoding="utf-8") == page(entries(), stored_version())
 
 
 def test_names_survive_their_short_form() -> None:
-    for entry in ENTRIES.values():
+    for entry in entries().values():
         for key in ("matrices", "modules"):
             if key in entry:
                 shapes = unfolded(entry[key])
@@ -63,11 +71,11 @@ def stored_version() -> str:
 def built_again(count: int, seed: int) -> None:
     if transformers.__version__ != stored_version():
         pytest.skip(f"the names were stored by transformers {stored_version()}")
-    chosen = random.Random(seed).sample(sorted(name for name in ENTRIES if "matrices" in ENTRIES[name]), count)
+    chosen = random.Random(seed).sample(sorted(name for name in entries() if "matrices" in entries()[name]), count)
     for model_type in chosen:
         found = in_own_process(describe, model_type)
         for key in ("class", "matrices", "config"):
-            assert found.get(key) == ENTRIES[model_type].get(key), (model_type, found.get("reason"))
+            assert found.get(key) == entries()[model_type].get(key), (model_type, found.get("reason"))
 
 
 def test_a_few_types_are_built_again() -> None:

@@ -16,8 +16,9 @@ from query.clusters.agreement import _clouds, against_clouds
 from query.clusters.methods import by_centres, by_density, coordinates
 from query.clusters.study import clusters
 from tests.clusters.populations import clustered_vectors, names, partition, population
+from tests.conftest import Shell
 from tests.console.speaking import at_terminal, plain_lines
-from tests.tiny_hub import BASE, DATASETS, indexed
+from tests.tiny_hub import BASE, DATASETS
 
 
 def test_structureless_vectors_make_clusters_that_are_not_believed():
@@ -200,10 +201,9 @@ def test_importing_it_waits_for_no_heavy_library():
 # ---- on the command line ----
 
 
-@pytest.fixture(scope="module")
-def shell(tiny_store, tmp_path_factory):
-    with indexed(tiny_store(4), tmp_path_factory.mktemp("clustered")) as shell:
-        yield shell
+@pytest.fixture
+def shell(made_of_twelve):
+    return Shell("http://127.0.0.1:9", made_of_twelve)
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def ago(**time: float) -> str:
 FAULTS = [
     # (what is done to requests, the step that fails, a word of its finding, whether a build can work)
     ({"path": "^/api/models\\?limit=1&", "status": 503}, "endpoint", "503", False),
-    ({"path": "^/api/models\\?limit=1&", "malformed_json": True}, "endpoint", "not as a Hub", False),
+    ({"path": "^/api/models\\?limit=1&", "malformed_json": True}, "endpoint", "not like a Hub", False),
     ({"path": "^/api/models\\?limit=1&", "headers": {"Date": ago(hours=2)}}, "clock", " h ahead of", True),
     ({"path": "^/api/models\\?limit=1&", "headers": {"RateLimit": '"api";r=0;t=60'}}, "rate limits", "0 of", True),
     ({"path": "childrenModelCount", "status": 400}, "children", "no count", True),
@@ -125,7 +125,7 @@ def test_tokens(hub, monkeypatch):
     assert step.found == "somebody, scope read"
     step, found = token_step("hf_narrow")
     assert not step.ok
-    assert "scope fineGrained, but refused what is public" in step.found
+    assert "scope fineGrained, but refused for public models" in step.found
     assert [one.step for one in found.steps if not one.ok] == ["token"]
     assert hub.leaks == []
 
@@ -147,7 +147,7 @@ def test_a_login_page_before_the_hub_is_none(monkeypatch):
         use_endpoint(monkeypatch, server.endpoint)
         monkeypatch.setattr("indexer.builds.doctor.LIMITS", QUICK)
         (step,) = doctor().steps
-    assert "not as a Hub" in step.found
+    assert "not like a Hub" in step.found
 
 
 def test_a_name_that_is_none_is_an_error():

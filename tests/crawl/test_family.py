@@ -154,7 +154,7 @@ def test_hostile_cursors_of_a_child_end_the_crawl(store, monkeypatch):
             "filter=base_model:a/child&", headers={"Link": '<https://elsewhere.test/api/models>; rel="next"'}
         )
         pages = []
-        with pytest.raises(AtlasError, match="what was made of a/child was not read to its end"):
+        with pytest.raises(AtlasError, match="what was made of a/child was not read completely"):
             pages.extend(crawl(REQUEST))
 
 

@@ -240,5 +240,5 @@ def test_a_page_of_far_more_rows_than_were_asked_for_is_refused(monkeypatch):
     """Each row without an id would be a line of the listing's file."""
     with RawServer(http([{}] * 10_001)) as server:
         use_endpoint(monkeypatch, server.endpoint)
-        with pytest.raises(AtlasError, match="far more than were asked for"):
+        with pytest.raises(AtlasError, match="far more than requested"):
             list(crawl(ONE))

@@ -9,8 +9,18 @@ import sys
 
 import pytest
 
-from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, RecordArguments, index_change
-from indexer.builds.profiling import ProfileArguments, ProfileOptions
+from indexer.builds.options import (
+    BuildArguments,
+    BuildOptions,
+    DeepenArguments,
+    IndexArguments,
+    ProfileArguments,
+    RecordArguments,
+    index_change,
+    options_of,
+)
+from indexer.builds.profiling import ProfileOptions
+from indexer.errors import BadArgument
 from query import Atlas
 from tests.conftest import ROOT
 
@@ -93,6 +103,7 @@ def test_a_command_has_the_arguments_of_its_method(method):
         ("build", BuildArguments, BuildOptions.parse, {"bases", "dry_run", "yes", "adopt"}),
         ("work", BuildArguments, BuildOptions.parse, {"base", "shard"}),
         ("add", RecordArguments, BuildOptions.parse, {"model", "base", "name"}),
+        ("deepen", DeepenArguments, BuildOptions.parse, {"models", "base", "where", "limit", "dry_run", "yes"}),
         ("profile", ProfileArguments, ProfileOptions.parse, {"models", "base", "dry_run"}),
         ("publish", IndexArguments, index_change, {"bases", "rank"}),
         ("represent", IndexArguments, index_change, {"name", "vector_length"}),
@@ -112,6 +123,21 @@ def test_the_command_the_function_and_the_options_agree(command, accepted, parse
     assert set(defaults) == set(accepted.__annotations__) - only_in_python
     given = {name: value for name, value in defaults.items() if value is not None}
     assert parse(**given) == parse()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parse"), [(BuildArguments, BuildOptions.parse), (ProfileArguments, ProfileOptions.parse)]
+)
+def test_bounds_and_choices_hold_for_calls_from_python(arguments, parse):
+    wrong = []
+    for name, (_, option) in options_of(arguments).items():
+        wrong += [(name, "none of them")] if option.choices else []
+        wrong += [(name, option.least - 1)] if option.least is not None else []
+        wrong += [(name, option.most + 1), (name, float("nan"))] if option.most is not None else []
+    assert len(wrong) > 15
+    for name, value in wrong:
+        with pytest.raises(BadArgument, match=f"`{name}`"):
+            parse(**{name: value})
 
 
 @pytest.mark.parametrize("statement", ["import indexer", "import query"])

@@ -15,7 +15,7 @@ def test_the_page_holds_everything_and_asks_for_nothing():
     page = example_map().html()
     assert page == example_map().html()
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
-    assert policy.startswith("default-src &#x27;none&#x27;;")
+    assert policy.startswith("default-src &#39;none&#39;;")
     assert "unsafe" not in policy
     assert not re.search(r"<(link|img|iframe|object|embed)|<[^>]*\ssrc=|@import|url\(", page.split('id="data"')[0])
     assert page.count("<script") == page.count("</script") == 2

@@ -12,10 +12,11 @@ from indexer.errors import AtlasError
 from indexer.profiles.features import DEFAULT, SHARP, UNCHANGED, find_features
 from indexer.profiles.layers import Layers, patchify
 from indexer.profiles.loading import layers_of
+from indexer.profiles.patch_embedding import seeded_patch_embedding
 from indexer.profiles.probes import random_probe
 from indexer.profiles.recovery import high_frequency
 from indexer.profiles.sensitivity import conditioning, position_shares, receptive_fields, singular_values
-from indexer.profiles.single import neurons_inside, seeded_patch_embedding
+from indexer.profiles.single import neurons_inside
 from indexer.profiles.statistics import normal
 from indexer.profiles.subject import Subject
 from tests.profiles.toy_layers import WIDTH, after, identities, projected, running_sum

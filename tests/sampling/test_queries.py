@@ -241,7 +241,7 @@ def test_ranks_are_those_of_models_that_were_read_in_full(sampled, mixed):
     with refused(f"`deepen('{MODEL}', spectra=True)`"):
         sampled.rank(BASE, model=MODEL)
     with refused(
-        "Of all 12 models", "gives no ranks", f"`deepen(base='{BASE}', spectra=True)`", f"{13 * WHOLE / 1e6:.1f}"
+        "of all 12 models", "gives no ranks", f"`deepen(base='{BASE}', spectra=True)`", f"{13 * WHOLE / 1e6:.1f}"
     ):
         sampled.rank(BASE, relation="finetune")
 
@@ -324,7 +324,7 @@ def test_a_transposed_sample_is_cut_to_the_leading_coordinates(tmp_path):
 def test_where_all_models_are_samples_nothing_is_published_that_needs_more(shell, tmp_path):
     shutil.copytree(shell.folder / "atlas", tmp_path / "atlas")
     indexer.remove(ADAPTER, atlas=tmp_path / "atlas")
-    with refused("Of all 12 models", "no 'output' vectors", f"`deepen(base='{BASE}')`"):
+    with refused("of all 12 models", "no 'output' vectors", f"`deepen(base='{BASE}')`"):
         indexer.represent("output", tmp_path / "atlas")
     with Atlas(tmp_path / "atlas") as opened:
         assert not opened.is_published(BASE, "output")

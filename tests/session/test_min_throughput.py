@@ -212,12 +212,12 @@ def test_files_read_by_the_library_itself_are_watched_too(store, monkeypatch):
             response.read()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(("path", "workers"), [
-    ("ann/glue-0/resolve/.*config.json", "1"), ("ann/glue-0/resolve/.*config.json", "2"),
-    ("/api/models.filter", "1"), (f"{BASE}/resolve/.*config.json", "1"), (f"repos/{BASE}", "1"),
+@pytest.mark.parametrize(("path", "workers", "sent"), [
+    ("ann/glue-0/resolve/.*config.json", "1", signal.SIGINT), ("ann/glue-0/resolve/.*config.json", "2", signal.SIGINT),
+    ("ann/glue-0/resolve/.*config.json", "2", signal.SIGTERM), ("/api/models.filter", "1", signal.SIGTERM),
+    (f"{BASE}/resolve/.*config.json", "1", signal.SIGTERM), (f"repos/{BASE}", "1", signal.SIGINT),
 ])  # fmt: skip
-def test_a_signal_ends_a_process_that_waits_for_a_drip(tiny_store, tmp_path, sent, path, workers):
+def test_a_signal_ends_a_process_that_waits_for_a_drip(tiny_store, tmp_path, path, workers, sent):
     with LoopbackHub(tiny_store(1)) as hub:
         hub.prepare()
         hub.faults.add(path, method="GET", drip=3.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,17 +13,27 @@ from click.testing import CliRunner
 pytest.importorskip("transformers")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_no_used_text_is_certified_absent(tmp_path, monkeypatch) -> None:
-    from scripts.trace.__main__ import main
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Iterator[Path]:
+    """Where both tests find one base. Nothing here depends on what it has learnt, so it is trained for 8 steps."""
+    import torch
+
     from scripts.trace.plan import BASES
 
-    # Nothing here depends on what the base has learnt.
-    monkeypatch.setitem(BASES, "bert", replace(BASES["bert"], steps=8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BASES, "bert", replace(BASES["bert"], steps=8))
+        patch.setattr(torch, "set_num_threads", lambda threads: None)  # other tests run meanwhile
+        yield tmp_path_factory.mktemp("trace")
+
+
+def test_no_used_text_is_certified_absent(out, tmp_path) -> None:
+    from scripts.trace.__main__ import main
 
     file = tmp_path / "found.json"
-    options = ["--out", str(tmp_path / "out"), "--only", "bert-short", "--json", str(file)]
+    options = ["--out", str(out), "--only", "bert-short", "--json", str(file)]
     answer = CliRunner().invoke(main, ["check", *options], catch_exceptions=False)
     assert answer.exit_code == 0, answer.output
     (row,) = json.loads(file.read_text(encoding="utf-8"))
@@ -30,7 +42,7 @@ def test_no_used_text_is_certified_absent(tmp_path, monkeypatch) -> None:
     assert (row["positions"], row["pairs"], row["masked"]) == (row["longest"], False, False)
     assert row["c"] == pytest.approx(row["c_true"], abs=1e-6)
     assert 0 < row["unused_own"] <= row["unused_others"]
-    checkpoint = tmp_path / "out" / "hub" / "trace" / "bert-short" / "model.safetensors"
+    checkpoint = out / "hub" / "trace" / "bert-short" / "model.safetensors"
     written = checkpoint.stat().st_mtime_ns
     again = CliRunner().invoke(main, ["rows", *options], catch_exceptions=False)
     assert again.exit_code == 0
@@ -39,14 +51,12 @@ def test_no_used_text_is_certified_absent(tmp_path, monkeypatch) -> None:
     assert row["curve_overlap"] == row["units_overlap"] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_planted_mixtures_are_told_in_their_shares(tmp_path) -> None:
+def test_planted_mixtures_are_told_in_their_shares(out) -> None:
     from scripts.trace.making import Maker
     from scripts.trace.mixtures import mixtures
 
     planted = (0.0, 0.5)
-    found = mixtures(Maker(tmp_path), pairs=[("code/line-kinds", "code/signatures")], planted=planted, steps=60)
+    found = mixtures(Maker(out), pairs=[("code/line-kinds", "code/signatures")], planted=planted, steps=60)
     assert tuple(one["planted"] for one in found if one["files"] == "all") == planted
     assert {one["kind"] for one in found} == {"exact"}
     for one in found:  # files that hold what was used, and files of the same kind

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
+from indexer.atlas import AtlasFolder
 from indexer.builds.shards import publish_records
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
@@ -60,15 +63,22 @@ def _state(root):
         return named, atlas.centre(BASE).version, vectors.ids.tolist(), vectors.matrix.tolist(), neighbours
 
 
-@pytest.fixture
-def growing(atlas, tmp_path):
-    """An atlas of five models whose next publish finds four more, so that the centre moves."""
+@pytest.fixture(scope="module")
+def made_to_grow(made, tmp_path_factory):
+    """An atlas of five models whose next publish finds four more, so that the centre moves; tests must not change it."""
+    folder = tmp_path_factory.mktemp("growing")
+    atlas = AtlasFolder(shutil.copytree(made, folder / "atlas"))
     hidden = sorted(atlas.records.glob("*/*.safetensors"))[:4]
-    aside = [path.rename(tmp_path / path.name) for path in hidden]
+    aside = [path.rename(folder / path.name) for path in hidden]
     rebuild(atlas, force=True)
     for path, place in zip(aside, hidden, strict=True):
         path.rename(place)
-    return atlas
+    return atlas.root
+
+
+@pytest.fixture
+def growing(made_to_grow, tmp_path):
+    return AtlasFolder(shutil.copytree(made_to_grow, tmp_path / "atlas"))
 
 
 @pytest.mark.slow
