@@ -13,19 +13,22 @@ import pytest
 # Files that take longest, in either half. They go first: all other processes would wait for one that begins last. Those
 # that need trained models come later.
 LONGEST = (
-    "sampling/test_traffic", "browse/test_served", "architecture/test_read_back", "test_dask", "test_build",
-    "test_pool", "test_flips", "trace/test_replayed_runs", "opening/test_fuzz", "sampling/test_atlas",
-    "predict/test_null", "vectors/test_killed", "test_package", "profiles/test_interrupted", "test_renames",
-    "share/test_hostile", "weights/test_memory", "sampling/test_command", "family/test_folder", "share/test_faults",
-    "test_rebuild", "test_limits", "test_publishing", "test_skipped_models", "report/test_odd_atlases",
-    "lineage/test_stored", "deltas/test_rounded_uploads", "lineage/test_forest", "share/test_killed",
-    "sql/test_answers", "test_compressed", "svd/test_truncated", "ranks/test_study", "test_nothing_left",
-    "share/test_kept_back", "ask/test_ask", "share/test_pushed", "serve/test_answers", "profiles/test_hostile",
-    "map/test_map", "vocabulary/test_atlas", "opening/test_changed", "test_neighbours", "share/test_merged",
-    "predict/test_classifier", "session/test_min_throughput", "profiles/test_toy_layers", "sampling/test_interrupted",
-    "reproduce/test_study", "test_atlas", "test_family_end_to_end", "family/test_trained", "ranks/test_counted",
-    "commands/test_batches", "byteranges/test_faults", "share/test_pulled", "sampling/test_queries",
-    "profiles/test_questions", "ranks/test_against_numpy", "serve/test_mcp",
+    "test_dask", "sampling/test_interrupted", "sampling/test_traffic", "test_limits", "browse/test_served",
+    "test_flips", "predict/test_null", "opening/test_fuzz", "map/test_map", "sampling/test_atlas", "test_build",
+    "face/test_signatures", "sampling/test_command", "session/test_min_throughput", "report/test_odd_atlases",
+    "test_renames", "deltas/test_rounded_uploads", "family/test_trained", "lineage/test_stored", "lineage/test_forest",
+    "ask/test_ask", "lineage/test_bad_input", "test_family_end_to_end", "test_mixed_layers",
+    "architecture/test_read_back", "share/test_killed", "serve/test_answers", "test_coverage", "sql/test_answers",
+    "test_package", "profiles/test_toy_layers", "test_publishing", "opening/test_changed", "profiles/test_interrupted",
+    "test_rebuild", "share/test_merged", "test_atomic_files", "vectors/test_killed", "predict/test_classifier",
+    "ranks/test_study", "opening/test_strict", "serve/test_mcp", "test_atlas", "trace/test_replayed_runs",
+    "profiles/test_hostile", "profiles/test_questions", "share/test_kept_back", "reproduce/test_study",
+    "sampling/test_queries", "test_skipped_models", "image_models/test_in_atlas", "predict/test_predict",
+    "test_neighbours", "share/test_pushed", "test_projection", "family/test_folder", "share/test_hostile",
+    "adapters/test_adapter_bases", "scale/test_virtual_hub", "ranks/test_counted", "share/test_pulled",
+    "test_new_commits", "clusters/test_believed", "share/test_faults", "face/test_commands", "commands/test_batches",
+    "svd/test_truncated", "vocabulary/test_atlas", "commands/test_upkeep", "adapters/test_kinds",
+    "ranks/test_against_numpy", "test_index_types",
 )  # fmt: skip
 
 

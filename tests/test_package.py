@@ -167,8 +167,8 @@ def without_torch(commands, folder):
 def wheel(tmp_path_factory) -> Path:
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
-    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    words = [sys.executable, "-B", "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)  # -B: other tests see that nothing new is there
     (made,) = folder.glob("*.whl")
     return made
 
@@ -263,7 +263,7 @@ def test_the_wheel_with_build_builds_an_atlas_and_searches_it(installed, tiny_st
 def test_the_sdist_holds_what_a_packager_needs_and_the_page_its_pictures(tmp_path):
     pytest.importorskip("hatchling")
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)], cwd=ROOT, check=True,
+        [sys.executable, "-B", "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)], cwd=ROOT, check=True,
         capture_output=True,
     )  # fmt: skip
     (sdist,) = tmp_path.glob("*.tar.gz")

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,14 +36,9 @@ from indexer.records.tokens import token_rows
 __all__ = ["BaseModel", "Whitening", "read_base"]
 
 RIDGE = 0.01  # of the largest eigenvalue of the reference's moment
-TOKENS_EACH = 64  # of a text; the rest is left out, as more texts say more than longer ones
-MOST_TOKENS = 6000  # of a set of texts; longer texts are cut shorter, so that none is left out
-SHORTEST = 8  # tokens that a text is cut to
+TOKENS_EACH = 64  # of a text that are counted; the rest is left out, as more texts say more than longer ones
 BATCH_TOKENS = 1024  # with padding
-MOST_BYTES = 256 << 20  # of inputs that are held
-# Of a wider matrix some of the inputs are kept, evenly spaced over all tokens, instead of their moment: the moment of
-# 3,072 numbers takes ten times as long as that of 768.
-WIDEST, INPUTS_KEPT = 1024, 1024
+WIDEST = 1024  # matrices with more inputs get the inputs of fewer tokens
 # A base of this width runs on all processors. Smaller matrices, and eigenvectors, take longer on several threads.
 WORTH_THREADS = 512
 # Eigenvectors of the reference with eigenvalues below this share of the ridge are not kept: they are hardly whitened.
@@ -52,7 +46,7 @@ _NEGLIGIBLE = 0.02
 _STARTS, _ENDS = ("[CLS]", "<s>"), ("[SEP]", "</s>")
 
 Floats = NDArray[np.float32]
-Progress = Callable[[int], None]  # called with the number of texts done
+Progress = Callable[[int], None]  # called with the number of texts that were done since the last call
 
 
 @dataclass(frozen=True)
@@ -69,21 +63,30 @@ class Whitening:
     roots: Floats
 
 
-@dataclass
-class _Inputs:
-    """What a set of texts gives to one group of matrices: rows x/√n with Σ x xᵀ = M, or M itself."""
+@dataclass(frozen=True)
+class Budget:
+    """What is used of a set of texts: at most so many ``texts``, evenly spaced, and the first ``tokens`` of each.
 
-    moment: NDArray[np.float64] | None = None
-    rows: list[Floats] = field(default_factory=list)
+    ``wide``: so many of their inputs are used where a matrix has more than ``WIDEST``, evenly spaced over all tokens.
+    """
+
+    texts: int
+    tokens: int
+    wide: int
+
+
+# Inputs depend on their positions, so texts that are compared are cut alike.
+ASKED, OF_A_SET = Budget(100, 16, 256), Budget(4, 16, 16)
 
 
 @dataclass(frozen=True)
 class _Text:
-    """A text of a pass: the number of its set, and which of its tokens are among those that are kept of the set."""
+    """A text of a pass; which of its tokens wide matrices get, and the first of its rows among all rows, for either."""
 
     ids: Sequence[int]
-    place: int
-    kept: NDArray[np.int64]
+    wide: NDArray[np.int64]
+    start: int
+    wide_start: int
 
 
 class BaseModel:
@@ -129,13 +132,21 @@ class BaseModel:
         counts = np.bincount(every, minlength=self._vocabulary)[token_rows(self._vocabulary)]
         return (counts / max(1, len(every))).astype(np.float32)
 
-    def whitening(self, encoded: Sequence[Sequence[int]], progress: Progress = lambda done: None) -> Whitening:
-        """The moments of the reference texts."""
-        values, vectors, ridges = {}, {}, {}
+    def reference(
+        self,
+        sets: Sequence[Sequence[Sequence[int]]],
+        own: int,
+        progress: Progress = lambda count: None,
+        budget: Budget = OF_A_SET,
+    ) -> tuple[Whitening, Floats]:
+        """The moments of the first ``own`` of some sets of encoded texts, and the ``blocks`` of all sets."""
+        values, vectors, ridges = dict[str, Floats](), dict[str, Floats](), dict[str, float]()
         roots = np.zeros((len(self._keys), self._length), np.float32)
+        found = np.zeros((len(sets), len(self._keys), self._length), np.float32)
 
-        def decompose(group: str, inputs: _Inputs) -> None:
-            held, directions = _eigen(inputs)
+        def decompose(group: str) -> None:
+            inputs = collected.pop(group)
+            held, directions = _eigen(np.concatenate(inputs[:own]))
             ridge = max(RIDGE * float(held.max(initial=0.0)), 1e-12)
             root = np.sqrt(held / (held + ridge))
             for key in self._keys_of(group):
@@ -143,66 +154,65 @@ class BaseModel:
             kept = held > _NEGLIGIBLE * ridge
             values[group], vectors[group] = held[kept].astype(np.float32), directions[:, kept].astype(np.float32)
             ridges[group] = ridge
+            self._compare(group, inputs, _White(values[group], vectors[group], ridge), found)
 
-        collected = self._collected([encoded], progress, None)
-        _at_once(lambda group: decompose(group, collected[group][0]), list(collected))
-        return Whitening(values, vectors, ridges, roots)
+        collected = self._collected(sets, progress, budget)
+        _at_once(decompose, list(collected))
+        return Whitening(values, vectors, ridges, roots), _unit(found - roots)
 
     def blocks(
         self,
         sets: Sequence[Sequence[Sequence[int]]],
         whitening: Whitening,
-        progress: Progress = lambda done: None,
-        most: int | None = None,
+        progress: Progress = lambda count: None,
+        budget: Budget = ASKED,
     ) -> Floats:
-        """(sets, blocks, length) each set of encoded texts as a vector: blocks of unit norm, or zero.
-
-        ``most``: use at most this many inputs of a set, evenly spaced over its tokens.
-        """
+        """(sets, blocks, length) each set of encoded texts as a vector: blocks of unit norm, or zero."""
         found = np.zeros((len(sets), len(self._keys), self._length), np.float32)
-        white: dict[str, _White] = {}
 
-        def compare(group: str, first: int, collected: Sequence[_Inputs]) -> None:
-            if group not in white:
-                white[group] = _White(
-                    whitening.values[group], whitening.vectors[group], whitening.ridges[group],
-                    {key: self._sketches(key, whitening.vectors[group]) for key in self._keys_of(group)},
-                )  # fmt: skip
-            for place, inputs in enumerate(collected, start=first):
-                moment: NDArray[np.floating] | None = inputs.moment
-                if moment is None and inputs.rows:
-                    rows = np.concatenate(inputs.rows)
-                    if len(rows) < rows.shape[1]:
-                        self._from_rows(white[group], rows, group, found[place])
-                        continue
-                    moment = rows.T @ rows
-                if moment is not None:
-                    values, vectors = _eigh(white[group].around(moment))
-                    for key in self._keys_of(group):
-                        found[place, self._keys.index(key)] = convolved(*self._sketches(key, vectors), np.sqrt(values))
+        def compare(group: str) -> None:
+            white = _White(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
+            self._compare(group, collected.pop(group), white, found)
 
-        for first, collected in self._passes(sets, progress, most):
-            known = [group for group in collected if group in whitening.vectors]
-            _at_once(partial(_of_group, compare, first, collected), known)
-        found -= whitening.roots
-        norms = np.linalg.norm(found, axis=2, keepdims=True)
-        return np.divide(found, norms, out=np.zeros_like(found), where=norms > 1e-9)
+        collected = self._collected(sets, progress, budget)
+        _at_once(compare, [group for group in collected if group in whitening.vectors])
+        return _unit(found - whitening.roots)
 
-    def _from_rows(self, white: _White, rows: Floats, group: str, target: Floats) -> None:
-        """Sketch (W M W)^½ of M = Σ x xᵀ over rows x, without its eigenvectors.
+    def _compare(self, group: str, inputs: Sequence[Floats], white: _White, found: Floats) -> None:
+        """Sketch (W M W)^½ of the inputs x of every set, for all matrices of a group, into ``found``.
 
-        With B = W [x₁ x₂ …] and BᵀB = Q μ Qᵀ it is (B Q) μ^-½ (B Q)ᵀ, and CountSketches of B Q are those of B times Q.
+        With B = W [x₁ x₂ …] / √n and BᵀB = Q μ Qᵀ it is (B Q) μ^-½ (B Q)ᵀ, and CountSketches of B Q are those of B
+        times Q. Where a set has more inputs than the matrix, the eigenvectors of W M W take less time.
         """
-        projected, rest, gram = white.gram(rows)
-        values, turns = _eigh(gram)
-        kept = values > 1e-6 * max(float(values[-1]), 1e-30)
-        turns, weights = turns[:, kept], 1 / np.sqrt(values[kept])
-        for key in self._keys_of(group):
-            both = zip(self._sketches(key, rest.T), white.sketches[key], strict=True)
-            first, second = (
-                (one * white.ridge**-0.5 + (of_vectors * white.scale) @ projected.T) @ turns for one, of_vectors in both
-            )
-            target[self._keys.index(key)] = convolved(first, second, weights)
+        keys = {self._keys.index(key): key for key in self._keys_of(group)}
+        ends = np.cumsum([len(rows) for rows in inputs])
+        narrow = [place for place, rows in enumerate(inputs) if 0 < len(rows) < rows.shape[1]]
+        if narrow:
+            rows = np.concatenate(inputs)
+            projected, rest = white.parts(rows)
+            scaled = projected * white.scale
+            sketches = {}
+            for place, key in keys.items():
+                of_vectors, of_rest = self._sketches(key, white.vectors), self._sketches(key, rest.T)
+                sketches[place] = [
+                    one * white.ridge**-0.5 + other @ scaled.T for one, other in zip(of_rest, of_vectors, strict=True)
+                ]
+        for number, rows in enumerate(inputs):
+            count = max(1, len(rows))
+            if number in narrow:
+                some = slice(ends[number] - len(rows), ends[number])
+                gram = rest[some] @ rest[some].T / np.float32(white.ridge)
+                gram += (projected[some] * white.squares) @ projected[some].T
+                values, turns = _eigh(gram / count)
+                kept = values > 1e-6 * max(float(values[-1]), 1e-30)
+                turns, weights = turns[:, kept], 1 / np.sqrt(values[kept]) / count
+                for place in keys:
+                    first, second = (one[:, some] @ turns for one in sketches[place])
+                    found[number, place] = convolved(first, second, weights)
+            elif len(rows):
+                values, vectors = _eigh(white.around(rows.T @ rows / count))
+                for place, key in keys.items():
+                    found[number, place] = convolved(*self._sketches(key, vectors), np.sqrt(values))
 
     def _keys_of(self, group: str) -> list[str]:
         return [key for key in self._keys if self._groups.get(key) == group]
@@ -216,28 +226,16 @@ class BaseModel:
             columns = whole
         return count_sketches(columns, columns, f"{DRAW}{key}", self._length)
 
-    def _passes(
-        self, sets: Sequence[Sequence[Sequence[int]]], progress: Progress, most: int | None = None
-    ) -> Iterator[tuple[int, dict[str, list[_Inputs]]]]:
-        """The inputs of every group, for some sets of texts at a time, and the number of the first of them."""
-        width = sum(self._matrices[key].shape[1] for key in self._keys)
-        step = max(1, MOST_BYTES // (4 * width * (most or INPUTS_KEPT)))
-        done = 0
-        for start in range(0, len(sets), step):
-            some = sets[start : start + step]
-            yield start, self._collected(some, partial(_after, progress, done), most)
-            done += sum(map(len, some))
-
     def _collected(
-        self, sets: Sequence[Sequence[Sequence[int]]], progress: Progress, most: int | None
-    ) -> dict[str, list[_Inputs]]:
-        """The inputs of every group in one pass over all texts; what the padding gives is left out."""
+        self, sets: Sequence[Sequence[Sequence[int]]], progress: Progress, budget: Budget
+    ) -> dict[str, list[Floats]]:
+        """The inputs (n, d) of every set for every group, in one pass over all texts, without what padding gives."""
         model = self._subject.model
         modules: dict[str, list[str]] = {}
         for key in self._keys:
             modules.setdefault(self._matrices[key].tensor.rpartition(".")[0], []).append(key)
-        found: dict[str, list[_Inputs]] = {}
-        texts, totals = self._texts(sets, most)
+        found: dict[str, Floats] = {}  # by group, the rows of all sets
+        texts, ends, wide_ends = self._texts(sets, budget)
         mask, batch = torch.zeros(0), list[_Text]()
         seen: deque[tuple[torch.Tensor, str]] = deque(maxlen=4)  # query, key and value are called with one tensor
 
@@ -251,29 +249,19 @@ class BaseModel:
             if same is not None:
                 return
             seen.append((states, keys[0]))
-            inputs = found.setdefault(keys[0], [_Inputs() for _ in sets])
-            width = states.shape[-1] if held is None else len(held)
-            ends = np.cumsum([len(text.ids) for text in batch])
-            for place in {text.place for text in batch}:
-                # Moments only of one set at a time: that of the reference, or the one that is asked about.
-                is_moment = most is None and width <= WIDEST and totals[place] >= width
-                own = [
-                    end - len(text.ids) + (np.arange(len(text.ids)) if is_moment else text.kept)
-                    for text, end in zip(batch, ends, strict=True)
-                    if text.place == place
-                ]
-                rows = states[mask]
-                if len(sets) > 1 or not is_moment:
-                    rows = rows[torch.from_numpy(np.concatenate(own)).to(rows.device)]
-                if held is not None:
-                    rows = rows[:, torch.from_numpy(held).to(rows.device)]
-                values = rows.float().cpu().numpy()
-                if not is_moment:
-                    inputs[place].rows.append(values / np.float32(_kept(totals[place], most) ** 0.5))
-                    continue
-                moment = (values.T @ values).astype(np.float64) / totals[place]
-                before = inputs[place].moment
-                inputs[place].moment = moment if before is None else before + moment
+            rows = states[mask]
+            if held is not None:
+                rows = rows[:, torch.from_numpy(held).to(rows.device)]
+            if is_wide := rows.shape[1] > WIDEST:
+                before = np.cumsum([0, *(len(text.ids) for text in batch[:-1])])
+                some = np.concatenate([text.wide + first for text, first in zip(batch, before, strict=True)])
+                rows = rows[torch.from_numpy(some).to(rows.device)]
+                targets = [np.arange(len(text.wide)) + text.wide_start for text in batch]
+            else:
+                targets = [np.arange(len(text.ids)) + text.start for text in batch]
+            if keys[0] not in found:
+                found[keys[0]] = np.zeros(((wide_ends if is_wide else ends)[-1], rows.shape[1]), np.float32)
+            found[keys[0]][np.concatenate(targets)] = rows.float().cpu().numpy()
 
         hooks = []
         for name, keys in modules.items():
@@ -282,7 +270,7 @@ class BaseModel:
                 collect(keys, module, received)
 
             hooks.append(model.get_submodule(name).register_forward_pre_hook(hook))
-        done, threads = 0, torch.get_num_threads()
+        threads = torch.get_num_threads()
         if self._subject.layers.tokens.shape[1] >= WORTH_THREADS:
             torch.set_num_threads(max(threads, processors()))
         try:
@@ -291,8 +279,7 @@ class BaseModel:
                 with torch.inference_mode():
                     self._run(ids, attended)
                 seen.clear()
-                done += len(ids)
-                progress(done)
+                progress(len(ids))
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise AtlasError(
                 f"{self._subject.name} cannot be run on texts: {str(error).splitlines()[0][:160]}.", ""
@@ -301,31 +288,34 @@ class BaseModel:
             torch.set_num_threads(threads)
             for one in hooks:
                 one.remove()
-        return found
+        return {
+            group: np.split(rows, (wide_ends if rows.shape[1] > WIDEST else ends)[:-1]) for group, rows in found.items()
+        }
 
-    def _texts(self, sets: Sequence[Sequence[Sequence[int]]], most: int | None) -> tuple[list[_Text], list[int]]:
-        """The texts of all sets, short ones first, and the number of tokens of each set."""
-        texts, totals = [], []
-        for place, encoded in enumerate(sets):
-            ordered = sorted((ids for ids in self._cut(encoded) if ids), key=len)
+    def _texts(
+        self, sets: Sequence[Sequence[Sequence[int]]], budget: Budget
+    ) -> tuple[list[_Text], NDArray[np.int64], NDArray[np.int64]]:
+        """The texts of all sets, short ones first, and where the rows of each set end, for narrow and wide matrices."""
+        texts, start, wide_start, ends = [], 0, 0, list[tuple[int, int]]()
+        for encoded in sets:
+            places = range(len(encoded)) if len(encoded) <= budget.texts else range(budget.texts)
+            some = [encoded[place * len(encoded) // len(places)] for place in places]
+            ordered = sorted((self._cut(ids, budget.tokens) for ids in some if ids), key=len)
             total = sum(map(len, ordered))
-            kept = np.linspace(0, max(total - 1, 0), _kept(total, most)).astype(np.int64)
+            wide = np.linspace(0, max(total - 1, 0), min(total, budget.wide)).astype(np.int64)
             before = 0
             for ids in ordered:
-                own = kept[(kept >= before) & (kept < before + len(ids))] - before
-                texts.append(_Text(ids, place, own))
-                before += len(ids)
-            totals.append(total)
-        return sorted(texts, key=lambda text: len(text.ids)), totals
+                own = wide[(wide >= before) & (wide < before + len(ids))] - before
+                texts.append(_Text(ids, own, start, wide_start))
+                before, start, wide_start = before + len(ids), start + len(ids), wide_start + len(own)
+            ends.append((start, wide_start))
+        narrow_ends, wide_ends = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+        return sorted(texts, key=lambda text: len(text.ids)), narrow_ends, wide_ends
 
-    def _cut(self, encoded: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-        """The texts, cut to the largest length with which they have at most MOST_TOKENS together; with their ends."""
-        lengths = np.array([len(one) for one in encoded])
-        room = int(lengths.max(initial=0))
-        while room > SHORTEST and np.minimum(lengths, room).sum() > MOST_TOKENS:
-            room -= 1
+    def _cut(self, ids: Sequence[int], most: int) -> Sequence[int]:
+        """A text of at most so many tokens, with its end."""
         end = len(self._end)
-        return [one if len(one) <= room else [*one[: room - end], *one[len(one) - end :]] for one in encoded]
+        return ids if len(ids) <= most else [*ids[: most - end], *ids[len(ids) - end :]]
 
     def _run(self, ids: torch.Tensor, attended: torch.Tensor) -> None:
         model = self._subject.model
@@ -355,31 +345,23 @@ class BaseModel:
 
 
 class _White:
-    """W = (C + ρ)^-½ of one group, with C ≈ Σ λ v vᵀ, and ``sketches`` of the v by matrix.
+    """W = (C + ρ)^-½ of one group, with C ≈ Σ λ v vᵀ.
 
     Along v with λ > ρ a number would be the difference of two large ones, so these directions are split off first:
     W x = ρ^-½ x⊥ + Σ s vᵀx v, where x⊥ is x without them and s = (λ + ρ)^-½, less ρ^-½ for the other directions.
     """
 
-    def __init__(
-        self,
-        values: Floats,
-        vectors: Floats,
-        ridge: float,
-        sketches: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]],
-    ) -> None:
+    def __init__(self, values: Floats, vectors: Floats, ridge: float) -> None:
         self.vectors, self.ridge = vectors, ridge
         self.is_large = values > ridge
         held = values.astype(np.float64) + ridge
         self.scale = (held**-0.5 - np.where(self.is_large, 0.0, ridge**-0.5)).astype(np.float32)
         self.squares = (1 / held - np.where(self.is_large, 0.0, 1 / ridge)).astype(np.float32)
-        self.sketches = {key: tuple(one.astype(np.float32) for one in both) for key, both in sketches.items()}
 
-    def gram(self, rows: Floats) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Of rows x (n, d): vᵀx (n, k), x⊥ (n, d), and the products (W x)·(W y) (n, n)."""
-        projected = rows @ self.vectors
-        rest = rows - projected[:, self.is_large] @ self.vectors[:, self.is_large].T
-        return projected, rest, rest @ rest.T / np.float32(self.ridge) + (projected * self.squares) @ projected.T
+    def parts(self, rows: Floats) -> tuple[Floats, NDArray[np.floating]]:
+        """Of rows x (n, d): vᵀx (n, k) and x⊥ (n, d). (W x)·(W y) = x⊥·y⊥/ρ + Σ ``squares`` vᵀx vᵀy."""
+        projected: Floats = rows @ self.vectors
+        return projected, rows - projected[:, self.is_large] @ self.vectors[:, self.is_large].T
 
     def around(self, moment: NDArray[np.floating]) -> Floats:
         """W M W."""
@@ -390,19 +372,10 @@ class _White:
         return found
 
 
-def _kept(total: int, most: int | None) -> int:
-    """How many of the inputs of a set of texts with so many tokens are used."""
-    return min(total, most or INPUTS_KEPT)
-
-
-def _of_group(
-    work: Callable[[str, int, list[_Inputs]], None], first: int, collected: Mapping[str, list[_Inputs]], group: str
-) -> None:
-    work(group, first, collected[group])
-
-
-def _after(progress: Progress, before: int, done: int) -> None:
-    progress(before + done)
+def _unit(blocks: Floats) -> Floats:
+    """Blocks scaled to unit norm; zeros where nothing but rounding is left."""
+    norms = np.linalg.norm(blocks, axis=2, keepdims=True)
+    return np.divide(blocks, norms, out=np.zeros_like(blocks), where=norms > 1e-9)
 
 
 def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:
@@ -419,8 +392,8 @@ def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:
 
 
 def read_base(name: str, commit: str | None, keys: Sequence[str], length: int, device: str = "cpu") -> BaseModel:
-    """Read and load a base of an atlas. Raises AtlasError that says why it cannot be run on texts."""
-    return BaseModel(read_now(Reference(name, commit), device), keys, length)
+    """Read and load a base of an atlas, by the cache. Raises AtlasError that says why it cannot be run on texts."""
+    return BaseModel(read_now(Reference(name, commit), device, keep=True), keys, length)
 
 
 def _frame(tokenizer: IsolatedTokenizer) -> tuple[list[int], list[int]]:
@@ -431,17 +404,15 @@ def _frame(tokenizer: IsolatedTokenizer) -> tuple[list[int], list[int]]:
     return start, end
 
 
-def _eigen(inputs: _Inputs) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Eigenvalues (k,), none negative, and eigenvectors (d, k) of a moment; from the rows if there are only those."""
-    if inputs.moment is not None:
-        return _eigh(inputs.moment)
-    rows = np.concatenate(inputs.rows)
+def _eigen(rows: Floats) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """Eigenvalues (k,), none negative, and eigenvectors (d, k) of the second moment of rows (n, d)."""
+    count = max(1, len(rows))
     if len(rows) >= rows.shape[1]:
-        return _eigh(rows.T @ rows)
-    values, left = _eigh(rows @ rows.T)
-    kept = values > 1e-6 * max(float(values[-1]), 1e-30)
+        return _eigh(rows.T @ rows / count)
+    values, left = _eigh(rows @ rows.T / count)
+    kept = values > 1e-6 * max(float(values.max(initial=0.0)), 1e-30)
     values, left = values[kept], left[:, kept]
-    return values, rows.T @ left / np.sqrt(values).astype(np.float32)
+    return values, rows.T @ left / np.sqrt(values * count).astype(np.float32)
 
 
 def _eigh(matrix: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[Any]]:

@@ -116,8 +116,11 @@ class ImageLayer:
     directions: float | None = None
 
 
-def read_now(reference: Reference, device: str = "cpu") -> Subject:
-    """Read and load a model. Raises AtlasError that says why it cannot be read."""
+def read_now(reference: Reference, device: str = "cpu", *, keep: bool = False) -> Subject:
+    """Read and load a model. Raises AtlasError that says why it cannot be read.
+
+    ``keep``: its weights stay in the Hugging Face cache, for a model that is read again.
+    """
     install_session()
     torch.set_num_threads(1)
     check_device(device)
@@ -131,6 +134,8 @@ def read_now(reference: Reference, device: str = "cpu") -> Subject:
     parse = ModelRef.parse if reference.commit is None else ModelRef.of_atlas
     try:
         source = Source(parse(reference.model), reference.commit, None, reference.relation)
+        if keep:
+            download_base(source)
         return read_subject(source, base_weights if reference.base else None, device=device)
     except AtlasError as error:
         raise AtlasError(f"{reference.model} cannot be run: {error.message}", error.hint) from error

@@ -103,10 +103,14 @@ def identity_sketch(count: int, name: str, length: int) -> NDArray[np.float64]:
 
 def _count_sketch(columns: NDArray[np.floating], seed: str, length: int = FIXED_LENGTH) -> NDArray[np.float64]:
     """CountSketch of each column of an (n, r) array: (length, r)."""
+    from scipy.sparse import csr_array  # sums in the order of the coordinates, in double precision
+
     packed = _hashes(seed, columns.shape[0], length)
-    buckets = (packed >> 1).astype(np.intp)
-    signed = columns * np.where(packed & 1, 1.0, -1.0)[:, None]
-    return np.stack([np.bincount(buckets, weights=column, minlength=length) for column in signed.T], axis=1)
+    order = np.argsort(packed >> 1, kind="stable")
+    starts = np.searchsorted((packed >> 1)[order], np.arange(length + 1))
+    signs = np.where(packed & 1, 1.0, -1.0)[order]
+    found: NDArray[np.float64] = csr_array((signs, order, starts), shape=(length, len(packed))) @ columns
+    return found
 
 
 # Two for each matrix, with one or two bytes per coordinate: 28 KB for a layer of roberta-base. For models of more than

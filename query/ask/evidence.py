@@ -6,7 +6,7 @@ They are kept in the user's cache, so that the same file asked about again needs
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -23,16 +23,14 @@ from query.resolved import READERS
 from query.texts import Texts
 
 if TYPE_CHECKING:
-    from indexer.console.messages import Progress
     from indexer.profiles.inputs import BaseModel, Whitening
     from query.reader import AtlasReader
 
-METHOD = "inputs-2"  # change it when the features of a text change
+METHOD = "inputs-3"  # change it when the features of a text change
 NULL_METHOD = "null-1"  # change it when the scores of the reference change
 MOST_BYTES = 4 << 30
-# Number of texts in each set of a user's own reference texts, in the order of the file.
-TEXTS_OF_A_SET = 12
-INPUTS_OF_A_SET = 256  # of a set of reference texts
+# A user's own reference texts make at most so many sets, in the order of the file, of at least so many texts.
+OWN_SETS, TEXTS_OF_A_SET = 34, 12
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,8 @@ class Features:
 def reference_sets(own: Texts | None = None) -> dict[str, tuple[str, ...]]:
     """Sets of texts of one kind by its name: those of this package; or those of ``own``, in the order of the file."""
     if own is not None:
-        starts = range(0, len(own), TEXTS_OF_A_SET)
-        return {f"{own.name} {start}": own.texts[start : start + TEXTS_OF_A_SET] for start in starts}
+        step = max(TEXTS_OF_A_SET, -(-len(own) // OWN_SETS))
+        return {f"{own.name} {start}": own.texts[start : start + step] for start in range(0, len(own), step)}
     sets: dict[str, list[str]] = {}
     kind: list[str] = []
     for line in (files("query.ask") / "reference.txt").read_text(encoding="utf-8").splitlines():
@@ -81,12 +79,8 @@ class Reader:
 
     def reference(self) -> Features:
         """Of every set of reference texts."""
-        name = f"{self._digest}-sets"
-        found = self._cached(name)
-        if found is None:
-            found = self._computed(self._sets, "reference texts", INPUTS_OF_A_SET)
-            self._keep(name, {"blocks": found.blocks, "rates": found.rates})
-        return found
+        found = self._cached(f"{self._digest}-sets")
+        return self._run_reference()[1] if found is None else found
 
     def pooled_rates(self) -> NDArray[np.float32]:
         """(rows,) of all reference texts together, each set with the same weight."""
@@ -97,9 +91,19 @@ class Reader:
         """Of one set of texts."""
         name = f"{self._digest}-{_digest({'texts': list(texts.texts)})}"
         found = self._cached(name)
-        if found is None:
-            found = self._computed([texts.texts], texts.name)
-            self._keep(name, {"blocks": found.blocks, "rates": found.rates})
+        if found is not None:
+            return found
+        from indexer.console.messages import Progress
+        from indexer.profiles.inputs import ASKED
+
+        base, whitening = self._model(), self._moments()
+        encoded = base.encode(texts.texts)
+        if not base.has_tokens(encoded):
+            raise self._unknown(texts.name)
+        with Progress(min(len(texts), ASKED.texts), f"{texts.name} through {self._base}") as bar:
+            blocks = base.blocks([encoded], whitening, bar.update)
+        found = Features(blocks.reshape(1, -1), base.rates(encoded)[None])
+        self._keep(name, {"blocks": found.blocks, "rates": found.rates})
         return found
 
     def null(self) -> Null | None:
@@ -112,57 +116,60 @@ class Reader:
         if self._state is not None:
             self._keep(self._null_name, null.arrays(), self._state)
 
-    def _computed(self, sets: Sequence[Sequence[str]], what: str, most: int | None = None) -> Features:
-        from indexer.console.messages import Progress
-
-        base = self._model()
-        encoded = [base.encode(texts) for texts in sets]
-        if not any(base.has_tokens(one) for one in encoded):
-            raise AtlasError(f"{self._base} knows none of the tokens of {what}.", "Check the language and the file.")
-        whitening = self._of_reference()
-        with Progress(sum(map(len, sets)), f"{what} through {self._base}") as bar:
-            blocks = base.blocks(encoded, whitening, _progress(bar), most)
-        return Features(blocks.reshape(len(sets), -1), np.stack([base.rates(one) for one in encoded]))
+    def _unknown(self, what: str) -> AtlasError:
+        return AtlasError(f"{self._base} knows none of the tokens of {what}.", "Check the language and the file.")
 
     def _model(self) -> BaseModel:
         if self._loaded is None:
+            # Read when torch is loaded: threads that wait sleep. On a busy machine spinning doubles the cost.
+            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
             require("Running texts through a base", *READERS)
             from indexer.profiles.inputs import read_base
 
             self._loaded = read_base(self._base, self._commit, self._keys, self._length, self._device)
         return self._loaded
 
-    def _of_reference(self) -> Whitening:
+    def _moments(self) -> Whitening:
         """The reference's moments."""
-        from indexer.console.messages import Progress
         from indexer.profiles.inputs import Whitening
 
-        if self._whitening is not None:
-            return self._whitening
-        name = f"{self._digest}-moments"
-        base = self._model()
-        arrays = self._arrays(name)
-        if arrays is None:
-            texts = [text for one in self._reference.values() for text in one]
-            encoded = base.encode(texts)
-            with Progress(len(texts), f"reference texts through {self._base}, once") as bar:
-                found = base.whitening(encoded, _progress(bar))
-            arrays = {"roots": found.roots}
-            for group in found.values:
-                arrays |= {
-                    f"values {group}": found.values[group],
-                    f"vectors {group}": found.vectors[group],
-                    f"ridge {group}": np.array([found.ridges[group]]),
-                }
-            self._keep(name, arrays)
-        groups = [one.removeprefix("values ") for one in arrays if one.startswith("values ")]
-        self._whitening = Whitening(
-            {group: arrays[f"values {group}"] for group in groups},
-            {group: arrays[f"vectors {group}"] for group in groups},
-            {group: float(arrays[f"ridge {group}"][0]) for group in groups},
-            arrays["roots"],
-        )
+        if self._whitening is None:
+            arrays = self._arrays(f"{self._digest}-moments")
+            if arrays is None:
+                return self._run_reference()[0]
+            groups = [one.removeprefix("values ") for one in arrays if one.startswith("values ")]
+            self._whitening = Whitening(
+                {group: arrays[f"values {group}"] for group in groups},
+                {group: arrays[f"vectors {group}"] for group in groups},
+                {group: float(arrays[f"ridge {group}"][0]) for group in groups},
+                arrays["roots"],
+            )
         return self._whitening
+
+    def _run_reference(self) -> tuple[Whitening, Features]:
+        """Run the reference through the base, and keep its moments and features."""
+        from indexer.console.messages import Progress
+        from indexer.profiles.inputs import OF_A_SET
+
+        base = self._model()
+        encoded = [base.encode(texts) for texts in self._sets]
+        if not any(base.has_tokens(one) for one in encoded):
+            raise self._unknown("the reference texts")
+        count = sum(min(len(one), OF_A_SET.texts) for one in encoded)
+        with Progress(count, f"reference texts through {self._base}, once") as bar:
+            moments, blocks = base.reference(encoded, len(self._reference), bar.update)
+        arrays = {"roots": moments.roots}
+        for group in moments.values:
+            arrays |= {
+                f"values {group}": moments.values[group],
+                f"vectors {group}": moments.vectors[group],
+                f"ridge {group}": np.array([moments.ridges[group]]),
+            }
+        self._keep(f"{self._digest}-moments", arrays)
+        features = Features(blocks.reshape(len(encoded), -1), np.stack([base.rates(one) for one in encoded]))
+        self._keep(f"{self._digest}-sets", {"blocks": features.blocks, "rates": features.rates})
+        self._whitening = moments
+        return moments, features
 
     # ---- the cache
 
@@ -191,12 +198,6 @@ class Reader:
             write_arrays(self._path(name), arrays, {"checksum": checksum(name + state, arrays)})
         except (OSError, AtlasError):
             return  # without a cache everything is computed again
-
-
-def _progress(bar: Progress) -> Callable[[int], None]:
-    """Moves a bar on by the texts of one set that are done."""
-    before = bar.done
-    return lambda done: bar.update(before + done - bar.done)
 
 
 def _digest(value: Any) -> str:

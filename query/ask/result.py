@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from query.results import Rows
@@ -132,14 +133,19 @@ class TextsOfModel(Rows[LikelyTexts]):
 
     @property
     def headline(self) -> str:
-        """The answer."""
+        """The answer. Files are named without their folders if that is enough to tell them apart."""
+        paths = [row.file for row in self.items]
+        names = [Path(one).name for one in paths]
+        short = dict(zip(paths, names if len(set(names)) == len(names) else paths, strict=True))
         if self.answer is None:
             return f"None of them: {self.model} was not clearly tuned on texts like those of any of these files."
         parts = sorted((row for row in self.items if (row.share or 0) >= _WORTH), key=lambda row: -(row.share or 0))
         named = (
-            f" In shares: {', '.join(f'{row.file} {row.share:.0%}' for row in parts[:5])}." if len(parts) > 1 else ""
+            f" In shares: {', '.join(f'{short[row.file]} {row.share:.0%}' for row in parts[:5])}."
+            if len(parts) > 1
+            else ""
         )
-        return f"{self.model} was probably tuned on texts like those of {self.answer}.{named}"
+        return f"{self.model} was probably tuned on texts like those of {short[self.answer]}.{named}"
 
     def to_dict(self) -> dict[str, Any]:
         """The answer, a row for each file, and the notes."""

@@ -194,9 +194,9 @@ class Tools:
         ] = None,
         base: Base = None,
     ) -> Asked:
-        """Find the models that were probably tuned on texts like these. The first question about a base takes minutes.
+        """Find the models that were probably tuned on texts like these.
 
-        The texts run through the base model on this machine, which downloads it if need be.
+        The texts run through the base model on this machine; the first question about a base downloads it.
         """
         return self._answer(Asked, self._atlas.ask(texts, k, where=where, base=base))
 

@@ -97,11 +97,11 @@ def judge_texts(
         if len(every):
             total += float(probabilities[every].sum())
             weight += len(every)
-        common = np.intersect1d(readings[1], readings[2])
-        for row in common.tolist():
-            holders[row] = holders.get(row, 0) + 1
         # Unigram models split a text as a whole, so a token must be in the text's own reading, too.
-        against = [one[is_untouched[one] & np.isin(one, every)] for one in readings[1:]]
+        counting = [one[np.isin(one, every)] for one in readings[1:]]
+        for row in np.intersect1d(counting[0], counting[1]).tolist():
+            holders[row] = holders.get(row, 0) + 1
+        against = [one[is_untouched[one]] for one in counting]
         is_certain = is_exact and all(len(one) > 0 for one in against)
         certain += is_certain
         if each:

@@ -181,7 +181,7 @@ def trace(
             say or (lambda sentence: None),
         )  # fmt: skip
     if evidence is None or evidence.kind == FROZEN:
-        notes.append(_why_none(found, row, evidence))
+        notes.append(_why_none(found, row, evidence, all_rows))
         if texts is not None:
             notes.append("Nothing can be said of the texts. `query ask` compares them by the block matrices.")
         return TracedModel(
@@ -341,7 +341,7 @@ def met_probabilities(evidence: TokenEvidence) -> NDArray[np.float64]:
     return found.astype(np.float64)
 
 
-def _why_none(found: ResolvedModel, row: dict[str, Any] | None, evidence: TokenEvidence | None) -> str:
+def _why_none(found: ResolvedModel, row: dict[str, Any] | None, evidence: TokenEvidence | None, all_rows: bool) -> str:
     if evidence is not None:
         return "No row of its input embedding moved: the embedding was frozen, or only its head was trained."
     if found.group == "adapter":
@@ -350,12 +350,15 @@ def _why_none(found: ResolvedModel, row: dict[str, Any] | None, evidence: TokenE
         )
     if found.is_copy:
         return "It is a copy of the base."
-    if row is not None and row["token_class"] is None and found.record is None:
+    if row is not None and row["token_class"] is None and found.record is None and not all_rows:
         return (
             "Its record has no rows of the input embedding that can be compared: an older version read it, or its "
-            "vocabulary or its width is another. `all_rows=True` reads them now."
+            "vocabulary was pruned or permuted, or its width is another. `all_rows=True` reads them now."
         )
-    return "Its input embedding cannot be compared with the base's: other weights, another width or other tokens."
+    return (
+        "Its input embedding cannot be compared with the base's: its vocabulary was pruned or permuted, its width is "
+        "another, or its weights are not from this base."
+    )
 
 
 def _why_statistical(evidence: TokenEvidence) -> str:

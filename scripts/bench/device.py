@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def _texts(name: str) -> Table:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import RobertaConfig, RobertaModel
 
-    from indexer.profiles.inputs import read_base
+    from indexer.profiles.inputs import ASKED, read_base
 
     random = np.random.default_rng(0)
     families = ("query", "key", "value", "output", "feedforward1", "feedforward2")
@@ -102,9 +103,9 @@ def _texts(name: str) -> Table:
         seconds, vectors = {}, {}
         for device in ("cpu", "cuda"):
             base = read_base(folder, None, keys, 512, device)
-            held = base.whitening(base.encode(reference))
+            held = base.reference([base.encode(reference)], 1, budget=ASKED)[0]
             base.blocks([base.encode(asked[:20])], held)
-            seconds[device] = _seconds(lambda base=base, held=held: base.blocks([base.encode(asked)], held))
+            seconds[device] = _seconds(partial(base.blocks, [base.encode(asked)], held))
             vectors[device] = base.blocks([base.encode(asked)], held)[0]
     least = float((vectors["cpu"] * vectors["cuda"]).sum(1).min())
     table.add("query ask", seconds["cpu"], seconds["cuda"], seconds["cpu"] / seconds["cuda"], least)

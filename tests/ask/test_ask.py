@@ -95,8 +95,13 @@ def test_which_of_these_texts(made, planted, files):
     with Atlas(made) as atlas:
         found = atlas.ask(model="ann/squad-0", among=[files])
         assert found.answer == str(files / "squad.txt")
+        assert "was probably tuned on texts like those of squad.txt." in found.headline
         assert found[0].file == found.answer
         assert [row.is_answer for row in found] == [True, False, False, False]
+        (files / "other").mkdir()
+        (files / "other" / "squad.txt").write_text("this is nothing\n" * 8)
+        same_names = atlas.ask(model="ann/squad-0", among=[files, files / "other"])
+        assert f"like those of {files / 'squad.txt'}." in same_names.headline
         none = atlas.ask(model="ann/squad-0", among=[files / "nothing.txt"])
     assert none.answer is None
     assert none.headline.startswith("None of them")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
@@ -24,6 +28,8 @@ from indexer.profiles import inputs
 from indexer.profiles.inputs import read_base
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, tensor_sketch
+from scripts.loopback_hub import LoopbackHub
+from tests.hubs import use_endpoint
 
 LENGTH = 64
 WORDS = [f"w{number}" for number in range(90)]
@@ -37,6 +43,7 @@ def texts(seed: int, words: slice, count: int = 12) -> list[str]:
 
 
 REFERENCE, ASKED = texts(0, slice(None), 30), texts(1, slice(10, 30))
+WHOLE = inputs.Budget(200, 40, 512)  # all tokens of these
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +74,10 @@ def gpt2(folder):
     return folder(GPT2Model, GPT2Config(vocab_size=94, n_positions=32, n_embd=256, n_layer=1, n_head=4))
 
 
-def vector(path, keys=KEYS, **settings) -> np.ndarray:
+def vector(path, keys=KEYS, budget=WHOLE) -> np.ndarray:
     base = read_base(str(path), None, keys, LENGTH)
-    return base.blocks([base.encode(ASKED)], base.whitening(base.encode(REFERENCE)), **settings)[0]
+    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=WHOLE)
+    return base.blocks([base.encode(ASKED)], whitening, budget=budget)[0]
 
 
 def by_numpy(states, key: str, width: int, held=None) -> np.ndarray:
@@ -134,35 +142,60 @@ def test_padding_and_batches_change_nothing(roberta, monkeypatch):
     assert vector(roberta) == pytest.approx(whole, abs=1e-3)
 
 
-def test_rows_of_wide_matrices_give_what_moments_give(roberta, monkeypatch):
+def test_few_inputs_give_what_moments_give(roberta, monkeypatch):
+    """Fewer inputs than a matrix has are compared without its moment; wide matrices always, with inputs evenly spaced."""
     whole = vector(roberta)
     monkeypatch.setattr(inputs, "WIDEST", 16)
     rows = vector(roberta)
-    assert all(cosine(one, other) > 0.999 for one, other in zip(whole, rows, strict=True))
-    fewer = vector(roberta, most=60)
+    assert rows == pytest.approx(whole, abs=1e-5)  # there are less than 512 inputs
+    fewer = vector(roberta, budget=inputs.Budget(200, 40, 60))
     assert np.mean([cosine(one, other) for one, other in zip(whole, fewer, strict=True)]) > 0.6
 
 
-@pytest.mark.parametrize("most", [None, 20])
-def test_sets_together_give_what_each_gives_alone(roberta, monkeypatch, most):
+def test_rows_and_moments_are_two_ways_to_one_sketch(roberta):
+    """Of n inputs of a matrix with more, the products among the inputs give what the moment gives."""
+    base = read_base(str(roberta), None, KEYS, LENGTH)
+    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=WHOLE)
+    (group,) = {base._groups[key] for key in ("0.query", "0.query")}
+    white = inputs._White(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
+    rows = np.random.default_rng(0).standard_normal((40, 48)).astype(np.float32) @ white.vectors @ white.vectors.T
+    few, many = (np.zeros((1, len(KEYS), LENGTH), np.float32) for _ in range(2))
+    base._compare(group, [rows], white, few)
+    base._compare(group, [np.concatenate([rows, rows])], white, many)  # more than 48
+    for key, one, other in zip(KEYS, few[0], many[0], strict=True):
+        if base._groups[key] == group:
+            assert cosine(one, other) > 0.9999
+            assert np.linalg.norm(one) == pytest.approx(np.linalg.norm(other), rel=1e-3)
+
+
+def test_sets_together_give_what_each_gives_alone(roberta, monkeypatch):
     """Texts of several sets share batches; a set without texts, and one with fewer inputs than a matrix has, are there."""
     base = read_base(str(roberta), None, KEYS, LENGTH)
-    whitening = base.whitening(base.encode(REFERENCE))
-    sets = [base.encode(some) for some in (ASKED, REFERENCE[:2], [], REFERENCE, ASKED[::2])]
+    sets = [base.encode(some) for some in (REFERENCE, ASKED, REFERENCE[:2], [], ASKED[::2])]
     done: list[int] = []
-    together = base.blocks(sets, whitening, done.append, most)
-    assert done[-1] == sum(map(len, sets))
-    alone = np.concatenate([base.blocks([one], whitening, most=most) for one in sets])
-    assert together == pytest.approx(alone, abs=1e-3)
-    monkeypatch.setattr(inputs, "MOST_BYTES", 1)  # a set at a time
-    assert base.blocks(sets, whitening, done.append, most) == pytest.approx(alone, abs=1e-3)
-    assert done[-1] == sum(map(len, sets))
+    whitening, together = base.reference(sets, 1, done.append)
+    assert sum(done) == sum(min(len(one), inputs.OF_A_SET.texts) for one in sets)
+    alone = np.concatenate([base.blocks([one], whitening, budget=inputs.OF_A_SET) for one in sets[1:]])
+    assert together[1:] == pytest.approx(alone, abs=1e-3)
+    only, _ = base.reference(sets[:1], 1)
+    assert only.roots == pytest.approx(whitening.roots, abs=1e-3)  # other sets do not move the reference's moments
+
+
+def test_a_budget_limits_texts_tokens_and_inputs(roberta):
+    """Texts are evenly spaced ones, cut with their ends kept; the inputs of wide matrices are spread over all of them."""
+    base = read_base(str(roberta), None, KEYS, LENGTH)
+    encoded = base.encode([f"w{number} " * 12 for number in range(10)])
+    (texts, ends, wide_ends) = base._texts([encoded, encoded[:2]], inputs.Budget(3, 6, 7))
+    assert (ends.tolist(), wide_ends.tolist()) == ([18, 30], [7, 14])
+    assert [list(text.ids) for text in texts[:3]] == [[0, *[4 + number] * 4, 2] for number in (0, 3, 6)]
+    assert [len(text.wide) for text in texts] == [3, 2, 2, 4, 3]
+    assert sorted(text.start for text in texts) == [0, 6, 12, 18, 24]
 
 
 def test_the_same_texts_as_the_reference_say_nothing_else(roberta):
     base = read_base(str(roberta), None, KEYS, LENGTH)
     encoded = base.encode(REFERENCE)
-    whitening = base.whitening(encoded)
+    whitening, _ = base.reference([encoded], 1, budget=WHOLE)
     near = base.blocks([encoded], whitening)
     assert np.isfinite(near).all()  # the rest is rounding
     assert base.rates(encoded).sum() == pytest.approx(1)
@@ -179,6 +212,19 @@ def test_other_kinds_of_models(folder, kind):
         keys = ["encoder.0.query", "encoder.1.feedforward2", "decoder.0.value", "decoder.1.cross_key"]
     found = vector(path, keys)
     assert np.linalg.norm(found, axis=1) == pytest.approx(np.ones(len(keys)))
+
+
+def test_a_base_on_the_hub_is_downloaded_once(roberta, tmp_path, monkeypatch):
+    """Each question with other texts reads the base again."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(roberta, tmp_path / "store" / "me" / "base")
+    (tmp_path / "store" / "me" / "base.repo.json").write_text(json.dumps({"sha": "a" * 40}))
+    with LoopbackHub(tmp_path / "store") as hub:
+        use_endpoint(monkeypatch, hub.endpoint)
+        read_base("me/base", "a" * 40, KEYS, LENGTH)
+        hub.reset_log()
+        read_base("me/base", "a" * 40, KEYS, LENGTH)
+        assert not [request for request in hub.requests if "safetensors" in str(request)]
 
 
 def test_what_cannot_run_has_one_line(folder, roberta):

@@ -73,8 +73,11 @@ def blind(layout, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", a_few([3, 10], {10}))
-@pytest.mark.parametrize("layout", a_few(LAYOUTS, 3))
+@pytest.mark.parametrize(
+    ("layout", "k"),
+    [*((layout, 10) for layout in LAYOUTS), ("balanced", 3),
+     *(pytest.param(layout, 3, marks=pytest.mark.study) for layout in LAYOUTS if layout != "balanced")],
+)  # fmt: skip
 def test_nothing_is_fitted_where_nothing_is_to_fit(layout, k):
     """Before: .50 where chance is .09 (balanced), .25 for .017 (many datasets), .55 for .33 (three datasets).
 

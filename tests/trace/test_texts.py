@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import query.trace.trace
+from query import Atlas
 from query.trace.evidence import TokenEvidence, evidence_of_row, ranks_of
 from query.trace.texts import judge_texts, share_upper
 from query.trace.words import distinctive_scores, scripts_of, words_of
@@ -63,6 +65,18 @@ def test_marks_at_the_end_do_not_count() -> None:
     assert judge_texts(["w1 w2!"], Marks(), found, found.is_met.astype(float), 100).certainly_not_used == 0
 
 
+def test_a_token_that_only_a_shortened_text_has_does_not_count() -> None:
+    """Unigram models split a text as a whole: without the marks at its end it may have other tokens."""
+
+    class Whole(SplitByWord):
+        def encode(self, text: str) -> list[int]:
+            return [1, 2, 3] if text.endswith(".") else [1, 150, 2, 3]
+
+    found = evidence(set(range(100)))
+    judged = judge_texts(["w1 w2 w3."] * 50, Whole(), found, found.is_met.astype(float), 100)
+    assert (judged.certainly_not_used, judged.share_upper) == (0, 1.0)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])
 def test_the_limit_covers_the_share_that_was_used(share: float) -> None:
     """Zipf's law of tokens, texts of twenty, and a random share of them used: too low in 5 % of the draws at most."""
@@ -84,6 +98,17 @@ def test_the_limit_covers_the_share_that_was_used(share: float) -> None:
         missed += limit < is_used.mean()
     assert missed <= 0.05 * draws
     assert np.median(limits) < {0.0: 0.1, 0.01: 0.2, 0.1: 0.5, 0.5: 1.01, 1.0: 1.01}[share]
+
+
+def test_rows_that_cannot_be_compared_are_offered_to_be_read_only_once(made, monkeypatch) -> None:
+    row = {"token_class": None, "commit": "a" * 40, "relation": "finetune"}
+    monkeypatch.setattr(query.trace.trace, "token_evidence", lambda *asked: (row, None))
+    monkeypatch.setattr(query.trace.trace, "evidence_of_all_rows", lambda *read: None)
+    with Atlas(made) as atlas:
+        (before,) = atlas.trace("ann/squad-0").notes
+        (after,) = atlas.trace("ann/squad-0", all_rows=True).notes
+    assert before.endswith("`all_rows=True` reads them now.")
+    assert after.startswith("Its input embedding cannot be compared with the base's: its vocabulary was pruned or")
 
 
 def test_words_that_set_a_model_apart() -> None:
