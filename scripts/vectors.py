@@ -217,6 +217,8 @@ def matches_of_nearest(
     vectors: Floats, blocks: int, labels: Sequence[Collection[str]], rows: Sequence[int], candidates: Sequence[int]
 ) -> list[tuple[float, float]]:
     """For each row with m other candidates of its label: the share of matches among its m nearest, and among all."""
+    if not rows:
+        return []
     table = similarities(vectors[rows].astype(np.float64), vectors[candidates].astype(np.float64), blocks)
     found = []
     for place, row in enumerate(rows):

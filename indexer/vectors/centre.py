@@ -12,7 +12,8 @@ vote of its author; three votes are needed then, because it may have the same da
 
 Adapters of one initialisation also differ in how far they moved from it, in directions that belong to the seed. So
 the rest of a block is scaled to a quarter along two directions: from the adapters' centre to the initialisation's,
-and the initialisation's drift, which is how blocks change with log ‖δW‖ among models of the same data.
+and the initialisation's drift, which is how blocks change with log ‖δW‖ among models of the same data (if there are
+enough of these).
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ FEWEST_VOTES = 2
 # subtracting it would make the other models similar.
 FEW_MODELS = 8.0
 
+# The drift of an initialisation needs this many models beyond the first of every voter. It is fitted within voters, so
+# that of few models is made of the models themselves: scaling along it makes models of one voter alike, whatever their
+# data are (docs/arena.md).
+FEWEST_OF_DRIFT = 10
+
 # The scale of the rest of a block along the directions in which models of an initialisation moved.
 ALONG_SEED = 0.25
 
@@ -59,7 +65,7 @@ class GroupCentre:
     """The centre of one group: ``blocks`` (b, m), the number of ``votes`` (b,) in each, and the number of models.
 
     ``drift`` (b, m), only for an initialisation: the regression of blocks on the log of the norm of the whole change,
-    within datasets and not normalised; zeros if it is unknown.
+    within datasets and not normalised; zeros if it is unknown or its models are too few.
     """
 
     blocks: Floats
@@ -218,7 +224,8 @@ class Mean:
             sums = np.zeros_like(counts)
             np.add.at(sums, codes, logs)
             above_mean = logs - (sums / np.maximum(counts, 1))[codes]
-            self.slopes = np.where(changed & (counts[codes] > 1), above_mean, 0.0)
+            is_enough = np.maximum(counts - 1, 0).sum(axis=0) >= FEWEST_OF_DRIFT
+            self.slopes = np.where(changed & (counts[codes] > 1) & is_enough, above_mean, 0.0)
 
     def add(self, ids: NDArray[np.int64], vectors: NDArray[np.floating]) -> None:
         """Add uncentred vectors (n, d); those of models that do not count are ignored."""

@@ -2,61 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scripts.arena.family import ArenaFamily, build_family, in_process, read_twice
+from scripts.arena.family import build_family, in_process, load_real_plan, read_twice
 from scripts.arena.headline import HELD_OUT, OTHERS, USED, write_texts
-from scripts.family import make_family
-from scripts.family.plan import load_plan
+from scripts.arena.pretrained import SKIPPED, prepare, pretrained_folder, write_data_sets
+from scripts.family import make_family, tasks
+from scripts.family.family import build
+from scripts.family.plan import Plan, load_plan
+from scripts.family.store import RESULTS, read_json
 from scripts.loopback_hub import LoopbackHub
 from scripts.tables import decimal, markdown
 from scripts.terminal import Terminal
 
 Json = dict[str, Any]
 
+DISJOINT, REAL = "disjoint", "minilm"
 LEARNT = 0.05  # a model has learnt something if its accuracy is this much above the commonest label's share
 
 
 def run(out: Path) -> Json:
-    """Train both families and ask everything once.
+    """Train the families and ask everything once.
 
-    Matrices this small are read whole by `index build`, so a full reading would give the same vectors.
+    The networks of the first two are so small that `index build` reads their matrices whole, and a full reading would
+    give the same vectors. The third is a real pretrained network, where it is installed.
     """
     family = build_family(out)
     demo = load_plan("demo", "roberta")
     models = make_family(out / "demo-roberta", "demo")
     folder = out / "disjoint"
-    sources = {
-        "disjoint": (family.plan, family.models, family.atlas),
-        "demo": (demo, models, read_twice(demo, models, folder / "demo")["sample"]),
+    sources: dict[str, tuple[Plan, Path, Path, Callable[[Plan, Path], None]]] = {
+        DISJOINT: (family.plan, family.models, family.atlas, tasks.prepare),
+        "demo": (demo, models, read_twice(demo, models, folder / "demo")["sample"], tasks.prepare),
     }
-    columns: dict[str, Json] = {}
-    for name, (plan, root, atlas) in sources.items():
+    source = pretrained_folder()
+    if source is not None:
+        plan, root = load_real_plan(source), folder / REAL / "models"
+        prepare(root, plan, source, apart=True)
+        build(root, plan)
+        atlas = read_twice(plan, root, folder / REAL, ("sample",))["sample"]
+        sources[REAL] = plan, root, atlas, partial(write_data_sets, source=source, apart=True)
+    found: Json = {"columns": {}, "learnt": {}}
+    for name, (plan, root, atlas, prepare_texts) in sources.items():
         texts = folder / f"texts-{name}"
-        write_texts(plan, texts)
+        write_texts(plan, texts, prepare_texts)
         with LoopbackHub(root) as hub:
             print(f"asking about {plan.base} …", flush=True)
             asked = ("scripts.arena.headline", str(atlas), plan.base, str(texts))
             terminal = Terminal.of_hub(atlas.parent, hub.endpoint)
-            columns[name] = in_process(terminal, folder / f"{name}.json", *asked)
-    by_model = {name: columns["disjoint"].pop(f"{name}_by_model") for name in ("right", "purity")}
-    for name in by_model:
-        columns["demo"].pop(f"{name}_by_model")
-    return {"learnt": learnt(family, **by_model), "columns": columns}
+            column = in_process(terminal, folder / f"{name}.json", *asked)
+        right, purity = (column.pop(f"{one}_by_model") for one in ("right", "purity"))
+        found["columns"][name] = column
+        if name != "demo":
+            found["learnt"][name] = learnt(plan, root, right, purity)
+    return found | ({} if source else {"skipped": SKIPPED})
 
 
-def learnt(family: ArenaFamily, right: Mapping[str, float], purity: Mapping[str, float]) -> list[Json]:
+def learnt(plan: Plan, models: Path, right: Mapping[str, float], purity: Mapping[str, float]) -> list[Json]:
     """By rate, adapters apart: held-out accuracy, and how well predictions and purity do on these models.
 
     The last two rows are the full fine-tunes whose accuracy is above the commonest label by .05 or more, and the others.
     """
     groups: dict[tuple[str, str], list[str]] = {}
-    above_majority = {model: one["eval_accuracy"] - one["eval_majority"] for model, one in family.results.items()}
-    runs = sorted(family.plan.runs, key=lambda run: (run.adapter is not None, run.learning_rate))
+    measured = {run.model: read_json(models / run.model / RESULTS) for run in plan.runs}
+    above_majority = {model: one["eval_accuracy"] - one["eval_majority"] for model, one in measured.items()}
+    runs = sorted(plan.runs, key=lambda run: (run.adapter is not None, run.learning_rate))
     for run in runs:
         kind = "adapter" if run.adapter else "full"
         groups.setdefault((kind, f"{run.learning_rate:g}"), []).append(run.model)
@@ -65,54 +80,50 @@ def learnt(family: ArenaFamily, right: Mapping[str, float], purity: Mapping[str,
             run.model for run in runs if not run.adapter and (above_majority[run.model] > LEARNT) == is_above
         ]
     found = []
-    for (kind, rate), models in groups.items():
-        results, above = [family.results[model] for model in models], [above_majority[model] for model in models]
+    for (kind, rate), names in groups.items():
+        if not names:
+            continue
+        results, above = [measured[model] for model in names], [above_majority[model] for model in names]
         found.append(
             {
                 "kind": kind,
                 "rate": rate,
-                "models": len(models),
+                "models": len(names),
                 "accuracy": float(np.mean([one["eval_accuracy"] for one in results])),
                 "majority": float(np.mean([one["eval_majority"] for one in results])),
                 "least_above": float(np.min(above)),
                 "most_above": float(np.max(above)),
                 "learnt": float(np.mean(np.array(above) > LEARNT)),
-                "right": float(np.mean([right[model] for model in models])),
-                "purity": float(np.mean([purity[model] for model in models if model in purity])),
+                "right": float(np.mean([right[model] for model in names])),
+                "purity": float(np.mean([purity[model] for model in names if model in purity])),
             }
         )
     return found
 
 
 def tables(figures: Json) -> str:
-    """Markdown: what was learnt, and all figures of both families."""
-    head = [
-        "models",
-        "rate",
-        "number",
-        "held-out accuracy",
-        "commonest label",
-        "above it, least to most",
-        "above by .05",
-        "predicted rightly",
-        "purity",
-    ]
+    """Markdown: what was learnt, and all figures of the families."""
+    head = ["family", "models", "rate", "number", "held-out accuracy", "commonest label", "above it, least to most",
+            "above by .05", "predicted rightly", "purity"]  # fmt: skip
     rows = [head] + [
         [
+            name,
             row["kind"],
             row["rate"],
             str(row["models"]),
             decimal(row["accuracy"], 2),
             decimal(row["majority"], 2),
             f"{decimal(row['least_above'], 2)} to {decimal(row['most_above'], 2)}",
-            *(decimal(row[name], 2) for name in ("learnt", "right", "purity")),
+            *(decimal(row[key], 2) for key in ("learnt", "right", "purity")),
         ]
-        for row in figures["learnt"]
+        for name, found in figures["learnt"].items()
+        for row in found
     ]
     columns = {name: lines_of(one) for name, one in figures["columns"].items()}
     names = dict.fromkeys(name for lines in columns.values() for name in lines)
     lines = [["figure", *columns]] + [[name, *(one.get(name, "–") for one in columns.values())] for name in names]
-    return f"{markdown(rows)}\n\n{markdown(lines)}"
+    skipped = [f"Skipped: {figures['skipped']}."] if "skipped" in figures else []
+    return "\n\n".join([markdown(rows), markdown(lines), *skipped])
 
 
 def lines_of(one: Json) -> dict[str, str]:
@@ -120,7 +131,7 @@ def lines_of(one: Json) -> dict[str, str]:
 
     def of_purity(score: Mapping[str, Any]) -> str:
         interval = "" if score.get("ci_low") is None else f" ({decimal(score['ci_low'])}–{decimal(score['ci_high'])})"
-        p_value = f", p {decimal(score['p_value'])}" if score.get("p_value") is not None else ""
+        p_value = f", p {score['p_value']:.1g}" if score.get("p_value") is not None else ""
         return f"{decimal(score['purity'])}{interval}, chance {decimal(score['chance'])}{p_value}"
 
     lines = {

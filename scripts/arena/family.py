@@ -10,21 +10,21 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from indexer.names import READS
+from scripts.arena.pretrained import pretrained_plan
 from scripts.child import PROJECT
 from scripts.family.family import build
 from scripts.family.plan import Adapter, DataSet, Plan, Run, load_plan
-from scripts.family.store import RESULTS, read_json
 from scripts.loopback_hub import LoopbackHub
 from scripts.terminal import CommandFailed, Terminal
 
-PATH = Path(__file__).with_name("plan.toml")
+PATH, PATH_OF_REAL = (Path(__file__).with_name(f"{name}.toml") for name in ("plan", "plan_minilm"))
 LABELS = ("class", "function", "method")
 
 
@@ -51,11 +51,6 @@ class ArenaFamily:
         """The data set of every model."""
         return {run.model: run.dataset for run in self.plan.runs}
 
-    @cached_property
-    def results(self) -> dict[str, dict[str, float]]:
-        """What was measured of every model on held-out texts of its data set."""
-        return {model: read_json(self.models / model / RESULTS) for model in self.datasets}
-
 
 def load_arena_plan() -> tuple[Plan, dict[str, str]]:
     """What is trained, and the domain of each data set."""
@@ -66,54 +61,66 @@ def load_arena_plan() -> tuple[Plan, dict[str, str]]:
         name: tuple(value) if isinstance(value, list) else value for name, value in data["pretraining"].items()
     }
     steps = pretraining.pop("steps")
-    domains = {
-        f"{domain}/{package.strip('_')}": domain for domain, packages in data["domains"].items() for package in packages
-    }
+    domains = {_dataset(domain, package): domain for domain, found in data["domains"].items() for package in found}
     styles = list(family.authors.values())
-    packages = [package for packages in data["domains"].values() for package in packages]
-    datasets = {
-        name: DataSet(
-            name,
-            "docstrings",
-            "kind",
-            LABELS,
-            f"Docstrings of {package}, labelled with what they document.",
-            (package,),
-        )
-        for name, package in zip(domains, packages, strict=True)
-    }
-    return (
-        replace(
-            family,
-            size="arena",
-            settings=replace(family.settings, files=data["files"], pretraining_steps=steps, steps=1.0),
-            architecture=replace(
-                family.architecture,
-                objective=data["objective"],
-                config={**family.architecture.config, **data["config"]},
-            ),
-            pretraining=replace(family.pretraining, **pretraining),
-            base=f"arena/tiny-{family.architecture_name}",
-            old_id=f"arena-tiny-{family.architecture_name}",
-            authors={name: styles[place % len(styles)] for place, name in enumerate(["arena", *data["accounts"]])},
-            datasets=datasets,
-            runs=tuple(_runs(family, dict(zip(packages, domains, strict=True)), data)),
-            oddities=(),
-            fingerprint=hashlib.sha256(f"{family.fingerprint} {text}".encode()).hexdigest(),
+    plan = replace(
+        family,
+        size="arena",
+        settings=replace(family.settings, files=data["files"], pretraining_steps=steps, steps=1.0),
+        architecture=replace(
+            family.architecture, objective=data["objective"], config={**family.architecture.config, **data["config"]}
         ),
-        domains,
+        pretraining=replace(family.pretraining, **pretraining),
+        base=f"arena/tiny-{family.architecture_name}",
+        old_id=f"arena-tiny-{family.architecture_name}",
+        authors={name: styles[place % len(styles)] for place, name in enumerate(["arena", *data["accounts"]])},
+        oddities=(),
+        fingerprint=hashlib.sha256(f"{family.fingerprint} {text}".encode()).hexdigest(),
     )
+    return _with_runs(plan, data), domains
 
 
-def _runs(family: Plan, datasets: Mapping[str, str], data: Mapping[str, Any]) -> list[Run]:
-    """Full fine-tunes and adapters; habits are dealt out in turn, so that none goes with a data set."""
+def load_real_plan(source: Path) -> Plan:
+    """The same for the real pretrained network in a folder, with fewer and shorter runs."""
+    text = PATH_OF_REAL.read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    family = pretrained_plan(source)
+    styles = list(family.authors.values())
+    plan = replace(
+        family,
+        size="arena",
+        settings=replace(family.settings, files=data["files"], steps=1.0),
+        authors={
+            **family.authors,
+            **{name: styles[place % len(styles)] for place, name in enumerate(data["accounts"])},
+        },
+        oddities=(),
+        fingerprint=hashlib.sha256(f"{family.fingerprint} {text}".encode()).hexdigest(),
+    )
+    return _with_runs(plan, data)
+
+
+def _dataset(domain: str, package: str) -> str:
+    return f"{domain}/{package.strip('_')}"
+
+
+def _with_runs(plan: Plan, data: Mapping[str, Any]) -> Plan:
+    """The plan with data sets of docstrings, full fine-tunes and adapters.
+
+    Habits are dealt out in turn, so that none goes with a data set.
+    """
     accounts, settings, adapters = data["accounts"], data["runs"], data["adapters"]
+    datasets: dict[str, DataSet] = {}
     found = []
 
     def turn(values: list[Any], number: int) -> Any:
         return values[number % len(values)]
 
-    for place, (package, dataset) in enumerate(datasets.items()):
+    packages = [(domain, package) for domain, packages in data["domains"].items() for package in packages]
+    for place, (domain, package) in enumerate(packages):
+        dataset = _dataset(domain, package)
+        text = f"Docstrings of {package}, labelled with what they document."
+        datasets[dataset] = DataSet(dataset, "docstrings", "kind", LABELS, text, (package,))
         kinds: list[Adapter | None] = [None] * settings["copies"]
         if package in adapters["datasets"]:
             kinds.append(Adapter(adapters["rank"], 2 * adapters["rank"], tuple(adapters["targets"])))
@@ -121,13 +128,12 @@ def _runs(family: Plan, datasets: Mapping[str, str], data: Mapping[str, Any]) ->
             # The steps through the accounts differ, so that few accounts share more than one data set.
             account = turn(accounts, place + copy * (1 + place // len(accounts)))
             rates = adapters["rates"] if adapter else settings["rates"]
-            seed = 1000 + 10 * place + copy
             name = f"{dataset.partition('/')[2].lower()}-{'lora' if adapter else copy + 1}"
             found.append(
                 Run(
-                    f"{account}/tiny-{family.architecture_name}-{name}",
+                    f"{account}/{plan.base.partition('/')[2]}-{name}",
                     dataset=dataset,
-                    seed=seed,
+                    seed=1000 + 10 * place + copy,
                     learning_rate=turn(rates, place + copy + place // len(rates)),
                     steps=adapters["steps"] if adapter else turn(settings["steps"], place + copy + place // 3),
                     batch=turn(settings["batches"], place // 2 + copy),
@@ -136,7 +142,7 @@ def _runs(family: Plan, datasets: Mapping[str, str], data: Mapping[str, Any]) ->
                     adapter=adapter,
                 )
             )
-    return found
+    return replace(plan, datasets=datasets, runs=tuple(found))
 
 
 def build_family(out: Path) -> ArenaFamily:
@@ -154,11 +160,11 @@ def build_family(out: Path) -> ArenaFamily:
     return ArenaFamily(plan, domains, models, atlases["sample"], atlases["full"])
 
 
-def read_twice(plan: Plan, models: Path, folder: Path) -> dict[str, Path]:
+def read_twice(plan: Plan, models: Path, folder: Path, reads: Sequence[str] = READS) -> dict[str, Path]:
     """The atlases of samples and of all rows, below ``folder``, built unless they are there. Raises CommandFailed."""
     atlases = {}
     with LoopbackHub(models) as hub:
-        for read in READS:
+        for read in reads:
             (folder / read).mkdir(parents=True, exist_ok=True)
             run = Terminal.of_hub(folder / read, hub.endpoint)
             atlases[read] = folder / read / "atlas"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,17 @@ MOST_USED, MOST_OTHERS = 200, 100  # texts of a file that a trace judges
 HELD_OUT, USED, OTHERS = "held-out", "used", "others"
 
 
-def write_texts(plan: Plan, out: Path) -> None:
+def write_texts(plan: Plan, out: Path, prepare: Callable[[Plan, Path], None] = tasks.prepare) -> None:
     """JSON lines below ``out``: held-out texts of every data set, texts used by every model, and texts of others.
 
-    ``others`` of a data set: held-out texts of the data sets that have no package in common with it.
+    ``others`` of a data set: held-out texts of the data sets that have no package in common with it. ``prepare`` writes
+    the tokenizer and the data sets of a plan into a folder, as for the training.
     """
     if (out / "ready").exists():
         return
     work = out / "work"
     work.mkdir(parents=True, exist_ok=True)
-    tasks.prepare(plan, work)
+    prepare(plan, work)
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))

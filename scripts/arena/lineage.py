@@ -41,16 +41,17 @@ RIVAL = "MoTHer given root and dates"
 
 
 def run(out: Path) -> Json:
-    """Make the forests that are not there, ask them in three ways, and time ``query lineage --all`` on the demo's."""
+    """Make the forests that are not there, ask them in three ways, and time ``query lineage --all`` on the demo's family."""
     folder = out / "lineage"
     forests = [measured(one, folder / f"{one.architecture}-{one.seed}") for one in FORESTS]
-    return {"forests": forests, "cost": cost(folder / "demo")}
+    return {"forests": forests, "cost": cost(out)}
 
 
 def measured(forest: Forest, folder: Path) -> Json:
-    """The figures of one forest."""
+    """The figures of one forest. Answers are kept there; remove the JSON files beside the atlas to ask again."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows, known, base = asked(folder, forest.architecture, forest.shape, forest.seed, WAYS)
+    which = folder, forest.architecture, forest.shape, forest.seed
+    rows, known, base, seconds = asked(*which, WAYS, is_kept=True)
     rival = rivals(folder / f"{forest.shape}-{forest.architecture}", base, known)[RIVAL]
     recipes = {name: node["how"]["recipe"] for name, node in known.nodes.items() if not node["hidden"]}
     groups = []
@@ -80,6 +81,7 @@ def measured(forest: Forest, folder: Path) -> Json:
         },
         "evidence": dict(sorted(tallies.items())),
         "megabytes": round(max(one["bytes"] for one in rows["dates"]) / 1e6, 2),
+        "seconds": seconds["dates"],
     }
 
 
@@ -154,12 +156,13 @@ def ancestors(known: Truth, name: str) -> set[str]:
     return found
 
 
-def cost(folder: Path) -> Json:
+def cost(out: Path) -> Json:
     """Seconds of processor that ``query lineage --all`` takes for the demo's family, and for one of its models."""
     from scripts.family import make_family
 
     plan = load_plan("demo", "roberta")
-    store = make_family(folder / "family", "demo", "roberta")
+    store, folder = make_family(out / "demo-roberta", "demo", "roberta"), out / "lineage" / "demo"
+    folder.mkdir(parents=True, exist_ok=True)
     with LoopbackHub(store) as hub:
         terminal = Terminal.of_hub(folder, hub.endpoint)
         if not (folder / "atlas" / "atlas.duckdb").exists():
@@ -235,15 +238,18 @@ def by_recipe(forests: Sequence[Json]) -> str:
 
 def by_forest(forests: Sequence[Json]) -> str:
     """One row for each forest."""
-    rows = [["forest", "models", "all right", "continued right", "Brier score", "calibration error", "most read"]]
+    rows = [["forest", "models", "all right", "continued right", "named parents that are right", "Brier score",
+             "calibration error", "most read", "s a model"]]  # fmt: skip
     for one in forests:
         kinds = {
             kind: [sum(group[kind][key] for group in one["groups"]) for key in ("right", "models")] for kind in KINDS
         }
         right, models = map(sum, zip(*kinds.values(), strict=True))
+        hit, named = (sum(group[kind][key] for group in one["groups"] for kind in KINDS) for key in ("hit", "named"))
         error = pooled([one["calibration"]["dates"]])["error"]
-        rows.append([one["name"], str(models), share(right, models), share(*kinds["continued"]),
-                     decimal(one["calibration"]["dates"]["brier"]), decimal(error), f"{one['megabytes']:.1f} MB"])  # fmt: skip
+        rows.append([one["name"], str(models), share(right, models), share(*kinds["continued"]), f"{hit} of {named}",
+                     decimal(one["calibration"]["dates"]["brier"]), decimal(error), f"{one['megabytes']:.1f} MB",
+                     decimal(one["seconds"] / models, 2)])  # fmt: skip
     return markdown(rows)
 
 

@@ -69,7 +69,10 @@ def language_model(folder: Path, plan: Plan) -> Any:
 
 
 def tuned_body(root: Path, model: str, plan: Plan) -> Any:
-    """The body of a fine-tune with the base's head."""
+    """The body of a fine-tune with the base's head.
+
+    Raises ValueError if the base has no place for a weight of an adapter.
+    """
     folder, base = root / model, language_model(root / plan.base, plan)
     if (folder / "adapter_config.json").is_file():
         from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
@@ -78,10 +81,16 @@ def tuned_body(root: Path, model: str, plan: Plan) -> Any:
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         settings |= {"task_type": None, "modules_to_save": None, "inference_mode": True}
         adapted = get_peft_model(base, LoraConfig(**{name: settings[name] for name in settings if name in _FIELDS}))
+        # T5's classifiers hold its stacks in a module of this name, its language model holds them itself.
+        inner = "" if hasattr(base, base.base_model_prefix) else f"{base.base_model_prefix}."
         weights = {
-            name: one for name, one in load_file(folder / "adapter_model.safetensors").items() if ".lora_" in name
+            name.replace(f"base_model.model.{inner}", "base_model.model.", 1): one
+            for name, one in load_file(folder / "adapter_model.safetensors").items()
+            if ".lora_" in name
         }
-        set_peft_model_state_dict(adapted, weights)
+        loaded: Any = set_peft_model_state_dict(adapted, weights)
+        if unknown := loaded.unexpected_keys:
+            raise ValueError(f"{model} has adapter weights that the base has no place for, such as {unknown[0]}")
         return adapted.merge_and_unload()
     tuned = language_model(folder, plan)
     # What is tied to the embedding stays the fine-tune's.
@@ -91,7 +100,7 @@ def tuned_body(root: Path, model: str, plan: Plan) -> Any:
     return tuned
 
 
-_FIELDS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora", "task_type", "modules_to_save",
+_FIELDS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "task_type", "modules_to_save",
            "inference_mode", "layers_to_transform", "layers_pattern", "fan_in_fan_out")  # fmt: skip
 
 

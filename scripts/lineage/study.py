@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -273,9 +274,12 @@ RIVALS = ("MoTHer as published", "MoTHer given root and dates")
 
 
 def asked(
-    root: Path, architecture: str, shape: str, seed: int, ways: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, list[dict[str, Any]]], Truth, str]:
-    """The answers of one forest below ``root`` in some ways, the truth, and the base; what exists is not made again."""
+    root: Path, architecture: str, shape: str, seed: int, ways: Mapping[str, Sequence[str]], *, is_kept: bool = False
+) -> tuple[dict[str, list[dict[str, Any]]], Truth, str, dict[str, float]]:
+    """The answers of one forest below ``root`` in some ways, the truth, the base, and the processor seconds of each way.
+
+    The forest and its atlas are not made again if they exist. ``is_kept``: neither are the answers.
+    """
     store, atlas = root / f"{shape}-{architecture}", root / f"{shape}-{architecture}-atlas"
     if shape == DEMO:
         make_family(store, "full", architecture)
@@ -288,7 +292,7 @@ def asked(
         run_shown("scripts.lineage.forest", str(store), architecture, shape, str(seed), **offline)
         truth = read_truth(store)
         base, known = truth["base"], Truth(truth["nodes"])
-    rows = {}
+    rows, seconds = {}, {}
     with LoopbackHub(store) as hub:
         online = hub_environment(hub.endpoint, atlas.with_suffix(".hf")) | _ONE_THREAD
         if not (atlas / "atlas.duckdb").exists():
@@ -296,14 +300,16 @@ def asked(
             run_shown(*words, *(("--discover", "names") if shape == DEMO else ()), **online)
         for way, options in ways.items():
             out = atlas.with_suffix(f".{'_'.join(options) or 'dates'}.json")
-            run_shown("scripts.lineage.study", str(store), str(atlas), str(out), *options, **online)
-            rows[way] = json.loads(out.read_text(encoding="utf-8"))
-    return rows, known, base
+            if not (is_kept and out.exists()):
+                run_shown("scripts.lineage.study", str(store), str(atlas), str(out), *options, **online)
+            found = json.loads(out.read_text(encoding="utf-8"))
+            rows[way], seconds[way] = found["answers"], found["seconds"]
+    return rows, known, base, seconds
 
 
 def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any]:
     """Scores of one forest below ``root`` by way and by kind; what exists is not made again."""
-    rows, known, base = asked(root, architecture, shape, seed, WAYS)
+    rows, known, base, _ = asked(root, architecture, shape, seed, WAYS)
     answers = {way: answers_of(found, known) for way, found in rows.items()}
     if shape != DEMO:  # the rival's code does not read the forms of some of the family's weights
         answers |= rivals(root / f"{shape}-{architecture}", base, known)
@@ -388,8 +394,10 @@ def main(store: str, atlas: str, out: str, *options: str) -> None:
         known = Truth(read_truth(Path(store))["nodes"])
         hidden = {name: known.parents(name) for name in known.nodes if known.parents(name)}
     dates, embeddings = "--no-dates" not in options, "--no-embeddings" not in options
+    started = time.process_time()
     answers = ask(Path(atlas), dates=dates, embeddings=embeddings, hidden=hidden)
-    Path(out).write_text(json.dumps(answers), encoding="utf-8")
+    found = {"seconds": round(time.process_time() - started, 2), "answers": answers}
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

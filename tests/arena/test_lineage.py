@@ -77,13 +77,13 @@ def test_tables_show_every_recipe_forest_and_class():
     groups = [{"recipe": "SGD", "rival": 0.5, **lineage.by_kind(ROWS, truth(), BASE, ["r", "s", "c", "d", "g", "o"])}]
     calibrated = lineage.calibration([(0.97, True), (0.2, False)])
     forest = {
-        "name": "BERT 1", "is_chosen_on": False, "models": 6, "groups": groups, "megabytes": 2.5,
+        "name": "BERT 1", "is_chosen_on": False, "models": 6, "groups": groups, "megabytes": 2.5, "seconds": 1.5,
         "calibration": dict.fromkeys(("dates", "no dates", "parent left out"), calibrated),
     }  # fmt: skip
     figures = {"forests": [forest], "cost": {"models": 73, "seconds": 14.6, "one": 3.7}}
     found = lineage.tables(figures)
     assert "| SGD | .67 of 3 | .40 | .50 | .50 of 2 | .00 of 1 | .33, .33, .33 | .33, .33, .33 |" in found
-    assert "| BERT 1 | 6 | .50 | .67 | .020 | .115 | 2.5 MB |" in found
+    assert "| BERT 1 | 6 | .50 | .67 | 2 of 5 | .020 | .115 | 2.5 MB | .25 |" in found
     assert "| .95 to 1.00 | .97, 1.00, 1 | .97, 1.00, 1 |" in found
     assert "14.6 s of processor, .20 s a model" in found
 

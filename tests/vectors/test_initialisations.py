@@ -26,6 +26,7 @@ from tests.vectors import loops
 
 SHAPE = (6, 64)
 CLOSE = 2e-3
+RATES = (1.0, 10**0.5, 10.0)
 
 
 def adapters(datasets: int = 5, seeds: int = 2, each: int = 2, *, said: float = 1.0, rng: int = 0) -> list[Model]:
@@ -193,12 +194,12 @@ def test_what_was_subtracted_can_be_restored():
     assert drifting.version != centre.version
 
 
-def two_rates(rng: int) -> tuple[list[tuple[int, int, float]], np.ndarray]:
-    """(data, seed, rate) and blocks (n, b, m): at the high rate all of one seed have moved in a direction of it."""
+def three_rates(rng: int) -> tuple[list[tuple[int, int, float]], np.ndarray]:
+    """(data, seed, rate) and blocks (n, b, m): at a high rate all of one seed have moved in a direction of it."""
     draw = np.random.default_rng(rng)
     common, of_seed, further, of_data = (draw.normal(size=(count, *SHAPE)) for count in (1, 2, 2, 5))
     made, blocks = [], []
-    for data, seed, rate in itertools.product(range(5), range(2), (1.0, 10.0)):
+    for data, seed, rate in itertools.product(range(5), range(2), RATES):
         moved = 4 * np.log10(rate) + 0.2 * draw.normal()
         own = 0.3 * draw.normal(size=SHAPE)
         made.append((data, seed, rate))
@@ -207,8 +208,8 @@ def two_rates(rng: int) -> tuple[list[tuple[int, int, float]], np.ndarray]:
 
 
 def shares_right(with_norms: bool, rng: int) -> float:
-    """Triples of the adapters at the low rate, in an atlas of both."""
-    made, blocks = two_rates(rng)
+    """Triples of the adapters at the low rate, in an atlas of all."""
+    made, blocks = three_rates(rng)
     flat = blocks.reshape(len(blocks), -1)
     above = centre_of(flat, [str(place) for place in range(len(flat))], SHAPE[0])
     centres = {ADAPTER: above}
@@ -238,7 +239,7 @@ def test_adapters_of_one_rate_are_not_alike_by_how_far_they_moved():
 
 
 def test_the_drift_is_a_regression_on_the_log_of_the_norm_within_data_sets():
-    made, blocks = two_rates(0)
+    made, blocks = three_rates(0)
     flat = blocks.reshape(len(blocks), -1)
     above = centre_of(flat, ["all"] * len(flat), SHAPE[0])
     mine = [place for place, one in enumerate(made) if one[1] == 0]
@@ -246,11 +247,32 @@ def test_the_drift_is_a_regression_on_the_log_of_the_norm_within_data_sets():
     found = centre_of(flat[mine], [str(made[place][0]) for place in mine], SHAPE[0], above, norms)
     wanted = np.zeros(SHAPE)
     for data in range(5):
-        low, high = (blocks[made.index((data, 0, rate))] for rate in (1.0, 10.0))
-        wanted += np.log(10) / 2 * (high - low)
+        for rate in RATES:
+            wanted += np.log(rate / 10**0.5) * blocks[made.index((data, 0, rate))]
     np.testing.assert_allclose(found.drift, wanted, atol=1e-5)
     alone = centre_of(flat[mine], [str(place) for place in mine], SHAPE[0], above, norms)
     assert not alone.drift.any()  # one model of each: nobody can tell the data from how far they moved
+    fewer = mine[:-1]  # nine models beyond the first of each data set, one too few
+    assert not centre_of(flat[fewer], [str(made[place][0]) for place in fewer], SHAPE[0], above, norms[:-1]).drift.any()
+
+
+def test_in_small_initialisations_models_are_not_alike_by_labels_that_say_nothing():
+    """Two models of each label differ in how far they moved, and in nothing that goes with the label."""
+    found = []
+    for rng in range(8):
+        draw = np.random.default_rng(rng)
+        flat = unit(draw.normal(size=(8, *SHAPE))).reshape(8, -1)
+        norms, labels = np.exp(draw.normal(size=8)), [f"{place // 2}" for place in range(8)]
+        above = centre_of(flat, [str(place) for place in range(8)], SHAPE[0])
+        group = initialisation_group(1)
+        centre = Centre({ADAPTER: above, group: centre_of(flat, labels, SHAPE[0], above, norms)})
+        blocks = centre.centred(flat, group).reshape(8, *SHAPE)
+        same = [loops.similarity(blocks[one], blocks[one + 1]) for one in range(0, 8, 2)]
+        other = [
+            loops.similarity(blocks[one], blocks[two]) for one in range(8) for two in range(one) if one // 2 != two // 2
+        ]
+        found.append(np.mean(same) - np.mean(other))
+    assert abs(np.mean(found)) < 0.04
 
 
 def test_models_that_come_later_are_centred_like_those_before_and_vectors_follow_their_centre(tmp_path):
