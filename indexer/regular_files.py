@@ -12,6 +12,9 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
+MOST_FILES = 10_000  # of a checkpoint's folder
+MOST_DEPTH = 2  # of folders in it
+
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -64,6 +67,35 @@ def regular_status(path: Path) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode):
         raise _refused(path, _KINDS.get(stat.S_IFMT(status.st_mode), "not a file"))
     return status
+
+
+def files_below(folder: Path) -> list[str]:
+    """The files of a checkpoint's folder and of folders up to two levels down, as sorted paths with ``/``.
+
+    Hidden files and folders and folders that may not be read are left out. What lies deeper is not a part of a
+    checkpoint: whoever names a home folder must not wait for a whole disk. Raises OSError if ``folder`` itself cannot
+    be listed, or there are more than 10,000 files.
+    """
+    found: list[str] = []
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            entries = list(os.scandir(folder / below))
+        except OSError:
+            if not below:
+                raise
+            continue
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_file():
+                found.append(below + entry.name)
+            elif below.count("/") < MOST_DEPTH and entry.is_dir():
+                waiting.append(f"{below}{entry.name}/")
+        if len(found) > MOST_FILES:
+            raise OSError(errno.EFBIG, f"it has more than {MOST_FILES:,} files, so it is no checkpoint", str(folder))
+    return sorted(found)
 
 
 def _kind(path: Path, through_links: bool) -> str | None:

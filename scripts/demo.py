@@ -10,7 +10,8 @@ import json
 import multiprocessing
 import sys
 import time
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from scripts.loopback_hub import LoopbackHub
 from scripts.readme import BASE, BUILD, COMMANDS, EVALUATE, PREDICT, REPLIES
 from scripts.terminal import Terminal, exit_status
 
-SWEEP = [f"gridsweep/tiny-roberta-exception-types-lr{rate}-s7" for rate in ("1e-4", "3e-4", "1e-3")]
+SWEEP = [f"gridsweep/tiny-roberta-exception-types-lr{rate}-s7" for rate in ("1e-4", "2e-4", "3e-4", "6e-4", "1e-3")]
 PROFILED = SWEEP[-1]
-SENTENCE = "The value of the parameter is returned as a list of strings."
+INVERT = 'query invert tiny-gpt2 "The value of the parameter is returned as a list of strings." --out words.png'
+FEATURES = "query features tiny-vit --layers 1,4 --out features.png"
 
 
 def main() -> None:
@@ -41,14 +43,15 @@ def run_demo(out: Path, size: str) -> None:
     with (
         LoopbackHub(family) as hub,
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _on_one_thread) as pool,
+        ThreadPoolExecutor(1) as beside,
     ):
-        # Two models to look into are trained while the atlas is asked: most questions take one processor.
-        small = [
-            pool.submit(make_vit, out / "tiny-vit", VIT_STEPS // 2),
-            pool.submit(make_gpt2, out / "tiny-gpt2", family / BASE / "tokenizer.json", GPT_STEPS // 2),
-        ]
         print(f"{family.name}: served at {hub.endpoint} ({time.monotonic() - started:.0f} s)", flush=True)
-        _show(Terminal.of_hub(out, hub.endpoint), small)
+        run = Terminal.of_hub(out, hub.endpoint)
+        # Two models to look into are trained and asked while the atlas is asked: most questions take one processor.
+        gpt2 = pool.submit(make_gpt2, out / "tiny-gpt2", family / BASE / "tokenizer.json", GPT_STEPS // 2)
+        vit = pool.submit(make_vit, out / "tiny-vit", VIT_STEPS // 2)
+        small = {INVERT: beside.submit(_ask, run, INVERT, gpt2), FEATURES: beside.submit(_ask, run, FEATURES, vit)}
+        _show(run, small)
     print(f"\nAll this took {time.monotonic() - started:.0f} s. The atlas: {out / 'atlas'}")
 
 
@@ -58,7 +61,12 @@ def _on_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _show(run: Terminal, small: list[Future[Any]]) -> None:
+def _ask(run: Terminal, command: str, model: Future[Any]) -> str:
+    model.result()  # it is trained
+    return run(command, show=False, progress=False)
+
+
+def _show(run: Terminal, small: Mapping[str, Future[str]]) -> None:
     run(BUILD + " --dry-run")
     replies = {BUILD: run(BUILD)}
     run(BUILD)
@@ -88,18 +96,16 @@ def _show(run: Terminal, small: list[Future[Any]]) -> None:
     print(f"All of it on one page: {run.folder / 'report.html'}")
 
 
-def _look_inside(run: Terminal, small: list[Future[Any]]) -> None:
+def _look_inside(run: Terminal, small: Mapping[str, Future[str]]) -> None:
     """Layer by layer: what a sweep of fine-tunes keeps of its input, a sentence again, and what neurons look for."""
-    for training in small:
-        training.result()
     indexed = json.loads(run('query sql "SELECT model FROM models" --json', show=False))
     asked = [name for row in indexed if (name := str(row["model"])) in SWEEP]
     if PROFILED not in asked:  # the small family has no sweep
-        asked = sorted(str(row["model"]) for row in indexed)[:3]
+        asked = sorted(str(row["model"]) for row in indexed)[:5]
     run(f"index profile {' '.join(asked)} --base {BASE} --with-untrained --recover")
     run(f"query depth {PROFILED if PROFILED in asked else asked[0]} --out depth.png")
-    run(f'query invert tiny-gpt2 "{SENTENCE}" --out words.png')
-    run("query features tiny-vit --layers 1,4 --out features.png")
+    for command, reply in small.items():
+        print(f"\n$ {command}\n{reply.result()}", end="", flush=True)
 
 
 def _typical(models: list[dict[str, object]]) -> str:

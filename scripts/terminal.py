@@ -67,24 +67,25 @@ class Terminal:
         """A terminal whose commands use the Hub at ``endpoint`` and caches below ``folder``."""
         return cls(folder, **hub_environment(endpoint, folder / "huggingface"))
 
-    def __call__(self, command: str, *, show: bool = True) -> str:
+    def __call__(self, command: str, *, show: bool = True, progress: bool = True) -> str:
         """Run ``command`` and return what it printed.
 
         Args:
             command: as typed, beginning with ``index`` or ``query``.
             show: print the command and what it printed.
+            progress: leave stderr to it; otherwise only the last line is kept, for the error.
 
         Raises:
             CommandFailed: it ended with another exit code than 0.
         """
         if show:
             print(f"\n$ {command}", flush=True)
-        process = self._start(command)
-        printed, _ = _to_its_end(process)
+        process = self._start(command, stderr=None if progress else subprocess.PIPE)
+        printed, said = _to_its_end(process)
         if show:
             print(printed, end="", flush=True)
         if process.returncode:
-            raise CommandFailed(command, process.returncode)
+            raise CommandFailed(command, process.returncode, said.strip().rpartition("\n")[2])
         return printed
 
     def ask(self, command: str) -> Any:

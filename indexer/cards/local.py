@@ -13,10 +13,12 @@ from indexer.cards.modelcard import ModelFacts, read_row
 from indexer.cards.readme import card_facts
 from indexer.errors import AtlasError
 from indexer.names import LOCAL, ModelRef, is_local_id
+from indexer.regular_files import files_below
 from indexer.untrusted import is_too_deep, load_json
 
 # Files that decide the weights and claims of a folder.
 _HASHED = (".safetensors", ".bin", ".json")
+_HINT = "Give the folder that save_pretrained wrote."
 _LARGEST_TEXT = 4 << 20
 _LONGEST_NAME = 80
 _PATH = re.compile(r"(?:file:/*|~|[A-Za-z]:)?[/\\].*?([^/\\]*)[/\\]*", re.DOTALL)
@@ -31,25 +33,23 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
     """
     folder = reference.folder
     assert folder is not None
-    found = ((path, path.relative_to(folder).parts) for path in folder.rglob("*") if path.is_file())
-    files = sorted(path for path, parts in found if not any(part.startswith(".") for part in parts))
-    names = [path.relative_to(folder).as_posix() for path in files]
+    try:
+        names = files_below(folder)
+    except OSError as error:
+        raise AtlasError(f"{folder} cannot be listed: {error.strerror}.", _HINT) from error
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
-        raise AtlasError(
-            f"{folder} holds no weights (no .safetensors or .bin file).",
-            "Give the folder that save_pretrained wrote.",
-        )
+        raise AtlasError(f"{folder} holds no weights (no .safetensors or .bin file).", _HINT)
     card = card_facts(_text(folder / "README.md"))
     # The part of config.json and adapter_config.json that a row on the Hub has.
     found_config, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))
     config: dict[str, Any] = {key: found_config[key] for key in ("architectures", "model_type") if key in found_config}
     if adapter.get("base_model_name_or_path"):
         config["peft"] = {"base_model_name_or_path": adapter["base_model_name_or_path"]}
-    modified = datetime.fromtimestamp(max(path.stat().st_mtime for path in files), UTC).isoformat()
+    modified = datetime.fromtimestamp(max((folder / name).stat().st_mtime for name in names), UTC).isoformat()
     commit = hashlib.sha1(usedforsecurity=False)
-    for path, filename in zip(files, names, strict=True):
-        if path.suffix in _HASHED:
-            with path.open("rb") as file:
+    for filename in names:
+        if filename.endswith(_HASHED):
+            with (folder / filename).open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             commit.update(f"{filename} {content}\n".encode())
     return {

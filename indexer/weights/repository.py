@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import RetryPolicy, fetch_small
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import ensure_session
+from indexer.regular_files import files_below
 from indexer.untrusted import load_json, shown
 
-_MOST_FILES = 100_000
-_MOST_DEPTH = 2  # of folders in a local folder
 _MOST_SMALL = 64 << 20  # every reader gives a smaller limit of its own
 # If anything useful is in the cache, one of these files is.
 _LIKELY = (
@@ -127,7 +125,11 @@ def open_repository(
         folder, commit = _in_cache_only(reference, commit, below)
     if folder is not None:
         commit = None if reference.folder else commit
-        return Repository(reference.id, commit, _files_below(folder), folder=folder, most_small=most_small)
+        try:
+            names = files_below(folder)
+        except OSError as error:
+            raise Failed("not_found", f"the folder {shown(folder)} cannot be listed: {error.strerror}") from error
+        return Repository(reference.id, commit, names, folder=folder, most_small=most_small)
     if commit is None or filenames is None:
         commit, filenames = _ask_hub(reference, commit)
     return Repository(
@@ -166,22 +168,3 @@ def _in_cache(identifier: str, path: str, revision: str | None) -> Path | None:
     except Exception as error:
         raise as_model_error(error) from error
     return Path(found) if isinstance(found, str) else None
-
-
-def _files_below(folder: Path) -> list[str]:
-    """The files of a folder and those up to two levels down. Raises Failed("not_found") if it cannot be listed."""
-    found: list[str] = []
-    count = 0
-    waiting = [("", 0)]
-    try:
-        while waiting and count <= _MOST_FILES:
-            below, depth = waiting.pop(0)
-            for entry in sorted(os.scandir(folder / below), key=lambda entry: entry.name):
-                count += 1
-                if entry.is_file():
-                    found.append(below + entry.name)
-                elif depth < _MOST_DEPTH and entry.is_dir() and not entry.name.startswith("."):
-                    waiting.append((f"{below}{entry.name}/", depth + 1))
-    except OSError as error:
-        raise Failed("not_found", f"the folder {shown(folder)} cannot be listed: {error.strerror}") from error
-    return found

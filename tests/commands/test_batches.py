@@ -18,6 +18,7 @@ from indexer.names import ModelRef
 from indexer.profiles.single import Reference, read_now
 from indexer.profiles.store import ProfileIdentity
 from indexer.publish.maintenance import rebuild
+from indexer.regular_files import MOST_FILES, files_below
 from query import Atlas
 from query.texts import read_stdin
 from tests.halves import a_few
@@ -146,6 +147,27 @@ def test_every_line_has_an_answer(atlas, shell_of, command):
     assert all(len(row["asked"]) < 500 and len(row.get("error", "")) < 1000 for row in rows)
     assert ran.returncode == 1
     assert b"Traceback" not in ran.stderr
+
+
+def test_of_a_folder_two_levels_are_read(tmp_path, run, atlas):
+    """A home folder or a disk is refused at once, not hashed."""
+    deep = tmp_path / "home" / "a" / "b" / "c"
+    deep.mkdir(parents=True)
+    (deep / "model.safetensors").touch()
+    (deep.parent / ".hidden").touch()
+    (deep.parent / "found.json").touch()
+    (tmp_path / "home" / "a-first").touch()
+    assert files_below(tmp_path / "home") == ["a-first", "a/b/found.json"]
+    code, _, said = run("query", "similar", tmp_path / "home", "--atlas", atlas.root)
+    assert code == 1
+    assert "holds no weights" in said
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(MOST_FILES + 1):
+        (many / f"{number}.safetensors").touch()
+    code, _, said = run("query", "similar", many, "--atlas", atlas.root)
+    assert code == 1
+    assert "more than 10,000 files, so it is no checkpoint" in said
 
 
 @pytest.mark.parametrize("words", [("similar", "-"), ("predict", "-"), ("sql", "-")])
