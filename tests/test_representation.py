@@ -144,12 +144,13 @@ def test_hashes_are_those_of_every_build(name, version, draw, numbers):
     np.testing.assert_allclose(vector, np.array(expected) / norm, atol=1e-4)
 
 
+@pytest.mark.parametrize("count", [3, 128])  # few are counted, many are multiplied
 @pytest.mark.parametrize("length", [1, 768, 11_008])
-def test_count_sketches_are_to_the_bit_those_of_whole_numbers_and_signs(length):
-    columns = np.random.default_rng(length).normal(size=(length, 3))
+def test_count_sketches_are_to_the_bit_those_of_whole_numbers_and_signs(length, count):
+    columns = np.random.default_rng(length).normal(size=(length, count))
     words = np.frombuffer(hashlib.shake_256(b"tensor-sketch|0.key|first").digest(4 * length), dtype="<u4")
     signed = columns * np.where(words & 1, 1.0, -1.0)[:, None]
-    expected = np.zeros((SKETCH_LENGTH, 3))
+    expected = np.zeros((SKETCH_LENGTH, count))
     np.add.at(expected, (words >> 1) % SKETCH_LENGTH, signed)
     assert np.array_equal(_count_sketch(columns, "0.key|first"), expected)
 
