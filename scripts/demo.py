@@ -50,8 +50,7 @@ def run_demo(out: Path, size: str) -> None:
         # Two models to look into are trained and asked while the atlas is asked: most questions take one processor.
         gpt2 = pool.submit(make_gpt2, out / "tiny-gpt2", family / BASE / "tokenizer.json", GPT_STEPS // 2)
         vit = pool.submit(make_vit, out / "tiny-vit", VIT_STEPS // 2)
-        small = {INVERT: beside.submit(_ask, run, INVERT, gpt2), FEATURES: beside.submit(_ask, run, FEATURES, vit)}
-        _show(run, small)
+        _show(run, beside, {INVERT: gpt2, FEATURES: vit})
     print(f"\nAll this took {time.monotonic() - started:.0f} s. The atlas: {out / 'atlas'}")
 
 
@@ -66,9 +65,10 @@ def _ask(run: Terminal, command: str, model: Future[Any]) -> str:
     return run(command, show=False, progress=False)
 
 
-def _show(run: Terminal, small: Mapping[str, Future[str]]) -> None:
+def _show(run: Terminal, beside: ThreadPoolExecutor, trained: Mapping[str, Future[Any]]) -> None:
     run(BUILD + " --dry-run")
     replies = {BUILD: run(BUILD)}
+    small = {command: beside.submit(_ask, run, command, model) for command, model in trained.items()}
     run(BUILD)
     run("index status")
     asked = _typical(json.loads(run('query sql "SELECT model, relation, datasets FROM models" --json', show=False)))
