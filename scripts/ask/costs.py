@@ -166,7 +166,7 @@ def main() -> None:
         atlases = {count: out / f"atlas-{count}-{commit[:8]}" for count in options.models}
         for count, atlas in atlases.items():
             make_atlas(atlas, count, commit)
-        shutil.rmtree(cache / "assets", ignore_errors=True)  # what earlier questions kept
+        shutil.rmtree(cache, ignore_errors=True)  # what earlier questions kept, and the base
         print(f"{'models':>8}  {'question':<40}{'s':>8}{'processor':>11}{'MB':>8}")
         for number, (count, atlas) in enumerate(atlases.items()):
             questions = [
