@@ -14,6 +14,8 @@ BOOTSTRAP ?= python3
 # Two processes more than two cores: some tests wait, for a browser, a time limit or a server that does not answer.
 # Each process takes four seconds to collect the tests.
 SHARED_OUT := --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# Containers often set it; then every process would compile the thousands of files that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALLED := $(ENVIRONMENT)/.vectors-in-the-wild-installed
 
 .PHONY: demo notebook reproduce test types suite slow studies bench clean

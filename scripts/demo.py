@@ -39,18 +39,17 @@ def main() -> None:
 def run_demo(out: Path, size: str) -> None:
     """Make the family unless it is there, serve it, and show every command."""
     started = time.monotonic()
-    family = make_family(out / f"family-{size}", size)
     with (
-        LoopbackHub(family) as hub,
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _on_one_thread) as pool,
-        ThreadPoolExecutor(1) as beside,
+        ThreadPoolExecutor(2) as beside,
     ):
-        print(f"{family.name}: served at {hub.endpoint} ({time.monotonic() - started:.0f} s)", flush=True)
-        run = Terminal.of_hub(out, hub.endpoint)
-        # Two models to look into are trained and asked while the atlas is asked: most questions take one processor.
-        gpt2 = pool.submit(make_gpt2, out / "tiny-gpt2", family / BASE / "tokenizer.json", GPT_STEPS // 2)
+        # Two models to look into are trained meanwhile: the base's texts and most questions leave a processor free.
         vit = pool.submit(make_vit, out / "tiny-vit", VIT_STEPS // 2)
-        _show(run, beside, {INVERT: gpt2, FEATURES: vit})
+        family = make_family(out / f"family-{size}", size)
+        gpt2 = pool.submit(make_gpt2, out / "tiny-gpt2", family / BASE / "tokenizer.json", GPT_STEPS // 2)
+        with LoopbackHub(family) as hub:
+            print(f"{family.name}: served at {hub.endpoint} ({time.monotonic() - started:.0f} s)", flush=True)
+            _show(Terminal.of_hub(out, hub.endpoint), beside, {FEATURES: vit, INVERT: gpt2})
     print(f"\nAll this took {time.monotonic() - started:.0f} s. The atlas: {out / 'atlas'}")
 
 
@@ -60,58 +59,49 @@ def _on_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _ask(run: Terminal, command: str, model: Future[Any]) -> str:
-    model.result()  # it is trained
-    return run(command, show=False, progress=False)
-
-
 def _show(run: Terminal, beside: ThreadPoolExecutor, trained: Mapping[str, Future[Any]]) -> None:
     run(BUILD + " --dry-run")
     replies = {BUILD: run(BUILD)}
-    small = {command: beside.submit(_ask, run, command, model) for command, model in trained.items()}
+    small = beside.submit(_ask_small_models, run, trained)
     run(BUILD)
     run("index status")
-    asked = _typical(json.loads(run('query sql "SELECT model, relation, datasets FROM models" --json', show=False)))
+    run("index verify")
+    models = json.loads(run('query sql "SELECT model, relation, datasets FROM models" --json', show=False))
+    indexed = sorted(str(row["model"]) for row in models)
+    sweep = [name for name in SWEEP if name in indexed] or indexed[:5]  # the small family has no sweep
+    # What writes to the atlas runs beside the questions, and is shown after them.
+    writing = ("index represent spectrum", f"index profile {' '.join(sweep)} --base {BASE} --with-untrained --recover")
+    written = beside.submit(lambda: {command: run(command, show=False, progress=False) for command in writing})
+    asked = min(str(row["model"]) for row in models if row["relation"] == "finetune" and row["datasets"])
     run(f"query similar {asked} -k 5")
     run(f"query similar {asked} -k 5 --other-authors --explain")
     run(f"query purity --base {BASE}")
     run('query sql "SELECT status, reason, models, example_model FROM failures ORDER BY ALL"')
-    run("index represent spectrum", show=False)
-    run(f"query purity --base {BASE} --representation spectrum")
-    run("index verify")
     run(f"query clusters --base {BASE}")
     replies[PREDICT] = run(PREDICT)  # in truth tuned on docs/numpydoc-sections
-    indexed = [str(row["model"]) for row in json.loads(run('query sql "SELECT model FROM models" --json', show=False))]
-    if PROFILED in indexed:  # the small family has no sweep, and README.md does not speak of it
+    if PROFILED in indexed:  # README.md does not speak of the small family
         replies |= {command: run(command) for command in COMMANDS if command not in replies}
         replies[EVALUATE] = run(EVALUATE, show=False)
         (run.folder / REPLIES.name).write_text(json.dumps(replies, indent=1) + "\n", encoding="utf-8")
     run(f"query rank --base {BASE} --out rank.png")
     for file in ("map.png", "map.html"):
         run(f"query map --base {BASE} --method tsne --out {file}", show=file == "map.png")
-    _look_inside(run, small)
+    for command, reply in (written.result() | small.result()).items():
+        print(f"\n$ {command}\n{reply}", end="", flush=True)
+    run(f"query purity --base {BASE} --representation spectrum")
+    run(f"query depth {sweep[-1]} --out depth.png")
     run(f"query report --base {BASE} --out report.html")
     print(f"\nThe map: {run.folder / 'map.png'}, and to explore in a browser: {run.folder / 'map.html'}")
     print(f"What layers keep, words again, what neurons see: {run.folder / 'depth.png'}, words.png, features.png")
     print(f"All of it on one page: {run.folder / 'report.html'}")
 
 
-def _look_inside(run: Terminal, small: Mapping[str, Future[str]]) -> None:
-    """Layer by layer: what a sweep of fine-tunes keeps of its input, a sentence again, and what neurons look for."""
-    indexed = json.loads(run('query sql "SELECT model FROM models" --json', show=False))
-    asked = [name for row in indexed if (name := str(row["model"])) in SWEEP]
-    if PROFILED not in asked:  # the small family has no sweep
-        asked = sorted(str(row["model"]) for row in indexed)[:5]
-    run(f"index profile {' '.join(asked)} --base {BASE} --with-untrained --recover")
-    run(f"query depth {PROFILED if PROFILED in asked else asked[0]} --out depth.png")
-    for command, reply in small.items():
-        print(f"\n$ {command}\n{reply.result()}", end="", flush=True)
-
-
-def _typical(models: list[dict[str, object]]) -> str:
-    """A full fine-tune with a dataset, the same one each time."""
-    named = sorted(str(row["model"]) for row in models if row["relation"] == "finetune" and row["datasets"])
-    return named[0]
+def _ask_small_models(run: Terminal, trained: Mapping[str, Future[Any]]) -> dict[str, str]:
+    replies = {}
+    for command, model in trained.items():
+        model.result()  # it is trained
+        replies[command] = run(command, show=False, progress=False)
+    return replies
 
 
 if __name__ == "__main__":
