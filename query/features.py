@@ -132,7 +132,7 @@ def _first_quarter(shares: tuple[float, ...]) -> float:
 
 
 def features(
-    atlas: AtlasReader,
+    atlas: AtlasReader | None,
     model: str | Path,
     *,
     layers: Sequence[int] | None = None,

@@ -155,7 +155,7 @@ class RecoveredImages(Drawn):
 
 
 def invert(
-    atlas: AtlasReader,
+    atlas: AtlasReader | None,
     model: str | Path,
     text: str | None = None,
     *,

@@ -52,14 +52,17 @@ def _indexed(known: IndexedModel) -> ResolvedModel:
     )  # fmt: skip
 
 
-def reference_of(atlas: AtlasReader, model: str, base: str | None) -> Reference:
+def reference_of(atlas: AtlasReader | None, model: str, base: str | None) -> Reference:
     """A model that is to be run: its commit and relation if it is indexed, and the commit of its base.
 
-    The base of a model that is not indexed is the one named, if any: only adapters and comparisons need it.
+    The base of a model that is not indexed is the one named, if any: only adapters and comparisons need it. Without an
+    atlas nothing is indexed.
     """
     require("Running a model", *READERS)
     from indexer.profiles.single import Reference
 
+    if atlas is None:
+        return Reference(model) if base is None else Reference(model, None, "finetune", base)
     try:
         canonical = atlas.base_named(model)
         return Reference(canonical, _commit_of(atlas, canonical))

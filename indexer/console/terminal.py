@@ -43,6 +43,7 @@ __all__ = [
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 _ATLAS = f"{__name__}.atlas"  # where a group keeps its own --atlas for its commands
 
+DEFAULT_ATLAS = "atlas"
 FORMATS = ("table", "json", "jsonl", "csv")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -72,7 +73,7 @@ def atlas_option(command: Command) -> Command:
 
     return click.option(
         "--atlas",
-        default="atlas",
+        default=DEFAULT_ATLAS,
         envvar="VECTORS_ATLAS",
         show_envvar=True,
         show_default=True,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from indexer.console.terminal import FiniteRange
+from indexer.console.terminal import DEFAULT_ATLAS, FiniteRange
 from query.cli.options import (
     base_option,
     details_option,
@@ -22,6 +24,7 @@ from query.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from query.atlas import Atlas
     from query.results import ThemeName
 
 _layers_option = click.option("--layers", metavar="1,4", help="Only these layers. Default: all, or 12 evenly spaced.")
@@ -65,6 +68,11 @@ def depth(
     with opened_atlas(atlas) as opened:
         found = opened.depth_study(base) if model is None else opened.depth(model, against=against, base=base)
         print_result(found, output, details=details, file=file, theme=theme)
+
+
+def _atlas_if_there(folder: str) -> AbstractContextManager[Atlas | None]:
+    """The atlas, or None where none was named and the default folder does not exist: running a model needs none."""
+    return nullcontext() if folder == DEFAULT_ATLAS and not Path(folder).exists() else opened_atlas(folder)
 
 
 def _layers(text: str | None) -> tuple[int, ...] | None:
@@ -115,9 +123,11 @@ def invert(
 
     Without TEXT, images are recovered, from a ViT or with an image stem (--stem); by default those of scikit-learn.
     """
+    from query.invert import invert
+
     file = picture_file(out)
-    with opened_atlas(atlas) as opened:
-        found = opened.invert(model, text, layers=_layers(layers), **options)
+    with _atlas_if_there(atlas) as opened:
+        found = invert(opened, model, text, layers=_layers(layers), **options)
         print_result(found, output, file=file, theme=theme)
 
 
@@ -151,9 +161,11 @@ def features(
     model: str, out: str, layers: str | None, theme: ThemeName, atlas: str, output: str, **options: Any
 ) -> None:
     """Draw what single neurons of MODEL respond to: images found by gradient ascent on their activation."""
+    from query.features import features
+
     file = picture_file(out)
-    with opened_atlas(atlas) as opened:
-        found = opened.features(model, layers=_layers(layers), **options)
+    with _atlas_if_there(atlas) as opened:
+        found = features(opened, model, layers=_layers(layers), **options)
         print_result(found, output, file=file, theme=theme)
 
 

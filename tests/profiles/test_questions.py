@@ -9,10 +9,12 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from scipy.stats import spearmanr
 
 from indexer.errors import AtlasError
 from query import Atlas
+from query.cli import main
 from query.depth.depth import sentence
 from query.figures import draw
 from tests.atlas_builder import BASE, family, write_atlas
@@ -272,3 +274,19 @@ def test_a_model_without_a_profile_is_measured_and_nothing_is_stored(atlas, gpt2
     assert len(found.layers) == len(found.against_layers) == 3
     assert any("nothing was stored" in note for note in found.notes)
     assert not (folder / "profiles").exists()
+
+
+def test_a_model_is_run_without_an_atlas_unless_one_was_named(gpt2, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = ["invert", gpt2, "the sky is blue .", "--steps", "2", "--layers", "1", "--json"]
+    found = CliRunner().invoke(main, asked)
+    assert found.exit_code == 0, found.output
+    assert [one["layer"] for one in json.loads(found.stdout)["layers"]] == [1]
+    assert (
+        CliRunner().invoke(main, ["features", gpt2, "--neurons", "0", "--layers", "1", "--out", "n.png"]).exit_code == 0
+    )
+    assert (tmp_path / "n.png").stat().st_size > 1000
+    for named in ([*asked, "--atlas", "other"], ["--atlas", "other", *asked]):
+        refused = CliRunner().invoke(main, named)
+        assert refused.exit_code == 1
+        assert "other does not exist" in refused.stderr
