@@ -166,7 +166,7 @@ class AtlasFolder:
                 claim = json.loads(os.pread(handle, 4096, 0))
                 holder = f"`{claim['command']}` (process {claim['pid']} on {claim['host']}, since {claim['since']})"
             raise AtlasError(
-                f"{self.root} is being written to by {holder}.", "Wait for it to finish; queries go on meanwhile."
+                f"{self.root} is being written to by {holder}.", "Wait for it to finish; queries still work meanwhile."
             ) from error
         except OSError as error:
             raise AtlasError(

@@ -142,7 +142,7 @@ def push(
     - ``private`` (False): a new repository is private
     - ``tag`` (g and the number of the generation)
     - ``with_records`` (False): also the records, from which a build continues
-    - ``with_local``, ``with_private`` (False): even where models are folders of this machine, or private or gated
+    - ``with_local``, ``with_private`` (False): even if models were added from local folders, or are private or gated
     - ``force`` (False): even if a newer atlas, or something else, is there
     - ``dry_run`` (False): only report what would be sent
 

@@ -161,7 +161,7 @@ class _Doctor:
         except ValueError:
             is_list = False
         if not is_list:
-            advice = "Check HF_ENDPOINT: a login page or a proxy may stand before the Hub."
+            advice = "Check HF_ENDPOINT: a login page or a proxy may answer instead of the Hub."
             raise _NotOkError("it answers, but not like a Hub", advice)
         self.headers = dict(response.headers)
         return f"{self.found.endpoint} answers in {seconds * 1000:.0f} ms"
@@ -197,7 +197,7 @@ class _Doctor:
         if any("without it" in sentence for sentence in self.said[before:]):
             advice = "Let it read public repositories (huggingface.co/settings/tokens), or unset HF_TOKEN."
             del self.said[before:]
-            raise _NotOkError(f"{who}, but refused for public models; builds send none there", advice)
+            raise _NotOkError(f"{who}, but refused for public models; builds read those without it", advice)
         return who
 
     def _rate_limits(self) -> str:
@@ -229,7 +229,7 @@ class _Doctor:
             if "expand" not in str(error).lower():
                 raise
             self.page = ask("/api/models", [pair for pair in parameters if pair != ("expand", "baseModels")])
-            without = "; baseModels is refused, tags serve"
+            without = "; baseModels is refused, so tags are used"
         seconds = time.monotonic() - began
         rows = [row for row in self.page.value if isinstance(row, dict)] if isinstance(self.page.value, list) else []
         if not rows:

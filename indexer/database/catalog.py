@@ -23,7 +23,7 @@ from indexer.untrusted import printable
 if TYPE_CHECKING:
     import duckdb
 
-HINT = "This program did not write it like that. To rebuild it from its records: index rebuild"
+HINT = "This program did not write it in this form. To rebuild it from its records: index rebuild"
 
 # A row takes at least a byte, except in a table of repeated values: there this many rows are accepted.
 _ROWS_BELIEVED = 1_000_000

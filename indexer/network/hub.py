@@ -119,7 +119,7 @@ def _component_of(filenames: Collection[str]) -> str:
 _INSTEAD_OF_CONFIG = (
     ("adapter_config.json", "it is an adapter", "Name the base that it was trained on."),
     ("model_index.json", "it is a pipeline without a separate folder for its denoising model", "Choose another base."),
-    ("params.json", "its weights are in Mistral's own form", "Choose its twin for transformers, often named …-hf."),
+    ("params.json", "its weights are in Mistral's own format", "Choose the transformers version, often named …-hf."),
 )
 
 

@@ -96,9 +96,7 @@ class BaseModel:
         if subject.layers.takes_images:
             raise AtlasError(f"{subject.name} takes images, so it cannot be asked about texts.", "Name a text model.")
         self._subject, self._keys, self._length = subject, list(keys), length
-        self._tokenizer = require_tokenizer(
-            subject.tokenizer, subject.name, "Only bases with a tokenizer can be asked."
-        )
+        self._tokenizer = require_tokenizer(subject.tokenizer, subject.name, "Only bases with a tokenizer can be used.")
         self._longest = fitting_tokens(subject.layers, TOKENS_EACH)
         self._vocabulary = len(subject.layers.tokens)
         self._start, self._end = _frame(self._tokenizer)

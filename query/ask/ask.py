@@ -158,7 +158,7 @@ def _texts_for(
 ) -> TextsOfModel:
     asked = resolve_model(atlas, model, base, "input")
     if asked.is_copy:
-        raise AtlasError(f"{asked.name} is {asked.as_copy}: it was tuned on nothing.", "")
+        raise AtlasError(f"{asked.name} is {asked.as_copy}: it was not tuned on any text.", "")
     reader = Reader(atlas, asked.base, own, device)
     models = read_candidates(atlas, asked.base, reader.reference().rates.shape[1])
     place = int(np.searchsorted(models.ids, asked.model_id or -1))
@@ -255,7 +255,7 @@ def _scored(
     for one in texts:
         if (different := len(set(one.texts))) < FEWEST_TEXTS:
             said = "1 text, which says" if different == 1 else f"{different} different texts, which say"
-            notes.append(f"{one.name} holds {said} little; some dozen are better")
+            notes.append(f"{one.name} holds {said} little; a few dozen are better")
     return found, (words, vectors), notes
 
 

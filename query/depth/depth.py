@@ -368,12 +368,14 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
     if all(value is not None for value in readable):
         lost = differs("readable", lambda mine, theirs: mine < theirs)
         if min(readable) >= KEPT:
-            clauses.append("keeps its input to the end: every layer can be read off")
+            clauses.append("keeps its input to the end: a linear map recovers it from every layer")
         elif lost is not None:
             layer, mine, theirs = lost
-            clauses.append(f"from layer {layer} on less can be read off ({mine:.0%} at the last; {name} {theirs:.0%})")
+            clauses.append(
+                f"from layer {layer} on a linear map recovers less ({mine:.0%} at the last; {name} {theirs:.0%})"
+            )
         else:
-            clauses.append(f"{readable[-1]:.0%} of the tokens can be read off its last layer")
+            clauses.append(f"a linear map recovers {readable[-1]:.0%} of the tokens from its last layer")
     lost = differs("recovered", lambda mine, theirs: mine < theirs - 0.05)
     if lost is not None:
         layer, mine, theirs = lost
@@ -392,6 +394,6 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
     found = higher or differs("reach", lambda mine, theirs: mine * _LEAST_RATIO < theirs)
     if found is not None:
         layer, mine, theirs = found
-        how = "more broadly" if higher else "more narrowly"
-        clauses.append(f"from layer {layer} on it looks {how} ({mine:.1f} positions at the last; {name} {theirs:.1f})")
+        how = "more positions" if higher else "fewer positions"
+        clauses.append(f"from layer {layer} on it depends on {how} ({mine:.1f} at the last; {name} {theirs:.1f})")
     return ("; ".join(clauses) or f"no layer differs from {name} by more than chance") + "."

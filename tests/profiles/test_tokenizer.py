@@ -84,7 +84,7 @@ def test_older_files_are_read_as_before(tmp_path):
     assert set(found.special_ids) == {0, 1, 2, 3, 4}
     (folder / "vocab.txt").unlink()
     (folder / "tokenizer.json").write_text("[" * 100_000)
-    with pytest.raises(ModelError, match=r"tokenizer\.json make no tokenizer"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be loaded as a tokenizer"):
         tokenizer_of(open_checkpoint(ModelRef.parse(str(folder))))
 
 
