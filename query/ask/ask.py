@@ -23,6 +23,7 @@ from query.texts import Texts, given_texts, read_texts
 from query.trace.evidence import token_evidence
 from query.trace.texts import kept_tokens
 from query.trace.trace import longest_input, met_probabilities, tokenizer_for
+from query.wording import percent
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -221,7 +222,7 @@ def _shares(
     if found is None:
         return None, ["the shares of the files are not known: none of the tokens of one of them was read"]
     if (known := float(np.nanmean(met))) > 0.9:
-        return found, [f"the model met {known:.0%} of the tokens that were read, so the shares are rough"]
+        return found, [f"the model met {percent(known)} of the tokens that were read, so the shares are rough"]
     return found, []
 
 

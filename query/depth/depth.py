@@ -16,6 +16,7 @@ from query.figures import THEMES, add_legend, add_title, model_label, styled_gri
 from query.lookup import reference_of
 from query.resolved import READERS
 from query.results import Drawn, ThemeName
+from query.wording import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -372,15 +373,16 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
         elif lost is not None:
             layer, mine, theirs = lost
             clauses.append(
-                f"from layer {layer} on a linear map recovers less ({mine:.0%} at the last; {name} {theirs:.0%})"
+                f"from layer {layer} on a linear map recovers less ({percent(mine)} at the last; "
+                f"{name} {percent(theirs)})"
             )
         else:
-            clauses.append(f"a linear map recovers {readable[-1]:.0%} of the tokens from its last layer")
+            clauses.append(f"a linear map recovers {percent(readable[-1])} of the tokens from its last layer")
     lost = differs("recovered", lambda mine, theirs: mine < theirs - 0.05)
     if lost is not None:
         layer, mine, theirs = lost
         clauses.append(
-            f"from layer {layer} on descent finds fewer tokens ({mine:.0%} at the last; {name} {theirs:.0%})"
+            f"from layer {layer} on descent finds fewer tokens ({percent(mine)} at the last; {name} {percent(theirs)})"
         )
 
     lower = differs("tolerance", lambda mine, theirs: mine * _LEAST_RATIO < theirs)

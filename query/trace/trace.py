@@ -31,7 +31,7 @@ from query.trace.evidence import (
 from query.trace.texts import USUAL_LENGTH, JudgedTexts, judge_texts, kept_tokens
 from query.trace.vocabulary import BaseTokenizer, Tokenizer
 from query.trace.words import Script, Word, distinctive_scores, pieces_of, scripts_of, words_of
-from query.wording import counted
+from query.wording import counted, percent
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -99,7 +99,7 @@ class TracedModel(Result):
         if text.certainly_not_used is not None and text.share_upper is not None:
             return (
                 f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used in any step "
-                f"that changed its embedding, and at most {text.share_upper:.0%} can have been (95 % confidence)."
+                f"that changed its embedding, and at most {percent(text.share_upper)} can have been (95 % confidence)."
             )
         if text.likelihood is None:
             return f"None of the tokens of {counted(text.texts, 'text')} was read."
@@ -220,7 +220,7 @@ def trace(
     if not all_rows:
         share = rows_read / max(evidence.base_vocabulary, 1)
         if share < 1:
-            notes.append(f"{share:.1%} of the rows were read; `all_rows=True` reads all of them.")
+            notes.append(f"{percent(share)} of the rows were read; `all_rows=True` reads all of them.")
     judged = None
     if texts is not None:
         assert tokenizer is not None
