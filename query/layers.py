@@ -150,8 +150,8 @@ class Layers(Drawn):
         untouched = sum(one.norm == 0 for one in self.deltas)
         how = ", estimated" if self.read == SAMPLE else ""
         most = (
-            f"Most of the change (its squared norm{how}) lies in layer {layer.name} ({percent(layer.share)} of it) and in "
-            f"{family.name} ({percent(family.share)})"
+            f"Most of the change (its squared norm{how}) lies in layer {layer.name} ({percent(layer.share)} of it) and "
+            f"in {family.name} ({percent(family.share)})"
         )
         if untouched:
             most += f"; {untouched} of {len(self.deltas)} matrices are untouched"
