@@ -91,7 +91,7 @@ class AtlasFolder:
         return self.profiles / digest[:2] / f"{digest}.safetensors"
 
     def require(self) -> AtlasFolder:
-        """Raises AtlasError where there is no published atlas."""
+        """Raises AtlasError if there is no published atlas."""
         if not self.database.is_file():
             if self.root.exists() and not self.root.is_dir():
                 what = "is not an atlas: it is a file, and an atlas is a folder"

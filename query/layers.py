@@ -73,7 +73,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Embedding:
-    """What the rows of the input embedding that were read say of its change.
+    """The change of the input embedding, as far as the rows that were read show it.
 
     Of a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. ``change``: its root mean square over
     the ``rows`` that were read, ``change_error`` the standard error over the stripes that they lie in. ``share_moved``:

@@ -82,7 +82,7 @@ class _NotOkError(Exception):
 
 
 def diagnose(base: str = BASE, model: str = MODEL) -> Diagnosis:
-    """Try the Hub at HF_ENDPOINT with the access token in use, if there is one.
+    """Test the Hub at HF_ENDPOINT, with the access token in use if there is one.
 
     ``base`` should have fine-tunes, ``model`` a small safetensors file. Never raises for what a server does; raises
     AtlasError for a name that is not one.

@@ -120,7 +120,7 @@ def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, *
 
 
 def _print_reports(reports: list[BuildReport], output: str, what_next: str, none_listed: AtlasError) -> None:
-    """Print the reports. Raises AtlasError where a build stopped or indexed nothing."""
+    """Print the reports. Raises AtlasError if a build stopped or indexed nothing."""
     rows = [report.to_dict() for report in reports]
     if output == "table" and sys.stdout.isatty():
         rows = [_with_units(row) for row in rows]

@@ -29,9 +29,9 @@ from indexer.listing.questions import (
     CrawlProgress,
     CrawlRequest,
     Page,
-    Passed,
     Question,
     Step,
+    UnlistedMember,
 )
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import ask, is_own, with_parameter
@@ -145,7 +145,7 @@ class _Crawl:
                 if one.claim.relation in WALKED:
                     downloads = Reader().count(one.row.get("downloads"), "downloads") or 0
                     self.family.add(one.id, Step(one.claim.parent, one.claim.relation, downloads))
-            for other in page.of(Passed):
+            for other in page.of(UnlistedMember):
                 self.family.add(other.id, other.step)
             before = len(ids)
             ids.update(str(row.get("id")) for row in rows if isinstance(row, dict))

@@ -65,9 +65,9 @@ class Whitening:
 
 @dataclass(frozen=True)
 class Budget:
-    """What is used of a set of texts: at most so many ``texts``, evenly spaced, and the first ``tokens`` of each.
+    """How much of a set of texts is used: at most ``texts`` of them, evenly spaced, and the first ``tokens`` of each.
 
-    ``wide``: so many of their inputs are used where a matrix has more than ``WIDEST``, evenly spaced over all tokens.
+    ``wide``: the number of tokens that are used for a matrix of more than ``WIDEST`` inputs, evenly spaced.
     """
 
     texts: int
@@ -311,7 +311,7 @@ class BaseModel:
         return sorted(texts, key=lambda text: len(text.ids)), narrow_ends, wide_ends
 
     def _cut(self, ids: Sequence[int], most: int) -> Sequence[int]:
-        """A text of at most so many tokens, with its end."""
+        """A text cut to at most ``most`` tokens, with its end tokens."""
         end = len(self._end)
         return ids if len(ids) <= most else [*ids[: most - end], *ids[len(ids) - end :]]
 

@@ -57,8 +57,9 @@ def ask(
 ) -> LikelyModels | TextsOfModel:
     """The ``k`` models of a base that were most probably tuned on texts like those of ``file``, or in a list.
 
-    With ``model`` and ``among`` instead of ``file``: which of these files, or of the files in these folders, the model
-    was tuned on texts like, or none of them; of several files also in what shares (see :mod:`query.ask.shares`).
+    With ``model`` and ``among`` instead of ``file``: the one of these files (or of the files in these folders) whose
+    texts are most like those that the model was tuned on, or none; for several files also their shares of the training
+    text (:mod:`query.ask.shares`).
 
     Files hold lines, JSON lines, CSV, TSV or Parquet, with the text in ``field`` (see :func:`query.texts.read_texts`);
     200 texts of a file are used. The texts run through the base once, which is downloaded if need be; no fine-tune is

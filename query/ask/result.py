@@ -112,7 +112,7 @@ class LikelyTexts:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextsOfModel(Rows[LikelyTexts]):
-    """The files that ``model`` was probably tuned on texts like, the most likely first.
+    """Files of texts, by how likely ``model`` was tuned on texts like theirs, the most likely first.
 
     ``answer``: the first one, or None for "none of them".
     """

@@ -234,14 +234,14 @@ def lineage(
                 say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {answer.models_read} models")
         if file is not None:
             from query.figures import draw, write_output
-            from query.lineage.result import around, tree_figure
+            from query.lineage.result import edges_around, tree_figure
 
             if model is None:
                 edges = list(answers.edges) if no_dates else stored_edges(opened, base)
                 figure = tree_figure(edges, base, theme)
             else:
                 edges = [edge for edge in stored_edges(opened, base) if edge.child != answer.model]
-                figure = tree_figure(around([*edges, *answer.edges], answer.model), base, theme, answer.model)
+                figure = tree_figure(edges_around([*edges, *answer.edges], answer.model), base, theme, answer.model)
             write_output(file, draw(figure, file.suffix.lower()))
             say(f"the tree is in {file}")
     if model is None and answers.unanswered:

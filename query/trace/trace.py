@@ -28,7 +28,7 @@ from query.trace.evidence import (
     token_evidence,
     tokenizer_of_model,
 )
-from query.trace.texts import USUAL_LENGTH, JudgedTexts, judge_texts, kept_tokens
+from query.trace.texts import USUAL_LENGTH, ComparedTexts, compare_texts, kept_tokens
 from query.trace.vocabulary import BaseTokenizer, Tokenizer
 from query.trace.words import Script, Word, distinctive_scores, pieces_of, scripts_of, words_of
 from query.wording import counted, percent
@@ -75,7 +75,7 @@ class TracedModel(Result):
     words: tuple[Word, ...]
     scripts: tuple[Script, ...]
     notes: tuple[str, ...]
-    text: JudgedTexts | None = None
+    text: ComparedTexts | None = None
 
     @property
     def headline(self) -> str:
@@ -95,7 +95,7 @@ class TracedModel(Result):
             return sentence
         return f"{sentence} {self._of_texts(self.text)}"
 
-    def _of_texts(self, text: JudgedTexts) -> str:
+    def _of_texts(self, text: ComparedTexts) -> str:
         if text.certainly_not_used is not None and text.share_upper is not None:
             return (
                 f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used in any step "
@@ -226,7 +226,7 @@ def trace(
         assert tokenizer is not None
         notes += texts.notes
         kept = max_length or kept_tokens(length, evidence.pairs)
-        judged = judge_texts(texts.texts, tokenizer, evidence, met_probabilities(evidence), kept, each=each)
+        judged = compare_texts(texts.texts, tokenizer, evidence, met_probabilities(evidence), kept, each=each)
         if evidence.kind == EXACT:
             notes.append(
                 f"Only the first {kept or USUAL_LENGTH} tokens of a text count"

@@ -25,7 +25,7 @@ from indexer.records.tokens import (
 )
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from query.trace.evidence import TokenEvidence
-from query.trace.texts import CERTAIN, USUAL_LENGTH, JudgedTexts, judge_texts, kept_tokens
+from query.trace.texts import CERTAIN, USUAL_LENGTH, ComparedTexts, compare_texts, kept_tokens
 from query.trace.trace import _OFFSETS
 from scripts.family.tasks import MASK, PADDING
 from scripts.trace.making import Maker, base_id
@@ -98,7 +98,7 @@ def claims_of(maker: Maker, run: Run) -> Claims | None:
 
 @dataclass(frozen=True)
 class Judge:
-    """The product's verdict on texts: ``query.trace.texts.judge_texts`` as ``query trace`` calls it."""
+    """The product's verdict on texts: ``query.trace.texts.compare_texts`` as ``query trace`` calls it."""
 
     claims: Claims
     tokenizer: Any
@@ -108,7 +108,7 @@ class Judge:
         """How many tokens of a text count, where that is known."""
         return kept_tokens(self.claims.positions, self.claims.pairs)
 
-    def __call__(self, texts: Sequence[str], length: int | None = None) -> JudgedTexts:
+    def __call__(self, texts: Sequence[str], length: int | None = None) -> ComparedTexts:
         """``length``: what ``--max-length`` would say."""
         codes = self.claims.codes
         evidence = TokenEvidence(
@@ -116,7 +116,7 @@ class Judge:
             len(codes), len(codes), self.claims.positions, self.claims.pairs,
         )  # fmt: skip
         met = evidence.is_met.astype(np.float64)
-        return judge_texts(texts, self.tokenizer, evidence, met, length or self.kept, each=True)
+        return compare_texts(texts, self.tokenizer, evidence, met, length or self.kept, each=True)
 
 
 def whole_tensor(checkpoint: Checkpoint, name: str) -> Any:
@@ -206,7 +206,7 @@ def check_run(maker: Maker, run: Run) -> dict[str, Any]:
 
 
 def causes(
-    replay: Replay, judged: JudgedTexts, tokenizer: Tokenizer, untouched: NDArray[np.bool_], kept: int | None
+    replay: Replay, judged: ComparedTexts, tokenizer: Tokenizer, untouched: NDArray[np.bool_], kept: int | None
 ) -> list[str]:
     """Of every used text why it is certified absent, one of CAUSES, or "" if it is not.
 
