@@ -232,18 +232,17 @@ def _scored(
     null = None if models.newcomer is not None else reader.null()
     if null is not None and null.means.shape[1:] != (len(models),):
         null = None
-    asked = [reader.of(one) for one in texts]
-
-    def compared(sets: Sequence[Features]) -> list[NDArray[np.float64]]:
-        every = Features(np.concatenate([one.blocks for one in sets]), np.concatenate([one.rates for one in sets]))
-        return [models.by_vocabulary(every.rates, reader.pooled_rates()), models.by_vectors(every)]
-
+    sets = [reader.of(one) for one in texts]
+    asked = Features(np.concatenate([one.blocks for one in sets]), np.concatenate([one.rates for one in sets]))
+    groups = [asked] if null is not None else [asked, reader.reference()]
+    (words, *words_of_reference), (vectors, *vectors_of_reference) = (
+        models.by_vocabulary(groups, reader.pooled_rates()),
+        models.by_vectors(groups),
+    )
     if null is None:
-        null = null_of(compared([reader.reference()]), [VOCABULARY_WEIGHT, 1 - VOCABULARY_WEIGHT])
+        null = null_of([*words_of_reference, *vectors_of_reference], [VOCABULARY_WEIGHT, 1 - VOCABULARY_WEIGHT])
         if models.newcomer is None:
             reader.keep_null(null)
-    # Apart from the reference, so that a question has the same digits whether the reference's scores were kept or not.
-    words, vectors = compared(asked)
     found = score(null, [words, vectors])
     notes = []
     without = int(np.isnan(words).any(axis=0).sum())

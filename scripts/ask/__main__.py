@@ -119,9 +119,10 @@ def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: P
 
     def kinds(features: Features, some: np.ndarray) -> dict[str, list[tuple[Any, Any, float]]]:
         chosen = models.only(some)
-        one = (chosen.by_vectors(null), chosen.by_vectors(features), 1 - VOCABULARY_WEIGHT)
-        words = (chosen.by_vocabulary(null.rates, pooled), chosen.by_vocabulary(features.rates, pooled))
-        other = (*words, VOCABULARY_WEIGHT)
+        groups = [null, features]
+        (null_vectors, vectors), (null_words, words) = chosen.by_vectors(groups), chosen.by_vocabulary(groups, pooled)
+        one = (null_vectors, vectors, 1 - VOCABULARY_WEIGHT)
+        other = (null_words, words, VOCABULARY_WEIGHT)
         return {"vectors": [one], "vocabulary": [other], "fused": [other, one]}
 
     every = np.arange(len(kept))
@@ -147,8 +148,8 @@ def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: P
     print(("\n{:<12}{:<34}" + "{:>10}" * 5).format("by chance", "texts", "n", "p<.05", "p<.01", "KS", "a find"))
     for kind in found:
         lines = {"of other data sets": chance[kind], "of the documentation": list(elsewhere[kind].p)}
-        for what, values in lines.items():
-            print(("{:<12}{:<34}{:>10}" + "{:>10.3f}" * 4).format(kind, what, *uniformity(values)))
+        for what, shares in lines.items():
+            print(("{:<12}{:<34}{:>10}" + "{:>10.3f}" * 4).format(kind, what, *uniformity(shares)))
 
 
 def scored(kinds: Sequence[tuple[Any, Any, float]]) -> Scored:
