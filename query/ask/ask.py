@@ -32,7 +32,7 @@ MOST_TEXTS = 200  # of a file; more texts hardly change the answer
 FEWEST_TEXTS = 5  # fewer say little
 MOST_FILES = 200
 # Of the models that stand out, at most this share is expected to do so by chance.
-FALSE_DISCOVERIES = 0.2
+FALSE_DISCOVERIES = 0.1
 # A file is the answer if its p-value, times the number of files, is at most this.
 ANSWER_BELOW = 0.05
 # Of all texts of a file this many, and of all files together, say which tokens it has; that needs no base.

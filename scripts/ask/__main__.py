@@ -150,6 +150,11 @@ def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: P
         lines = {"of other data sets": chance[kind], "of the documentation": list(elsewhere[kind].p)}
         for what, shares in lines.items():
             print(("{:<12}{:<34}{:>10}" + "{:>10.3f}" * 4).format(kind, what, *uniformity(shares)))
+    print(("\n{:<12}" + "{:>16}" * 4).format("stand out at", "models", "same texts", "same data set", "of these found"))
+    for rate in (0.05, FALSE_DISCOVERIES, 0.2):
+        print(
+            ("{:<12}{:>16}" + "{:>16.2f}" * 3).format(rate, *those_that_stand_out(found["fused"], labels, names, rate))
+        )
 
 
 def scored(kinds: Sequence[tuple[Any, Any, float]]) -> Scored:
@@ -183,6 +188,22 @@ def uniformity(sets: Sequence[np.ndarray]) -> list[Any]:
     p = np.concatenate(sets)
     p = p[~np.isnan(p)]
     return [len(p), (p < 0.05).mean(), (p < 0.01).mean(), kstest(p, "uniform").statistic, np.mean(finds)]
+
+
+def those_that_stand_out(found: Scored, labels: np.ndarray, names: Sequence[str], rate: float) -> list[Any]:
+    """How many models stand out for the texts of all data sets, and three shares.
+
+    Of those models, the shares that were tuned on the same texts, and on the same data set; last, the share of the
+    models tuned on a data set that stand out for it.
+    """
+    count, same_texts, own = 0, 0, 0
+    for place, name in enumerate(names):
+        p = found.p[place]
+        standing = labels[np.argsort(p, kind="stable")[: standing_out(p, rate)]]  # NaN comes last
+        count += len(standing)
+        same_texts += int(np.isin(standing, sorted(next((one for one in RELATED if name in one), {name}))).sum())
+        own += int((standing == name).sum())
+    return [count, same_texts / max(count, 1), own / max(count, 1), own / len(labels)]
 
 
 def joined(parts: Sequence[Features]) -> Features:
