@@ -23,7 +23,7 @@ from query.resolved import READERS
 from query.texts import Texts
 
 if TYPE_CHECKING:
-    from indexer.profiles.inputs import BaseModel, Whitening
+    from indexer.profiles.inputs import BaseModel, ReferenceMoments
     from query.reader import AtlasReader
 
 METHOD = "inputs-3"  # change it when the features of a text change
@@ -68,7 +68,7 @@ class Reader:
         self._length = atlas.index(base).length // len(self._keys)
         self._device, self._state = device, atlas.state
         self._loaded: BaseModel | None = None
-        self._whitening: Whitening | None = None
+        self._whitening: ReferenceMoments | None = None
         shipped = reference_sets()
         self._reference = shipped if own is None else reference_sets(own)
         # Sets of the user's own texts may be few, or all of one kind.
@@ -129,16 +129,16 @@ class Reader:
             self._loaded = read_base(self._base, self._commit, self._keys, self._length, self._device)
         return self._loaded
 
-    def _moments(self) -> Whitening:
+    def _moments(self) -> ReferenceMoments:
         """The reference's moments."""
-        from indexer.profiles.inputs import Whitening
+        from indexer.profiles.inputs import ReferenceMoments
 
         if self._whitening is None:
             arrays = self._arrays(f"{self._digest}-moments")
             if arrays is None:
                 return self._run_reference()[0]
             groups = [one.removeprefix("values ") for one in arrays if one.startswith("values ")]
-            self._whitening = Whitening(
+            self._whitening = ReferenceMoments(
                 {group: arrays[f"values {group}"] for group in groups},
                 {group: arrays[f"vectors {group}"] for group in groups},
                 {group: float(arrays[f"ridge {group}"][0]) for group in groups},
@@ -146,7 +146,7 @@ class Reader:
             )
         return self._whitening
 
-    def _run_reference(self) -> tuple[Whitening, Features]:
+    def _run_reference(self) -> tuple[ReferenceMoments, Features]:
         """Run the reference through the base, and keep its moments and features."""
         from indexer.console.messages import Progress
         from indexer.profiles.inputs import OF_A_SET
