@@ -42,11 +42,11 @@ PANEL = (2.1, 1.75)  # inches
 PANELS = {
     "tolerance": "tolerance: white noise",
     "tolerance_own": "tolerance_own: noise like the layer's",
-    "readable": "readable: share read off",
+    "readable": "readable: by a linear map",
     "recovered": "recovered: found by descent",
     "recovered_seed": "recovered, original method",
     "verified": "verified (a certificate)",
-    "reach": "reach: positions looked at",
+    "reach": "reach: positions used",
     "image_error": "error of recovered images",
     "cka": "cka: similarity to the base",
     "drift": "drift: distance from the base",
@@ -381,9 +381,8 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
     lost = differs("recovered", lambda mine, theirs: mine < theirs - 0.05)
     if lost is not None:
         layer, mine, theirs = lost
-        clauses.append(
-            f"from layer {layer} on descent finds fewer tokens ({percent(mine)} at the last; {name} {percent(theirs)})"
-        )
+        fewer = f"from layer {layer} on descent finds fewer tokens"
+        clauses.append(f"{fewer} ({percent(mine)} at the last; {name} {percent(theirs)})")
 
     lower = differs("tolerance", lambda mine, theirs: mine * _LEAST_RATIO < theirs)
     found = lower or differs("tolerance", lambda mine, theirs: mine > theirs * _LEAST_RATIO)
