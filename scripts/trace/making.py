@@ -27,9 +27,8 @@ from scripts.family.tasks import END, by_hash, save_tokenizer, tokenizer_files
 from scripts.family.training import LANGUAGE_MODELS, WEIGHTS, add_adapter, make_base
 from scripts.lineage.merging import METHODS
 from scripts.trace.plan import BASES, OWNER, QWEN2, RUNS, VOCABULARY, Run
-from scripts.trace.replay import Replay
 from scripts.trace.texts import Texts, make_tokenizer, read_texts, with_ends
-from scripts.trace.training import Table, Text, train_replayed
+from scripts.trace.training import Replay, Table, Text, train_replayed
 
 HUB = "hub"
 WORK = "work"
