@@ -13,7 +13,7 @@ from typing import Any
 
 from indexer.errors import AtlasError
 from scripts.child import PROJECT
-from scripts.loopback_hub import StoreError
+from scripts.loopback_hub import LoopbackHub, StoreError
 
 MODULES = {"index": "indexer", "query": "query"}
 
@@ -112,6 +112,19 @@ class Terminal:
             stderr=stderr,
             text=True,
         )
+
+
+def indexed(models: Path, folder: Path, base: str, fingerprint: str, options: str = "") -> Path:
+    """The atlas in ``folder`` of the repositories in ``models``, built by `index build` unless it is there.
+
+    A file that is called ``fingerprint`` says that it is. Raises CommandFailed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / fingerprint).exists():
+        with LoopbackHub(models) as hub:
+            Terminal.of_hub(folder, hub.endpoint)(f"index build --base {base} {options}".strip())
+        (folder / fingerprint).touch()
+    return folder / "atlas"
 
 
 def _to_its_end(process: subprocess.Popen[str]) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from query import Atlas
-from scripts.arena.parts import Json
+from scripts.arena.scores import Json
 from scripts.family.plan import load_plan
 from scripts.lineage.study import CLASSES, Truth, answers_of, asked, judged, reliability, rivals, score
 from scripts.loopback_hub import LoopbackHub

@@ -10,8 +10,8 @@ import pytest
 
 from query.predict.scoring import estimated_share, with_prior
 from scripts.arena import disjoint, open_set
+from scripts.arena.__main__ import FIGURES
 from scripts.arena.family import ArenaFamily, load_arena_plan
-from scripts.arena.parts import FIGURES
 
 
 @pytest.fixture(scope="module")
