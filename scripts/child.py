@@ -64,11 +64,19 @@ def call(function: Callable[..., Any], *arguments: Any, environment: Mapping[str
 
     Arguments and result must be plain JSON; paths arrive as text. Raises RuntimeError if it fails.
     """
-    name = f"{function.__module__}:{function.__name__}"
+    module = function.__module__
+    if module == "__main__":
+        module = sys.modules[module].__spec__.name  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "note.json"
         started = time.perf_counter()
-        run_shown("scripts.child", str(note), name, json.dumps(arguments, default=str), **environment or {})
+        run_shown(
+            "scripts.child",
+            str(note),
+            f"{module}:{function.__name__}",
+            json.dumps(arguments, default=str),
+            **environment or {},
+        )
         seconds = time.perf_counter() - started
         found = json.loads(note.read_text())
     return Ran(seconds, found["peak_bytes"], found["returned"])
