@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from urllib.parse import unquote
 
 from scripts.loopback_hub.answers import Answer, Request, error, json_answer, redirect, repository_not_found
-from scripts.loopback_hub.joined import JoinedStore
-from scripts.loopback_hub.store import Repository
+from scripts.loopback_hub.store import JoinedStore, Repository
 
 
 class Access:

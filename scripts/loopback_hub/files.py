@@ -28,8 +28,7 @@ from scripts.loopback_hub.answers import (
 )
 from scripts.loopback_hub.api import split_revision
 from scripts.loopback_hub.faults import Effects
-from scripts.loopback_hub.joined import JoinedStore
-from scripts.loopback_hub.store import Repository, Revision, StoredFile
+from scripts.loopback_hub.store import JoinedStore, Repository, Revision, StoredFile
 
 _RESOLVE = re.compile(r"/(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)", re.DOTALL)
 _CACHED = re.compile(r"/api/resolve-cache/models/(?P<id>[^/]+/[^/]+)/(?P<sha>[0-9a-f]{40})/(?P<path>.+)", re.DOTALL)

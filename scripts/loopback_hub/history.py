@@ -8,27 +8,14 @@ from scripts.loopback_hub.rows import created_at, last_modified, timestamp
 from scripts.loopback_hub.store import MAIN, Repository, Revision
 
 
-def tree_entry(revision: Revision, path: str, modified: Any, *, expand: bool) -> dict[str, Any] | None:
-    """One file or folder as in trees and paths-info, or None if no entry has that name."""
+def tree_entry(revision: Revision, path: str) -> dict[str, Any]:
+    """One file or folder as in trees."""
     file = revision.files.get(path)
-    entry: dict[str, Any]
-    if file is not None:
-        entry = {"type": "file", "oid": file.oid, "size": file.size, "path": path}
-        if file.is_lfs:
-            entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
-    elif path in revision.folders:
-        entry = {"type": "directory", "oid": revision.folders[path], "size": 0, "path": path}
-    else:
-        return None
-    if expand:
-        entry["lastCommit"] = {"id": revision.sha, "title": "Upload files", "date": modified}
-        if file is not None:
-            scan = {
-                "status": "safe",
-                "avScan": {"virusFound": False, "virusNames": None},
-                "pickleImportScan": None,
-            }
-            entry["securityFileStatus"] = scan
+    if file is None:
+        return {"type": "directory", "oid": revision.folders[path], "size": 0, "path": path}
+    entry: dict[str, Any] = {"type": "file", "oid": file.oid, "size": file.size, "path": path}
+    if file.is_lfs:
+        entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
     return entry
 
 

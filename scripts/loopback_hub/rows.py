@@ -20,47 +20,14 @@ _HEADER_LIMIT = 100 << 20
 # What a request may ask for by ``expand``; the first two not in a listing.
 INFO_ONLY = ("childrenModelCount", "usedStorage")
 EXPANDABLE = (
-    "author",
-    "baseModels",
-    "cardData",
-    "config",
-    "createdAt",
-    "disabled",
-    "downloads",
-    "downloadsAllTime",
-    "evalResults",
-    "gated",
-    "gguf",
-    "inference",
-    "inferenceProviderMapping",
-    "lastModified",
-    "library_name",
-    "likes",
-    "mask_token",
-    "model-index",
-    "pipeline_tag",
-    "private",
-    "resourceGroup",
-    "safetensors",
-    "sha",
-    "siblings",
-    "spaces",
-    "tags",
-    "transformersInfo",
-    "trendingScore",
-    "widgetData",
-)
+    "author", "baseModels", "cardData", "config", "createdAt", "disabled", "downloads", "downloadsAllTime",
+    "evalResults", "gated", "gguf", "inference", "inferenceProviderMapping", "lastModified", "library_name", "likes",
+    "mask_token", "model-index", "pipeline_tag", "private", "resourceGroup", "safetensors", "sha", "siblings",
+    "spaces", "tags", "transformersInfo", "trendingScore", "widgetData",
+)  # fmt: skip
 LISTED = (
-    "modelId",
-    "likes",
-    "trendingScore",
-    "private",
-    "downloads",
-    "tags",
-    "pipeline_tag",
-    "library_name",
-    "createdAt",
-)
+    "modelId", "likes", "trendingScore", "private", "downloads", "tags", "pipeline_tag", "library_name", "createdAt",
+)  # fmt: skip
 LISTED_FULL = (*LISTED, "author", "sha", "lastModified", "gated", "disabled", "siblings")
 INFO = (*LISTED_FULL, "model-index", "config", "cardData", "spaces", "safetensors", "usedStorage")
 
@@ -206,16 +173,12 @@ def _safetensors_header(file: StoredFile) -> dict[str, Any]:
     return {name: value for name, value in header.items() if name != "__metadata__"} if isinstance(header, dict) else {}
 
 
-def _used_storage(revision: Revision) -> int:
-    return sum(file.size for file in revision.files.values() if file.is_lfs)
-
-
 _FROM_FILES = {
     "sha": lambda revision: revision.sha,
     "siblings": siblings,
     "config": _config,
     "safetensors": _safetensors,
-    "usedStorage": _used_storage,
+    "usedStorage": lambda revision: sum(file.size for file in revision.files.values() if file.is_lfs),
 }
 
 

@@ -54,8 +54,12 @@ def tables(results: Results) -> dict[str, Rows]:
         "rows": _of_plans(results, ROWS, _kept),
         "found": _of_plans(results, ROWS, _found),
         "stripes": _of_plans(results, tuple(STRIPES), _striped),
-        "norms": _of_plans(results, ROWS[:-1], _norms),
-        "sigma": _of_plans(results, ROWS[:-1], _sigma),
+        "norms": _of_plans(
+            results,
+            ROWS[:-1],
+            lambda plan: [cell for of in ("matrices", "whole models") for cell in _calibrated(of, plan[of])],
+        ),
+        "sigma": _of_plans(results, ROWS[:-1], lambda plan: _calibrated("matrices", plan["sigma_1"])),
         "null": _of_plans(results, ROWS, _null),
         "lineage": _lineage(results),
         "time": _time(results),
@@ -113,14 +117,6 @@ def _striped(plan: Results) -> Cells:
         ("norm of a matrix off by", decimal(plan["matrices"].get("off", 0.0))),
         ("of a model", decimal(plan["whole models"].get("off", 0.0))),
     ]
-
-
-def _norms(plan: Results) -> Cells:
-    return [cell for of in ("matrices", "whole models") for cell in _calibrated(of, plan[of])]
-
-
-def _sigma(plan: Results) -> Cells:
-    return _calibrated("matrices", plan["sigma_1"])
 
 
 def _calibrated(of: str, one: Results) -> Cells:

@@ -101,7 +101,7 @@ def _kind(record: RequestRecord) -> str:
     if record.role == "cdn":
         return "range" if record.range is not None else "head" if record.method == "HEAD" else "whole"
     if path.startswith("/api/models"):
-        verb = re.search(r"/(tree|refs|paths-info|discussions|commits)(?:/|$)", path)
+        verb = re.search(r"/(tree|refs|discussions|commits)(?:/|$)", path)
         return "listing" if path.rstrip("/") == "/api/models" else verb[1] if verb else "info"
     if "/resolve/" in path:
         is_of_weights = ".safetensors" in path and not path.endswith(".json")
@@ -121,7 +121,7 @@ class VirtualHub(LoopbackHub):
         self.store = VirtualStore(self.family)
         self._ledger = self._hub.desk.ledger = self._cdn.desk.ledger = self.counters
         access = Access(self.store, {})
-        self._api = VirtualApi(self.store, access, self.endpoint, page_size, 1000)
+        self._api = VirtualApi(self.store, access, self.endpoint, page_size)
         self._files = Files(self.store, access, self.cdn_endpoint, url_lifetime)
 
     @property

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
-from scripts.loopback_hub.joined import JoinedStore
 from scripts.loopback_hub.store import (
     MAIN,
+    JoinedStore,
     Repository,
     Revision,
     Store,
