@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.adapters import figures as studied
+from scripts.adapters import __main__ as studied
 from scripts.adapters.study import load_study
 from scripts.arena.family import SKIPPED, prepare, pretrained_folder, pretrained_plan
 from scripts.arena.scores import Json
