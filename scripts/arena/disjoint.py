@@ -39,7 +39,7 @@ from scripts.vectors import adapter_to_full, read_family
 
 Json = dict[str, Any]
 
-MOST_USED, MOST_OTHERS = 200, 100  # texts of a file that a trace judges
+MOST_USED, MOST_OTHERS = 200, 100  # texts of a file that are traced
 HELD_OUT, USED, OTHERS = "held-out", "used", "others"
 DISJOINT, REAL = "disjoint", "minilm"
 LEARNT = 0.05  # a model has learnt something if its accuracy is this much above the commonest label's share

@@ -1,4 +1,4 @@
-"""Other methods beside this project's vectors, on the same models, with the same folds and the same vote."""
+"""Other methods compared with this project's vectors, on the same models, with the same folds and the same vote."""
 
 from __future__ import annotations
 

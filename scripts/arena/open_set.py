@@ -262,7 +262,7 @@ def _log_loss(is_true: NDArray[np.bool_], probability: Floats, weights: Floats) 
 
 
 def tables(figures: Json) -> str:
-    """Markdown: how well unknown data are told, and the scores by share."""
+    """Markdown: how well unknown data are recognised, and the scores by share."""
     kinds = [*KINDS, *(f"{kind}, adapters" for kind in KINDS), NULL]
     head = ["unknown", "evidence", "known, unknown", "accuracy on the known", "AUROC", "OSCR"]
     rows = [head] + [

@@ -18,8 +18,8 @@ OUT = click.option(
 def main() -> None:
     """Test what `query trace` says of the text that a model was trained on, by runs that are known to the last batch.
 
-    Every command makes the runs that are not there yet: OUT/hub is the folder of a loopback Hub, and beside each
-    checkpoint lie NAME.replay.json and NAME.replay.npz.
+    Every command makes the runs that are not there yet: OUT/hub is the folder of a loopback Hub. Each
+    checkpoint comes with NAME.replay.json and NAME.replay.npz.
     """
 
 

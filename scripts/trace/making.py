@@ -1,4 +1,4 @@
-"""Bases, training runs and what is made of them, in the layout of the loopback Hub, each with its replay beside it."""
+"""Bases, training runs and what is made of them, in the layout of the loopback Hub, each with its replay."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def load_model(run: Run, plan: Plan, start: Path, labels: list[str]) -> Any:
 
 
 def lora(run: Run, plan: Plan, model: Any) -> Any:
-    """Factors beside the query and value matrices."""
+    """Factors of the query and value matrices."""
     if run.task == "classify":
         return add_adapter(model, Adapter(8, 16, ("query", "value")), "text-classification", plan)
     from peft import LoraConfig, get_peft_model

@@ -83,7 +83,7 @@ class Replay:
         return self.counts > 0
 
     def union(self, other: Replay) -> Replay:
-        """Of a model that has both trainings in it; ``other`` came later or stands beside."""
+        """Of a model that has both trainings in it; ``other`` came later, or was merged with it."""
         size = max(len(self.counts), len(other.counts))
         mine, theirs = (
             {name: np.pad(getattr(one, name), (0, size - len(one.counts))) for name in ARRAYS} for one in (self, other)
