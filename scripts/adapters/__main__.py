@@ -42,18 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m scripts.adapters", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(".demo/adapters"), help="the folder (default: %(default)s)")
-    parser.add_argument(
-        "--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES, metavar="NAME",
-        help=f"of {', '.join(ARCHITECTURES)} (default: all)",
-    )  # fmt: skip
     options = parser.parse_args(arguments)
     os.environ.update(ENVIRONMENT)  # before anything imports torch
-    return exit_status("The study", lambda: run_studies(options.architectures, options.out.resolve()))
+    return exit_status("The study", lambda: run_studies(options.out.resolve()))
 
 
-def run_studies(architectures: Sequence[str], folder: Path) -> None:
+def run_studies(folder: Path) -> None:
     """Train, index and measure the adapters of each architecture below ``folder``, and write its tables there."""
-    for name in architectures:
+    for name in ARCHITECTURES:
         written = tables(figures_of(load_study(name), folder / name))
         print(f"\n{written}", flush=True)
         (folder / name / "tables.md").write_text(f"{written}\n", encoding="utf-8")

@@ -26,7 +26,7 @@ from scripts.arena.family import (
     load_real_plan,
     prepare,
     pretrained_folder,
-    read_twice,
+    sampled_atlas,
     write_data_sets,
 )
 from scripts.family import make_family, tasks
@@ -57,14 +57,14 @@ def run(out: Path) -> Json:
     folder = out / "disjoint"
     sources: dict[str, tuple[Plan, Path, Path, Callable[[Plan, Path], None]]] = {
         DISJOINT: (family.plan, family.models, family.atlas, tasks.prepare),
-        "demo": (demo, models, read_twice(demo, models, folder / "demo")["sample"], tasks.prepare),
+        "demo": (demo, models, sampled_atlas(demo, models, folder / "demo"), tasks.prepare),
     }
     source = pretrained_folder()
     if source is not None:
         plan, root = load_real_plan(source), folder / REAL / "models"
         prepare(root, plan, source, apart=True)
         build(root, plan)
-        atlas = read_twice(plan, root, folder / REAL, ("sample",))["sample"]
+        atlas = sampled_atlas(plan, root, folder / REAL)
         sources[REAL] = plan, root, atlas, partial(write_data_sets, source=source, apart=True)
     found: Json = {"columns": {}, "learnt": {}}
     for name, (plan, root, atlas, prepare_texts) in sources.items():

@@ -13,14 +13,13 @@ import os
 import shutil
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from indexer.errors import AtlasError
-from indexer.names import READS
 from scripts.child import call
 from scripts.family import family as trained
 from scripts.family.plan import Adapter, Author, DataSet, Plan, Repository, Run, load_plan
@@ -47,14 +46,12 @@ class ArenaFamily:
         domains: the domain of each data set.
         models: the folder that a loopback Hub serves.
         atlas: of samples of the models' rows, as `index build` reads them by default.
-        full_atlas: of all rows.
     """
 
     plan: Plan
     domains: Mapping[str, str]
     models: Path
     atlas: Path
-    full_atlas: Path
 
     @cached_property
     def datasets(self) -> dict[str, str]:
@@ -156,7 +153,7 @@ def _with_runs(plan: Plan, data: Mapping[str, Any]) -> Plan:
 
 
 def build_family(out: Path) -> ArenaFamily:
-    """Train the family below ``out/family`` and build its two atlases, unless they are there.
+    """Train the family below ``out/family`` and build its atlas, unless they are there.
 
     Raises:
         AtlasError: the folder holds something else, or a package whose text is needed is missing.
@@ -166,16 +163,12 @@ def build_family(out: Path) -> ArenaFamily:
     folder = out / "family"
     models = folder / "models"
     trained.build(models, plan)
-    atlases = read_twice(plan, models, folder)
-    return ArenaFamily(plan, domains, models, atlases["sample"], atlases["full"])
+    return ArenaFamily(plan, domains, models, sampled_atlas(plan, models, folder))
 
 
-def read_twice(plan: Plan, models: Path, folder: Path, reads: Sequence[str] = READS) -> dict[str, Path]:
-    """The atlases of samples and of all rows, below ``folder``, built unless they are there. Raises CommandFailed."""
-    return {
-        read: indexed(models, folder / read, plan.base, plan.fingerprint, f"--discover names --read {read}")
-        for read in reads
-    }
+def sampled_atlas(plan: Plan, models: Path, folder: Path) -> Path:
+    """The atlas of samples of the models' rows, below ``folder``, built unless it is there. Raises CommandFailed."""
+    return indexed(models, folder / "sample", plan.base, plan.fingerprint, "--discover names --read sample")
 
 
 def asked(endpoint: str, folder: Path, kept: Path, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -122,8 +122,8 @@ def vectorised(model: str, base_file: str, held: str, relation: str, read: str) 
 
             place = Path(hf_hub_download(model, "model.safetensors", cache_dir=folder)).parent
             hf_hub_download(model, "config.json", cache_dir=folder)
-            for _, matrix, _ in by_transformers(place, original):
-                torch.svd_lowrank(matrix, q=8)
+            for _, change, _ in by_transformers(place, original):
+                torch.svd_lowrank(change, q=8)
         else:
             record = vectorise(unit, base, ahead_bytes=AHEAD_BYTES, connections=CONNECTIONS)
             write_record(record, Path(folder) / "record.safetensors")

@@ -17,7 +17,7 @@ from scripts.arena.family import ArenaFamily, load_arena_plan
 @pytest.fixture(scope="module")
 def family() -> ArenaFamily:
     plan, domains = load_arena_plan()
-    return ArenaFamily(plan, domains, Path(), Path(), Path())
+    return ArenaFamily(plan, domains, Path(), Path())
 
 
 def test_oscr_is_the_share_of_pairs():
