@@ -46,7 +46,7 @@ def run_python(*words: str) -> tuple[float, str]:
 def run_shown(*words: str, **environment: str) -> None:
     """Run ``python -m WORDS`` with these variables; what it prints is shown. Raises RuntimeError if it fails."""
     variables = {**os.environ, "PYTHONPATH": str(PROJECT), **environment}
-    if subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, env=variables, check=False).returncode:
+    if subprocess.run([sys.executable, "-m", *words], env=variables, check=False).returncode:
         raise RuntimeError(f"{' '.join(words)} failed; its own message is above")
 
 

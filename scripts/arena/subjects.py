@@ -60,7 +60,7 @@ def families(out: Path) -> Iterator[Family]:
         models = make_family(out / f"demo-{architecture}", "demo", architecture)
         yield Family(architecture, load_plan("demo", architecture), models, out / "subjects" / architecture)
     arena = build_family(out)
-    yield Family("arena", arena.plan, arena.models, out / "subjects" / "arena")
+    yield Family("arena", arena.plan, arena.models, out / "family" / "sample")
 
 
 @dataclass(frozen=True)
