@@ -1,4 +1,4 @@
-"""The routes below ``/api/models``: the listing, and the info of one model."""
+"""The routes below ``/api/models``: the listing, and the info of one model; and who may see what."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from scripts.loopback_hub import history, rows
-from scripts.loopback_hub.access import Access
+from scripts.loopback_hub import rows
 from scripts.loopback_hub.answers import (
     Answer,
     Request,
     entry_not_found,
     error,
     json_answer,
+    redirect,
     repository_not_found,
     revision_not_found,
 )
@@ -74,7 +74,7 @@ class Api:
 
     def _of_model(self, request: Request, repository: Repository, verb: str | None, rest: str) -> Answer:
         if verb == "refs":
-            return json_answer(history.refs(repository, pull_requests=request.is_set("include_prs")))
+            return json_answer(rows.refs(repository, pull_requests=request.is_set("include_prs")))
         if verb == "discussions":
             return self._discussions(request, repository)
         name, path = split_revision(rest) if rest else (MAIN, "")
@@ -84,7 +84,7 @@ class Api:
         if verb == "tree":
             return self._tree(request, revision, path)
         if verb == "commits":
-            return json_answer(history.commits(repository, revision))
+            return json_answer(rows.commits(repository, revision))
         if path:
             return error(404, "Sorry, we can't find the page you are looking for.")
         return self._info(request, repository, revision)
@@ -161,17 +161,15 @@ class Api:
         folder = folder.strip("/")
         if folder and folder not in revision.folders:
             return entry_not_found(revision.sha)
-        paths = history.paths_below(revision, folder, is_recursive=request.is_set("recursive"))
-        return json_answer(
-            [history.tree_entry(revision, path) for path in paths], headers={"X-Repo-Commit": revision.sha}
-        )
+        paths = rows.paths_below(revision, folder, is_recursive=request.is_set("recursive"))
+        return json_answer([rows.tree_entry(revision, path) for path in paths], headers={"X-Repo-Commit": revision.sha})
 
     def _discussions(self, request: Request, repository: Repository) -> Answer:
         kind, status, author = request.one("type"), request.one("status"), request.one("author")
         page = request.one("p") or "0"
         result = [
             each
-            for each in history.pull_requests(repository)
+            for each in rows.pull_requests(repository)
             if kind in (None, "all", "pull_request")
             and (status in (None, "all") or (each["status"] in ("open", "draft")) == (status == "open"))
             and author in (None, each["author"]["name"])
@@ -226,3 +224,66 @@ def _decode_cursor(cursor: str) -> tuple[Rank, str] | None:
         return (int(kind), number + 0, str(text)), str(last)
     except (ValueError, TypeError, RecursionError):
         return None
+
+
+# ---- missing, renamed, private, disabled and gated repositories
+
+
+class Access:
+    """``tokens`` maps a bearer token to the ids of the gated and private repositories that it opens.
+
+    A token that is not among them is an account like any other that has been granted nothing. Those in ``narrow`` are
+    fine-grained tokens without the right to read public repositories: they are refused where a request without a token is not.
+    """
+
+    def __init__(self, store: JoinedStore, tokens: Mapping[str, Collection[str]], narrow: Collection[str] = ()) -> None:
+        self._store = store
+        self._tokens = tokens
+        self._narrow = frozenset(narrow)
+
+    def is_granted(self, request: Request, repository: Repository) -> bool:
+        """Whether the request's token opens this repository."""
+        return request.token is not None and repository.id in self._tokens.get(request.token, ())
+
+    def who(self, request: Request) -> Answer:
+        """``/api/whoami-v2``: whose token came with the request."""
+        if request.token in self._narrow or request.token in self._tokens:
+            role = "fineGrained" if request.token in self._narrow else "read"
+            return json_answer({"type": "user", "name": "somebody", "auth": {"accessToken": {"role": role}}})
+        return error(401, "Invalid username or password.")
+
+    def find(self, request: Request, id_span: tuple[int, int], *, files: bool) -> Repository | Answer:
+        """The repository whose id is at ``id_span`` of the request's path, or the error answer.
+
+        ``files`` asks for its files, which a gated repository keeps back, rather than for what is said of it.
+        """
+        if request.token in self._narrow:
+            return error(403, "Forbidden: pass a token with the right permissions to read this repository")
+        start, end = id_span
+        repo_id = unquote(request.path[start:end])
+        repository = self._store.repository(repo_id)
+        renamed = self._store.renamed(repo_id) if repository is None else None
+        known = repository or renamed
+        if known is None or (known.get("private", False) and not self.is_granted(request, known)):
+            return repository_not_found(request)
+        if renamed is not None:
+            location = request.path[:start] + renamed.id + request.path[end:]
+            answer = redirect(request, 307, location + (f"?{request.query}" if request.query else ""))
+            answer.repo_id = renamed.id
+            return answer
+        if known.get("disabled", False):
+            return error(403, "Access to this resource is disabled.")
+        if files and known.get("gated", False) and not self.is_granted(request, known):
+            return _gated(request, known)
+        return known
+
+
+def _gated(request: Request, repository: Repository) -> Answer:
+    result = f"Access to model {repository.id} is restricted"
+    if request.token is None:
+        hint = "You must have access to it and be authenticated to access it. Please log in."
+        answer = error(401, f"{result}. {hint}", "GatedRepo")
+    else:
+        answer = error(403, f"{result} and you are not in the authorized list.", "GatedRepo")
+    answer.repo_id = repository.id
+    return answer

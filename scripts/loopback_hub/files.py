@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote, urlencode
 
-from scripts.loopback_hub.access import Access
 from scripts.loopback_hub.answers import (
     Answer,
     Request,
@@ -26,7 +25,7 @@ from scripts.loopback_hub.answers import (
     stored_content,
     text_answer,
 )
-from scripts.loopback_hub.api import split_revision
+from scripts.loopback_hub.api import Access, split_revision
 from scripts.loopback_hub.faults import Effects
 from scripts.loopback_hub.store import JoinedStore, Repository, Revision, StoredFile
 

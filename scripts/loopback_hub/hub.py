@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from scripts.loopback_hub.access import Access
 from scripts.loopback_hub.answers import Answer, Request, text_answer
-from scripts.loopback_hub.api import Api
+from scripts.loopback_hub.api import Access, Api
 from scripts.loopback_hub.datasets import Datasets
 from scripts.loopback_hub.faults import Faults
 from scripts.loopback_hub.files import Files
@@ -27,7 +26,7 @@ class LoopbackHub:
     ``page_size``: rows a page at most. ``bandwidth``: bytes per second of the CDN, shared
     by its connections. ``latency``: seconds before every answer. ``quotas``: enforced limits, see
     ``RateLimits``. ``tokens``: which gated and private repositories a token opens. ``url_lifetime``: seconds
-    until a signed URL answers 403. Ports are chosen by the system unless given.
+    until a signed URL answers 403. The ports are chosen by the system, unless the Hub's is given.
 
     ``datasets``: a folder for dataset repositories, which can be written to by those whose token is in ``writers``
     (token → owners it may write as). ``narrow_tokens``: those that are refused what anybody may read. ``tls``: with it
@@ -49,7 +48,6 @@ class LoopbackHub:
         narrow_tokens: Collection[str] = (),
         url_lifetime: float = 3600.0,
         port: int = 0,
-        cdn_port: int = 0,
         datasets: Path | str | None = None,
         writers: Mapping[str, Collection[str]] | None = None,
         tls: ssl.SSLContext | None = None,
@@ -65,7 +63,7 @@ class LoopbackHub:
         self._throttle = Throttle(bandwidth, self._stopping)
         self.datasets = Datasets(Path(datasets)) if datasets is not None else None
         access = Access(self.store, tokens or {}, narrow_tokens)
-        self._cdn = self._server("cdn", cdn_port)
+        self._cdn = self._server("cdn", 0)
         try:
             self._hub = self._server("hub", port)
         except OSError:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
-from scripts.loopback_hub import history
+from scripts.loopback_hub import rows
 from scripts.loopback_hub.answers import (
     Answer,
     Request,
@@ -152,7 +152,7 @@ class Writing:
         return row
 
     def _listing(self, request: Request) -> Answer:
-        rows = []
+        found = []
         for repository in self.datasets.all():
             revision = self.datasets.revision(repository, MAIN)
             if revision is None or (repository.private and not self._may_write(request, repository.id)):
@@ -160,16 +160,16 @@ class Writing:
             row = self._row(repository, revision)
             wanted = [one for value in request.all("filter") for one in value.split(",")]
             if all(one in row["tags"] for one in wanted) and request.one("author") in (None, row["author"]):
-                rows.append(row)
-        rows.sort(key=lambda row: row["lastModified"], reverse=True)
+                found.append(row)
+        found.sort(key=lambda row: row["lastModified"], reverse=True)
         limit = request.one("limit")
-        return json_answer(rows[: int(limit)] if limit else rows)
+        return json_answer(found[: int(limit)] if limit else found)
 
     def _tree(self, request: Request, revision: Revision, folder: str) -> Answer:
-        paths = history.paths_below(revision, folder, is_recursive=request.is_set("recursive"))
+        paths = rows.paths_below(revision, folder, is_recursive=request.is_set("recursive"))
         if folder.strip("/") and not paths:
             return entry_not_found(revision.sha)
-        result = [history.tree_entry(revision, path) for path in paths]
+        result = [rows.tree_entry(revision, path) for path in paths]
         return json_answer(result, headers={"X-Repo-Commit": revision.sha})
 
     def _preupload(self, request: Request, revision: Revision) -> Answer:

@@ -22,9 +22,8 @@ from urllib.parse import parse_qsl
 
 from scripts.child import PROJECT
 from scripts.loopback_hub import LoopbackHub, RequestRecord
-from scripts.loopback_hub.access import Access
 from scripts.loopback_hub.answers import Answer, Request, json_answer
-from scripts.loopback_hub.api import Api, Rank
+from scripts.loopback_hub.api import Access, Api, Rank
 from scripts.loopback_hub.files import Files
 from scripts.loopback_hub.ledger import Ledger
 from scripts.loopback_hub.store import Repository
