@@ -27,7 +27,7 @@ from query.purity.study import purity
 from query.statistics.likeness import similarities
 from scripts.loopback_hub import LoopbackHub
 from scripts.loopback_hub.__main__ import rate_of
-from scripts.reproduce.study import FLAGS, check
+from scripts.reproduce.study import FLAGS, check, endings
 from scripts.scale import virtual_weights
 from scripts.scale.virtual_hub import running
 from scripts.terminal import Terminal
@@ -141,12 +141,7 @@ def measure(folder: Path, base: str, expected: Json) -> Json:
         population = read_population(atlas, base)
         documented = read_population(atlas, base, documented=True)
         predicted = {score.evidence: score.accuracy for score in atlas.evaluate_prediction(base).scores}
-        rows = atlas.rows(
-            "SELECT model, status, reason, is_copy AS copy, duplicate_of IS NOT NULL AS duplicate, "
-            "is_unrelated AS unrelated FROM fine_tunes LEFT JOIN records USING (model_id) WHERE base = ?",
-            [base],
-        )
-        checked = check(expected, {row["model"]: row for row in rows}, is_partial=False)
+        checked = check(expected, endings(atlas, base), is_partial=False)
         return {
             **purities(documented),
             "half of the matrices": purities(half(documented)),
