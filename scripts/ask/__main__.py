@@ -34,6 +34,7 @@ RELATED = (
     {"errors/exception-types", "errors/raised-by"},
 )
 FEWEST_LINES, SHORTEST_LINE = 20, 30
+TEXTS = 200  # held-out texts of each data set
 
 
 def main() -> None:
@@ -43,7 +44,6 @@ def main() -> None:
     parser.add_argument("--architecture", default="roberta")
     parser.add_argument("--size", default="demo")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--texts", type=int, default=200, help="held-out texts of each data set")
     parser.add_argument("--pretraining", action="store_true", help="200 texts of the base's own corpus as reference")
     parser.add_argument(
         "--rivals", action="store_true", help="also run every model over the texts, and search the cards"
@@ -53,7 +53,7 @@ def main() -> None:
     plan = load_plan(options.size, options.architecture)
     if options.measure:
         reference = options.out / "pretraining.txt" if options.pretraining else None
-        measure(options.out, plan, options.texts, reference, options.family if options.rivals else None)
+        measure(options.out, plan, reference, options.family if options.rivals else None)
         return
     write_texts(plan, options.out)
     with LoopbackHub(options.family) as hub:
@@ -84,7 +84,7 @@ def write_texts(plan: Plan, out: Path) -> None:
         (out / "texts" / f"{name.replace('/', '--')}.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: Path | None = None) -> None:
+def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None = None) -> None:
     """Print the tables. ``rivals``: the folder of the family, whose models and cards the rivals read."""
     names = sorted(plan.datasets)
     truth = {run.model: run.dataset for run in plan.runs if not run.scratch}
@@ -96,7 +96,7 @@ def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: P
         reader = Reader(atlas, plan.base, None if reference is None else read_texts(reference))
         null, pooled = reader.reference(), reader.pooled_rates()
         files = [out / "texts" / f"{name.replace('/', '--')}.jsonl" for name in names]
-        texts = [read_texts(file, most=count) for file in files]
+        texts = [read_texts(file, most=TEXTS) for file in files]
         asked = joined([reader.of(one) for one in texts])
         outside = joined([reader.of(one) for one in documentation()])
         models = read_candidates(atlas, plan.base, null.rates.shape[1])
