@@ -7,6 +7,7 @@ into a temporary folder before the library is imported.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shlex
@@ -64,6 +65,7 @@ from tests.forked import (  # noqa: E402
 from tests.halves import leave_out_what_is_late, longest_first  # noqa: E402
 from tests.training import small_family  # noqa: E402
 
+gc.disable()  # while tests are collected: they are no garbage
 # How long an example takes says something of the machine, and nothing of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -119,6 +121,12 @@ def _is_compiled() -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Tests and libraries stay to the end of the run: nothing is gained by looking whether they are garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup() -> None:

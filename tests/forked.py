@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import gc
 import json
 import math
 import os
@@ -306,6 +307,8 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
     import_module("indexer.database.catalog").expected()  # what every command asks of schema.sql
     import_module("indexer.publish.validation").columns()
     import_module("duckdb").close()  # else forks have the default connection without its threads, and wait for them
+    gc.collect()
+    gc.freeze()  # a million objects of libraries, which no fork will free: it does not go through them either
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
     while until not in (ready := select.select([listening, workers, until], [], [])[0]):
         if listening in ready:
@@ -315,6 +318,8 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
             listening.close()
             for name in LOADED_BY_TESTS:
                 import_module(name)
+            gc.collect()
+            gc.freeze()
             while until not in select.select([workers, until], [], [])[0]:
                 _fork_for(workers, lambda: None)
             return
@@ -413,3 +418,4 @@ def _run(words: list[str]) -> None:
 
 if __name__ == "__main__":
     _serve(int(sys.argv[1]), *(socket.socket(fileno=int(word)) for word in sys.argv[2:]))
+    os._exit(0)  # what it has loaded need not be freed
