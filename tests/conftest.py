@@ -37,6 +37,7 @@ os.environ.update(
     HF_ENDPOINT="http://127.0.0.1:9",
     MPLBACKEND="Agg",
     OMP_NUM_THREADS="1",
+    OMP_WAIT_POLICY="PASSIVE",  # models are trained by two threads, which else burn what time they wait for each other
 )
 for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "VECTORS_ATLAS", "NO_COLOR"):
     os.environ.pop(name, None)
@@ -193,6 +194,13 @@ def run_python(*words: Any, stdin: str | None = None, timeout: float = 240, **wh
     return Ran(process.returncode, out, err)
 
 
+def family_of(folder: Path, size: str, architecture: str = "roberta") -> Path:
+    """What ``scripts.family.make_family`` makes, by processes that have loaded the libraries."""
+    ran = run_python("-m", "scripts.family", "--out", folder, "--size", size, "--architecture", architecture)
+    assert ran.code == 0, ran.err
+    return folder
+
+
 @dataclass
 class Shell:
     """Runs the real commands as a person would, against one Hub, in one folder; builds use one process by default."""
@@ -221,10 +229,9 @@ def family() -> Path:
 @pytest.fixture(scope="session")
 def mini_family(tmp_path_factory) -> Path:
     """A family of few models, hardly trained, made once in a run; tests must not change it."""
-    from scripts.family import make_family
     from tests.once import made_once
 
-    return made_once(tmp_path_factory, "family-mini", lambda folder: make_family(folder, "mini"))
+    return made_once(tmp_path_factory, "family-mini", lambda folder: family_of(folder, "mini"))
 
 
 @pytest.fixture(scope="session")
