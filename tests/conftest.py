@@ -6,6 +6,7 @@ into a temporary folder before the library is imported.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
@@ -67,6 +68,7 @@ from tests.halves import leave_out_what_is_late, longest_first  # noqa: E402
 from tests.training import small_family  # noqa: E402
 
 gc.disable()  # while tests are collected: they are no garbage
+atexit.register(lambda: (gc.unfreeze(), gc.enable()))  # at the end they are, or duckdb reports them as leaks
 # How long an example takes says something of the machine, and nothing of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

@@ -304,7 +304,9 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
         import_module(name)
     one_tls_context()
     import_module("httpx2").Client().close()
-    import_module("indexer.database.catalog").expected()  # what every command asks of schema.sql
+    catalog = import_module("indexer.database.catalog")  # what commands ask of schema.sql
+    catalog.expected()
+    catalog.empty_database()
     import_module("indexer.publish.validation").columns()
     import_module("duckdb").close()  # else forks have the default connection without its threads, and wait for them
     gc.collect()

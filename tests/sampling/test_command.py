@@ -50,7 +50,17 @@ def test_calibration_by_hand():
 @pytest.mark.slow
 def test_the_whole_command_and_its_document(mini_family, tmp_path):
     # Its Hub has to be named before huggingface_hub is imported: no fork.
-    command = [sys.executable, "-m", "scripts.sampling", mini_family, "--plans", "shipped,16", "--lineage", "--json", "r.json"]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.sampling",
+        mini_family,
+        "--plans",
+        "shipped,16",
+        "--lineage",
+        "--json",
+        "r.json",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     results = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
