@@ -60,6 +60,7 @@ from tests.forked import (  # noqa: E402
     Started,
     can_fork,
     one_tls_context,
+    remember_soon,
     renew_hub_constants,
     spawn_by_fork,
     worker_python,
@@ -73,6 +74,7 @@ atexit.register(lambda: (gc.unfreeze(), gc.enable()))  # at the end they are, or
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 one_tls_context()
+remember_soon()
 if "huggingface_hub.hf_api" in sys.modules:  # this process is a fork of one that had another environment
     renew_hub_constants()
 
