@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ def run_demo(out: Path, size: str) -> None:
     """Make the family unless it is there, serve it, and show every command."""
     started = time.monotonic()
     with (
-        ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _on_one_thread) as pool,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare_process) as pool,
         ThreadPoolExecutor(2) as beside,
     ):
         # Two models to look into are trained meanwhile: the base's texts and most questions leave a processor free.
@@ -53,7 +54,9 @@ def run_demo(out: Path, size: str) -> None:
     print(f"\nAll this took {time.monotonic() - started:.0f} s. The atlas: {out / 'atlas'}")
 
 
-def _on_one_thread() -> None:
+def _prepare_process() -> None:
+    """One thread, and no traceback at Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     import torch
 
     torch.set_num_threads(1)

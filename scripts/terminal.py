@@ -13,7 +13,7 @@ from typing import Any
 
 from indexer.errors import AtlasError
 from scripts.child import PROJECT
-from scripts.loopback_hub import StoreError
+from scripts.loopback_hub import LoopbackHub, StoreError
 
 MODULES = {"index": "indexer", "query": "query"}
 
@@ -80,12 +80,11 @@ class Terminal:
         """
         if show:
             print(f"\n$ {command}", flush=True)
-        process = self._start(command, stderr=None if progress else subprocess.PIPE)
-        printed, said = _to_its_end(process)
+        printed, said, code = self._run(command, stderr=None if progress else subprocess.PIPE)
         if show:
             print(printed, end="", flush=True)
-        if process.returncode:
-            raise CommandFailed(command, process.returncode, said.strip().rpartition("\n")[2])
+        if code:
+            raise CommandFailed(command, code, said.strip().rpartition("\n")[2])
         return printed
 
     def ask(self, command: str) -> Any:
@@ -95,16 +94,16 @@ class Terminal:
             CommandFailed: it ended with another exit code than 0; the error holds its last line.
         """
         print(f"\n$ {command}", flush=True)
-        process = self._start(command, stderr=subprocess.PIPE)
-        printed, said = _to_its_end(process)
+        printed, said, code = self._run(command, stderr=subprocess.PIPE)
         print(said, end="", file=sys.stderr, flush=True)
-        if process.returncode:
-            raise CommandFailed(command, process.returncode, said.strip().rpartition("\n")[2])
+        if code:
+            raise CommandFailed(command, code, said.strip().rpartition("\n")[2])
         return json.loads(printed)
 
-    def _start(self, command: str, stderr: int | None = None) -> subprocess.Popen[str]:
+    def _run(self, command: str, stderr: int | None) -> tuple[str, str, int]:
+        """Stdout, stderr and exit code of a command; on Ctrl-C it gets the time to save its work."""
         program, *rest = shlex.split(command)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", MODULES[program], *rest],
             cwd=self.folder,
             env=self.environment,
@@ -112,13 +111,22 @@ class Terminal:
             stderr=stderr,
             text=True,
         )
+        try:
+            printed, said = process.communicate()
+        except KeyboardInterrupt:
+            process.communicate()
+            raise
+        return printed, said or "", process.returncode
 
 
-def _to_its_end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Stdout and stderr of a process; on Ctrl-C it gets the time to save its work."""
-    try:
-        printed, said = process.communicate()
-    except KeyboardInterrupt:
-        process.communicate()
-        raise
-    return printed, said or ""
+def indexed(models: Path, folder: Path, base: str, fingerprint: str, options: str = "") -> Path:
+    """The atlas in ``folder`` of the repositories in ``models``, built by `index build` unless it is there.
+
+    A file that is called ``fingerprint`` says that it is. Raises CommandFailed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / fingerprint).exists():
+        with LoopbackHub(models) as hub:
+            Terminal.of_hub(folder, hub.endpoint)(f"index build --base {base} {options}".strip())
+        (folder / fingerprint).touch()
+    return folder / "atlas"

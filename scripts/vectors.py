@@ -23,7 +23,7 @@ from indexer.records.record import Record
 from indexer.records.representation import representation_named
 from indexer.records.sketch import DRAW, block_length, sketched
 from indexer.records.store import RecordStore
-from indexer.vectors.centre import ADAPTER, FULL, GROUPS, Centre, centre_of
+from indexer.vectors.centre import ADAPTER, FULL, Centre, centre_of
 from query import Atlas
 from query.population import Population, distinct, read_population, tasks_of
 from query.purity.result import PurityScore
@@ -174,21 +174,23 @@ def vectors_of(family: Family, name: str, without: Collection[int] = ()) -> tupl
         return raw / np.linalg.norm(raw, axis=1, keepdims=True), 0
     if not is_centred:
         return raw, family.matrices
-    groups = np.array(family.groups)
-    votes = np.array([row not in without for row in range(len(raw))])
-    members = {group: np.flatnonzero((groups == group) & votes) for group in GROUPS}
-    authors = family.population.authors
-    centre = Centre(
-        {
-            group: centre_of(raw[rows], [authors[row] for row in rows], family.matrices)
-            for group, rows in members.items()
-        }
-    )
-    centred = np.zeros_like(raw)
-    for group in GROUPS:
-        if (groups == group).any():
-            centred[groups == group] = centre.centred(raw[groups == group], group)
-    return centred, family.matrices
+    return centred(raw, family.groups, family.population.authors, family.matrices, without), family.matrices
+
+
+def centred(
+    raw: Floats, groups: Sequence[str], authors: Sequence[str], blocks: int, without: Collection[int] = ()
+) -> Floats:
+    """(n, d) unit blocks less the centre of their group, of unit norm again.
+
+    ``without``: rows that have no vote in the centre.
+    """
+    found = np.zeros_like(raw)
+    for group in set(groups):
+        rows = [row for row, one in enumerate(groups) if one == group]
+        members = [row for row in rows if row not in without]
+        centre = Centre({group: centre_of(raw[members], [authors[row] for row in members], blocks)})
+        found[rows] = centre.centred(raw[rows], group)
+    return found
 
 
 def adapter_to_full(family: Family, vectors: Floats, blocks: int) -> float | None:

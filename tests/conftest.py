@@ -90,17 +90,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if is_whole and "PYTEST_XDIST_WORKER" not in os.environ and getattr(session.config.option, "numprocesses", None):
         is_compiled = _is_compiled()
         FORKER.begin()
-        if not is_compiled:  # else each of the processes compiles every test
-            words = [
-                *shlex.split(worker_python() or ""),
-                "-m",
-                "pytest",
-                "--collect-only",
-                "-qq",
-                "-p",
-                "no:cacheprovider",
-            ]
+        if not is_compiled:  # else each of the processes compiles every test, and finds what can be written in UTF-8
+            python = shlex.split(worker_python() or "")
+            find = "from hypothesis.internal.charmap import intervals_from_codec as f; f('utf-8')"
+            finding = subprocess.Popen([*python, "-c", find], cwd=ROOT)
+            words = [*python, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
             subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+            finding.wait()
         if "not slow" not in session.config.option.markexpr:
             TRAINING.append(
                 subprocess.Popen([sys.executable, "-m", "tests.training"], cwd=ROOT, start_new_session=True)

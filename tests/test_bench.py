@@ -17,6 +17,7 @@ from indexer.deltas.rounding import narrowest_dtype
 from scripts.bench import __main__ as bench
 from scripts.bench import pipeline, reading, vectors
 from scripts.bench.measure import NotMeasuredError, Repeats, Table, interleaved, made_once
+from scripts.child import Ran
 
 
 def test_ratios_are_taken_within_each_repeat():
@@ -224,7 +225,7 @@ def test_the_larger_file_is_compared_with_one_of_the_same_content(like, large, k
 
 
 def test_a_reading_that_took_nothing_is_not_measured(monkeypatch, tmp_path):
-    printed = json.dumps({"rise": 1, "base": 0, "kept": 1})
-    monkeypatch.setattr(reading, "run_python", lambda *words: (1.0, printed))
+    found = {"rise": 1, "base": 0, "kept": 1}
+    monkeypatch.setattr(reading, "call", lambda *asked: Ran(1.0, 1, found))
     with pytest.raises(NotMeasuredError, match=r"0 bytes \(base\)"):
         reading.read_model("a/b", tmp_path, "resident")

@@ -32,7 +32,7 @@ MOST_TEXTS = 200  # of a file; more texts hardly change the answer
 FEWEST_TEXTS = 5  # fewer say little
 MOST_FILES = 200
 # Of the models that stand out, at most this share is expected to do so by chance.
-FALSE_DISCOVERIES = 0.2
+FALSE_DISCOVERIES = 0.1
 # A file is the answer if its p-value, times the number of files, is at most this.
 ANSWER_BELOW = 0.05
 # Of all texts of a file this many, and of all files together, say which tokens it has; that needs no base.
@@ -232,18 +232,17 @@ def _scored(
     null = None if models.newcomer is not None else reader.null()
     if null is not None and null.means.shape[1:] != (len(models),):
         null = None
-    asked = [reader.of(one) for one in texts]
-
-    def compared(sets: Sequence[Features]) -> list[NDArray[np.float64]]:
-        every = Features(np.concatenate([one.blocks for one in sets]), np.concatenate([one.rates for one in sets]))
-        return [models.by_vocabulary(every.rates, reader.pooled_rates()), models.by_vectors(every)]
-
+    sets = [reader.of(one) for one in texts]
+    asked = Features(np.concatenate([one.blocks for one in sets]), np.concatenate([one.rates for one in sets]))
+    groups = [asked] if null is not None else [asked, reader.reference()]
+    (words, *words_of_reference), (vectors, *vectors_of_reference) = (
+        models.by_vocabulary(groups, reader.pooled_rates()),
+        models.by_vectors(groups),
+    )
     if null is None:
-        null = null_of(compared([reader.reference()]), [VOCABULARY_WEIGHT, 1 - VOCABULARY_WEIGHT])
+        null = null_of([*words_of_reference, *vectors_of_reference], [VOCABULARY_WEIGHT, 1 - VOCABULARY_WEIGHT])
         if models.newcomer is None:
             reader.keep_null(null)
-    # Apart from the reference, so that a question has the same digits whether the reference's scores were kept or not.
-    words, vectors = compared(asked)
     found = score(null, [words, vectors])
     notes = []
     without = int(np.isnan(words).any(axis=0).sum())

@@ -5,7 +5,7 @@ Vectors are read in tiles from the mapped files, and token rows as one byte each
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -70,23 +70,29 @@ class Candidates:
             is_share=np.append(self.is_share, is_share), newcomer=vector,
         )  # fmt: skip
 
-    def by_vectors(self, features: Features) -> Floats:
-        """(sets, n) the mean cosine of the blocks that a set of texts and a model both have."""
+    def by_vectors(self, groups: Sequence[Features]) -> list[Floats]:
+        """For each group (sets, n) the mean cosine of the blocks that a set of texts and a model both have.
+
+        The vectors are read once for all groups. Groups are multiplied apart, so that one has the same digits whatever
+        the others are.
+        """
         from threadpoolctl import threadpool_limits
 
-        found = np.zeros((len(features.blocks), len(self)))
+        found = [np.zeros((len(one.blocks), len(self))) for one in groups]
         masks, indexed = self.index.masks, len(self) - (self.newcomer is not None)
-        divisors = masks.divisors_by_kind(features.blocks)
+        divisors = [masks.divisors_by_kind(one.blocks) for one in groups]
 
         def compare(tile: tuple[NDArray[np.intp], NDArray[np.floating], NDArray[np.intp] | slice]) -> None:
             places, stored, rows = tile
-            products = features.blocks @ np.asarray(stored, dtype=np.float32).T
-            found[:, places] = products[:, rows] / divisors[:, masks.kinds_of(self.ids[places])]
+            vectors, kinds = np.asarray(stored, dtype=np.float32).T, masks.kinds_of(self.ids[places])
+            for one, cosines, divisor in zip(groups, found, divisors, strict=True):
+                cosines[:, places] = (one.blocks @ vectors)[:, rows] / divisor[:, kinds]
 
         with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(processors()) as pool:
             list(pool.map(compare, self._tiles(self.ids[:indexed])))
         if self.newcomer is not None:
-            found[:, -1:] = similarities(features.blocks, self.newcomer[None, :], masks.blocks)
+            for one, cosines in zip(groups, found, strict=True):
+                cosines[:, -1:] = similarities(one.blocks, self.newcomer[None, :], masks.blocks)
         return found
 
     def _tiles(
@@ -107,24 +113,26 @@ class Candidates:
                 else:
                     yield places[tile], held.stored[some], slice(None)
 
-    def by_vocabulary(self, rates: NDArray[np.float32], reference: NDArray[np.float32]) -> Floats:
-        """(sets, n) the cosine of √rates minus √reference with the change of a model, minus the mean of all models.
+    def by_vocabulary(self, groups: Sequence[Features], reference: NDArray[np.float32]) -> list[Floats]:
+        """For each group (sets, n) the cosine of √rates minus √reference with the change of a model, minus their mean.
 
-        A change is the sizes of the changes of the token rows, scaled to unit norm. NaN for a model without: an
-        adapter, a frozen embedding, an older record.
+        A change is the sizes of the changes of the token rows, scaled to unit norm; the mean is that of all models. NaN
+        for a model without: an adapter, a frozen embedding, an older record.
         """
-        asked = np.sqrt(rates) - np.sqrt(reference)
-        asked /= np.maximum(np.linalg.norm(asked, axis=1, keepdims=True), 1e-30)
-        found = np.full((len(asked), len(self)), np.nan)
+        asked = [np.sqrt(one.rates) - np.sqrt(reference) for one in groups]
+        for one in asked:
+            one /= np.maximum(np.linalg.norm(one, axis=1, keepdims=True), 1e-30)
+        found = [np.full((len(one), len(self)), np.nan) for one in asked]
         has_vocabulary = self.has_vocabulary
         for kind in (True, False):  # numbers of tied and of untied embeddings mean different things
             own = np.flatnonzero((self.is_share == kind) & has_vocabulary)
             if len(own) >= _FEWEST_MODELS:
-                found[:, own] = self._centred_cosines(asked, own)
+                for cosines, those in zip(found, self._centred_cosines(asked, own), strict=True):
+                    cosines[:, own] = those
         return found
 
-    def _centred_cosines(self, asked: NDArray[np.float32], chosen: NDArray[np.intp]) -> Floats:
-        """(a, n) cosines of ``asked`` with the unit vectors u of the chosen models minus their mean m.
+    def _centred_cosines(self, asked: Sequence[NDArray[np.float32]], chosen: NDArray[np.intp]) -> list[Floats]:
+        """For each group (a, n) the cosines with the unit vectors u of the chosen models minus their mean m.
 
         All follow from products with u and ‖u − m‖² = ‖u‖² − 2 u·m + ‖m‖².
         """
@@ -132,7 +140,7 @@ class Candidates:
 
         step = max(1, _TILE_BYTES // (4 * max(1, self.codes.shape[1])))
         tiles = [slice(start, start + step) for start in range(0, len(chosen), step)]
-        norms, products = np.zeros(len(chosen)), np.zeros((len(asked) + 1, len(chosen)))
+        norms, products = np.zeros(len(chosen)), [np.zeros((len(one) + 1, len(chosen))) for one in asked]
 
         def sizes(tile: slice) -> NDArray[np.float32]:
             return np.take(_SIZES, self.codes[chosen[tile]])
@@ -144,16 +152,23 @@ class Candidates:
             return total
 
         def multiply(tile: slice) -> None:
-            products[:, tile] = both @ sizes(tile).T
+            moved = sizes(tile).T
+            for one, product in zip(both, products, strict=True):
+                product[:, tile] = one @ moved
 
         with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(processors()) as pool:
             mean: Floats = np.stack(list(pool.map(summed, tiles))).sum(axis=0, dtype=np.float64) / len(chosen)
-            both = np.concatenate([asked, mean.astype(np.float32)[None]])
+            both = [np.concatenate([one, mean.astype(np.float32)[None]]) for one in asked]
             list(pool.map(multiply, tiles))
-        products /= norms
-        left = (norms > _NOTHING_LEFT) - 2 * products[-1] + mean @ mean
-        centred = products[:-1] - (asked @ mean)[:, None]
-        return np.divide(centred, np.sqrt(left), out=np.zeros_like(centred), where=left > _NOTHING_LEFT)
+
+        def cosines(one: NDArray[np.float32], product: Floats) -> Floats:
+            product /= norms
+            left = (norms > _NOTHING_LEFT) - 2 * product[-1] + mean @ mean
+            centred = product[:-1] - (one @ mean)[:, None]
+            found: Floats = np.divide(centred, np.sqrt(left), out=np.zeros_like(centred), where=left > _NOTHING_LEFT)
+            return found
+
+        return [cosines(one, product) for one, product in zip(asked, products, strict=True)]
 
     @property
     def has_vocabulary(self) -> NDArray[np.bool_]:

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from scripts.adapters.figures import figures_of, tables
-from scripts.adapters.study import load_study
+import numpy as np
+
+from indexer.errors import AtlasError
+from query import Atlas
+from scripts.adapters.study import (
+    MEASURES,
+    Floats,
+    Row,
+    Started,
+    Study,
+    against_chance,
+    load_study,
+    null,
+    read_started,
+    starts,
+    triples,
+    whole,
+)
 from scripts.family.__main__ import ENVIRONMENT
-from scripts.terminal import exit_status
+from scripts.family.store import RESULTS, read_json
+from scripts.loopback_hub import LoopbackHub
+from scripts.tables import decimal, markdown
+from scripts.terminal import Terminal, exit_status
 
 ARCHITECTURES = ("roberta", "gpt2", "bert")
 
@@ -20,21 +42,146 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m scripts.adapters", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(".demo/adapters"), help="the folder (default: %(default)s)")
-    parser.add_argument(
-        "--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES, metavar="NAME",
-        help=f"of {', '.join(ARCHITECTURES)} (default: all)",
-    )  # fmt: skip
     options = parser.parse_args(arguments)
     os.environ.update(ENVIRONMENT)  # before anything imports torch
-    return exit_status("The study", lambda: run_studies(options.architectures, options.out.resolve()))
+    return exit_status("The study", lambda: run_studies(options.out.resolve()))
 
 
-def run_studies(architectures: Sequence[str], folder: Path) -> None:
+def run_studies(folder: Path) -> None:
     """Train, index and measure the adapters of each architecture below ``folder``, and write its tables there."""
-    for name in architectures:
+    for name in ARCHITECTURES:
         written = tables(figures_of(load_study(name), folder / name))
         print(f"\n{written}", flush=True)
         (folder / name / "tables.md").write_text(f"{written}\n", encoding="utf-8")
+
+
+# ---- figures as plain JSON, and their tables in Markdown
+
+MATRICES = {"qv": "query and value", "all": "all linear"}
+_SAME = 2e-3  # of a number of a vector: the error of 16 bits where vectors are computed again from published ones
+LEARNT = 0.1  # an adapter has learnt something if its accuracy is this much above the commonest label's share
+NULLS = {"labels at random": 0.0, "half by the seed": 0.5, "four of five by the seed": 0.8}
+
+
+def figures_of(study: Study, out: Path) -> dict[str, Any]:
+    """Train the adapters below ``out`` and index them there from a loopback Hub, and measure; what is there is kept."""
+    from scripts.family.family import build
+
+    build(out / "family", study.plan)
+    with LoopbackHub(out / "family") as hub:
+        run = Terminal.of_hub(out, hub.endpoint)
+        run(f"index build --base {study.plan.base} --discover names", show=False)
+        run("index rebuild", show=False)  # a build that published twice may have kept the first centres
+        edges = json.loads(run(f"query lineage --all --base {study.plan.base} --json", show=False))
+    # None was made from another fine-tune.
+    children = {edge["model"] for edge in edges if edge["parent"] not in (None, study.plan.base)}
+    with Atlas(out / "atlas") as atlas:
+        return measure(atlas, study, out / "family") | {"children": len(children)}
+
+
+def measure(atlas: Atlas, study: Study, family: Path) -> dict[str, Any]:
+    """By row, of all models and of nulls, and how initialisations were recognised; NaN is None.
+
+    "before": without centres of initialisations. Raises AtlasError if the atlas was published by other code.
+    """
+    started = read_started(atlas, study.plan.base)
+    labels = started.labels
+    before, after = started.centred(labels, by_start=False), started.population.vectors
+    if np.abs(after - started.centred(labels)).max() > _SAME:
+        raise AtlasError(
+            "The published vectors are not those that this script computes.",
+            "Run `index rebuild` there: the centres may be older than the latest models.",
+        )
+    found = {"the data": [whole(started, vectors, labels) for vectors in (before, after)]}
+    found |= {name: null(started, share) for name, share in NULLS.items()}
+    # None is a duplicate.
+    repeats = atlas.rows(
+        "SELECT count(*) AS n FROM models WHERE base = ? AND duplicate_of IS NOT NULL", [study.plan.base]
+    )
+    return {
+        "base": study.plan.base,
+        "adapters": len(started.adapters),
+        "full": len(labels) - len(started.adapters),
+        "rows": _by_row(started, study, family, before),
+        "whole": {
+            name: [[None if math.isnan(value) else round(value, 4) for value in side] for side in pair]
+            for name, pair in found.items()
+        },
+        "starts": {name: list(counts) for name, counts in starts(started, study).items()},
+        "duplicates": repeats[0]["n"],
+    }
+
+
+def _by_row(started: Started, study: Study, family: Path, before: Floats) -> list[dict[str, Any]]:
+    """By rank, matrices and rate: what was learnt, and how alike adapters are after and before."""
+    blocks, vectors, runs_by_model = started.population.blocks, started.population.vectors, study.runs
+    places_of: dict[Row, list[int]] = {}
+    for place, model in enumerate(started.population.models):
+        if model in study.shared:
+            places_of.setdefault(study.shared[model], []).append(place)
+    rows = []
+    for row, places in sorted(places_of.items()):
+        runs = [runs_by_model[started.population.models[place]] for place in places]
+        results = [read_json(family / run.model / RESULTS) for run in runs]
+        learnt = [one["eval_accuracy"] >= one["eval_majority"] + LEARNT for one in results]
+        by_dataset: dict[str, list[float]] = {}
+        for run, result in zip(runs, results, strict=True):
+            by_dataset.setdefault(run.dataset, []).append(result["eval_accuracy"])
+        accuracies = [float(np.mean(found)) for found in by_dataset.values()]
+        gains = [
+            math.log(len(study.plan.datasets[run.dataset].labels)) - result["eval_loss"]
+            for run, result in zip(runs, results, strict=True)
+        ]
+        alone = started.centred([run.dataset for run in runs], places)
+        values = {
+            "after": triples(vectors[places], blocks, runs, learnt),
+            "before": triples(before[places], blocks, runs, learnt),
+            "alone": triples(alone, blocks, runs, learnt),
+        }
+        rows.append(
+            {**row._asdict(), "adapters": len(runs), "accuracy": round(float(np.mean(accuracies)), 4),
+             "worst": round(min(accuracies), 4), "gain": round(float(np.mean(gains)), 4),
+             "by_data": [round(against_chance(one, blocks, runs)[0], 4) for one in (before[places], vectors[places])],
+             "without_data": round(against_chance(vectors[places], blocks, runs)[1], 4),
+             **{name: [None if math.isnan(one) else round(one, 4) for one in found] for name, found in values.items()}}
+        )  # fmt: skip
+    return rows
+
+
+def tables(figures: dict[str, Any]) -> str:
+    """The figures of one base as Markdown: before → after where there are two."""
+    by_row = [
+        ["rank, matrices, rate", "accuracy", "worst data set", "loss below guessing", "same data, other seed",
+         "other data, same seed", "neither", "right", "right, if the data said nothing", "right, of learnt",
+         "right, row alone", "before: right", "other seed: same data before other data"]
+    ]  # fmt: skip
+    for row in figures["rows"]:
+        *alike, right, of_learnt = row["after"]
+        *alike_before, right_before, _ = row["before"]
+        by_row.append(
+            [
+                f"{row['rank']}, {MATRICES[row['targets']]}, {row['rate']:g}",
+                *(decimal(row[name], 2) for name in ("accuracy", "worst", "gain")),
+                *map(decimal, alike),
+                *(decimal(one, 2) for one in (right, row["without_data"], of_learnt, row["alone"][3])),
+                f"{decimal(right_before, 2)} ({', '.join(map(decimal, alike_before))})",
+                f"{decimal(row['by_data'][0], 2)} → {decimal(row['by_data'][1], 2)}",
+            ]
+        )
+    overall: list[Sequence[str]] = [["labels", *MEASURES]]
+    for name, (was, now) in figures["whole"].items():
+        pairs = zip(was, now, strict=True)
+        overall.append(
+            [name, *("–" if old is new is None else f"{decimal(old)} → {decimal(new)}" for old, new in pairs)]
+        )
+    found = [
+        f"pairs of {name}: {pairs:,}, taken for one: {taken:,}" for name, (pairs, taken) in figures["starts"].items()
+    ]
+    found.append(
+        f"taken for duplicates: {figures['duplicates']}; taken for made from another fine-tune: {figures['children']}"
+    )
+    title = f"### {figures['base']}: {figures['adapters']} adapters, {figures['full']} full fine-tunes"
+    return "\n\n".join([title, markdown(by_row), markdown(overall), "\n".join(f"- {one}" for one in found)])
 
 
 if __name__ == "__main__":

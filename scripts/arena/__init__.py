@@ -1,1 +1,1 @@
-"""The tests that were not made to be passed: what vectors and verdicts are worth (``docs/arena.md``)."""
+"""Tests on models that nothing was chosen on: what vectors and answers are worth (``docs/arena.md``)."""

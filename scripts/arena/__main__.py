@@ -1,22 +1,47 @@
-"""``python -m scripts.arena [PART …]``: measure, keep the figures in docs/arena.json, write the tables of docs/arena.md."""
+"""``python -m scripts.arena [PART …]``: measure, keep the figures in docs/arena.json, write the tables of docs/arena.md.
+
+A part is a module of this package with two functions. ``run(out: Path) -> Json`` trains what it needs below ``out`` (once; an
+interrupted run goes on), asks the questions, and returns figures as plain JSON. ``tables(figures: Json) -> str`` makes
+Markdown of them, which stands between the markers of the part on the page.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from scripts.arena.parts import PARTS, PRETRAINED, run_part, tables_of, write_page
+from scripts.child import PROJECT
 from scripts.family.__main__ import ENVIRONMENT
+from scripts.tables import fill
 from scripts.terminal import exit_status
+
+Json = dict[str, Any]
+
+PAGE, FIGURES = PROJECT / "docs" / "arena.md", PROJECT / "docs" / "arena.json"
+# In the order of the page.
+PARTS = {
+    "adapters": "adapters and their seed",
+    "open_set": "texts that no model of the atlas was tuned on",
+    "disjoint": "a base that never read the data sets, usual rates",
+    "methods": "other methods on the same folds",
+    "confounders": "habits that go with the data",
+    "lineage": "lineage beyond its generator",
+    "ablations": "what each step of the vectors is worth",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     listed = "; ".join(f"{name}: {what}" for name, what in PARTS.items())
-    parser = argparse.ArgumentParser(prog="python -m scripts.arena", description=__doc__, epilog=listed)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.arena", description=__doc__.partition("\n")[0], epilog=listed
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to run (default: all)")
     parser.add_argument("--out", type=Path, default=Path(".demo/arena"), help="the folder (default: %(default)s)")
     parser.add_argument("--page", action="store_true", help="only write the page again, from docs/arena.json")
@@ -29,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown part {unknown[0]!r} (choose from {', '.join(PARTS)})")
     os.environ.update(ENVIRONMENT)  # before anything imports torch
     if options.pretrained:
-        os.environ[PRETRAINED] = str(options.pretrained.resolve())
+        os.environ["ARENA_PRETRAINED"] = str(options.pretrained.resolve())
     wanted = () if options.page else options.parts or PARTS
     return exit_status("The arena", lambda: run_parts(wanted, options.out.resolve()))
 
@@ -40,6 +65,35 @@ def run_parts(names: Iterable[str], out: Path) -> None:
         print(f"\n{name}: {PARTS[name]}\n", flush=True)
         print(tables_of(name, run_part(name, out)), flush=True)
     write_page()
+
+
+def run_part(name: str, out: Path) -> Json:
+    """The figures of one part, which are kept in docs/arena.json."""
+    part = importlib.import_module(f"scripts.arena.{name}")
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    figures: Json = part.run(out)
+    everything = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
+    everything[name] = figures
+    ordered = {key: everything[key] for key in PARTS if key in everything}
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in ordered.items())  # a line a part
+    FIGURES.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    return figures
+
+
+def tables_of(name: str, figures: Json) -> str:
+    """The tables of one part, as Markdown."""
+    text: str = importlib.import_module(f"scripts.arena.{name}").tables(figures)
+    return text.strip()
+
+
+def write_page() -> None:
+    """Put the tables of every part with figures between its markers in docs/arena.md.
+
+    Raises ValueError if the page has no markers for a part.
+    """
+    everything = json.loads(FIGURES.read_text(encoding="utf-8"))
+    fill(PAGE, {f"arena:{name}": tables_of(name, figures) for name, figures in everything.items()})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from indexer.records.record import DeltaRecord
 from indexer.records.row_plan import lines_of
 from indexer.records.sketch import DRAW, USUAL_BUDGET, tensor_sketch
-from indexer.vectors.centre import GROUPS, Centre, GroupCentre, centre_of
+from indexer.vectors.centre import GROUPS
 from query.statistics.likeness import similarities
 from scripts.arena.methods import OURS, method_tables
 from scripts.arena.scores import Json, Table, scores
 from scripts.arena.subjects import Subjects, families, read_subjects
-from scripts.vectors import decimal
+from scripts.tables import decimal
+from scripts.vectors import centred
 
 Floats = NDArray[np.float32]
 POWERS = {"none": 0, "σ": 1, "σ²": 2}
@@ -84,13 +85,11 @@ def vectors_of(subjects: Subjects, setting: Setting) -> tuple[Floats, int]:
     blocks = matrices if setting.unit_blocks else 1
     norms = np.linalg.norm(raw.reshape(len(raw), blocks, -1), axis=2, keepdims=True)
     unit = raw.reshape(len(raw), blocks, -1) / np.where(norms > 0, norms, 1)
-    return centred(
-        unit.reshape(len(raw), -1).astype(np.float32),
-        subjects.groups,
-        subjects.labelled.authors,
-        blocks,
-        setting.centre,
-    ), blocks
+    vectors = unit.reshape(len(raw), -1).astype(np.float32)
+    if setting.centre == "none":
+        return vectors, blocks
+    groups = subjects.groups if setting.centre == "group" else [GROUPS[0]] * len(raw)
+    return centred(vectors, groups, subjects.labelled.authors, blocks), blocks
 
 
 def block(delta: DeltaRecord, setting: Setting, length: int) -> NDArray[np.float64]:
@@ -122,19 +121,6 @@ def triplets(delta: DeltaRecord, rows: int | None) -> tuple[NDArray[np.float64],
         return found, whole
     _, found, right = np.linalg.svd(u[held] * s, full_matrices=False)
     return found, v @ right.T
-
-
-def centred(raw: Floats, groups: Sequence[str], authors: Sequence[str], blocks: int, how: str) -> Floats:
-    """(n, d) unit blocks less the mean block of all models ("one"), of their group, or of none; of unit norm again."""
-    if how == "none":
-        return raw
-    group_of = np.array(groups if how == "group" else [GROUPS[0]] * len(groups))
-    found = np.zeros_like(raw)
-    for group in set(group_of.tolist()):
-        rows = np.flatnonzero(group_of == group)
-        centres: dict[str, GroupCentre] = {group: centre_of(raw[rows], [authors[row] for row in rows.tolist()], blocks)}
-        found[rows] = Centre(centres).centred(raw[rows], group)
-    return found
 
 
 def tables(figures: Json) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.adapters import figures as studied
+from scripts.adapters import __main__ as studied
 from scripts.adapters.study import load_study
-from scripts.arena.parts import Json
-from scripts.arena.pretrained import SKIPPED, prepare, pretrained_folder, pretrained_plan
+from scripts.arena.family import SKIPPED, prepare, pretrained_folder, pretrained_plan
+from scripts.arena.scores import Json
 
 TINY, REAL = "llama", "minilm"
 PLANS = {name: Path(__file__).with_name(f"adapters_{name}.toml") for name in (TINY, REAL)}

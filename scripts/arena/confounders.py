@@ -196,17 +196,16 @@ def write_halves(demo: Plan, planned: Sequence[Planned], work: Path) -> None:
         mine = replace(texts, name=one.run.dataset, train=half)
         if one.classes:
             train, held_out = (
-                [tasks.Example(text.ids, _class_of(text.ids, one.classes)) for text in part]
+                [
+                    tasks.Example(text.ids, hashlib.sha256(str(list(text.ids)).encode()).digest()[0] % one.classes)
+                    for text in part
+                ]
                 for part in (half, texts.held_out)
             )
             labels = [f"class {letter}" for letter in "abcdef"[: one.classes]]
             mine = replace(mine, labels=labels, train=train, held_out=held_out)
         mine.save(work)
     (work / TEXTS_ARE_READY).touch()
-
-
-def _class_of(ids: Sequence[int], classes: int) -> int:
-    return hashlib.sha256(str(list(ids)).encode()).digest()[0] % classes
 
 
 def _link(source: Path, model: str, target: Path) -> None:

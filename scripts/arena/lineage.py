@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from query import Atlas
-from scripts.arena.parts import Json
+from scripts.arena.scores import Json
 from scripts.family.plan import load_plan
 from scripts.lineage.study import CLASSES, Truth, answers_of, asked, judged, reliability, rivals, score
 from scripts.loopback_hub import LoopbackHub
@@ -48,7 +48,7 @@ def run(out: Path) -> Json:
 
 
 def measured(forest: Forest, folder: Path) -> Json:
-    """The figures of one forest. Answers are kept there; remove the JSON files beside the atlas to ask again."""
+    """The figures of one forest. Answers are kept there; remove the JSON files next to the atlas to ask again."""
     folder.mkdir(parents=True, exist_ok=True)
     which = folder, forest.architecture, forest.shape, forest.seed
     rows, known, base, seconds = asked(*which, WAYS, is_kept=True)

@@ -1,4 +1,4 @@
-"""Other methods beside this project's vectors, on the same models, with the same folds and the same vote."""
+"""Other methods compared with this project's vectors, on the same models, with the same folds and the same vote."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from safetensors import safe_open
 
 from indexer.records.representation import representation_named
-from query.predict.heads import Head
 from query.statistics.likeness import similarities
 from scripts.arena import rivals
 from scripts.arena.scores import Json, Reals, Table, cosines, scores
@@ -128,13 +127,8 @@ def method_tables(subjects: Subjects) -> Iterator[tuple[str, Table]]:
     head_bytes = float(np.mean([_size(folder, ("config.json",)) for folder in subjects.folders]))
     yield (
         "label names of the head",
-        Table(rivals.label_names([head_names(one) for one in labelled.heads]), 0.0, head_bytes),
+        Table(rivals.label_names([one.names if one.kind else None for one in labelled.heads]), 0.0, head_bytes),
     )
-
-
-def head_names(head: Head) -> frozenset[str] | None:
-    """The label names of a head; None without a head, or where they are generic."""
-    return head.names if head.kind else None
 
 
 def reading_seconds(subjects: Subjects) -> float:

@@ -1,18 +1,15 @@
 """How well `query predict` says "none of these" of models on data sets, or of whole domains, that the atlas lacks.
 
 For every fold some data sets are unknown: the atlas is built without their models, which are then predicted from the Hub.
-The models of the atlas are predicted, too: neither a model itself nor others by its author vote. ``python -m
-scripts.arena.open_set ATLAS BASE FILE`` prints the predictions for the models that FILE lists.
+The models of the atlas are predicted, too: neither a model itself nor others by its author vote.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,10 +22,10 @@ from query import Atlas
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.predict import FEWEST_MODELS
 from query.predict.scoring import auroc, calibration_error, estimated_share
-from scripts.arena.family import ArenaFamily, build_family, in_process
+from scripts.arena.family import ArenaFamily, asked, build_family
 from scripts.loopback_hub import LoopbackHub
 from scripts.tables import decimal, markdown
-from scripts.terminal import Terminal
+from scripts.terminal import indexed
 
 Json = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -75,12 +72,9 @@ def run(out: Path) -> Json:
             kind = NULL if is_null else fold.kind
             folder = out / "open_set" / f"{kind.replace(' ', '-')}-{fold.name}"
             atlas = _atlas_without(family, fold, folder, is_null=is_null)
-            asked = folder / "asked.json"
-            asked.write_text(json.dumps(list(family.datasets)), encoding="utf-8")
             print(f"predicting {len(family.datasets)} models, {kind} {fold.name} …", flush=True)
-            terminal = Terminal.of_hub(folder, everything.endpoint)
-            ask = ("scripts.arena.open_set", str(atlas), family.plan.base, str(asked))
-            for one in in_process(terminal, folder / "predictions.json", *ask):
+            kept, models = folder / "predictions.json", list(family.datasets)
+            for one in asked(everything.endpoint, folder, kept, predictions, atlas, family.plan.base, models):
                 name = family.datasets[one["model"]]
                 truth = NONE_OF_THESE if name in fold.unknown else name.lower()  # as an atlas writes it
                 is_adapter = one["model"] in adapters
@@ -98,8 +92,8 @@ def _atlas_without(family: ArenaFamily, fold: Fold, folder: Path, *, is_null: bo
 
     ``is_null``: the cards of its models name data sets that were permuted among them.
     """
-    hub, marker = folder / "hub", folder / family.plan.fingerprint
-    if not marker.exists():
+    hub = folder / "hub"
+    if not (folder / family.plan.fingerprint).exists():
         shutil.rmtree(folder, ignore_errors=True)
         # What was read of a model is the same in every atlas, so it is not read again.
         for part in ("records", "bases"):
@@ -116,13 +110,10 @@ def _atlas_without(family: ArenaFamily, fold: Fold, folder: Path, *, is_null: bo
                     text = file.read_text(encoding="utf-8").replace(family.datasets[model], name)
                     file.unlink()  # it is a link to the file of the family
                     file.write_text(text, encoding="utf-8")
-        with LoopbackHub(hub) as served:
-            Terminal.of_hub(folder, served.endpoint)(f"index build --base {family.plan.base}")
-        marker.touch()
-    return folder / "atlas"
+    return indexed(hub, folder, family.plan.base, family.plan.fingerprint)
 
 
-def predictions(atlas: Path, base: str, models: Sequence[str]) -> list[Json]:
+def predictions(atlas: str, base: str, models: Sequence[str]) -> list[Json]:
     """What `query predict` says of every model: all answers, and the prior of "none of these"."""
     found = []
     with Atlas(atlas) as opened:
@@ -271,7 +262,7 @@ def _log_loss(is_true: NDArray[np.bool_], probability: Floats, weights: Floats) 
 
 
 def tables(figures: Json) -> str:
-    """Markdown: how well unknown data are told, and the scores by share."""
+    """Markdown: how well unknown data are recognised, and the scores by share."""
     kinds = [*KINDS, *(f"{kind}, adapters" for kind in KINDS), NULL]
     head = ["unknown", "evidence", "known, unknown", "accuracy on the known", "AUROC", "OSCR"]
     rows = [head] + [
@@ -311,8 +302,3 @@ def tables(figures: Json) -> str:
             markdown(whole),
         ]
     )
-
-
-if __name__ == "__main__":
-    where, which, file = sys.argv[1:]
-    print(json.dumps(predictions(Path(where), which, json.loads(Path(file).read_text(encoding="utf-8")))))

@@ -31,8 +31,7 @@ from query.predict.training_set import LabelledModelReader, LabelledModels
 from scripts.arena.family import build_family
 from scripts.family import make_family
 from scripts.family.plan import Plan, load_plan
-from scripts.loopback_hub import LoopbackHub
-from scripts.terminal import Terminal
+from scripts.terminal import indexed
 
 TIMED = 8
 ARCHITECTURES = ("roberta", "bert", "gpt2", "t5")
@@ -52,15 +51,7 @@ class Family:
 
         Raises CommandFailed if `index build` fails.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        marker = self.folder / self.plan.fingerprint
-        if not marker.exists():
-            with LoopbackHub(self.models) as hub:
-                run = Terminal.of_hub(self.folder, hub.endpoint)
-                run.environment.pop("HF_HUB_OFFLINE", None)  # it was for training
-                run(f"index build --base {self.plan.base} --discover names")
-            marker.touch()
-        return self.folder / "atlas"
+        return indexed(self.models, self.folder, self.plan.base, self.plan.fingerprint, "--discover names")
 
 
 def families(out: Path) -> Iterator[Family]:
@@ -69,7 +60,7 @@ def families(out: Path) -> Iterator[Family]:
         models = make_family(out / f"demo-{architecture}", "demo", architecture)
         yield Family(architecture, load_plan("demo", architecture), models, out / "subjects" / architecture)
     arena = build_family(out)
-    yield Family("arena", arena.plan, arena.models, out / "subjects" / "arena")
+    yield Family("arena", arena.plan, arena.models, out / "family" / "sample")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ RELATED = (
     {"errors/exception-types", "errors/raised-by"},
 )
 FEWEST_LINES, SHORTEST_LINE = 20, 30
+TEXTS = 200  # held-out texts of each data set
 
 
 def main() -> None:
@@ -43,7 +44,6 @@ def main() -> None:
     parser.add_argument("--architecture", default="roberta")
     parser.add_argument("--size", default="demo")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--texts", type=int, default=200, help="held-out texts of each data set")
     parser.add_argument("--pretraining", action="store_true", help="200 texts of the base's own corpus as reference")
     parser.add_argument(
         "--rivals", action="store_true", help="also run every model over the texts, and search the cards"
@@ -53,7 +53,7 @@ def main() -> None:
     plan = load_plan(options.size, options.architecture)
     if options.measure:
         reference = options.out / "pretraining.txt" if options.pretraining else None
-        measure(options.out, plan, options.texts, reference, options.family if options.rivals else None)
+        measure(options.out, plan, reference, options.family if options.rivals else None)
         return
     write_texts(plan, options.out)
     with LoopbackHub(options.family) as hub:
@@ -84,7 +84,7 @@ def write_texts(plan: Plan, out: Path) -> None:
         (out / "texts" / f"{name.replace('/', '--')}.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: Path | None = None) -> None:
+def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None = None) -> None:
     """Print the tables. ``rivals``: the folder of the family, whose models and cards the rivals read."""
     names = sorted(plan.datasets)
     truth = {run.model: run.dataset for run in plan.runs if not run.scratch}
@@ -96,7 +96,7 @@ def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: P
         reader = Reader(atlas, plan.base, None if reference is None else read_texts(reference))
         null, pooled = reader.reference(), reader.pooled_rates()
         files = [out / "texts" / f"{name.replace('/', '--')}.jsonl" for name in names]
-        texts = [read_texts(file, most=count) for file in files]
+        texts = [read_texts(file, most=TEXTS) for file in files]
         asked = joined([reader.of(one) for one in texts])
         outside = joined([reader.of(one) for one in documentation()])
         models = read_candidates(atlas, plan.base, null.rates.shape[1])
@@ -119,9 +119,10 @@ def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: P
 
     def kinds(features: Features, some: np.ndarray) -> dict[str, list[tuple[Any, Any, float]]]:
         chosen = models.only(some)
-        one = (chosen.by_vectors(null), chosen.by_vectors(features), 1 - VOCABULARY_WEIGHT)
-        words = (chosen.by_vocabulary(null.rates, pooled), chosen.by_vocabulary(features.rates, pooled))
-        other = (*words, VOCABULARY_WEIGHT)
+        groups = [null, features]
+        (null_vectors, vectors), (null_words, words) = chosen.by_vectors(groups), chosen.by_vocabulary(groups, pooled)
+        one = (null_vectors, vectors, 1 - VOCABULARY_WEIGHT)
+        other = (null_words, words, VOCABULARY_WEIGHT)
         return {"vectors": [one], "vocabulary": [other], "fused": [other, one]}
 
     every = np.arange(len(kept))
@@ -147,8 +148,13 @@ def measure(out: Path, plan: Plan, count: int, reference: Path | None, rivals: P
     print(("\n{:<12}{:<34}" + "{:>10}" * 5).format("by chance", "texts", "n", "p<.05", "p<.01", "KS", "a find"))
     for kind in found:
         lines = {"of other data sets": chance[kind], "of the documentation": list(elsewhere[kind].p)}
-        for what, values in lines.items():
-            print(("{:<12}{:<34}{:>10}" + "{:>10.3f}" * 4).format(kind, what, *uniformity(values)))
+        for what, shares in lines.items():
+            print(("{:<12}{:<34}{:>10}" + "{:>10.3f}" * 4).format(kind, what, *uniformity(shares)))
+    print(("\n{:<12}" + "{:>16}" * 4).format("stand out at", "models", "same texts", "same data set", "of these found"))
+    for rate in (0.05, FALSE_DISCOVERIES, 0.2):
+        print(
+            ("{:<12}{:>16}" + "{:>16.2f}" * 3).format(rate, *those_that_stand_out(found["fused"], labels, names, rate))
+        )
 
 
 def scored(kinds: Sequence[tuple[Any, Any, float]]) -> Scored:
@@ -182,6 +188,22 @@ def uniformity(sets: Sequence[np.ndarray]) -> list[Any]:
     p = np.concatenate(sets)
     p = p[~np.isnan(p)]
     return [len(p), (p < 0.05).mean(), (p < 0.01).mean(), kstest(p, "uniform").statistic, np.mean(finds)]
+
+
+def those_that_stand_out(found: Scored, labels: np.ndarray, names: Sequence[str], rate: float) -> list[Any]:
+    """How many models stand out for the texts of all data sets, and three shares.
+
+    Of those models, the shares that were tuned on the same texts, and on the same data set; last, the share of the
+    models tuned on a data set that stand out for it.
+    """
+    count, same_texts, own = 0, 0, 0
+    for place, name in enumerate(names):
+        p = found.p[place]
+        standing = labels[np.argsort(p, kind="stable")[: standing_out(p, rate)]]  # NaN comes last
+        count += len(standing)
+        same_texts += int(np.isin(standing, sorted(next((one for one in RELATED if name in one), {name}))).sum())
+        own += int((standing == name).sum())
+    return [count, same_texts / max(count, 1), own / max(count, 1), own / len(labels)]
 
 
 def joined(parts: Sequence[Features]) -> Features:

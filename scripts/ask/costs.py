@@ -27,7 +27,7 @@ from scripts.child import run_module
 from scripts.loopback_hub import LoopbackHub
 
 BASE = "atlas-scale/roberta-base-shape"
-WIDTH, LAYERS, HEADS, VOCABULARY = 768, 12, 12, 50_265
+LAYERS, VOCABULARY = 12, 50_265
 FAMILIES = ("query", "key", "value", "output", "feedforward1", "feedforward2")
 LENGTH, CENTRE = 114, "random"
 TEXTS, SHORTEST = 200, 160  # paragraphs of a file, and characters of one

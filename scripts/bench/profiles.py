@@ -6,14 +6,13 @@ The limit is the time of the forward passes that they need. Measured in a proces
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from scripts.bench.measure import Table, say
-from scripts.child import peak_bytes, run_python
+from scripts.child import call
 
 MOST_SECONDS, MOST_BYTES, MOST_RATIO = 90, 1.5e9, 1.5
 CONFIG = {
@@ -23,10 +22,11 @@ CONFIG = {
 
 
 def measure(work: Path) -> list[Table]:
-    """Run the child, and compare what it took with the forward passes alone."""
+    """Profile a model in a process of its own, and compare what it took with the forward passes alone."""
     say("profiles: the default measures at roberta-base's shape")
     os.environ["OMP_NUM_THREADS"] = "1"
-    found: dict[str, Any] = json.loads(run_python("-m", "scripts.bench.profiles")[1].splitlines()[-1])
+    ran = call(profiled)
+    found: dict[str, Any] = ran.output
     limit, total = sum(found["limits"].values()), sum(found["parts"].values())
     table = Table(
         "profiles: default measures, 12 layers of 768, 16 × 16 random tokens, CPU seconds of one thread, one run",
@@ -38,16 +38,16 @@ def measure(work: Path) -> list[Table]:
     table.add("all", total, limit, total / limit)
     table.promises[f"at most {MOST_SECONDS} CPU s"] = total <= MOST_SECONDS
     table.promises[f"at most {MOST_RATIO} × its forward passes"] = total / limit <= MOST_RATIO
-    table.promises[f"at most {MOST_BYTES / 1e9:g} GB"] = found["peak"] <= MOST_BYTES
+    table.promises[f"at most {MOST_BYTES / 1e9:g} GB"] = ran.peak_bytes <= MOST_BYTES
     table.notes.append(
-        f"Peak resident memory {found['peak'] / 1e9:.2f} GB; a backward pass to the input counts as one forward pass of "
+        f"Peak resident memory {ran.peak_bytes / 1e9:.2f} GB; a backward pass to the input counts as one forward pass of "
         "the layers below."
     )
     return [table]
 
 
-def child() -> None:
-    """Measure in this process and print JSON."""
+def profiled() -> dict[str, Any]:
+    """Seconds of the parts of one profile, and of the forward passes that they need."""
     import torch
 
     from indexer.profiles.loading import layers_of, load_untrained
@@ -91,8 +91,4 @@ def child() -> None:
              ("end", time.process_time())]  # fmt: skip
     names = {"layer": "decoding, likeness"}
     parts = {names.get(what, what): after - before for (what, before), (_, after) in itertools.pairwise(marks)}
-    print(json.dumps({"parts": parts, "limits": limits, "peak": peak_bytes()}))
-
-
-if __name__ == "__main__":
-    child()
+    return {"parts": parts, "limits": limits}

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +23,7 @@ import numpy as np
 
 from scripts.bench.checkpoints import CODE, MODULES, Checkpoints, roberta_base
 from scripts.bench.measure import NotMeasuredError, Repeats, Table, made_once, say
-from scripts.child import run_python
+from scripts.child import call, peak_bytes
 from scripts.loopback_hub import LoopbackHub
 
 LAYERS, WIDTH, INNER = 12, 768, 3072
@@ -67,14 +70,68 @@ def read_model(
 ) -> dict[str, int]:
     """Vectorise a model in a process of its own: bytes of ``rise`` (peak over idle), ``base`` and ``kept`` factors.
 
-    ``held``: "resident", or "on disk"; ``read``: sample, full, or original (see ``one_model``). Raises NotMeasuredError
+    ``held``: "resident", or "on disk"; ``read``: sample, full, or original (see ``vectorised``). Raises NotMeasuredError
     if one of the bytes is not positive.
     """
-    _, printed = run_python("-m", "scripts.bench.one_model", model, str(base_file), held, relation, read)
-    found: dict[str, int] = json.loads(printed)
+    found: dict[str, int] = call(vectorised, model, base_file, held, relation, read).output
     nothing = [name for name, value in found.items() if value <= 0 and (name, read) != ("kept", "original")]
     if nothing:
         raise NotMeasuredError(f"a model cannot be read in {found[nothing[0]]} bytes ({nothing[0]})")
+    return found
+
+
+def vectorised(model: str, base_file: str, held: str, relation: str, read: str) -> dict[str, int]:
+    """Vectorise one model, as a build does, in a process of its own: bytes and milliseconds from when all is loaded.
+
+    ``read``: see ``read_model``. ``original``: what the original method does, that is, download the file, open it with
+    transformers, and take ``torch.svd_lowrank(q=8)`` of every delta.
+    """
+    import torch
+    from huggingface_hub import hf_hub_download
+    from transformers import AutoModel
+
+    from indexer.builds.resources import AHEAD_BYTES
+    from indexer.deltas.base import BaseMatrices
+    from indexer.deltas.vectorise import vectorise
+    from indexer.names import CONNECTIONS, ModelRef
+    from indexer.network.session import install_session
+    from indexer.records.identity import SVD_METHOD, Spec, Unit
+    from indexer.records.record import write_record
+    from indexer.records.row_plan import ROW_PLAN, lines_of, lines_to_read
+
+    torch.set_num_threads(1)
+    install_session()
+    torch.linalg.svd(torch.randn(64, 64))
+    base = BaseMatrices(Path(base_file), resident=held == "resident")
+    spec = Spec(svd=SVD_METHOD, sample=ROW_PLAN if read == "sample" else "")
+    unit = Unit(ModelRef(model), "main", base.base, base.commit, relation, spec)
+    _ = base.layout, base.norms
+    idle = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
+    if read == "sample":  # as in a build, where the base's rows are there after the first model
+        for matrix in base.layout.matrices:
+            count = lines_to_read(matrix.shape, matrix.transposed, base.item_bytes)
+            base.lines(matrix.key, lines_of(matrix.lines, count))
+    if read == "original":
+        original = AutoModel.from_pretrained(Path(base_file).parent / "base", add_pooling_layer=False)
+    started, used = time.perf_counter(), time.process_time()
+    kept = 0
+    with tempfile.TemporaryDirectory() as folder:
+        if read == "original":
+            from scripts.bench.vectors import by_transformers
+
+            place = Path(hf_hub_download(model, "model.safetensors", cache_dir=folder)).parent
+            hf_hub_download(model, "config.json", cache_dir=folder)
+            for _, change, _ in by_transformers(place, original):
+                torch.svd_lowrank(change, q=8)
+        else:
+            record = vectorise(unit, base, ahead_bytes=AHEAD_BYTES, connections=CONNECTIONS)
+            write_record(record, Path(folder) / "record.safetensors")
+            factors = [array for delta in record.deltas for array in (delta.s, delta.u, delta.v) if array is not None]
+            kept = sum(array.nbytes for array in factors)
+    found = {"rise": peak_bytes() - idle, "base": base.block_bytes, "kept": kept}
+    found["milliseconds"] = round(1000 * (time.perf_counter() - started))
+    found["processor_milliseconds"] = round(1000 * (time.process_time() - used))
     return found
 
 

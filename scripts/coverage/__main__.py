@@ -8,15 +8,14 @@ codes of 8 bits, which add noise, if the norm of its leading triplets is the pla
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scripts.child import PROJECT, run_shown
+from scripts.child import PROJECT, call
 from scripts.coverage.kinds import KINDS, Kind
 from scripts.coverage.making import Changes, norm_of
 from scripts.tables import fill, markdown
@@ -88,14 +87,12 @@ def outcomes(kinds: Iterable[Kind], folder: Path) -> list[Outcome]:
         save_file(changes, folder / f"planted-{number}.safetensors")
         plan.append({"base": base, "upload": upload, "kind": kind.name, "options": kind.options,
                      "is_noisy": kind.is_noisy})  # fmt: skip
-    (folder / "plan.json").write_text(json.dumps(plan))
     with LoopbackHub(store) as hub:
         environment = hub_environment(hub.endpoint, folder / "hf") | {"HF_TOKEN": ""}
-        run_shown("scripts.coverage", "--builds", str(folder), **environment)
-    return [Outcome(**row) for row in json.loads((folder / "outcomes.json").read_text())]
+        return [Outcome(**row) for row in call(built, folder, plan, environment=environment).output]
 
 
-def run_builds(folder: Path) -> None:
+def built(work: str, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """In a process whose endpoint is the loopback Hub: one atlas for each base, then what became of each upload."""
     import duckdb
     from safetensors.torch import load_file
@@ -107,8 +104,8 @@ def run_builds(folder: Path) -> None:
     from indexer.records.store import RecordStore
 
     verbosity.quiet = True
-    found = []
-    for number, row in enumerate(json.loads((folder / "plan.json").read_text())):
+    folder, found = Path(work), []
+    for number, row in enumerate(plan):
         atlas = folder / f"atlas-{number}"
         status, reason, detail, norm, leading = "not listed", "", "no question of the crawl leads to it", 0.0, 0.0
         try:
@@ -134,7 +131,7 @@ def run_builds(folder: Path) -> None:
         outcome = Outcome(row["kind"], status, reason or "", detail or "", norm or 0.0, norm_of(planted), leading or 0.0,
                           directions, row["is_noisy"])  # fmt: skip
         found.append(asdict(outcome))
-    (folder / "outcomes.json").write_text(json.dumps(found))
+    return found
 
 
 def table(kinds: Iterable[Kind], found: Iterable[Outcome]) -> str:
@@ -173,9 +170,6 @@ def table(kinds: Iterable[Kind], found: Iterable[Outcome]) -> str:
 def main() -> None:
     """The command."""
     words = sys.argv[1:]
-    if words[:1] == ["--builds"]:
-        run_builds(Path(words[1]))
-        return
     is_page = "--page" in words
     words = [word for word in words if word != "--page"]
     chosen = [kind for kind in KINDS if not words or any(word in kind.name for word in words)]

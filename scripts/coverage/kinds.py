@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from scripts.coverage.making import adapter, files, full, lora
-from scripts.coverage.stores import fp8_blocks, in_folder, mlx, sharded
+from scripts.coverage.making import adapter, files, fp8_blocks, full, in_folder, lora, mlx, sharded
 from scripts.coverage.uploads import (
     BERT,
     CONFIG,

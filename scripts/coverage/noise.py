@@ -21,7 +21,7 @@ from indexer.deltas.delta import dense_deltas, layout_against
 from indexer.names import ModelRef
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from scripts.coverage import making
-from scripts.coverage.stores import fp8_blocks, mlx
+from scripts.coverage.making import fp8_blocks, mlx
 from scripts.coverage.uploads import FP8, LLAMA, TEXT
 from scripts.tables import markdown
 

@@ -1,8 +1,5 @@
 """One forest from training to scores: make it, index it, ask for its lineage in four ways, and compare with a rival.
 
-``python -m scripts.lineage.study STORE ATLAS OUT [--no-dates] [--no-embeddings] [--no-parents]`` only asks, in a process
-of its own.
-
 The rival is MoTHer's published rule (Horwitz et al., ICLR 2025), for full fine-tunes. Distance of two models: the largest
 entry of W_i − W_j, for each square attention matrix, scaled between the smallest and the largest of all pairs, averaged
 over the matrices. If the kurtosis of the weights says that an edge points the wrong way, λ = 0.3 of the mean distance is
@@ -12,7 +9,6 @@ added to it. Then Edmonds' algorithm: the cheapest tree that reaches every model
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +23,7 @@ from numpy.typing import NDArray
 from indexer.architectures.architecture import load_architecture
 from indexer.names import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
-from scripts.child import run_shown
+from scripts.child import call, run_shown
 from scripts.family import make_family
 from scripts.family.plan import Oddity, Plan, Run, load_plan
 from scripts.loopback_hub import LoopbackHub
@@ -260,7 +256,7 @@ def _kurtosis(matrices: NDArray[np.float32]) -> float:
     return float(((flat**4).mean(axis=1) / (flat**2).mean(axis=1) ** 2).mean())
 
 
-# How the atlas is asked: options of this module.
+# How the atlas is asked, in a process of its own: options of ``answer``.
 WAYS: Mapping[str, tuple[str, ...]] = {
     "with dates": (),
     "without dates": ("--no-dates",),
@@ -301,7 +297,7 @@ def asked(
         for way, options in ways.items():
             out = atlas.with_suffix(f".{'_'.join(options) or 'dates'}.json")
             if not (is_kept and out.exists()):
-                run_shown("scripts.lineage.study", str(store), str(atlas), str(out), *options, **online)
+                call(answer, store, atlas, out, options, environment=online)
             found = json.loads(out.read_text(encoding="utf-8"))
             rows[way], seconds[way] = found["answers"], found["seconds"]
     return rows, known, base, seconds
@@ -385,8 +381,8 @@ def rivals(store: Path, base: str, known: Truth) -> dict[str, dict[str, Answer]]
     return found
 
 
-def main(store: str, atlas: str, out: str, *options: str) -> None:
-    """Ask, and write the answers to the file ``out``."""
+def answer(store: str, atlas: str, out: str, options: Sequence[str]) -> None:
+    """Ask with the options of WAYS, or without parents, and write the answers to the file ``out``."""
     hidden = None
     if "--no-parents" in options:
         from scripts.lineage.forest import read_truth
@@ -398,7 +394,3 @@ def main(store: str, atlas: str, out: str, *options: str) -> None:
     answers = ask(Path(atlas), dates=dates, embeddings=embeddings, hidden=hidden)
     found = {"seconds": round(time.process_time() - started, 2), "answers": answers}
     Path(out).write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

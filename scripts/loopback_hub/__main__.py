@@ -45,7 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
         "roots", type=Path, nargs="+", metavar="root", help="a folder of repositories: <root>/<owner>/<name>/…"
     )
     parser.add_argument("--port", type=port_of, default=0, help="the Hub's port (default: any free one)")
-    parser.add_argument("--cdn-port", type=port_of, default=0, help="the CDN's port (default: any free one)")
     parser.add_argument("--bandwidth", type=rate_of, help="bytes per second of the CDN, as 20M (default: no limit)")
     parser.add_argument("--page-size", type=count_of, default=100, help="rows on a page of a listing (default: 100)")
     options = parser.parse_args(arguments)
@@ -55,7 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
             page_size=options.page_size,
             bandwidth=options.bandwidth,
             port=options.port,
-            cdn_port=options.cdn_port,
         )
         with hub:
             count = hub.prepare()

@@ -1,4 +1,4 @@
-"""The routes below ``/api/models``: the listing, and the info of one model."""
+"""The routes below ``/api/models``: the listing, and the info of one model; and who may see what."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import base64
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from scripts.loopback_hub import history, rows
-from scripts.loopback_hub.access import Access
+from scripts.loopback_hub import rows
 from scripts.loopback_hub.answers import (
     Answer,
     Request,
     entry_not_found,
     error,
     json_answer,
+    redirect,
     repository_not_found,
     revision_not_found,
 )
-from scripts.loopback_hub.joined import JoinedStore
-from scripts.loopback_hub.store import MAIN, Repository, Revision
+from scripts.loopback_hub.store import MAIN, JoinedStore, Repository, Revision
 
-_VERBS = "revision|tree|refs|paths-info|discussions|commits"
+_VERBS = "revision|tree|refs|discussions|commits"
 _MODEL = re.compile(
     rf"/api/models/(?P<id>[^/]+(?:/(?!(?:{_VERBS})(?:/|$))[^/]+)?)(?:/(?P<verb>{_VERBS})(?P<rest>/.*)?)?/?"
 )
@@ -50,13 +49,12 @@ _SORT_SPELLINGS = {
 
 @dataclass
 class Api:
-    """Answers for ``/api``. Page sizes in rows; ``endpoint`` is what links begin with."""
+    """Answers for ``/api``. ``page_size`` in rows; ``endpoint`` is what links begin with."""
 
     store: JoinedStore
     access: Access
     endpoint: str
     page_size: int
-    tree_page_size: int
 
     def answer(self, request: Request) -> Answer:
         """The answer to any request below ``/api``."""
@@ -76,7 +74,7 @@ class Api:
 
     def _of_model(self, request: Request, repository: Repository, verb: str | None, rest: str) -> Answer:
         if verb == "refs":
-            return json_answer(history.refs(repository, pull_requests=request.is_set("include_prs")))
+            return json_answer(rows.refs(repository, pull_requests=request.is_set("include_prs")))
         if verb == "discussions":
             return self._discussions(request, repository)
         name, path = split_revision(rest) if rest else (MAIN, "")
@@ -84,11 +82,9 @@ class Api:
         if revision is None:
             return revision_not_found(name)
         if verb == "tree":
-            return self._tree(request, repository, revision, path)
-        if verb == "paths-info":
-            return self._paths_info(request, repository, revision)
+            return self._tree(request, revision, path)
         if verb == "commits":
-            return json_answer(history.commits(repository, revision))
+            return json_answer(rows.commits(repository, revision))
         if path:
             return error(404, "Sorry, we can't find the page you are looking for.")
         return self._info(request, repository, revision)
@@ -124,11 +120,12 @@ class Api:
                 return error(400, "Invalid cursor")
             first = bisect_left(ordered, True, key=lambda pair: _is_past(pair[0], pair[1].id, after))
         page = ordered[first : first + size]
-        names = expand or _listed_fields(request)
+        listed = rows.LISTED_FULL if request.is_set("full") else rows.LISTED
+        names = expand or [*listed, *(name for name in ("config", "cardData") if request.is_set(name))]
         answer = json_answer([rows.row(repository, names) for _, repository in page])
         if len(ordered) > first + size:
             rank, last = page[-1]
-            answer.headers["Link"] = self._link(request, _encode_cursor(rank, last.id))
+            answer.headers["Link"] = self._link(request, [*rank, last.id])
         return answer
 
     def ordered(self, request: Request, sort: Callable[[Repository], Any]) -> list[tuple[Rank, Repository]]:
@@ -154,51 +151,25 @@ class Api:
             and request.one("pipeline_tag") in (None, pipeline)
         )
 
-    def _link(self, request: Request, cursor: str) -> str:
+    def _link(self, request: Request, place: Sequence[Any]) -> str:
+        cursor = base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
         pairs = [pair for pair in parse_qsl(request.query, keep_blank_values=True) if pair[0] != "cursor"]
         query = urlencode([*pairs, ("cursor", cursor)])
         return f'<{self.endpoint}{request.path}?{query}>; rel="next"'
 
-    def _tree(self, request: Request, repository: Repository, revision: Revision, folder: str) -> Answer:
+    def _tree(self, request: Request, revision: Revision, folder: str) -> Answer:
         folder = folder.strip("/")
         if folder and folder not in revision.folders:
             return entry_not_found(revision.sha)
-        paths = history.paths_below(revision, folder, is_recursive=request.is_set("recursive"))
-        cursor = request.one("cursor")
-        if cursor is not None:
-            after = _decode_cursor(cursor)
-            if after is None:
-                return error(400, "Invalid cursor")
-            paths = [path for path in paths if path > after[1]]
-        size = _size(request.one("limit"), self.tree_page_size)
-        if size is None:
-            return error(400, "limit must be a positive number")
-        modified, expand = rows.last_modified(repository), request.is_set("expand")
-        answer = json_answer(
-            [history.tree_entry(revision, path, modified, expand=expand) for path in paths[:size]],
-            headers={"X-Repo-Commit": revision.sha},
-        )
-        if len(paths) > size:
-            answer.headers["Link"] = self._link(request, _encode_cursor(_rank(None), paths[size - 1]))
-        return answer
-
-    def _paths_info(self, request: Request, repository: Repository, revision: Revision) -> Answer:
-        if request.method != "POST":
-            return error(404, "Sorry, we can't find the page you are looking for.")
-        asked = read_paths(request)
-        if asked is None:
-            return error(400, "paths must be a list of strings")
-        paths, expand = asked
-        modified = rows.last_modified(repository)
-        entries = (history.tree_entry(revision, path.strip("/"), modified, expand=expand) for path in paths)
-        return json_answer([entry for entry in entries if entry is not None], headers={"X-Repo-Commit": revision.sha})
+        paths = rows.paths_below(revision, folder, is_recursive=request.is_set("recursive"))
+        return json_answer([rows.tree_entry(revision, path) for path in paths], headers={"X-Repo-Commit": revision.sha})
 
     def _discussions(self, request: Request, repository: Repository) -> Answer:
         kind, status, author = request.one("type"), request.one("status"), request.one("author")
         page = request.one("p") or "0"
         result = [
             each
-            for each in history.pull_requests(repository)
+            for each in rows.pull_requests(repository)
             if kind in (None, "all", "pull_request")
             and (status in (None, "all") or (each["status"] in ("open", "draft")) == (status == "open"))
             and author in (None, each["author"]["name"])
@@ -229,11 +200,6 @@ def _refuse_unknown(expand: list[str], known: Collection[str]) -> Answer | None:
     return None
 
 
-def _listed_fields(request: Request) -> list[str]:
-    names = list(rows.LISTED_FULL if request.is_set("full") else rows.LISTED)
-    return names + [name for name in ("config", "cardData") if request.is_set(name)]
-
-
 # A place in the order of a listing: (kind, number, text), so that any two values can be compared.
 Rank = tuple[int, float, str]
 
@@ -252,10 +218,6 @@ def _is_past(rank: Rank, repo_id: str, after: tuple[Rank, str]) -> bool:
     return repo_id > after[1]
 
 
-def _encode_cursor(rank: Rank, last: str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([*rank, last]).encode()).decode()
-
-
 def _decode_cursor(cursor: str) -> tuple[Rank, str] | None:
     try:
         kind, number, text, last = json.loads(base64.urlsafe_b64decode(cursor))
@@ -264,17 +226,64 @@ def _decode_cursor(cursor: str) -> tuple[Rank, str] | None:
         return None
 
 
-def read_paths(request: Request) -> tuple[list[str], bool] | None:
-    """The paths that are asked about, and whether all of each is wanted; None where the body is something else."""
-    if "json" in request.headers.get("content-type", ""):
-        try:
-            value = json.loads(request.body)
-            paths, expand = value["paths"], value.get("expand", False) is True
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None
-        paths = [paths] if isinstance(paths, str) else paths
-        is_list = isinstance(paths, list) and all(isinstance(path, str) for path in paths)
-        return (paths, expand) if is_list else None
-    pairs = parse_qsl(request.body.decode("utf-8", "replace"), keep_blank_values=True)
-    paths = [value for key, value in pairs if key in ("paths", "paths[]")]
-    return paths, any(key == "expand" and value.lower() == "true" for key, value in pairs)
+# ---- missing, renamed, private, disabled and gated repositories
+
+
+class Access:
+    """``tokens`` maps a bearer token to the ids of the gated and private repositories that it opens.
+
+    A token that is not among them is an account like any other that has been granted nothing. Those in ``narrow`` are
+    fine-grained tokens without the right to read public repositories: they are refused where a request without a token is not.
+    """
+
+    def __init__(self, store: JoinedStore, tokens: Mapping[str, Collection[str]], narrow: Collection[str] = ()) -> None:
+        self._store = store
+        self._tokens = tokens
+        self._narrow = frozenset(narrow)
+
+    def is_granted(self, request: Request, repository: Repository) -> bool:
+        """Whether the request's token opens this repository."""
+        return request.token is not None and repository.id in self._tokens.get(request.token, ())
+
+    def who(self, request: Request) -> Answer:
+        """``/api/whoami-v2``: whose token came with the request."""
+        if request.token in self._narrow or request.token in self._tokens:
+            role = "fineGrained" if request.token in self._narrow else "read"
+            return json_answer({"type": "user", "name": "somebody", "auth": {"accessToken": {"role": role}}})
+        return error(401, "Invalid username or password.")
+
+    def find(self, request: Request, id_span: tuple[int, int], *, files: bool) -> Repository | Answer:
+        """The repository whose id is at ``id_span`` of the request's path, or the error answer.
+
+        ``files`` asks for its files, which a gated repository keeps back, rather than for what is said of it.
+        """
+        if request.token in self._narrow:
+            return error(403, "Forbidden: pass a token with the right permissions to read this repository")
+        start, end = id_span
+        repo_id = unquote(request.path[start:end])
+        repository = self._store.repository(repo_id)
+        renamed = self._store.renamed(repo_id) if repository is None else None
+        known = repository or renamed
+        if known is None or (known.get("private", False) and not self.is_granted(request, known)):
+            return repository_not_found(request)
+        if renamed is not None:
+            location = request.path[:start] + renamed.id + request.path[end:]
+            answer = redirect(request, 307, location + (f"?{request.query}" if request.query else ""))
+            answer.repo_id = renamed.id
+            return answer
+        if known.get("disabled", False):
+            return error(403, "Access to this resource is disabled.")
+        if files and known.get("gated", False) and not self.is_granted(request, known):
+            return _gated(request, known)
+        return known
+
+
+def _gated(request: Request, repository: Repository) -> Answer:
+    result = f"Access to model {repository.id} is restricted"
+    if request.token is None:
+        hint = "You must have access to it and be authenticated to access it. Please log in."
+        answer = error(401, f"{result}. {hint}", "GatedRepo")
+    else:
+        answer = error(403, f"{result} and you are not in the authorized list.", "GatedRepo")
+    answer.repo_id = repository.id
+    return answer

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,9 +111,9 @@ class Datasets:
         """A file outside LFS, kept."""
         return {"sha256": self.keep(data), "size": len(data), "oid": blob_id(data), "lfs": False}
 
-    def describe_lfs(self, sha256: str, size: int, xet: str | None = None) -> dict[str, Any]:
+    def describe_lfs(self, sha256: str, size: int) -> dict[str, Any]:
         """An LFS file, whose bytes were uploaded before the commit."""
-        return {"sha256": sha256, "size": size, "oid": blob_id(lfs_pointer(sha256, size)), "lfs": True, "xet": xet}
+        return {"sha256": sha256, "size": size, "oid": blob_id(lfs_pointer(sha256, size)), "lfs": True}
 
     def commit(
         self, repo_id: str, parent: str | None, summary: str, added: dict[str, dict[str, Any]], deleted: list[str]
@@ -173,10 +171,6 @@ class Datasets:
         found = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else {}
         return found if isinstance(found, dict) else {}
 
-    def xet_hash(self, repository: Dataset, revision: Revision, path: str) -> str | None:
-        """Under which name a file lies in the Xet store, where it came that way."""
-        return repository.commits[revision.sha]["files"][path].get("xet")
-
     def _stored(self, path: str, one: dict[str, Any]) -> StoredFile:
         location = self.objects / one["sha256"]
         sha256 = one["sha256"] if one["lfs"] else None
@@ -200,16 +194,6 @@ def upload_mode(path: str, sample: bytes, size: int) -> str:
 def is_ignored(path: str) -> bool:
     """Whether the Hub drops such a file silently."""
     return path in _IGNORED
-
-
-def files_below(folders: list[Path], size: int) -> Iterator[Path]:
-    """Every file of that size in any of the folders."""
-    for folder in folders:
-        for where, _, names in os.walk(folder):
-            for name in names:
-                path = Path(where) / name
-                if path.is_file() and path.stat().st_size == size:
-                    yield path
 
 
 def _is_text(sample: bytes) -> bool:

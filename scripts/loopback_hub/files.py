@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote, urlencode
 
-from scripts.loopback_hub.access import Access
 from scripts.loopback_hub.answers import (
     Answer,
     Request,
@@ -26,10 +25,9 @@ from scripts.loopback_hub.answers import (
     stored_content,
     text_answer,
 )
-from scripts.loopback_hub.api import split_revision
+from scripts.loopback_hub.api import Access, split_revision
 from scripts.loopback_hub.faults import Effects
-from scripts.loopback_hub.joined import JoinedStore
-from scripts.loopback_hub.store import Repository, Revision, StoredFile
+from scripts.loopback_hub.store import JoinedStore, Repository, Revision, StoredFile
 
 _RESOLVE = re.compile(r"/(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)", re.DOTALL)
 _CACHED = re.compile(r"/api/resolve-cache/models/(?P<id>[^/]+/[^/]+)/(?P<sha>[0-9a-f]{40})/(?P<path>.+)", re.DOTALL)

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from scripts.loopback_hub.access import Access
 from scripts.loopback_hub.answers import Answer, Request, text_answer
-from scripts.loopback_hub.api import Api
+from scripts.loopback_hub.api import Access, Api
 from scripts.loopback_hub.datasets import Datasets
 from scripts.loopback_hub.faults import Faults
 from scripts.loopback_hub.files import Files
-from scripts.loopback_hub.joined import JoinedStore
 from scripts.loopback_hub.ledger import Ledger, RequestRecord
 from scripts.loopback_hub.limits import Quota, RateLimits, Throttle
 from scripts.loopback_hub.server import Desk, Server
+from scripts.loopback_hub.store import JoinedStore
 from scripts.loopback_hub.writing import Writing
 
 
 class LoopbackHub:
     """A Hub on 127.0.0.1 that serves the repository stores at ``roots`` as one; see ``store.py`` for their form.
 
-    ``page_size``, ``tree_page_size``: rows a page at most. ``bandwidth``: bytes per second of the CDN, shared
+    ``page_size``: rows a page at most. ``bandwidth``: bytes per second of the CDN, shared
     by its connections. ``latency``: seconds before every answer. ``quotas``: enforced limits, see
     ``RateLimits``. ``tokens``: which gated and private repositories a token opens. ``url_lifetime``: seconds
-    until a signed URL answers 403. Ports are chosen by the system unless given.
+    until a signed URL answers 403. The ports are chosen by the system, unless the Hub's is given.
 
     ``datasets``: a folder for dataset repositories, which can be written to by those whose token is in ``writers``
-    (token → owners it may write as). ``narrow_tokens``: those that are refused what anybody may read. ``xet``: a folder where hf_xet keeps their bytes (default: LFS), and
-    ``xet_sources`` where those bytes lie, see ``Writing``. ``tls``: with it both ports speak https; ``cdn_host``: another
-    name for 127.0.0.1, so that the CDN is another host for the check of certificates.
+    (token → owners it may write as). ``narrow_tokens``: those that are refused what anybody may read. ``tls``: with it
+    both ports speak https; ``cdn_host``: another name for 127.0.0.1, so that the CDN is another host for the check of
+    certificates.
 
     Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError if a root is not a folder
     or an id stands in two of them, OSError where a port is taken.
@@ -42,7 +41,6 @@ class LoopbackHub:
         self,
         *roots: Path | str,
         page_size: int = 100,
-        tree_page_size: int = 1000,
         bandwidth: float | None = None,
         latency: float = 0.0,
         quotas: Mapping[str, Quota] | None = None,
@@ -50,11 +48,8 @@ class LoopbackHub:
         narrow_tokens: Collection[str] = (),
         url_lifetime: float = 3600.0,
         port: int = 0,
-        cdn_port: int = 0,
         datasets: Path | str | None = None,
         writers: Mapping[str, Collection[str]] | None = None,
-        xet: Path | None = None,
-        xet_sources: Sequence[Path] = (),
         tls: ssl.SSLContext | None = None,
         cdn_host: str = "127.0.0.1",
     ) -> None:
@@ -68,19 +63,17 @@ class LoopbackHub:
         self._throttle = Throttle(bandwidth, self._stopping)
         self.datasets = Datasets(Path(datasets)) if datasets is not None else None
         access = Access(self.store, tokens or {}, narrow_tokens)
-        self._cdn = self._server("cdn", cdn_port)
+        self._cdn = self._server("cdn", 0)
         try:
             self._hub = self._server("hub", port)
         except OSError:
             self._cdn.server_close()
             raise
-        self._api = Api(self.store, access, self.endpoint, page_size, tree_page_size)
+        self._api = Api(self.store, access, self.endpoint, page_size)
         self._files = Files(self.store, access, self.cdn_endpoint, url_lifetime)
         self._writing: Writing | None = None
         if self.datasets is not None:
-            self._writing = Writing(
-                self.datasets, writers or {}, self.endpoint, self.cdn_endpoint, xet, list(xet_sources)
-            )
+            self._writing = Writing(self.datasets, writers or {}, self.endpoint, self.cdn_endpoint)
 
     def _server(self, role: str, port: int) -> Server:
         throttle = self._throttle if role == "cdn" else Throttle(None, self._stopping)

@@ -9,12 +9,13 @@ on disk, never joined to a path unseen, and nothing that lies outside the root i
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -114,7 +115,7 @@ class Repository:
         if name in (MAIN, "refs/heads/main", main.sha):
             return main
         for known, described in self.described.items():
-            if name == known or name == described.get("sha") or _is_commit(name):
+            if name == known or name == described.get("sha") or re.fullmatch(r"[0-9a-f]{40}", name):
                 folder = self.store.revision_folder(self, described)
                 if folder is None:
                     raise StoreError(f"{self.id}{_SETTINGS_SUFFIX}: revision {known!r} has no folder in the store")
@@ -269,6 +270,39 @@ class Store:
         return settings
 
 
+class JoinedStore:
+    """The repositories below all of ``roots``, each served from where it lies. Thread-safe.
+
+    Raises StoreError if a root is not a folder, or an id (old ones included) is in two of them.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.stores = [Store(root) for root in roots]
+        if len(roots) > 1:
+            self._refuse_clashes()
+
+    def _refuse_clashes(self) -> None:
+        found: dict[str, Store] = {}
+        for store in self.stores:
+            for repository in store.repositories():
+                for name in {repository.id, *repository.old_ids}:
+                    other = found.setdefault(name, store)
+                    if other is not store:
+                        raise StoreError(f"{name} stands both in {other.root} and in {store.root}")
+
+    def repository(self, repo_id: str) -> Repository | None:
+        """The repository with exactly this id, or None."""
+        return next(filter(None, (store.repository(repo_id) for store in self.stores)), None)
+
+    def renamed(self, old_id: str) -> Repository | None:
+        """The repository that once had this id."""
+        return next(filter(None, (store.renamed(old_id) for store in self.stores)), None)
+
+    def repositories(self) -> Iterator[Repository]:
+        """Every repository, by id."""
+        return heapq.merge(*(store.repositories() for store in self.stores), key=lambda one: one.id.split("/"))
+
+
 def is_repo_id(text: str) -> bool:
     """Whether it is an owner/name that the Hub accepts."""
     return _REPO_ID.fullmatch(text) is not None
@@ -310,10 +344,6 @@ def _hash_file(location: Path, size: int, is_lfs: bool) -> tuple[str, int]:
         while chunk := file.read(_HASH_CHUNK):
             digest.update(chunk)
         return digest.hexdigest(), file.tell()
-
-
-def _is_commit(name: str) -> bool:
-    return bool(re.fullmatch(r"[0-9a-f]{40}", name))
 
 
 def _sha1(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The routes of dataset repositories: made, written to by LFS or Xet, committed, tagged, listed, read."""
+"""The routes of dataset repositories: made, written to by LFS, committed, tagged, listed, read."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import hmac
 import json
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from scripts.loopback_hub import history
+from scripts.loopback_hub import rows
 from scripts.loopback_hub.answers import (
     Answer,
     Request,
@@ -31,32 +29,26 @@ from scripts.loopback_hub.answers import (
     revision_not_found,
     stored_content,
 )
-from scripts.loopback_hub.api import read_paths, split_revision
-from scripts.loopback_hub.datasets import MAIN, TAGS, Conflict, Dataset, Datasets, files_below, is_ignored, upload_mode
+from scripts.loopback_hub.api import split_revision
+from scripts.loopback_hub.datasets import MAIN, TAGS, Conflict, Dataset, Datasets, is_ignored, upload_mode
 from scripts.loopback_hub.store import Revision
 
-_VERBS = "preupload|commit|tag|revision|tree|refs|paths-info|xet-write-token|xet-read-token"
+_VERBS = "preupload|commit|tag|revision|tree|refs"
 _API = re.compile(rf"/api/datasets/(?P<id>[^/]+/[^/]+?)(?:/(?P<verb>{_VERBS})(?P<rest>/.*)?)?/?")
 _BATCH = re.compile(r"/datasets/(?P<id>[^/]+/[^/]+)\.git/info/lfs/objects/(?P<verb>batch|verify)")
 _RESOLVE = re.compile(r"/datasets/(?P<id>[^/]+/[^/]+)/resolve/(?P<rest>.+)", re.DOTALL)
 _OBJECT = re.compile(r"/dataset-objects/(?P<sha256>[0-9a-f]{64})")
-_WRITES = frozenset({"preupload", "commit", "tag", "xet-write-token", "batch", "verify"})
+_WRITES = frozenset({"preupload", "commit", "tag", "batch", "verify"})
 
 
 @dataclass
 class Writing:
-    """``writers``: which owners a token may write as. ``xet``: a folder in which hf_xet keeps what it is given.
-
-    Bytes that came through Xet are looked for below ``xet_sources`` when they are committed, as only the client
-    knows how to take them out of that folder again.
-    """
+    """``writers``: which owners a token may write as."""
 
     datasets: Datasets
     writers: Mapping[str, Collection[str]]
     endpoint: str
     cdn_endpoint: str
-    xet: Path | None = None
-    xet_sources: list[Path] = field(default_factory=list)
     url_lifetime: float = 3600.0
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -129,16 +121,12 @@ class Writing:
         if verb in (None, "revision"):
             return json_answer(self._row(repository, revision, siblings=True))
         if verb == "tree":
-            return self._tree(request, repository, revision, path)
-        if verb == "paths-info":
-            return self._paths_info(request, repository, revision)
+            return self._tree(request, revision, path)
         if verb == "preupload":
             return self._preupload(request, revision)
         if verb == "commit":
             return self._commit(request, repository)
-        if verb == "tag":
-            return self._tag(request, repository, revision)
-        return self._xet_token()
+        return self._tag(request, repository, revision)
 
     def _row(self, repository: Dataset, revision: Revision, *, siblings: bool = False) -> dict[str, Any]:
         card = self.datasets.card(repository, revision.sha)
@@ -164,7 +152,7 @@ class Writing:
         return row
 
     def _listing(self, request: Request) -> Answer:
-        rows = []
+        found = []
         for repository in self.datasets.all():
             revision = self.datasets.revision(repository, MAIN)
             if revision is None or (repository.private and not self._may_write(request, repository.id)):
@@ -172,24 +160,17 @@ class Writing:
             row = self._row(repository, revision)
             wanted = [one for value in request.all("filter") for one in value.split(",")]
             if all(one in row["tags"] for one in wanted) and request.one("author") in (None, row["author"]):
-                rows.append(row)
-        rows.sort(key=lambda row: row["lastModified"], reverse=True)
+                found.append(row)
+        found.sort(key=lambda row: row["lastModified"], reverse=True)
         limit = request.one("limit")
-        return json_answer(rows[: int(limit)] if limit else rows)
+        return json_answer(found[: int(limit)] if limit else found)
 
-    def _tree(self, request: Request, repository: Dataset, revision: Revision, folder: str) -> Answer:
-        paths = history.paths_below(revision, folder, is_recursive=request.is_set("recursive"))
+    def _tree(self, request: Request, revision: Revision, folder: str) -> Answer:
+        paths = rows.paths_below(revision, folder, is_recursive=request.is_set("recursive"))
         if folder.strip("/") and not paths:
             return entry_not_found(revision.sha)
-        result = [history.tree_entry(revision, path, repository.modified, expand=False) for path in paths]
+        result = [rows.tree_entry(revision, path) for path in paths]
         return json_answer(result, headers={"X-Repo-Commit": revision.sha})
-
-    def _paths_info(self, request: Request, repository: Dataset, revision: Revision) -> Answer:
-        asked = read_paths(request)
-        if asked is None:
-            return error(400, "paths must be a list of strings")
-        result = [history.tree_entry(revision, path.strip("/"), repository.modified, expand=False) for path in asked[0]]
-        return json_answer([one for one in result if one], headers={"X-Repo-Commit": revision.sha})
 
     def _preupload(self, request: Request, revision: Revision) -> Answer:
         result = []
@@ -230,10 +211,9 @@ class Writing:
             elif key == "file":
                 added[value["path"]] = self.datasets.describe_regular(base64.b64decode(value["content"]))
             elif key == "lfsFile":
-                described = self._uploaded(value["oid"], value["size"])
-                if described is None:
+                if not self.datasets.holds(value["oid"], value["size"]):
                     return error(400, f"The LFS object of {value['path']} was not uploaded")
-                added[value["path"]] = described
+                added[value["path"]] = self.datasets.describe_lfs(value["oid"], value["size"])
             else:
                 deleted.append(value["path"].rstrip("/") + ("/" if key == "deletedFolder" else ""))
         try:
@@ -245,37 +225,12 @@ class Writing:
         url = f"{self.endpoint}/datasets/{repository.id}/commit/{sha}"
         return json_answer({"commitOid": sha, "commitUrl": url, "pullRequestUrl": None, "success": True})
 
-    def _uploaded(self, sha256: str, size: int) -> dict[str, Any] | None:
-        if self.xet is None:
-            return self.datasets.describe_lfs(sha256, size) if self.datasets.holds(sha256, size) else None
-        for path in files_below([*self.xet_sources, self.datasets.objects], size):
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                    continue
-            import hf_xet
-
-            if not self.datasets.holds(sha256, size):
-                shutil.copyfile(path, self.datasets.objects / sha256)
-            return self.datasets.describe_lfs(sha256, size, hf_xet.hash_files([str(path)])[0].hash)
-        return None
-
     def _tag(self, request: Request, repository: Dataset, revision: Revision) -> Answer:
         try:
             self.datasets.tag(repository.id, json.loads(request.body)["tag"], revision.sha)
         except Conflict as conflict:
             return error(409, str(conflict))
         return json_answer({})
-
-    def _xet_token(self) -> Answer:
-        if self.xet is None:
-            return error(404, "No Xet here")
-        result = {"accessToken": "loopback", "exp": int(time.time()) + 3600, "casUrl": f"local://{self.xet}"}
-        headers = {
-            "X-Xet-Cas-Url": result["casUrl"],
-            "X-Xet-Access-Token": "loopback",
-            "X-Xet-Token-Expiration": str(result["exp"]),
-        }
-        return json_answer(result, headers=headers)
 
     def _resolve(self, request: Request, repository: Dataset, match: re.Match[str]) -> Answer:
         name, path = split_revision(match["rest"])
@@ -290,11 +245,6 @@ class Writing:
             size = len(request.effects.replace_content) if request.effects.replace_content is not None else file.size
             answer.headers["X-Linked-Size"] = str(size)
             answer.headers["X-Linked-Etag"] = replaced_etag(request.effects, f'"{file.sha256}"')
-            xet = self.datasets.xet_hash(repository, revision, path)
-            if self.xet is not None and xet is not None:
-                answer.headers["X-Xet-Hash"] = xet
-                route = f"{self.endpoint}/api/datasets/{repository.id}/xet-read-token/{revision.sha}"
-                answer.headers["X-Xet-Refresh-Route"] = route
         else:
             content = stored_content(file.location, file.size, request.effects)
             answer = content_answer(request, content, replaced_etag(request.effects, f'"{file.oid}"'), path)

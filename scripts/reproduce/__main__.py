@@ -22,6 +22,7 @@ from indexer.errors import AtlasError, install
 from scripts.family import make_family
 from scripts.family.plan import SIZES
 from scripts.loopback_hub import LoopbackHub
+from scripts.loopback_hub.__main__ import count_of
 from scripts.reproduce.page import PURITY_FIGURE, draw_purity, page
 from scripts.reproduce.study import BASES, build, represent, study_base
 from scripts.terminal import Terminal, exit_status
@@ -64,7 +65,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=Path(".demo/reproduce"), help="the folder (default: %(default)s)")
     add("--bases", nargs="+", choices=names, default=names, metavar="ID", help=f"of {', '.join(names)}")
     add("--live", action="store_true", help="on the real Hub (default: on families of small real models)")
-    add("--limit", type=_count, metavar="N",
+    add("--limit", type=count_of, metavar="N",
         help=f"only the first N models of each base, by downloads (default: all; with --live {LIVE_LIMIT})")  # fmt: skip
     add("--size", choices=SIZES, default="full", help="of the families (default: %(default)s)")
     add("--families", type=Path, default=Path(".demo"), metavar="DIR",
@@ -73,12 +74,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.live and options.limit is None:
         options.limit = LIVE_LIMIT
     return options
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
 
 
 def reproduce(options: argparse.Namespace) -> dict[str, Any]:

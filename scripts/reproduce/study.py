@@ -92,11 +92,7 @@ def study_base(run: Terminal, studied: StudiedBase, base: str, family: Path | No
     print(f"\n{base}: {len(asked)} questions", flush=True)
     replies = {name: ask(run, command, file) for name, (command, file) in asked.items()}
     with Atlas(run.folder / "atlas") as atlas:
-        rows = atlas.rows(
-            "SELECT model, status, reason, is_copy AS copy, duplicate_of IS NOT NULL AS duplicate, "
-            "is_unrelated AS unrelated FROM fine_tunes LEFT JOIN records USING (model_id) WHERE base = ?",
-            [base],
-        )
+        found = endings(atlas, base)
         ((models,), (work,)) = (
             atlas.rows(statement, [base])
             for statement in (
@@ -111,10 +107,11 @@ def study_base(run: Terminal, studied: StudiedBase, base: str, family: Path | No
     if family:
         seconds = {"training": json.loads((family / "family.json").read_text(encoding="utf-8"))["seconds"], **seconds}
         expected = json.loads((family / "expected.json").read_text(encoding="utf-8"))
-        checked = check(expected, {row["model"]: row for row in rows}, is_partial=limit is not None)
+        checked = check(expected, found, is_partial=limit is not None)
     for name, reply in replies.items():
         kind = name.partition("-")[0]
         seconds[kind] = round(seconds.get(kind, 0) + reply["seconds"], 1)
+    rows = found.values()
     statuses = Counter(row["status"] for row in rows)
     return {
         "original_base": studied.id,
@@ -155,12 +152,22 @@ def ask(run: Terminal, command: str, file: str | None) -> Json:
     return {"command": command, "seconds": seconds, "answer": answer, "file": None if error else file, "error": error}
 
 
+def endings(atlas: Atlas, base: str) -> dict[str, dict[str, Any]]:
+    """Status, reason and FLAGS of each model that an atlas lists."""
+    rows = atlas.rows(
+        "SELECT model, status, reason, is_copy AS copy, duplicate_of IS NOT NULL AS duplicate, "
+        "is_unrelated AS unrelated FROM fine_tunes LEFT JOIN records USING (model_id) WHERE base = ?",
+        [base],
+    )
+    return {row["model"]: row for row in rows}
+
+
 def check(expected: Mapping[str, Json], found: Mapping[str, Mapping[str, Any]], *, is_partial: bool) -> Json:
     """Compare every repository of a family with what the atlas says of it.
 
     Args:
         expected: ``expected.json``: model → outcome, reason, flag, why.
-        found: model → status, reason and FLAGS, of each model that the atlas lists.
+        found: of ``endings``.
         is_partial: with --limit, a model that was not tried is not a mismatch.
     """
     kinds: dict[str, Json] = {}

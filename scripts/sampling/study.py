@@ -26,7 +26,9 @@ from query.population import Population, distinct, read_population
 from query.purity.study import purity
 from query.statistics.likeness import similarities
 from scripts.loopback_hub import LoopbackHub
-from scripts.reproduce.study import FLAGS, check
+from scripts.loopback_hub.__main__ import rate_of
+from scripts.reproduce.study import FLAGS, check, endings
+from scripts.scale import virtual_weights
 from scripts.scale.virtual_hub import running
 from scripts.terminal import Terminal
 from scripts.vectors import matches_of_nearest
@@ -139,12 +141,7 @@ def measure(folder: Path, base: str, expected: Json) -> Json:
         population = read_population(atlas, base)
         documented = read_population(atlas, base, documented=True)
         predicted = {score.evidence: score.accuracy for score in atlas.evaluate_prediction(base).scores}
-        rows = atlas.rows(
-            "SELECT model, status, reason, is_copy AS copy, duplicate_of IS NOT NULL AS duplicate, "
-            "is_unrelated AS unrelated FROM fine_tunes LEFT JOIN records USING (model_id) WHERE base = ?",
-            [base],
-        )
-        checked = check(expected, {row["model"]: row for row in rows}, is_partial=False)
+        checked = check(expected, endings(atlas, base), is_partial=False)
         return {
             **purities(documented),
             "half of the matrices": purities(half(documented)),
@@ -314,17 +311,17 @@ def time_reading(work: Path, models: int, latency: float, bandwidth: str) -> Jso
     """
     counts = {"sample": 10 * models, "full": models}
     found: Json = {"latency": latency, "bandwidth": bandwidth}
-    family = ("--models", str(max(counts.values()) + 1), "--copies", "0", "--duplicates", "0", "--unrelated", "0")
-    with running(*family, "--latency", str(latency), "--bandwidth", bandwidth) as hub:
+    family = virtual_weights.Plan(models=max(counts.values()) + 1, copies=0, duplicates=0, unrelated=0)
+    with running(family, latency=latency, bandwidth=rate_of(bandwidth)) as hub:
         terminal = Terminal.of_hub(work, hub.endpoint)
         for read, count in counts.items():
             command = f"index build --base virtual/roberta-base --read {read} --atlas timed-{read} --workers 1"
             terminal(f"{command} --limit 1")
-            hub.stats(phase=read)
+            hub.stats(reset=True)
             started = time.perf_counter()
             terminal(f"{command} --limit {count + 1}")
             seconds = time.perf_counter() - started
-            ranges = hub.stats()["phases"][read]["range"]
+            ranges = hub.stats()["range"]
             found[read] = {
                 "models": count,
                 "seconds": seconds,

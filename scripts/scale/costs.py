@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from math import ceil
 
-from scripts.scale.facts import ADAPTERS, NAMES_DATASET
+from scripts.scale.population import ADAPTERS, NAMES_DATASET
 
 SIZES = (100_000, 1_000_000, 2_000_000)
 Constants = Mapping[str, float | None]

@@ -18,8 +18,17 @@ from numpy.typing import NDArray
 from indexer.publish.vectors import with_unit_blocks
 from indexer.vectors.centre import ADAPTER, FULL, Centre, centre_of
 from query.statistics.likeness import similarities
-from scripts.scale.facts import HUB_LABELS, HUB_MODELS, LAW, Law
-from scripts.scale.population import EVERY_FAMILY, Floats, Labels, Population, draw_labels
+from scripts.scale.population import (
+    EVERY_FAMILY,
+    HUB_LABELS,
+    HUB_MODELS,
+    LAW,
+    Floats,
+    Labels,
+    Law,
+    Population,
+    draw_labels,
+)
 
 # The synthetic figure is the mean of this many draws.
 DRAWS = 12

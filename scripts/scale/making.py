@@ -29,15 +29,18 @@ from indexer.records.store import RecordStore
 from indexer.records.tokens import EXACT, codes_of_sizes, token_rows
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub.store import hub_time
-from scripts.scale.facts import (
+from scripts.scale.population import (
     ENERGY,
     FILES,
     LAYERS,
     LOG_DOWNLOADS,
     RELATIVE_NORM,
     TASKS,
+    Floats,
+    Labels,
+    Population,
+    draw_card,
 )
-from scripts.scale.population import Floats, Labels, Population, draw_card
 
 BASE = "atlas-scale/roberta-base-blocks"
 ALIAS = "roberta-base-blocks"

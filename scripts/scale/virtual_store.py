@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
-from scripts.loopback_hub.joined import JoinedStore
 from scripts.loopback_hub.store import (
     MAIN,
+    JoinedStore,
     Repository,
     Revision,
     Store,
@@ -29,8 +29,7 @@ from scripts.loopback_hub.store import (
     is_in_lfs,
     lfs_pointer,
 )
-from scripts.scale.facts import FILES, LOG_DOWNLOADS
-from scripts.scale.population import draw_card
+from scripts.scale.population import FILES, LOG_DOWNLOADS, draw_card
 from scripts.scale.virtual_weights import BASE, Family, Plan
 
 _FIRST_DAY = datetime(2022, 3, 3, tzinfo=UTC)

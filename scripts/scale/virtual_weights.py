@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.scale.facts import COPIES, REPEATS
-from scripts.scale.population import draw_labels
+from scripts.scale.population import COPIES, REPEATS, draw_labels
 from scripts.scale.virtual_layout import (
     BYTES,
     EMBEDDING,

@@ -1,10 +1,11 @@
-"""What the product says of each run, beside its replay."""
+"""What the product says of each run, compared with its replay, and the tables of it."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -16,22 +17,17 @@ from tokenizers import Tokenizer
 from indexer.deltas.embeddings import EmbeddingReader, embedding_names, is_head_tied
 from indexer.deltas.stored_base import TOKENS
 from indexer.names import ModelRef
-from indexer.records.tokens import (
-    EXACT,
-    UNSURE,
-    row_changes,
-    sizes_of,
-    token_rows,
-)
+from indexer.records.tokens import EXACT, UNSURE, row_changes, sizes_of, token_rows
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from query.trace.evidence import TokenEvidence
 from query.trace.texts import CERTAIN, USUAL_LENGTH, JudgedTexts, judge_texts, kept_tokens
 from query.trace.trace import _OFFSETS
 from scripts.family.tasks import MASK, PADDING
+from scripts.tables import markdown
 from scripts.trace.making import Maker, base_id
 from scripts.trace.plan import BASES, Run
-from scripts.trace.replay import Replay
 from scripts.trace.texts import LocalTokenizer
+from scripts.trace.training import Replay
 
 PLANTED = (0.0, 0.01, 0.1, 0.5, 1.0)
 FILE_TEXTS = 100
@@ -57,16 +53,24 @@ class Claims:
         """Whether the row of the mask token moved, where that means anything."""
         return bool(self.codes[MASK] not in (0, UNSURE)) if self.kind == EXACT else None
 
+    @property
+    def kept(self) -> int | None:
+        """How many tokens of a text count, where that is known."""
+        return kept_tokens(self.positions, self.pairs)
 
-def checkpoint_of(maker: Maker, model: str) -> Checkpoint:
-    """A checkpoint in the maker's folder."""
-    return open_checkpoint(ModelRef.parse(str(maker.root / model)))
+    def judged(self, texts: Sequence[str], tokenizer: Any, length: int | None = None) -> JudgedTexts:
+        """What ``query trace --text`` says of texts; ``length``: what ``--max-length`` would say."""
+        evidence = TokenEvidence(
+            self.kind, np.arange(len(self.codes)), self.codes, self.is_share, self.scale, len(self.codes),
+            len(self.codes), self.positions, self.pairs,
+        )  # fmt: skip
+        met = evidence.is_met.astype(np.float64)
+        return judge_texts(texts, tokenizer, evidence, met, length or self.kept, each=True)
 
 
 def claims_of(maker: Maker, run: Run) -> Claims | None:
     """Ask the product; None where it cannot compare the rows."""
-    base = checkpoint_of(maker, base_id(run.base))
-    tuned = checkpoint_of(maker, run.model)
+    base, tuned = (open_checkpoint(ModelRef.parse(str(maker.root / name))) for name in (base_id(run.base), run.model))
     whole = {kind: whole_tensor(base, name) for kind, name in embedding_names(base).items()}
     name = tuned.token_embedding
     if name is None:
@@ -96,38 +100,10 @@ def claims_of(maker: Maker, run: Run) -> Claims | None:
     )
 
 
-@dataclass(frozen=True)
-class Judge:
-    """The product's verdict on texts: ``query.trace.texts.judge_texts`` as ``query trace`` calls it."""
-
-    claims: Claims
-    tokenizer: Any
-
-    @property
-    def kept(self) -> int | None:
-        """How many tokens of a text count, where that is known."""
-        return kept_tokens(self.claims.positions, self.claims.pairs)
-
-    def __call__(self, texts: Sequence[str], length: int | None = None) -> JudgedTexts:
-        """``length``: what ``--max-length`` would say."""
-        codes = self.claims.codes
-        evidence = TokenEvidence(
-            self.claims.kind, np.arange(len(codes)), codes, self.claims.is_share, self.claims.scale,
-            len(codes), len(codes), self.claims.positions, self.claims.pairs,
-        )  # fmt: skip
-        met = evidence.is_met.astype(np.float64)
-        return judge_texts(texts, self.tokenizer, evidence, met, length or self.kept, each=True)
-
-
 def whole_tensor(checkpoint: Checkpoint, name: str) -> Any:
     """All rows of a matrix."""
     (found,) = [rows for _, rows in checkpoint.stripes({name: [range(checkpoint.tensors[name].shape[0])]})]
     return found
-
-
-def check(maker: Maker, runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """One row of results for each run."""
-    return [check_run(maker, run) for run in runs]
 
 
 def check_run(maker: Maker, run: Run) -> dict[str, Any]:
@@ -180,7 +156,7 @@ def check_run(maker: Maker, run: Run) -> dict[str, Any]:
     untouched = is_zero if claims.kind == EXACT else np.zeros(size, dtype=bool)
     own_file = maker.folder(run.name) / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(own_file)) if run.added else maker.tokenizer(run.base)
-    judge = Judge(claims, LocalTokenizer(tokenizer))
+    local = LocalTokenizer(tokenizer)
     known = set(replay.given)
     own = [text for text, _ in maker.texts()[run.dataset].rows if text not in known][:MOST_UNUSED]
     others = [text for name, data in maker.texts().items() if name != run.dataset for text, _ in data.rows]
@@ -189,19 +165,20 @@ def check_run(maker: Maker, run: Run) -> dict[str, Any]:
     if claims.kind != EXACT:
         return row | {"used_certified": 0, "cut_certified": 0, "unused_own": 0.0, "unused_others": 0.0}
     # As it asks by itself, and as one who knows how training cut texts would ask: `--max-length`.
-    cause = causes(replay, judge(replay.given), tokenizer, untouched, judge.kept)
-    with_cut = causes(replay, judge(replay.given, tokens_kept(run)), tokenizer, untouched, tokens_kept(run))
+    cause = causes(replay, claims.judged(replay.given, local), tokenizer, untouched, claims.kept)
+    cut = tokens_kept(run)
+    with_cut = causes(replay, claims.judged(replay.given, local, cut), tokenizer, untouched, cut)
     row |= {
         "used_certified": sum(one not in ("", NO_MARK) for one in cause),
         "used_without_mark": cause.count(NO_MARK),
         "causes": {name: cause.count(name) for name in CAUSES},
         "cut_certified": sum(one not in ("", NO_MARK) for one in with_cut),
-        "unused_own": (judge(own).certainly_not_used or 0) / len(own),
-        "unused_others": (judge(others).certainly_not_used or 0) / len(others),
+        "unused_own": (claims.judged(own, local).certainly_not_used or 0) / len(own),
+        "unused_others": (claims.judged(others, local).certainly_not_used or 0) / len(others),
     }
     with_mark = [text for text, one in zip(replay.given, cause, strict=True) if one != NO_MARK]
     if min(len(with_mark), len(own)) >= FILE_TEXTS // 4:
-        row["limits"] = {str(planted): limits(judge, with_mark, own, planted) for planted in PLANTED}
+        row["limits"] = {str(planted): limits(claims, local, with_mark, own, planted) for planted in PLANTED}
     return row
 
 
@@ -256,7 +233,9 @@ def tokens_kept(run: Run) -> int:
     return length - (architecture == "t5" or run.task == "language")
 
 
-def limits(judge: Judge, used: Sequence[str], unused: Sequence[str], planted: float) -> dict[str, float]:
+def limits(
+    claims: Claims, tokenizer: Any, used: Sequence[str], unused: Sequence[str], planted: float
+) -> dict[str, float]:
     """The product's upper limits of the share that was used, over files of which a known share was.
 
     ``covered``: share of the files whose limit is not below the truth. ``limit``: its mean.
@@ -264,7 +243,7 @@ def limits(judge: Judge, used: Sequence[str], unused: Sequence[str], planted: fl
     found = []
     for seed in range(FILES):
         texts, true = planted_file(used, unused, planted, seed)
-        limit = judge(texts).share_upper
+        limit = claims.judged(texts, tokenizer).share_upper
         found.append((1.0 if limit is None else limit, true))
     return {
         "covered": sum(limit >= true for limit, true in found) / len(found),
@@ -283,3 +262,90 @@ def planted_file(used: Sequence[Any], unused: Sequence[Any], share_used: float, 
     ]
     order.shuffle(texts)
     return texts, count / len(texts) if texts else 0.0
+
+
+# ---- tables
+
+Row = Mapping[str, Any]
+
+
+def shown(value: Any) -> str:
+    """Three digits of a number; a dash for nothing."""
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table of values."""
+    return markdown([headings, *([shown(cell) for cell in row] for row in rows)])
+
+
+TEXTS = ["run", "class", "met", "called untouched", "without gradient", "without mark", "never met", "called met", "unsure", "used",
+         "certified", *CAUSES, "of the ids", "with the cut known", "unused certified", "of other data", "Spearman", "AUC"]  # fmt: skip
+_TEXTS = ["run", "kind", "met", "met_called_untouched", "of_these_without_gradient", "of_these_without_mark", "never", "never_called_met",
+          "unsure", "used", "used_certified", *CAUSES, "seen_certified", "cut_certified", "unused_own", "unused_others", "spearman", "auc"]  # fmt: skip
+
+
+def check_tables(found: Sequence[Row]) -> str:
+    """One line a run, one for each architecture and class, and a total."""
+    parts = [table(TEXTS, [[{**row, **row.get("causes", {})}.get(name) for name in _TEXTS] for row in found])]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in found:
+        groups.setdefault((row["architecture"], row["kind"]), []).append(row)
+    lines = [group_line(architecture, kind, rows) for (architecture, kind), rows in sorted(groups.items())]
+    lines.append(group_line("all", "all", found))
+    parts.append(
+        table(
+            ["architecture", "class", "models", "met called untouched", "never met called met", "unsure", "used texts",
+             "certified", "without a mark", "with the cut known", "unused certified", "of other data", "Spearman", "AUC", "length right", "pairs right", "masked right"],
+            lines,
+        )
+    )  # fmt: skip
+    shares = sorted({share for row in found for share in row.get("limits", {})}, key=float)
+    if shares:
+        lines = []
+        for share in shares:
+            rows = [row["limits"][share] for row in found if share in row.get("limits", {})]
+            lines.append(
+                [
+                    share,
+                    len(rows),
+                    fmean(row["covered"] for row in rows),
+                    min(row["covered"] for row in rows),
+                    fmean(row["limit"] for row in rows),
+                ]
+            )
+        parts.append(
+            table(
+                ["share of a file used", "exact models", "limit covers it", "in the worst model", "mean limit"], lines
+            )
+        )
+    wrong = [row["run"] for row in found if row.get("used_certified")]
+    without = sum(row.get("used_without_mark") or 0 for row in found)
+    parts.append(f"Used texts certified absent that changed no bit of the rows it is by: {without}")
+    parts.append(
+        f"Used texts certified absent though training changed such a row: {sum(row.get('used_certified') or 0 for row in found)}{': ' if wrong else ''}{', '.join(wrong)}"
+    )
+    return "\n\n".join(parts)
+
+
+def group_line(architecture: str, kind: str, rows: Sequence[Row]) -> list[Any]:
+    """Sums of counts and means of shares."""
+
+    def total(name: str) -> int:
+        return sum(row.get(name) or 0 for row in rows)
+
+    def mean(name: str) -> float | None:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        return fmean(values) if values else None
+
+    def right(claim: str, truth: str) -> str:
+        made = [row for row in rows if row.get(claim) is not None]
+        return f"{sum(row[claim] == row[truth] for row in made)} of {len(made)}"
+
+    return [
+        architecture, kind, len(rows), total("met_called_untouched"), total("never_called_met"), total("unsure"),
+        total("used"), total("used_certified"), total("used_without_mark"), total("cut_certified"), mean("unused_own"), mean("unused_others"), mean("spearman"), mean("auc"),
+        right("positions", "longest"), right("pairs", "pairs_true"), right("masked", "masked_true"),
+    ]  # fmt: skip

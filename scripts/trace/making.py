@@ -1,4 +1,4 @@
-"""Bases, training runs and what is made of them, in the layout of the loopback Hub, each with its replay beside it."""
+"""Bases, training runs and what is made of them, in the layout of the loopback Hub, each with its replay."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from scripts.family.tasks import END, by_hash, save_tokenizer, tokenizer_files
 from scripts.family.training import LANGUAGE_MODELS, WEIGHTS, add_adapter, make_base
 from scripts.lineage.merging import METHODS
 from scripts.trace.plan import BASES, OWNER, QWEN2, RUNS, VOCABULARY, Run
-from scripts.trace.replay import Replay
 from scripts.trace.texts import Texts, make_tokenizer, read_texts, with_ends
-from scripts.trace.training import Table, Text, train_replayed
+from scripts.trace.training import Replay, Table, Text, train_replayed
 
 HUB = "hub"
 WORK = "work"
@@ -300,7 +299,7 @@ def load_model(run: Run, plan: Plan, start: Path, labels: list[str]) -> Any:
 
 
 def lora(run: Run, plan: Plan, model: Any) -> Any:
-    """Factors beside the query and value matrices."""
+    """Factors of the query and value matrices."""
     if run.task == "classify":
         return add_adapter(model, Adapter(8, 16, ("query", "value")), "text-classification", plan)
     from peft import LoraConfig, get_peft_model

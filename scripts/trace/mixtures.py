@@ -115,8 +115,8 @@ def table(found: Sequence[dict[str, Any]]) -> str:
             some = [one for one in found if one["files"] == files and planted in (one["planted"], None)]
             errors = np.array([abs(one["share"] - one["true"]) for one in some])
             covered = np.mean([one["low"] - 0.005 <= one["true"] <= one["high"] + 0.005 for one in some])
-            true, told = (np.mean([one[name] for one in some]) for name in ("true", "share"))
-            values = (true, told, errors.mean(), errors.max(), covered)
+            true, found_share = (np.mean([one[name] for one in some]) for name in ("true", "share"))
+            values = (true, found_share, errors.mean(), errors.max(), covered)
             name = "every" if planted is None else f"{planted:g}"
             lines.append(f"{files:<10}{name:>10}" + "".join(f"{value:>10.2f}" for value in values))
     return "\n".join(lines)

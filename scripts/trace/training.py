@@ -1,26 +1,130 @@
-"""One training run, every batch of which is counted where the network looks its tokens up."""
+"""One training run, every batch of which is counted where the network looks its tokens up, and what was counted."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from scripts.family.plan import Architecture
+from scripts.family.store import write_json
 from scripts.family.tasks import END, NO_LABEL, PADDING, START
 from scripts.family.training import OBJECTIVES, Batch, causal_loss
 from scripts.trace.plan import Run
-from scripts.trace.replay import Replay, only_once
 
 WARM_UP = 0.1  # of the steps
+
+
+@dataclass
+class Replay:
+    """What one training run saw, by the ids of the base's vocabulary (and of added tokens behind them).
+
+    ``counts``: (V,) int64, how often each token was an attended input. ``targets``: (V,) int64, how often it was to be
+    predicted. ``gradients``: (V,) float64, the largest absolute entry that the row's gradient ever had. ``marked``: (V,)
+    bool, whether the row, as it is saved, has another bit than it would have if its token had never been met.
+    ``longest``: attended tokens of the longest input. ``given``: the texts as they were given to training. ``seen``: their
+    ids after truncation, special tokens included. ``scale``: the product of 1 - rate · decay over the steps, None where
+    the optimiser does not multiply by it.
+    """
+
+    counts: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    gradients: NDArray[np.float64]
+    marked: NDArray[np.bool_]
+    longest: int = 0
+    pairs: bool = False
+    masked: bool = False
+    scale: float | None = 1.0
+    given: list[str] = field(default_factory=list)
+    seen: list[list[int]] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, vocabulary: int) -> Replay:
+        """Of a run before its first step."""
+        zeros = np.zeros(vocabulary, dtype=np.int64)
+        return cls(zeros, zeros.copy(), np.zeros(vocabulary), np.zeros(vocabulary, dtype=np.bool_))
+
+    def see(
+        self, ids: NDArray[np.int64], attention: NDArray[np.int64], targets: NDArray[np.int64] | None = None
+    ) -> None:
+        """Count one batch. ``ids``, ``attention``: (texts, tokens), as the network gets them; ``targets``: ids."""
+        is_attended = attention != 0
+        self.counts += np.bincount(ids[is_attended], minlength=len(self.counts))
+        if targets is not None:
+            self.targets += np.bincount(targets, minlength=len(self.targets))
+        self.longest = max(self.longest, int(is_attended.sum(axis=1).max(initial=0)))
+
+    def use(self, text: str, ids: Sequence[int]) -> None:
+        """Note a text the first time that it is used."""
+        if text not in self._known:
+            self._known.add(text)
+            self.given.append(text)
+            self.seen.append(list(ids))
+
+    def __post_init__(self) -> None:
+        self._known = set(self.given)
+
+    @property
+    def met(self) -> NDArray[np.bool_]:
+        """(V,) whether a token was an attended input at least once."""
+        return self.counts > 0
+
+    def union(self, other: Replay) -> Replay:
+        """Of a model that has both trainings in it; ``other`` came later, or was merged with it."""
+        size = max(len(self.counts), len(other.counts))
+        mine, theirs = (
+            {name: np.pad(getattr(one, name), (0, size - len(one.counts))) for name in ARRAYS} for one in (self, other)
+        )
+        new = [number for number, text in enumerate(other.given) if text not in self._known]
+        return Replay(
+            mine["counts"] + theirs["counts"],
+            mine["targets"] + theirs["targets"],
+            np.maximum(mine["gradients"], theirs["gradients"]),
+            mine["marked"] | theirs["marked"],
+            longest=max(self.longest, other.longest),
+            pairs=self.pairs or other.pairs,
+            masked=self.masked or other.masked,
+            scale=None if self.scale is None or other.scale is None else self.scale * other.scale,
+            given=self.given + [other.given[number] for number in new],
+            seen=self.seen + [other.seen[number] for number in new],
+            facts=self.facts | other.facts,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write ``path`` + ``.npz`` and then, by rename, ``path`` + ``.json``."""
+        part = path.with_name(path.name + ".part.npz")
+        flat = np.array([token for ids in self.seen for token in ids], dtype=np.int64)
+        lengths = np.array([len(ids) for ids in self.seen], dtype=np.int64)
+        np.savez_compressed(part, seen=flat, lengths=lengths, **{name: getattr(self, name) for name in ARRAYS})
+        part.replace(path.with_name(path.name + ".npz"))
+        write_json(path.with_name(path.name + ".json"), {name: getattr(self, name) for name in SCALARS})
+
+    @classmethod
+    def load(cls, path: Path) -> Replay:
+        """Read what ``save`` wrote."""
+        with np.load(path.with_name(path.name + ".npz"), allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in ARRAYS}
+            ends = np.cumsum(stored["lengths"])[:-1]
+            seen = [part.tolist() for part in np.split(stored["seen"], ends)] if len(stored["lengths"]) else []
+        scalars = json.loads(path.with_name(path.name + ".json").read_text(encoding="utf-8"))
+        return cls(**arrays, **{name: scalars[name] for name in SCALARS}, seen=seen)
+
+
+ARRAYS = ("counts", "targets", "gradients", "marked")
+SCALARS = ("longest", "pairs", "masked", "scale", "given", "facts")
 
 
 class Lion(torch.optim.Optimizer):
@@ -94,6 +198,13 @@ def rate(run: Run, step: int) -> float:
     through = (step - warm_up) / (run.steps - warm_up)
     shapes = {"linear": 1 - through, "cosine": 0.5 * (1 + math.cos(math.pi * through)), "constant": 1.0}
     return run.learning_rate * shapes[run.schedule]
+
+
+def only_once(texts: Iterable[Sequence[int]]) -> list[int]:
+    """The numbers of the texts that have a token which no other text has."""
+    sets = [set(ids) for ids in texts]
+    in_texts = Counter(token for ids in sets for token in ids)
+    return [number for number, ids in enumerate(sets) if any(in_texts[token] == 1 for token in ids)]
 
 
 def batches(run: Run, texts: Sequence[Text]) -> Iterator[list[Text]]:
@@ -180,7 +291,7 @@ def train_replayed(model: Any, run: Run, texts: Sequence[Text], architecture: Ar
             targets = batch.ids[batch.attention != 0].numpy() if run.task == "language" else None
             for call, looked in enumerate(looked_up):
                 array = looked.numpy()
-                replay.see(array, (array != PADDING).astype(np.int64), step, targets if call == 0 else None)
+                replay.see(array, (array != PADDING).astype(np.int64), targets if call == 0 else None)
             looked_up.clear()
         if embedding.weight.grad is not None:
             largest = embedding.weight.grad.abs().amax(dim=1).double().numpy()
@@ -199,7 +310,6 @@ def train_replayed(model: Any, run: Run, texts: Sequence[Text], architecture: Ar
     replay.pairs = run.task == "pairs"
     replay.masked = run.task == "language" and architecture.objective == "masked"
     replay.scale = None if run.optimizer == "adam l2" and run.decay else weight
-    replay.last_rate = rate(run, run.steps - 1)
     return replay
 
 

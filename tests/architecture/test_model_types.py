@@ -10,8 +10,8 @@ import pytest
 import transformers
 
 from indexer.architectures.architecture import known_model_types
+from scripts.model_types.__main__ import PAGE, STORED, judge, page
 from scripts.model_types.sweep import describe, folded, in_own_process, unfolded
-from scripts.model_types.table import PAGE, STORED, judge, page, stored_types
 from tests.architecture.live_models import EVERY
 from tests.architecture.mixed import MIXED, TOWERS
 
@@ -29,7 +29,7 @@ ELSEWHERE |= {"layoutlmv2"}
 
 @cache
 def entries():
-    return stored_types()
+    return json.loads(STORED.read_text(encoding="utf-8"))["model types"]
 
 
 @cache

@@ -9,9 +9,9 @@ import pytest
 
 from indexer.errors import AtlasError
 from scripts.adapters.study import PATH, load_study
-from scripts.arena import adapters, pretrained
-from scripts.arena.family import load_real_plan
-from scripts.arena.parts import PRETRAINED
+from scripts.arena import adapters
+from scripts.arena import family as pretrained
+from scripts.arena.family import PRETRAINED, load_real_plan
 from scripts.family.plan import load_plan
 
 

@@ -16,9 +16,10 @@ from indexer.records.representation import representation_named
 from indexer.records.row_plan import lines_of
 from query.purity.study import purity
 from scripts.arena import rivals
-from scripts.arena.ablations import DEFAULT, block, centred, triplets
+from scripts.arena.ablations import DEFAULT, block, triplets
 from scripts.arena.scores import TIES, Table, average_precision, cosines, orders, scores
 from scripts.arena.subjects import cut
+from scripts.vectors import centred
 from tests.purity.loops import Models
 
 SHAPES = {DeltaKey("", 0, "query"): (6, 5), DeltaKey("", 0, "feedforward1"): (8, 5), DeltaKey("", 1, "query"): (6, 5)}
@@ -232,14 +233,13 @@ def test_cutting_a_record(models):
 def test_centres():
     raw = np.repeat(np.eye(3, 6), [2, 1, 1], axis=0).astype(np.float32)
     groups = ["full", "full", "full", "adapter"]
-    assert centred(raw, groups, list("abcd"), 1, "none") is raw
     mean = raw.mean(axis=0) * 4 / (4 + 2)
     rest = raw - mean
-    assert centred(raw, groups, list("abcd"), 1, "one") == pytest.approx(
+    assert centred(raw, ["full"] * 4, list("abcd"), 1) == pytest.approx(
         rest / np.linalg.norm(rest, axis=1, keepdims=True), abs=1e-6
     )
     own = raw[:3].mean(axis=0) * 3 / (3 + 2)
     rest = raw[:3] - own
-    by_group = centred(raw, groups, list("abcd"), 1, "group")[:3]
+    by_group = centred(raw, groups, list("abcd"), 1)[:3]
     assert by_group == pytest.approx(rest / np.linalg.norm(rest, axis=1, keepdims=True), abs=1e-6)
     assert np.isnan(cosines(np.zeros((1, 3)))).all()

@@ -10,14 +10,14 @@ import pytest
 
 from query.predict.scoring import estimated_share, with_prior
 from scripts.arena import disjoint, open_set
+from scripts.arena.__main__ import FIGURES
 from scripts.arena.family import ArenaFamily, load_arena_plan
-from scripts.arena.parts import FIGURES
 
 
 @pytest.fixture(scope="module")
 def family() -> ArenaFamily:
     plan, domains = load_arena_plan()
-    return ArenaFamily(plan, domains, Path(), Path(), Path())
+    return ArenaFamily(plan, domains, Path(), Path())
 
 
 def test_oscr_is_the_share_of_pairs():

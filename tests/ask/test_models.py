@@ -39,11 +39,11 @@ def test_vectors_are_compared_as_in_the_population(made, monkeypatch, tile) -> N
         assert found.left_out == population.left_out
         features = drawn(3, population.vectors.shape[1])
         expected = similarities(features.blocks, population.vectors, population.blocks)
-        assert found.by_vectors(features) == pytest.approx(expected, abs=1e-5)
+        assert found.by_vectors([features])[0] == pytest.approx(expected, abs=1e-5)
         some = found.only(np.array([1, 4]))
-        assert some.by_vectors(features) == pytest.approx(expected[:, [1, 4]], abs=1e-5)
+        assert some.by_vectors([features])[0] == pytest.approx(expected[:, [1, 4]], abs=1e-5)
         more = found.with_newcomer(population.vectors[2], -1, None)
-        assert more.by_vectors(features) == pytest.approx(expected[:, [*range(len(found)), 2]], abs=1e-5)
+        assert more.by_vectors([features])[0] == pytest.approx(expected[:, [*range(len(found)), 2]], abs=1e-5)
 
 
 def test_codes_that_an_atlas_should_not_hold_are_left_out(made, tmp_path) -> None:
@@ -76,7 +76,8 @@ def test_sizes_are_centred_among_their_kind() -> None:
     index = VectorIndex([], 8, masks=Masks.none())
     found = Candidates(BASE, index, np.arange(9), codes, is_share)
     rates, reference = random.dirichlet(np.ones(ROWS), 2), random.dirichlet(np.ones(ROWS))
-    values = found.by_vocabulary(rates.astype(np.float32), reference.astype(np.float32))
+    groups, pooled = [Features(np.empty((2, 0), np.float32), rates.astype(np.float32))], reference.astype(np.float32)
+    (values,) = found.by_vocabulary(groups, pooled)
     known = 2.0 ** ((codes - 1.0) / 8 - 26) * (codes > 0) * (codes < UNSURE)
     own = [0, 1, 2, 4, 5, 6]
     unit = known[own] / np.linalg.norm(known[own], axis=1, keepdims=True)
@@ -87,5 +88,6 @@ def test_sizes_are_centred_among_their_kind() -> None:
     assert np.isnan(values[:, [3, 7, 8]]).all()
     evidence = TokenEvidence("exact", np.arange(ROWS), codes[1], False, 1.0, ROWS, ROWS, None, None)
     more = found.with_newcomer(np.ones(8, np.float32), -1, evidence)
-    assert more.by_vocabulary(rates.astype(np.float32), reference.astype(np.float32)).shape == (2, 10)
-    assert not np.isnan(more.by_vocabulary(rates.astype(np.float32), reference.astype(np.float32))[:, 9]).any()
+    (values,) = more.by_vocabulary(groups, pooled)
+    assert values.shape == (2, 10)
+    assert not np.isnan(values[:, 9]).any()

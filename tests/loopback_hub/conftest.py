@@ -18,5 +18,5 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(root: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub(root, page_size=3, tree_page_size=3, tokens=TOKENS) as running:
+    with LoopbackHub(root, page_size=3, tokens=TOKENS) as running:
         yield running

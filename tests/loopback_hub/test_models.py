@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import urllib.parse
 from pathlib import Path
 
 import numpy as np
@@ -295,27 +294,3 @@ def test_pull_requests(hub: LoopbackHub):
         assert fetch(signed_url(hub, f"me/base/resolve/{spelling}/model.safetensors"))[2] == CONVERTED
         assert get_json(f"{api}/revision/{spelling}")["sha"] == pull["targetCommit"]
     assert fetch(f"{hub.endpoint}/me/base/resolve/refs/pr/2/model.safetensors")[1]["X-Error-Code"] == "RevisionNotFound"
-
-
-def test_paths_info_in_both_spellings(hub: LoopbackHub):
-    url, paths = (
-        f"{hub.endpoint}/api/models/me/base/paths-info/main",
-        ["config.json", "sub", ODD, "none", "../base.repo.json"],
-    )
-    form = urllib.parse.urlencode({"paths": paths, "expand": "false"}, doseq=True).encode()
-    for body, kind in (
-        (form, "application/x-www-form-urlencoded"),
-        (json.dumps({"paths": paths}).encode(), "application/json"),
-    ):
-        status, _, answer = fetch(url, "POST", body, Content_Type=kind)
-        assert status == 200
-        assert [(entry["type"], entry["path"]) for entry in json.loads(answer)] == [
-            ("file", "config.json"),
-            ("directory", "sub"),
-            ("file", ODD),
-        ]
-    for bad in (b"[]", b'{"paths": 3}', b'{"paths": [1]}', b"[" * 100_000):
-        assert fetch(url, "POST", bad, Content_Type="application/json")[0] == 400
-    assert fetch(url)[0] == 404
-    assert fetch(url, "POST", b"x" * (2 << 20))[0] == 413
-    assert fetch(url, "DELETE")[0] == 405

@@ -1,4 +1,4 @@
-"""Dataset repositories written to by the unmodified client, by LFS and by Xet, and read back."""
+"""Dataset repositories written to by the unmodified client, by LFS, and read back."""
 
 from __future__ import annotations
 
@@ -70,14 +70,12 @@ def source(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("way", ["lfs", "xet"])
-def test_the_real_client_writes_and_reads(tmp_path, source, way):
+def test_the_real_client_writes_and_reads(tmp_path, source):
     store = tmp_path / "store"
     store.mkdir()
-    xet = tmp_path / "xet" if way == "xet" else None
-    with LoopbackHub(store, datasets=tmp_path / "datasets", writers=WRITERS, xet=xet, xet_sources=[source]) as hub:
+    with LoopbackHub(store, datasets=tmp_path / "datasets", writers=WRITERS) as hub:
         home = tmp_path / "home"
-        switch = f"import os\nos.environ['HF_HUB_DISABLE_XET'] = '{int(xet is None)}'\n"
+        switch = "import os\nos.environ['HF_HUB_DISABLE_XET'] = '1'\n"
         answer = run_client(hub, home, switch + WRITING_CLIENT, str(source), token="mine")
         assert answer["before"] == [".gitattributes"]
         assert answer["after"] == [".gitattributes", "README.md", "a.faiss", "b.parquet", "deep/text.jsonl"]
@@ -95,8 +93,7 @@ def test_the_real_client_writes_and_reads(tmp_path, source, way):
         assert {name: read["files"][name] for name in expected} == expected
         assert read["cached"] == 256_000
         put = [one for one in hub.requests if one.method == "PUT"]
-        assert len(put) == (0 if xet else 2)
-        assert xet is None or any(path.is_file() for path in xet.rglob("*"))
+        assert len(put) == 2
         assert not hub.leaks
 
 

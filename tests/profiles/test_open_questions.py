@@ -84,7 +84,7 @@ def test_waves_below_and_above_half_of_the_highest_frequency():
 
 
 def test_a_causal_sum_declines_linearly_and_nothing_else_does():
-    from scripts.depth.questions import decline
+    from scripts.depth.__main__ import decline
 
     sums = after(running_sum, 1)
     inputs = random_probe(sums).inputs(sums)
@@ -215,7 +215,7 @@ def test_a_module_that_does_not_exist(vit):
 
 
 def test_parts_on_and_off_a_subspace():
-    from scripts.depth.questions import kept_parts
+    from scripts.depth.__main__ import kept_parts
 
     subspace = torch.linalg.qr(normal((300, 20), 0, "subspace").double())[0]
     centre = normal((300,), 0, "centre").double()

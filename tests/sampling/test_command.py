@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from indexer.records import row_plan
-from scripts.sampling import report, study
+from scripts.sampling import __main__ as report
+from scripts.sampling import study
 from tests.conftest import ROOT, run_python
 
 

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from scripts.scale import costs, report
+from scripts.scale import __main__ as report
+from scripts.scale import costs
 from tests.conftest import ROOT
 
 

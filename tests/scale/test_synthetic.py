@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from scripts.scale import likeness
-from scripts.scale.facts import BLOCK, FAMILIES, LAW
-from scripts.scale.population import EVERY_FAMILY, Labels, Population, draw_labels
+from scripts.scale.population import BLOCK, EVERY_FAMILY, FAMILIES, LAW, Labels, Population, draw_labels
 
 
 def labels_of(author, dataset) -> Labels:

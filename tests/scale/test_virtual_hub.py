@@ -231,9 +231,9 @@ def test_the_library_lists_and_reads_it(hub, family, tmp_path):
         assert stream.read() == family.read(model, layout, 0, layout.size)
     with open(hf_hub_download(name, "config.json", cache_dir=tmp_path)) as stream:
         assert json.load(stream) == config_of(family, model)
-    phases = hub.stats()["phases"]["start"]
-    assert phases["listing"]["requests"] == 6
-    assert phases["range"]["statuses"].keys() == {"206"} or phases["whole"]["body_bytes"] == layout.size
+    counted = hub.counters.totals()
+    assert counted["listing"]["requests"] == 6
+    assert counted["range"]["statuses"].keys() == {"206"} or counted["whole"]["body_bytes"] == layout.size
 
 
 def test_shards_and_their_index(monkeypatch):
@@ -287,19 +287,15 @@ def test_ranges_over_http(hub, family):
     assert caught.value.code == 416
 
 
-def test_requests_are_counted_by_phase_and_not_kept(hub):
+def test_requests_are_counted_by_kind_and_not_kept(hub):
     url = _signed(hub, 0)
-    get(f"{hub.endpoint}/stats?phase=second")
     for _ in range(5):
         get(url, Range="bytes=0-99")
-    phases = json.loads(get(f"{hub.endpoint}/stats?reset=1")[2])["phases"]
-    assert phases["start"]["resolve weights GET"]["statuses"] == {"302": 1}
-    assert phases["second"]["range"] == {"requests": 5, "body_bytes": 500, "statuses": {"206": 5}}
+    found = json.loads(get(f"{hub.endpoint}/stats?reset=1")[2])
+    assert found["resolve weights GET"]["statuses"] == {"302": 1}
+    assert found["range"] == {"requests": 5, "body_bytes": 500, "statuses": {"206": 5}}
     assert hub.requests == []
-    after = json.loads(get(f"{hub.endpoint}/stats")[2])
-    assert after["phase"] == "start"
-    assert "range" not in after["phases"]["start"]
-    assert after["resident_bytes"] > 0
+    assert "range" not in json.loads(get(f"{hub.endpoint}/stats")[2])
 
 
 def test_bandwidth_is_shared_and_answers_wait():
@@ -315,7 +311,7 @@ def test_bandwidth_is_shared_and_answers_wait():
         started = time.monotonic()
         get(url, Range="bytes=0-9")
         assert time.monotonic() - started > 0.05
-        assert hub.stats()["phases"]["start"]["range"]["body_bytes"] == 200_010
+        assert hub.counters.totals()["range"]["body_bytes"] == 200_010
 
 
 def test_quotas_are_held():
@@ -331,7 +327,7 @@ def test_quotas_are_held():
         # Neither what was signed nor the listing counts against it.
         assert get(url, Range="bytes=0-9")[0] == 206
         assert get(f"{hub.endpoint}/api/models")[0] == 200
-        assert hub.stats()["phases"]["start"]["resolve small GET"]["statuses"] == {"429": 1}
+        assert hub.counters.totals()["resolve small GET"]["statuses"] == {"429": 1}
 
 
 def test_a_plan_that_cannot_be_drawn_is_refused():
@@ -344,7 +340,7 @@ def test_a_plan_that_cannot_be_drawn_is_refused():
     ):
         with pytest.raises(ValueError, match=r"unknown shape|shares|at least one"):
             Plan(**wrong)
-    with pytest.raises(RuntimeError, match="ended with exit code 1"), running("--half", "0.7", "--bfloat", "0.7"):
+    with pytest.raises(RuntimeError, match="ended with exit code 1"), running(PLAN, page="none"):
         pass
 
 
@@ -356,18 +352,17 @@ def test_an_atlas_of_it_finds_what_was_planted(shape, tmp_path):
         shape, 24, seed=1, half=0.1, bfloat=0, copies=0.05, duplicates=0.05, unrelated=0.05, datasets=3, named=1.0
     )  # fmt: skip
     family = Family(plan)
-    words = ["--copies", "0.05", "--duplicates", "0.05", "--unrelated", "0.05", "--half", "0.1", "--bfloat", "0"]
-    with running("--shape", shape, "--models", "24", "--seed", "1", "--datasets", "3", "--named", "1", *words) as hub:
+    with running(plan) as hub:
         # Another process draws the same.
         layout = family.files(7)[0]
         data = get(_signed(hub, 7, family), Range=f"bytes=0-{layout.size - 1}")[2]
         assert data == family.read(7, layout, 0, layout.size)
-        hub.stats(phase="build")
+        hub.stats(reset=True)
         shell = Shell(hub.endpoint, tmp_path, {"HF_HOME": str(tmp_path / "hf")})
         ran = shell("index", "build", "--base", base_id(plan), "--json")
         assert ran.code == 0, ran.err
         assert (ran.json["discovered"], ran.json["indexed"], ran.json["failed"]) == (24, 24, 0)
-        counted = hub.stats()["phases"]["build"]
+        counted = hub.stats()
         assert counted["range"]["body_bytes"] >= ran.json["bytes_read"] > 0
         assert "whole" not in counted
         purity = shell("query", "purity", "--base", base_id(plan), "--json")
