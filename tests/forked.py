@@ -280,17 +280,22 @@ def spawn_by_fork(forker: Forker) -> None:
     util.spawnv_passfds, popen_spawn_posix.Popen.poll = spawn, poll_fork
 
 
-def worker_python() -> str | None:
-    """The words that start Python for a process of this run, as a fork; None if there is nothing to fork."""
+def forking_python(kind: str = "") -> str | None:
+    """The words that start Python as a fork of that kind, behind a process that waits for it; None without a forker."""
     if _ADDRESS not in os.environ:
         return None
-    code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.forked import _be_worker; _be_worker()"
+    code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.forked import _stand_for; _stand_for({kind!r})"
     return shlex.join([sys.executable, "-S", "-c", code])
 
 
-def _be_worker() -> None:
+def worker_python() -> str | None:
+    """The words that start Python for a process of this run, as a fork; None if there is nothing to fork."""
+    return forking_python(OF_TESTS)
+
+
+def _stand_for(kind: str) -> None:
     """Stand for a fork that runs the words after ``-u``, until it has ended."""
-    sys.exit(Started(Forker(OF_TESTS), [word for word in sys.argv[1:] if word != "-u"]).wait())
+    sys.exit(Started(Forker(kind), [word for word in sys.argv[1:] if word != "-u"]).wait())
 
 
 def _wait_less() -> None:
