@@ -1,8 +1,7 @@
-# make demo: from nothing to an atlas (make notebook: docs/atlas.ipynb again, from it).
-# make test: the tests. make slow: those that make test leaves out, but for whole studies (make studies, half an hour).
+# make demo: train small models and build an atlas of them. make notebook: write docs/atlas.ipynb again from that atlas.
+# make test: the checks and the faster tests. make slow: the slower tests. make studies: whole studies (half an hour).
 # make reproduce: the study of four bases, about 25 minutes.
-# Each makes its environment on first use.
-# In an active virtual environment (or with PYTHON=…) that one is used instead of .venv.
+# Each target makes its environment (.venv) on first use, unless a virtual environment is active or PYTHON=… is given.
 
 ifdef VIRTUAL_ENV
 ENVIRONMENT := $(VIRTUAL_ENV)

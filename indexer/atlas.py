@@ -91,7 +91,7 @@ class AtlasFolder:
         return self.profiles / digest[:2] / f"{digest}.safetensors"
 
     def require(self) -> AtlasFolder:
-        """Raises AtlasError where there is no published atlas."""
+        """Raises AtlasError if there is no published atlas."""
         if not self.database.is_file():
             if self.root.exists() and not self.root.is_dir():
                 what = "is not an atlas: it is a file, and an atlas is a folder"
@@ -166,7 +166,7 @@ class AtlasFolder:
                 claim = json.loads(os.pread(handle, 4096, 0))
                 holder = f"`{claim['command']}` (process {claim['pid']} on {claim['host']}, since {claim['since']})"
             raise AtlasError(
-                f"{self.root} is being written to by {holder}.", "Wait for it to finish; queries go on meanwhile."
+                f"{self.root} is being written to by {holder}.", "Wait for it to finish; queries still work meanwhile."
             ) from error
         except OSError as error:
             raise AtlasError(

@@ -42,7 +42,7 @@ def profile(
     - ``seed`` (0), ``device`` ("cpu"), ``workers`` (1)
     - ``memory`` (what is free): bytes for all workers together, or text like "2G"
 
-    Raises AtlasError where a model is not indexed, or the base cannot be run.
+    Raises AtlasError if a model is not indexed, or the base cannot be run.
     """
     require("Profiling", "torch", "transformers")
     from indexer.builds.profiling import ProfileOptions, base_and_models, profile_base
@@ -55,7 +55,7 @@ def profile(
 
 
 def doctor(base: str | None = None, model: str | None = None) -> Diagnosis:
-    """Try the Hub in about a dozen requests, and say what of it works: `index doctor`.
+    """Test the Hub with about a dozen requests, and report what works: `index doctor`.
 
     ``base``: a model with fine-tunes; ``model``: one with a small safetensors file; both are well-known public models
     by default. ``Diagnosis.ok`` says whether a build can work. Raises AtlasError for a name that is not one.
@@ -66,14 +66,14 @@ def doctor(base: str | None = None, model: str | None = None) -> Diagnosis:
 
 
 def status(atlas: str | Path = "atlas") -> dict[str, Any]:
-    """What is in the atlas: bases, models by status, representations, bytes. Raises AtlasError where there is none."""
+    """What is in the atlas: bases, models by status, representations, bytes. Raises AtlasError if there is none."""
     from indexer.publish.maintenance import status as status_of
 
     return status_of(AtlasFolder(atlas))
 
 
 def verify(atlas: str | Path = "atlas", *, strict: bool = False) -> list[Disagreement]:
-    """What disagrees between files, checksums and database; an empty list where nothing does: `index verify`.
+    """The disagreements between files, checksums and database, none if all is well: what `index verify` does.
 
     ``strict``: also compute everything again and compare it with schema.sql and the records. Raises AtlasError where
     there is no atlas.
@@ -94,9 +94,9 @@ def rebuild(
     vector_length: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Make the database and the FAISS files again from listing and records: what `index rebuild` does.
+    """Rebuild the database and the FAISS files from the listing and the records: what `index rebuild` does.
 
-    ``force``: even where fewer models would be left. Raises AtlasError where models would be lost or there is nothing
+    ``force``: rebuild even if models would be lost. Raises AtlasError if models would be lost or there is nothing
     to build from; nothing is changed then.
     """
     from indexer.publish.maintenance import rebuild as rebuild_atlas
@@ -117,7 +117,7 @@ def represent(
 ) -> dict[str, Any]:
     """Publish another representation from the records, without reading a checkpoint: what `index represent` does.
 
-    ``index``: index, index_memory and recall, as in :func:`build`. Raises AtlasError where there is no representation
+    ``index``: index, index_memory and recall, as in :func:`build`. Raises AtlasError if there is no representation
     of that name, or the records lack what it needs.
     """
     from indexer.publish.maintenance import represent as represent_atlas
@@ -142,11 +142,11 @@ def push(
     - ``private`` (False): a new repository is private
     - ``tag`` (g and the number of the generation)
     - ``with_records`` (False): also the records, from which a build continues
-    - ``with_local``, ``with_private`` (False): even where models are folders of this machine, or private or gated
+    - ``with_local``, ``with_private`` (False): even if models were added from local folders, or are private or gated
     - ``force`` (False): even if a newer atlas, or something else, is there
     - ``dry_run`` (False): only report what would be sent
 
-    Raises AtlasError where this account may not, or a newer atlas is there.
+    Raises AtlasError if this account may not, or a newer atlas is there.
     """
     from indexer.share.push import push as push_atlas
 
@@ -158,7 +158,7 @@ def pull(
 ) -> PullReport:
     """Fetch the atlas ``name`` (OWNER/NAME[@TAG]) from the Hub into a folder, and check it: what `index pull` does.
 
-    Raises AtlasError where there is none, it is damaged, or the folder holds another.
+    Raises AtlasError if there is none, it is damaged, or the folder holds another.
     """
     from indexer.share.pull import pull as pull_atlas
 
@@ -168,9 +168,9 @@ def pull(
 def merge(
     sources: Sequence[str | Path], atlas: str | Path = "atlas", *, progress: Progress | None = None
 ) -> MergeReport:
-    """Make one new atlas of several, from their records: what `index merge` does.
+    """Merge the records of several atlases into a new one: what `index merge` does.
 
-    Raises AtlasError where one has no records, their bases do not fit, or ``atlas`` is not empty.
+    Raises AtlasError if one has no records, their bases do not fit, or ``atlas`` is not empty.
     """
     from indexer.share.merge import merge as merge_atlases
 

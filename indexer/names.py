@@ -210,7 +210,7 @@ class ModelRef:
     def of_atlas(cls, name: str) -> ModelRef:
         """A model by its name in an atlas; never a local folder, whatever exists on this machine.
 
-        Raises Skipped("malformed") where no model can have this name: the atlas may not be trustworthy.
+        Raises Skipped("malformed") if no model can have this name: the atlas may not be trustworthy.
         """
         if not is_hub_id(name) and not is_local_id(name):
             raise Skipped("malformed", f"the atlas names a model {name[:100]!r}, which is not a Hub id")

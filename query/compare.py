@@ -21,7 +21,7 @@ from query.results import Result
 from query.sampled import SAMPLE, needs_all, sample_gives
 from query.similar import similarity_of
 from query.trace.evidence import token_evidence
-from query.wording import counted, rarity
+from query.wording import counted, percent, rarity
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -208,7 +208,7 @@ def _tokens_in_common(atlas: AtlasReader, first: ResolvedModel, second: Resolved
     both, either = int((one.is_met & other.is_met).sum()), int((one.is_met | other.is_met).sum())
     return (
         f"Of the {counted(len(one.rows), 'token')} whose rows were read, {either:,} were in the text of either model "
-        f"and {both:,} in both ({both / max(either, 1):.0%}).",
+        f"and {both:,} in both ({percent(both / max(either, 1))}).",
     )
 
 

@@ -86,7 +86,7 @@ class ModelVectors(Result):
     def to_df(self) -> pandas.DataFrame:
         """The matrix as a data frame: a row for each model, named by it, a column for each number.
 
-        Raises AtlasError where pandas is not installed.
+        Raises AtlasError if pandas is not installed.
         """
         require("A data frame", "pandas")
         import pandas

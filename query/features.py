@@ -174,7 +174,7 @@ def _parse_neurons(asked: str | Sequence[int], patch: int | None) -> list[int | 
         return list(asked)
     if asked == "all":
         if patch is None:
-            raise BadArgument("All neurons together can only be shown at one patch.", "Add `patch=0`.")
+            raise BadArgument("All neurons together can only be drawn at one patch.", "Add `patch=0`.")
         return [None]
     found: list[int | None] = []
     for part in asked.split(","):

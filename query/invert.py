@@ -217,7 +217,7 @@ def invert(
     )  # fmt: skip
     notes = subject.notes
     if restrict:
-        notes = (*notes, "only the text's own words could be answered, so a right answer says less than it seems to")
+        notes = (*notes, "only words of the text could be chosen, so a right answer says less than it seems to")
     return RecoveredWords(subject.name, text, recipe, words, found, notes)
 
 

@@ -23,7 +23,7 @@ from query.resolved import ResolvedModel, unrelated_notes
 from query.results import Drawn, ThemeName
 from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, estimated
 from query.trace.evidence import TokenEvidence, token_evidence
-from query.wording import MEASURES, counted
+from query.wording import MEASURES, counted, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Embedding:
-    """What the rows of the input embedding that were read say of its change.
+    """The change of the input embedding, as far as the rows that were read show it.
 
     Of a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. ``change``: its root mean square over
     the ``rows`` that were read, ``change_error`` the standard error over the stripes that they lie in. ``share_moved``:
@@ -150,8 +150,8 @@ class Layers(Drawn):
         untouched = sum(one.norm == 0 for one in self.deltas)
         how = ", estimated" if self.read == SAMPLE else ""
         most = (
-            f"Most of the change (its squared norm{how}) lies in layer {layer.name} ({layer.share:.0%} of it) and in "
-            f"{family.name} ({family.share:.0%})"
+            f"Most of the change (its squared norm{how}) lies in layer {layer.name} ({percent(layer.share)} of it) and "
+            f"in {family.name} ({percent(family.share)})"
         )
         if untouched:
             most += f"; {untouched} of {len(self.deltas)} matrices are untouched"
@@ -164,7 +164,7 @@ class Layers(Drawn):
             )
         if (rows := self.embedding) is not None:
             most += (
-                f". Of {rows.rows:,} rows of the input embedding {rows.share_moved:.0%} moved; their change is "
+                f". Of {rows.rows:,} rows of the input embedding {percent(rows.share_moved)} moved; their change is "
                 f"{rows.change:.2g} of a row (root mean square over all of them)"
             )
         return f"{most}."

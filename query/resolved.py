@@ -159,6 +159,8 @@ def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
 
 # ---- names that are not known
 
+NOT_ON_HUB = "The Hub does not have it either. Check the spelling; for a private model, log in with `hf auth login`."
+
 
 def no_record(known: IndexedModel, name: str) -> AtlasError:
     """The error for a model that was skipped."""

@@ -89,10 +89,14 @@ class SimilarModels(Rows[Neighbour]):
     def headline(self) -> str:
         """The nearest model, and the most frequent dataset."""
         if not self.items:
-            return f"There is no model of {self.base} to compare {self.model} with."
+            return f"There is no other model of {self.base} to compare {self.model} with, or none meets the conditions."
         nearest = self.items[0]
         named = Counter(dataset for one in self.items for dataset in one.datasets).most_common(1)
-        most = f" {named[0][1]} of these {len(self.items):,} name the dataset {named[0][0]}." if named else ""
+        most = ""
+        if named:
+            dataset, number = named[0]
+            which = f"{number} of these {len(self.items):,} name" if number < len(self.items) else "Each of these names"
+            most = f" {which} the dataset {dataset}."
         like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}."
         return like + most
 
@@ -155,9 +159,7 @@ def similar(
     try:
         asked = resolve_model(atlas, str(model), base, representation, read)
         if asked.is_copy:
-            raise AtlasError(
-                f"{asked.name} is {asked.as_copy}: its delta is zero, so nothing is more or less like it.", ""
-            )
+            raise AtlasError(f"{asked.name} is {asked.as_copy}: its delta is zero, so no similarity is defined.", "")
         is_stored = asked.model_id is not None and asked.vector is None and k <= NEIGHBOURS
         if is_stored and condition is None and not other_authors and not explain:
             found = stored_neighbours(atlas, asked, k, representation)

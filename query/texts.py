@@ -123,7 +123,7 @@ def given_texts(texts: Sequence[str], *, most: int | None = MOST_TEXTS) -> Texts
     for text in texts:
         kept.add(text)
     if not kept.count:
-        raise AtlasError("There is no text.", "Give some dozen texts.")
+        raise AtlasError("There is no text.", "Give a few dozen texts.")
     return Texts(GIVEN, tuple(kept.texts()), kept.count)
 
 

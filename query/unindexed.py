@@ -10,6 +10,7 @@ from indexer.errors import AtlasError, Failed, ModelError, UnknownRevision, requ
 from indexer.names import ModelRef, author_of, nearest
 from indexer.quantities import size_in_words
 from query.resolved import (
+    NOT_ON_HUB,
     READERS,
     ResolvedModel,
     base_error,
@@ -105,9 +106,9 @@ def _reading(atlas: AtlasReader, reference: ModelRef) -> Iterator[None]:
         yield
     except ModelError as error:
         if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
-            why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
             name = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
-            raise unknown_model(atlas, name, f"It could not be read from the Hub: {why}.") from error
+            hint = f"It could not be read from the Hub: {error.detail}. Check the spelling, or try again later."
+            raise unknown_model(atlas, name, NOT_ON_HUB if error.reason == "not_found" else hint) from error
         raise unreadable(reference.id, error) from error
 
 

@@ -30,7 +30,7 @@ atlas = Atlas("atlas")
 atlas""",
     """## What is in it
 
-Plain SQL over tables and views; times are times, and lists are lists.""",
+Plain SQL over tables and views. Timestamps and lists keep their types.""",
     """>>> models = atlas.sql(
     "SELECT model, author, relation, datasets, downloads, created FROM models "
     "WHERE NOT is_copy AND NOT is_unrelated ORDER BY model"
@@ -41,12 +41,12 @@ models.head()""",
     """>>> model = models[models.datasets.str.len() > 0].model.iloc[0]
 near = atlas.similar(model, k=5, other_authors=True)
 near""",
-    """A list of neighbours, each with its fields:""",
+    """The answer is a list of neighbours with named fields:""",
     """>>> [(one.model, round(one.similarity, 2), one.datasets) for one in near[:2]]""",
     """## The vectors themselves
 
-Each row belongs to a model in `models`. If two models changed different matrices, the cosine of their whole rows is
-wrong; `similarity()` computes what `similar` shows.""",
+The rows are in the order of `models`. If two models changed different matrices, the cosine of their rows is not their
+similarity; `similarity()` computes what `similar` shows.""",
     """>>> vectors = atlas.vectors()
 print(vectors.matrix.shape, vectors.blocks)
 vectors.similarity([model]).round(2)[0, :5], vectors.models[:5]""",
@@ -61,13 +61,14 @@ groups.to_df("cluster")[["cluster", "size", "probably", "share", "authors"]]""",
     """## What was this undocumented model probably tuned on?""",
     """>>> undocumented = models[models.datasets.str.len() == 0].model
 atlas.predict(undocumented.iloc[0] if len(undocumented) else model)""",
-    """How often that is right, model by model, each predicted from models of other authors:""",
+    """How often that is right: each model is predicted from models by other authors.""",
     """>>> judged = atlas.evaluate_prediction()
 print(judged.headline)
 judged.to_df()[["model", "datasets", "answer", "probability", "right"]].head()""",
     """## How does the rank of the change move with depth?
 
-This needs all singular values (`build(base, spectra=True)`). An `AtlasError` says what is wrong and what to do.""",
+This needs all singular values (`build(base, spectra=True)`). Without them, an `AtlasError` says what is wrong and what
+to do.""",
     """>>> try:
     study = atlas.rank()
 except AtlasError as error:
@@ -77,7 +78,8 @@ else:
     display(study.figure())""",
     """## One page with all of it
 
-`atlas.report().write("report.html")` writes a page that needs no network. The atlas itself is built from Python, too:
+`atlas.report().write("report.html")` writes a page that needs no network. The atlas itself can also be built from
+Python:
 
 ```python
 from indexer import build

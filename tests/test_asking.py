@@ -202,4 +202,4 @@ def test_a_failed_model_is_found_by_the_end_of_its_id(tmp_path, monkeypatch, cap
             code, out, err = ask(question, "late")
             assert (code, out, len(err.splitlines())) == (1, "", 1)
             assert "bob/late" in err
-            assert "the Hub does not know it either" in err
+            assert "The Hub does not have it either" in err

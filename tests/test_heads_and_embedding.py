@@ -112,7 +112,7 @@ def test_the_embedding_is_that_of_the_checkpoint(asked):
     assert found.share_moved == len(ROWS) / len(rows)
     assert found.change == pytest.approx(float(np.sqrt(np.square(relative).sum(axis=1).mean())), rel=0.05)
     assert found.decay == pytest.approx(1.0)
-    assert "Of 64 rows of the input embedding 6% moved" in atlas.layers("ann/loud").headline
+    assert "Of 64 rows of the input embedding 6.2\u00a0% moved" in atlas.layers("ann/loud").headline
     untouched = atlas.layers("bob/glue-1").embedding
     assert untouched.change == untouched.share_moved == 0
 

@@ -8,7 +8,7 @@ from huggingface_hub.errors import BadRequestError
 
 from indexer.errors import AtlasError, Failed, Skipped, UnknownRevision
 from indexer.network.hub import conversion_revision, fetch_json, model_row, resolve_base, unknown_model
-from indexer.network.hub_requests import RetryPolicy, ask, parse_json, with_parameter
+from indexer.network.hub_requests import RetryPolicy, get_json, parse_json, with_parameter
 from tests.hubs import (
     BASE,
     QUICK,
@@ -213,14 +213,14 @@ def test_json_files(store, monkeypatch):
 
 def test_garbled_json_is_asked_for_again(hub):
     hub.faults.add("^/api/models/me/tuned", first=1, malformed_json=True)
-    assert ask("/api/models/me/tuned").value["id"] == "me/tuned"
+    assert get_json("/api/models/me/tuned").value["id"] == "me/tuned"
     assert len(requested(hub)) == 2
 
 
 def test_a_refusal_is_not_garbled_json(hub):
     hub.faults.add("^/api/models/me/tuned", status=400)
     with pytest.raises(BadRequestError):
-        ask("/api/models/me/tuned")
+        get_json("/api/models/me/tuned")
     assert len(requested(hub, "tuned")) == 1
 
 
@@ -229,7 +229,7 @@ def test_json_that_stays_garbled(monkeypatch):
     with RawServer(http(b"<html>")) as server:
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(Failed, match="not JSON") as caught:
-            ask("/api/models/me/tuned")
+            get_json("/api/models/me/tuned")
         assert caught.value.reason == "server_error"
         assert len(server.requests) == 3
 
@@ -246,20 +246,20 @@ def test_redirects_that_go_nowhere(monkeypatch):
     with RawServer(http(b"", "307 Temporary Redirect", Location="/api/models/x")) as server:
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(Failed, match="redirects"):
-            ask("/api/models/x")
+            get_json("/api/models/x")
         assert len(server.requests) < 10
     for target in ("http://[", "//other.invalid/x", "file:///etc/passwd", "http://127.0.0.1:1/"):
         with RawServer(http(b"", "307 Temporary Redirect", Location=target)) as server:
             use_endpoint(monkeypatch, server.endpoint)
             with pytest.raises(Failed, match="another host"):
-                ask("/api/models/x")
+                get_json("/api/models/x")
 
 
 def test_a_mirror_that_passes_on_the_hubs_own_links(monkeypatch):
     link = f'<{constants.HUGGINGFACE_CO_URL_HOME}api/models?cursor=abc>; rel="next"'
     with RawServer(http([], Link=link)) as server:
         use_endpoint(monkeypatch, server.endpoint)
-        assert ask("/api/models").next_link == f"{server.endpoint}/api/models?cursor=abc"
+        assert get_json("/api/models").next_link == f"{server.endpoint}/api/models?cursor=abc"
 
 
 def test_setting_a_parameter():

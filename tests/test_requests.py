@@ -135,7 +135,7 @@ def test_children_are_counted_before_a_crawl(tmp_path, monkeypatch):
 )
 def test_counts_that_are_none_are_left_out(monkeypatch, counted):
     monkeypatch.setattr(
-        "indexer.network.hub.ask", lambda *_: type("Answer", (), {"value": {"childrenModelCount": counted}})
+        "indexer.network.hub.get_json", lambda *_: type("Answer", (), {"value": {"childrenModelCount": counted}})
     )
     assert count_children(BASE) == {}
 

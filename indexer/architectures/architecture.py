@@ -138,7 +138,7 @@ class Architecture:
             elif any(matrix.fused != pattern.whole for matrix in matrices):
                 if pattern.groups != 1 or any(matrix.rows for matrix in matrices):
                     whole = f"{shown(module)} is {pattern.whole} in one module"
-                    raise Skipped("adapter_unsupported", f"the adapter's {whole}, which the base stores otherwise")
+                    raise Skipped("adapter_unsupported", f"the adapter's {whole}, which the base stores differently")
                 stops = list(accumulate((matrix.shape[0] for matrix in matrices), initial=0))
                 matrices = tuple(
                     replace(matrix, rows=Rows(1, stops[-1], start, stop))

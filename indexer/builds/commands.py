@@ -148,7 +148,7 @@ def add(
     reference = ModelRef.parse(str(model))
     if name is not None and (reference.folder is None or not is_hub_id(name) or "/" not in name):
         why = f"{name!r} is not OWNER/NAME" if reference.folder is not None else f"{model} has a name on the Hub"
-        raise AtlasError(f"{why}.", "`name='OWNER/NAME'` is what the atlas calls a folder.")
+        raise AtlasError(f"{why}.", "`name='OWNER/NAME'` gives a folder its name in the atlas.")
     with folder.locked("index add"):
         facts = find_base(folder, base)
         one = Build(folder, facts, replace(chosen, workers=1, retry_failed=True), watcher)
@@ -181,7 +181,7 @@ def _name_of_folder(folder: Path, name: str | None, listing: Listing) -> str:
         return local_name(folder, {one: place for one, place in places.items() if is_local_id(one)})
     same = {one for one, place in places.items() if place == place_of(folder)}
     if name in {one.id for one in listing.models()} - same:
-        raise AtlasError(f"{name} is another model of this atlas.", "Choose another `name`.")
+        raise AtlasError(f"This atlas already has another model {name}.", "Choose another `name`.")
     return name
 
 

@@ -165,7 +165,7 @@ class DaskExecutor:
             elif time.monotonic() - empty_since > _WITHOUT_WORKERS_SECONDS:
                 raise AtlasError(
                     f"The Dask cluster at {self.address} has had no worker for {_WITHOUT_WORKERS_SECONDS:.0f} s.",
-                    "Start workers and run it again; what was done stays.",
+                    "Start workers and run it again; finished work is kept.",
                 )
         return killed
 
@@ -193,7 +193,7 @@ class DaskExecutor:
     def _lost(self) -> AtlasError:
         return AtlasError(
             f"The Dask scheduler at {self.address} went away.",
-            "Start it again and run the build again; what was done stays.",
+            "Start it again and run the build again; finished work is kept.",
         )
 
 

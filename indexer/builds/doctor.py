@@ -22,7 +22,7 @@ from indexer.listing.questions import CrawlRequest, Question
 from indexer.names import is_hub_id, without_address
 from indexer.network.hub import LARGEST_JSON, count_children, model_row
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import HubAnswer, RetryPolicy, ask, fetch_small, is_own, parse_json
+from indexer.network.hub_requests import HubAnswer, RetryPolicy, fetch_small, get_json, is_own, parse_json
 from indexer.network.rate_limit import date_in, policy_in, quota_in, sent_requests
 from indexer.network.remote_file import RemoteFile, expiry_of
 from indexer.network.session import HttpLimits, install_session
@@ -82,7 +82,7 @@ class _NotOkError(Exception):
 
 
 def diagnose(base: str = BASE, model: str = MODEL) -> Diagnosis:
-    """Try the Hub at HF_ENDPOINT with the access token in use, if there is one.
+    """Test the Hub at HF_ENDPOINT, with the access token in use if there is one.
 
     ``base`` should have fine-tunes, ``model`` a small safetensors file. Never raises for what a server does; raises
     AtlasError for a name that is not one.
@@ -161,7 +161,7 @@ class _Doctor:
         except ValueError:
             is_list = False
         if not is_list:
-            advice = "Check HF_ENDPOINT: a login page or a proxy may stand before the Hub."
+            advice = "Check HF_ENDPOINT: a login page or a proxy may answer instead of the Hub."
             raise _NotOkError("it answers, but not like a Hub", advice)
         self.headers = dict(response.headers)
         return f"{self.found.endpoint} answers in {seconds * 1000:.0f} ms"
@@ -192,12 +192,12 @@ class _Doctor:
             return "accepted; the Hub does not say whose it is"
         # Can it read what is public? If not, the session asks once more without it, and says so.
         before = len(self.said)
-        ask(f"/api/models/{self.model}", [("expand", "sha")])
+        get_json(f"/api/models/{self.model}", [("expand", "sha")])
         who = f"{printable(name, 60)}, scope {printable(role, 40)}"
         if any("without it" in sentence for sentence in self.said[before:]):
             advice = "Let it read public repositories (huggingface.co/settings/tokens), or unset HF_TOKEN."
             del self.said[before:]
-            raise _NotOkError(f"{who}, but refused for public models; builds send none there", advice)
+            raise _NotOkError(f"{who}, but refused for public models; builds read those without it", advice)
         return who
 
     def _rate_limits(self) -> str:
@@ -223,13 +223,13 @@ class _Doctor:
         parameters = Question("tag", self.base, "finetune").parameters(request)
         began, without = time.monotonic(), ""
         try:
-            self.page = ask("/api/models", parameters)
+            self.page = get_json("/api/models", parameters)
         except Exception as error:
             as_user_error(error, "a listing")  # raises a bug again
             if "expand" not in str(error).lower():
                 raise
-            self.page = ask("/api/models", [pair for pair in parameters if pair != ("expand", "baseModels")])
-            without = "; baseModels is refused, tags serve"
+            self.page = get_json("/api/models", [pair for pair in parameters if pair != ("expand", "baseModels")])
+            without = "; baseModels is refused, so tags are used"
         seconds = time.monotonic() - began
         rows = [row for row in self.page.value if isinstance(row, dict)] if isinstance(self.page.value, list) else []
         if not rows:
@@ -251,7 +251,7 @@ class _Doctor:
             return "all rows are on one page, so there is no next one to try"
         if not is_own(link, self.endpoint) or urlsplit(link).path != f"{urlsplit(self.endpoint).path}/api/models":
             raise _NotOkError(f"the next page is elsewhere ({printable(link, 80)})", "Check HF_ENDPOINT.")
-        more = ask(link).value
+        more = get_json(link).value
         after = [row for row in more if isinstance(row, dict)] if isinstance(more, list) else []
         if not after or {row.get("id") for row in after} <= {row.get("id") for row in rows}:
             raise _NotOkError("the next page repeats the first", "Crawls would stop; try again, or use the Hub itself.")

@@ -73,7 +73,7 @@ class Requests:
 
 
 def requests_of(units: Sequence[Unit]) -> Requests:
-    """What reading these models takes, by the files that their rows list."""
+    """The requests needed to read these models, from the files that their rows list."""
     total = Requests()
     for unit in units:
         if unit.model.folder is None:

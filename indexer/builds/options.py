@@ -85,12 +85,12 @@ class SelectionArguments(TypedDict, total=False):
     sort: Annotated[str, Option("Which models come first.", "downloads", choices=SORTS)]
     relation: Annotated[str, Option("Any of finetune, adapter, merge, quantized.", ",".join(DEFAULT_RELATIONS))]
     discover: Annotated[str, Option(
-        "names: also find untagged fine-tunes by card, config and name. weights: by comparing some rows of models of "
-        "the base's type and size with the base's.", "tags", choices=DISCOVERIES)]
+        "names: also find untagged fine-tunes by card, config and name. weights: also find them by comparing some rows "
+        "of models of the base's type and size with the base's.", "tags", choices=DISCOVERIES)]
     max_candidates: Annotated[int | None, Option(
         "Untagged models to examine in one run. Default: 5,000 by name, 1,000 by weights.", least=1, metavar="N")]
     descendants: Annotated[bool, Option(
-        "Also models made from the base's fine-tunes and merges, or only from the base itself.", True,
+        "Also list models made from the base's fine-tunes and merges, or only those made from the base itself.", True,
         flag="--descendants/--no-descendants")]
     depth: Annotated[int, Option("Maximum number of steps from the base to a model.", MOST_STEPS, 1, 20)]
     questions: Annotated[int, Option(
@@ -114,7 +114,7 @@ class ResourceArguments(TypedDict, total=False):
         "Memory limit for all workers together, e.g. 2G. Default: half of the free memory. "
         "Publishing needs more: 1.5 GB for 10,000 new models.", metavar="SIZE")]
     bandwidth: Annotated[Size, Option(
-        "Limit in bytes a second for all workers together, e.g. 20M.", metavar="SIZE")]
+        "Limit in bytes per second for all workers together, e.g. 20M.", metavar="SIZE")]
 
 
 class IndexArguments(TypedDict, total=False):
@@ -171,7 +171,7 @@ class ProfileArguments(TypedDict, total=False):
     shift: Annotated[float | None, Option(
         "σ of the original papers' criterion. Default: .35 of the embeddings' own.", least=0, most=1e6)]
     seed: Annotated[int, Option("Random seed.", 0, 0, 2**31)]
-    device: Annotated[str, Option("cpu, cuda, cuda:1 …", "cpu")]
+    device: Annotated[str, Option("Device: cpu, cuda, cuda:1 …", "cpu")]
     workers: Annotated[int | None, Option(
         "Number of processes, of one thread each. Default: 1.", least=1, most=256)]
     memory: Annotated[Size, Option(

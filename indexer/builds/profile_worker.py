@@ -29,9 +29,7 @@ from indexer.profiles.tokenizer import IsolatedTokenizer
 # Called with a model's id, what was done (``layer`` for a finished layer), and the number of the layer or 0.
 OnProgress = Callable[[str, str, int], None]
 
-_OWN_VOCABULARY = (
-    "its vocabulary is not the base's: it was measured with its own words, and there is no drift and no cka"
-)
+_OWN_VOCABULARY = "its vocabulary differs from the base's: it was measured with its own tokens, without drift and cka"
 
 
 @dataclass(frozen=True)

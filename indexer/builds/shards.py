@@ -1,4 +1,4 @@
-"""A build in shares, for processes that share a folder and have no scheduler: what `index work` and `publish` do."""
+"""A build in shards, for processes that share a folder and have no scheduler: what `index work` and `publish` do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from indexer.storage.atomic_files import remove_leftovers
 
 @dataclass(frozen=True)
 class Shard:
-    """Share ``number`` (from 0) of ``count``. A model belongs to a shard by its name alone."""
+    """Shard ``number`` (from 0) of ``count``. A model belongs to a shard by its name alone."""
 
     number: int
     count: int
@@ -57,10 +57,10 @@ def work(
     progress: Progress | None = None,
     **options: Unpack[BuildArguments],
 ) -> BuildReport:
-    """Do one share of a build (``shard``: "0/16" to "15/16") and publish nothing: what `index work` does.
+    """Do one shard of a build ("0/16" to "15/16") and publish nothing: what `index work` does.
 
     The first shard crawls the Hub and fetches the base while the others wait; a complete listing that is already there
-    is used as it is. ``options``: those of :func:`build`, the same for all shares. Raises AtlasError as ``build`` does.
+    is used as it is. ``options``: those of :func:`build`, the same for all shards. Raises AtlasError as ``build`` does.
     """
     share, chosen = Shard.parse(shard), BuildOptions.parse(**options)
     watcher, folder = Watcher(progress), AtlasFolder(atlas)

@@ -105,7 +105,7 @@ def classify_error(error: Exception) -> ModelError:
         says_so = isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
         is_lack_of_memory = says_so or isinstance(error, MemoryError | torch.OutOfMemoryError)
     if is_lack_of_memory:
-        return Failed("out_of_memory", "reading it needed more memory than there is")
+        return Failed("out_of_memory", "reading it needed more memory than was available")
     try:
         return as_model_error(error)
     except Exception:  # raised again: it came neither from the network nor from the Hub

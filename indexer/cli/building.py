@@ -59,7 +59,7 @@ def build(
 
     narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since") if chosen[name])
     if narrowed:
-        advice = "Check the spelling and the day, or leave that out."
+        advice = "Check the spelling and the date, or leave them out."
         none_listed = AtlasError(f"No listed model matches {narrowed}.", advice)
     else:
         advice = (
@@ -76,14 +76,14 @@ def build(
 
 @click.command()
 @base_option("Base model.", required=True)
-@click.option("--shard", required=True, metavar="I/N", help="Share of the models, counted from 0: 0/16 … 15/16.")
+@click.option("--shard", required=True, metavar="I/N", help="Shard of the models, counted from 0: 0/16 … 15/16.")
 @options_for(SelectionArguments)
 @options_for(RecordArguments)
 @options_for(ResourceArguments)
 @atlas_option
 @output_options
 def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
-    """Do one share of a build and publish nothing: for job arrays that share a folder.
+    """Do one shard of a build without publishing it: for job arrays that share a folder.
 
     Give all shards the same options, then run `index publish` once.
     """
@@ -109,7 +109,7 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 @atlas_option
 @output_options
 def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:
-    """Publish what `index work` has done, without using the network or reading a checkpoint."""
+    """Publish the results of `index work`, without using the network or reading a checkpoint."""
     from indexer.builds.shards import publish_records
     from indexer.builds.view import BuildView
 
@@ -120,7 +120,7 @@ def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, *
 
 
 def _print_reports(reports: list[BuildReport], output: str, what_next: str, none_listed: AtlasError) -> None:
-    """Print the reports. Raises AtlasError where a build stopped or indexed nothing."""
+    """Print the reports. Raises AtlasError if a build stopped or indexed nothing."""
     rows = [report.to_dict() for report in reports]
     if output == "table" and sys.stdout.isatty():
         rows = [_with_units(row) for row in rows]
@@ -151,7 +151,7 @@ def _with_units(row: dict[str, Any]) -> dict[str, Any]:
 @click.command()
 @click.argument("model", shell_complete=complete_model)
 @base_option("The base it was tuned from.", required=True)
-@click.option("--name", metavar="OWNER/NAME", help="What the atlas calls a folder. Default: local:FOLDER.")
+@click.option("--name", metavar="OWNER/NAME", help="Name of a folder in the atlas. Default: local:FOLDER.")
 @options_for(RecordArguments)
 @atlas_option
 @output_options
@@ -202,12 +202,12 @@ def deepen(models: tuple[str, ...], base: str | None, atlas: str, output: str, y
 
 @click.command()
 @click.argument("model", shell_complete=complete_model)
-@click.option("--base", metavar="ID", help="Only as a model of this base. Default: of every base that contains it.")
+@click.option("--base", metavar="ID", help="Remove it only from this base. Default: from every base that has it.")
 @click.option("--keep-record", is_flag=True, help="Leave its records on disk, so that adding it again reads nothing.")
 @atlas_option
 @output_options
 def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: str) -> None:
-    """Take MODEL out of the atlas: tables, vectors, profiles and records.
+    """Remove MODEL from the atlas: from tables, vectors, profiles and records.
 
     Later builds ignore it; `index add` brings it back.
     """
@@ -220,14 +220,14 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 @click.argument("models", nargs=-1, shell_complete=complete_model)
 @click.option("--base", metavar="ID", help="Profile the fine-tunes of this base. Default: the only base of the atlas.")
 @options_for(ProfileArguments)
-@click.option("--dry-run", is_flag=True, help="Only print how many models, bytes and seconds there are.")
+@click.option("--dry-run", is_flag=True, help="Only print how many models, bytes and seconds it would take.")
 @atlas_option
 @output_options
 def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, dry_run: bool, **chosen: Any) -> None:
-    """Measure what each layer of MODELS, or of a base's fine-tunes, keeps of its input.
+    """Measure how much of its input each layer of MODELS, or of a base's fine-tunes, keeps.
 
-    The measures say how much noise a layer tolerates, what a linear map recovers, how broadly it looks, and how far it
-    has moved from the base. Results on small models may not carry over to large ones.
+    The measures say how much noise a layer tolerates, what a linear map recovers, on how many positions it depends, and
+    how far it has moved from the base. Results on small models may not carry over to large ones.
     """
     from indexer import library
 

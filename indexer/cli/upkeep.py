@@ -24,7 +24,7 @@ def _representations(_context: click.Context, _parameter: click.Parameter, typed
 
 @click.command()
 @click.option("--details", is_flag=True, help="Show everything in the table.")
-@click.option("--hub", is_flag=True, help="Try the Hub instead, as `index doctor` does.")
+@click.option("--hub", is_flag=True, help="Test the Hub instead, like `index doctor`.")
 @atlas_option
 @output_options
 @click.pass_context
@@ -71,7 +71,7 @@ def _in_short(found: dict[str, Any]) -> dict[str, Any]:
 @output_options
 @click.pass_context
 def doctor(context: click.Context, base: str | None, model: str | None, output: str) -> None:
-    """Try the Hub in a dozen requests, and say what works and what to do; exit 1 if a build cannot work."""
+    """Test the Hub with a dozen requests, and print what works and what to do; exit 1 if a build cannot work."""
     from indexer import library
 
     found = library.doctor(base, model)
@@ -92,7 +92,7 @@ def doctor(context: click.Context, base: str | None, model: str | None, output: 
 @click.option(
     "--strict",
     is_flag=True,
-    help="Also compute everything again and compare it with schema.sql and the records: for an atlas by someone else.",
+    help="Also recompute everything and compare it with schema.sql and the records: for an atlas by someone else.",
 )
 @atlas_option
 @output_options
@@ -118,7 +118,7 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
 @atlas_option
 @output_options
 def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
-    """Make the database and the FAISS files again from the listing and the records; no checkpoint is read.
+    """Rebuild the database and the FAISS files from the listing and the records, without reading a checkpoint.
 
     The vectors' centre is computed again from all models. Models that a listing lacks are taken from the old database
     and the records. Nothing is changed if models would be lost.
@@ -154,7 +154,7 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
 @click.option("--tag", metavar="T", help="Tag of this state. Default: g and the number of the generation.")
 @click.option("--with-records", is_flag=True, help="Also the records, from which a build can continue: many gigabytes.")
 @click.option("--with-private", is_flag=True, help="Push even if models are private or gated on the Hub.")
-@click.option("--with-local", is_flag=True, help="Push even if models are folders of this machine.")
+@click.option("--with-local", is_flag=True, help="Push even if models were added from local folders.")
 @click.option(
     "--force", is_flag=True, help="Push even if this replaces a newer atlas, or if the repository has other files."
 )
@@ -162,7 +162,7 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
 @atlas_option
 @output_options
 def push(name: str, atlas: str, output: str, **chosen: Any) -> None:
-    """Publish the atlas as the dataset OWNER/NAME on the Hub: all of it at once, then a tag.
+    """Publish the atlas as the dataset OWNER/NAME on the Hub: in one commit, then a tag.
 
     Unchanged files are not sent again. Log in first: `hf auth login`, or set HF_TOKEN.
     """
@@ -204,7 +204,7 @@ def pull(name: str | None, listing: bool, base: str | None, with_records: bool, 
             say("the Hub lists no atlas" + (f" of {base}" if base else ""))
         return
     if base is not None:
-        raise click.UsageError("--base goes with --list.")
+        raise click.UsageError("--base can only be used with --list.")
     from indexer import library
 
     emit(asdict(library.pull(name, atlas, with_records=with_records, progress=print_note)), output)
@@ -215,11 +215,11 @@ def pull(name: str | None, listing: bool, base: str | None, with_records: bool, 
 @atlas_option
 @output_options
 def merge(sources: tuple[str, ...], atlas: str, output: str) -> None:
-    """Make one new atlas (--atlas) from the records of several, with different bases or with shards of one base."""
+    """Merge the records of several atlases, of different bases or of shards of one base, into a new one (--atlas)."""
     from indexer import library
 
     if len(sources) < 2:
-        raise click.UsageError("Name two atlases or more.")
+        raise click.UsageError("Name at least two atlases.")
     emit(asdict(library.merge(sources, atlas, progress=print_note)), output)
 
 

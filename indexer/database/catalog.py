@@ -24,7 +24,7 @@ from indexer.untrusted import printable
 if TYPE_CHECKING:
     import duckdb
 
-HINT = "This program did not write it like that. To rebuild it from its records: index rebuild"
+HINT = "This program did not write it in this form. To rebuild it from its records: index rebuild"
 
 # A row takes at least a byte, except in a table of repeated values: there this many rows are accepted.
 _ROWS_BELIEVED = 1_000_000
@@ -115,7 +115,7 @@ def examine(connection: duckdb.DuckDBPyConnection, path: Path) -> Found:
     for kind in _LISTINGS:
         for schema, name in sorted(held[kind].keys() - wanted[kind].keys()):
             where = "" if schema in ("main", "") else f" in the schema {printable(schema, 60)!r}"
-            problems.append(f"holds a {kind} {printable(name, 60)!r}{where}, which schema.sql does not make")
+            problems.append(f"holds a {kind} {printable(name, 60)!r}{where}, which schema.sql does not create")
         for _, name in sorted(wanted[kind].keys() - held[kind].keys()) if kind == "table" else ():
             problems.append(f"lacks the table {name!r}")
         for key in sorted(held[kind].keys() & wanted[kind].keys()) if kind != "view" else ():

@@ -214,7 +214,9 @@ def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout
         return architecture.locate(shapes, config)
     except Skipped as problem:
         if is_quantised and problem.reason == "missing_matrices":
-            raise Skipped("quantized", f"it is quantised, and as numbers {problem.detail}") from problem
+            raise Skipped(
+                "quantized", f"it is quantised; without its quantised matrices, {problem.detail}"
+            ) from problem
         raise
 
 

@@ -225,12 +225,14 @@ def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
         compare(base.layout, layout)
     except Skipped as problem:
         if config.get("quantised") and problem.reason == "missing_matrices":
-            raise Skipped("quantized", f"it is quantised, and as numbers {problem.detail}") from problem
+            raise Skipped(
+                "quantized", f"it is quantised; without its quantised matrices, {problem.detail}"
+            ) from problem
         raise
     if checkpoint.quantised:
         refuse_coarse({name: checkpoint.quantised[name] for name in layout.tensors if name in checkpoint.quantised})
         if any(matrix.transposed for matrix in layout.matrices):
-            raise Skipped("quantized", "its matrices are stored in few bits and transposed, which is not read")
+            raise Skipped("quantized", "its matrices are quantised and stored transposed, which is not supported")
     return layout
 
 

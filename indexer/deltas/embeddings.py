@@ -14,7 +14,7 @@ from indexer.deltas.stored_base import POSITIONS, TOKEN_TYPES, TOKENS
 from indexer.names import ModelRef
 from indexer.network.session import install_session
 from indexer.quantities import size_in_words
-from indexer.records.decay import Decay, judge_rows
+from indexer.records.decay import Decay, classify_rows
 from indexer.records.record import TokenChanges
 from indexer.records.tokens import MISSING, RowChanges, row_changes, token_stripes
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -159,11 +159,11 @@ class EmbeddingReader:
         if decay is None:
             # A tied head moves every token. Positions that moved can be recognised only if nothing decayed.
             decay = Decay(1.0, dtype)
-            if not (judge_rows(rows, base, decay).is_untouched).any():
+            if not (classify_rows(rows, base, decay).is_untouched).any():
                 return None
         elif decay.dtype != dtype:
             return None
-        judged = judge_rows(rows, base, decay)
+        judged = classify_rows(rows, base, decay)
         return None if judged.is_unsure.any() else ~judged.is_untouched
 
 

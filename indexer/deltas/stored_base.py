@@ -208,7 +208,7 @@ class StoredBase:
         plan = self.description.get("row_plan", ROW_PLAN)
         if plan != ROW_PLAN:
             raise AtlasError(
-                f"Fine-tunes of {self.base} are sampled by {shown(plan)}, which this version lacks.", "Upgrade."
+                f"Fine-tunes of {self.base} are sampled by {shown(plan)}, which this version does not have.", "Upgrade."
             )
         tokens = self._header.entries.get(TOKENS)
         token_numbers = math.prod(tokens.shape) if tokens is not None else 0

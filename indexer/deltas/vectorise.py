@@ -30,7 +30,7 @@ from indexer.deltas.spectra import Spectra
 from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadableParent, on_record, once
 from indexer.deltas.svd import Factors, lora_svd, sample_svd, truncated_svd
 from indexer.errors import Failed, Skipped
-from indexer.listing.claims import YES, path_verdict
+from indexer.listing.claims import YES, classify_path
 from indexer.listing.parents import Parents
 from indexer.names import DeltaKey
 from indexer.network.hub import model_row
@@ -388,7 +388,7 @@ def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterB
     why = f"{ROW_NAMES}{row}, and its adapter_config.json decides" if unit != planned else ""
     if unit.parent is not None:
         return AdapterBase(shown, "finetune", unit.parent.name, why)
-    if unit.is_on_base or path_verdict(named, unit.model.id, (unit.base,)) in (None, YES):
+    if unit.is_on_base or classify_path(named, unit.model.id, (unit.base,)) in (None, YES):
         return AdapterBase(shown, "base", why=why)
     unknown = "this could not be resolved, so it is treated as the base"
     return AdapterBase(shown, "unknown", why=f"{why}; {unknown}" if why else unknown)

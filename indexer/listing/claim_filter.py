@@ -24,8 +24,8 @@ from indexer.listing.claims import (
     UNSURE,
     YES,
     Claim,
+    classify_path,
     hub_spelling,
-    path_verdict,
     relation_to,
     stated_bases,
     untyped_relation,
@@ -35,11 +35,11 @@ from indexer.listing.questions import (
     BadRow,
     ClaimedRow,
     CrawlRequest,
-    Passed,
     Question,
     RawRow,
     Rejected,
     Step,
+    UnlistedMember,
 )
 from indexer.names import RELATIONS, is_hub_id
 from indexer.network.hub import fetch_json
@@ -88,7 +88,7 @@ class ClaimFilter:
         self._candidates = 0
         self.is_cut = False  # whether untagged models were left out by a bound
 
-    def __call__(self, question: Question, row: Any) -> ClaimedRow | BadRow | Rejected | Passed | None:
+    def __call__(self, question: Question, row: Any) -> ClaimedRow | BadRow | Rejected | UnlistedMember | None:
         """What a row is that answers ``question``; None for one that makes no claim.
 
         Raises AtlasError if the files of an untagged model are needed and the Hub cannot be asked at all.
@@ -109,11 +109,11 @@ class ClaimFilter:
             return ClaimedRow(row, Claim(direct, "tag", self.request.base))
         if question.kind != "children":
             relation = relation_to(row, self.request.ids, RELATIONS)
-            return _passed(row, relation, self.request.base)
+            return _unlisted_member(row, relation, self.request.base)
         relation = relation_to(row, (question.asked,), RELATIONS)
         parent = hub_spelling(question.asked)
         if relation not in self.request.relations:
-            return _passed(row, relation, parent)
+            return _unlisted_member(row, relation, parent)
         claimed_by = f"alias:{parent}" if parent.lower() in self._copies else "tag"
         return ClaimedRow(row, Claim(relation, claimed_by, parent))
 
@@ -155,7 +155,7 @@ def bad_row(row: Any) -> BadRow | None:
     return None
 
 
-def _passed(row: RawRow, relation: str | None, parent: str) -> Passed | None:
+def _unlisted_member(row: RawRow, relation: str | None, parent: str) -> UnlistedMember | None:
     """A model that is not listed, if it may have children that are.
 
     GGUF files are made to be run, not trained; most quantised copies are nothing else.
@@ -167,7 +167,7 @@ def _passed(row: RawRow, relation: str | None, parent: str) -> Passed | None:
     if relation == "quantized" and is_gguf:
         return None
     downloads = Reader().count(row.get("downloads"), "downloads") or 0
-    return Passed(str(row["id"]), Step(parent, relation, downloads))
+    return UnlistedMember(str(row["id"]), Step(parent, relation, downloads))
 
 
 def _find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str]:
@@ -191,7 +191,7 @@ def _find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | N
         path = config.get(key) if isinstance(config, dict) else None
         lacks_path = lacks_path or (isinstance(config, dict) and key == "_name_or_path" and key not in config)
         is_text = isinstance(path, str) and len(path) <= _LONGEST_NAME
-        verdict = path_verdict(path if is_text else None, identifier, ids)
+        verdict = classify_path(path if is_text else None, identifier, ids)
         if verdict == YES:
             found = "adapter" if claimed_by == "adapter_config" else relation
             return Claim(found, claimed_by, base), f"{filename} names it"

@@ -32,7 +32,7 @@ _MOST_TAGS = 10_000
 _LONGEST_TAG = 300
 _MOST_BASES = 100
 
-# Verdicts on a path in a configuration; see path_verdict.
+# What a path in a configuration names; see classify_path.
 YES, NO, UNSURE = "yes", "no", "unsure"
 # First parts of a path that are folders of training scripts, not owners on the Hub.
 _FOLDERS = frozenset((
@@ -134,7 +134,7 @@ def untyped_relation(row: Mapping[str, Any]) -> str:
     return "adapter" if is_adapter else "finetune"
 
 
-def path_verdict(path: str | None, identifier: str, ids: Collection[str]) -> str | None:
+def classify_path(path: str | None, identifier: str, ids: Collection[str]) -> str | None:
     """What a ``…name_or_path`` names: the base, another model, something unclear, or nothing (None).
 
     ``identifier`` is the model's own id, which names no base.

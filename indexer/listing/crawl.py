@@ -29,12 +29,12 @@ from indexer.listing.questions import (
     CrawlProgress,
     CrawlRequest,
     Page,
-    Passed,
     Question,
     Step,
+    UnlistedMember,
 )
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import ask, is_own, with_parameter
+from indexer.network.hub_requests import get_json, is_own, with_parameter
 from indexer.untrusted import Reader, printable
 
 MOST_PAGES = 10_000
@@ -145,7 +145,7 @@ class _Crawl:
                 if one.claim.relation in WALKED:
                     downloads = Reader().count(one.row.get("downloads"), "downloads") or 0
                     self.family.add(one.id, Step(one.claim.parent, one.claim.relation, downloads))
-            for other in page.of(Passed):
+            for other in page.of(UnlistedMember):
                 self.family.add(other.id, other.step)
             before = len(ids)
             ids.update(str(row.get("id")) for row in rows if isinstance(row, dict))
@@ -207,7 +207,7 @@ class _Crawl:
                 address = address.replace(_EXPAND_BASES, "")
             try:
                 self.progress.calls += 1
-                answer = ask(with_parameter(address, "limit", str(size)) if size else address)
+                answer = get_json(with_parameter(address, "limit", str(size)) if size else address)
                 break
             except (HfHubHTTPError, httpx2.DecodingError, httpx2.TimeoutException) as error:
                 if _status(error) == 400 and _EXPAND_BASES in address and "expand" in str(error).lower():

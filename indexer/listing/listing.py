@@ -41,10 +41,10 @@ from indexer.listing.questions import (
     CrawlProgress,
     CrawlRequest,
     Page,
-    Passed,
     RawRow,
     Rejected,
     Step,
+    UnlistedMember,
 )
 from indexer.names import is_hub_id
 from indexer.regular_files import descriptor_of, open_regular
@@ -209,7 +209,7 @@ class Listing:
             claims = {page.question.key: found.claim}
             lines.append(model_line(found.id, claims, found.row if is_news else None, crawl.id, now))
         lines += [bad_line(replace(bad, seen=now), crawl.id) for bad in page.of(BadRow)]
-        lines += [step_line(one.id, one.step, crawl.id) for one in page.of(Passed)]
+        lines += [step_line(one.id, one.step, crawl.id) for one in page.of(UnlistedMember)]
         for one in page.of(Rejected):
             if state.rejected[one.kind].get(one.id, ("",))[0] != one.commit:
                 lines.append({"kind": one.kind, "id": one.id, "sha": one.commit, "why": one.why})

@@ -14,8 +14,8 @@ from indexer.listing.claim_filter import is_named_after
 from indexer.listing.claims import (
     NO,
     UNSURE,
+    classify_path,
     hub_spelling,
-    path_verdict,
     relation_to,
     stated_bases,
     untyped_relation,
@@ -84,7 +84,7 @@ class Parents:
         Raises LookupError for an unknown model.
         """
         named = named_base(row)
-        verdict = path_verdict(named, above[-1], {*self._ids, alias} if alias else self._ids)
+        verdict = classify_path(named, above[-1], {*self._ids, alias} if alias else self._ids)
         # Old ids have no owner and look like the name of a folder, so an unclear name may be one too.
         if named is None or verdict not in (NO, UNSURE):
             return None
@@ -156,7 +156,7 @@ def named_base(row: Row) -> str | None:
 
 def names_another(row: Row, base: str) -> bool:
     """Whether an adapter's row names something that is not spelled like the base."""
-    return path_verdict(named_base(row), str(row.get("id")), (base,)) in (NO, UNSURE)
+    return classify_path(named_base(row), str(row.get("id")), (base,)) in (NO, UNSURE)
 
 
 def ask_hub(name: str) -> Row | None:

@@ -144,7 +144,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Passed:
+class UnlistedMember:
     """A model that is not listed, but whose children are: a quantised copy, or one of a relation not asked for."""
 
     id: str
@@ -188,8 +188,8 @@ class Rejected:
 
 
 # The result of checking a row that makes a claim, or might make one.
-CheckedRow = ClaimedRow | BadRow | Rejected | Passed
-Checked = TypeVar("Checked", ClaimedRow, BadRow, Rejected, Passed)
+CheckedRow = ClaimedRow | BadRow | Rejected | UnlistedMember
+Checked = TypeVar("Checked", ClaimedRow, BadRow, Rejected, UnlistedMember)
 
 
 @dataclass(frozen=True)

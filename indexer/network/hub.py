@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision
 from indexer.names import RELATIONS, is_hub_id, nearest, without_address
 from indexer.network.hub_errors import as_model_error, as_user_error
-from indexer.network.hub_requests import ask, fetch_small, parse_json
+from indexer.network.hub_requests import fetch_small, get_json, parse_json
 from indexer.network.rows import filenames_in
 from indexer.untrusted import is_count, is_too_deep, printable
 
@@ -76,7 +76,7 @@ def resolve_base(name: str) -> BaseFacts:
         )
     what = f"the base model {name}"
     try:
-        row = ask(f"/api/models/{name}").value
+        row = get_json(f"/api/models/{name}").value
         identifier, commit = _identity(row, what)
         aliases = [name] if name != identifier else []
         # Older ids that the Hub still redirects to this one.
@@ -85,7 +85,7 @@ def resolve_base(name: str) -> BaseFacts:
             former = pattern.format(name=bare)
             if former != identifier and renamed_owner in ("", owner):
                 with suppress(RepositoryNotFoundError, EntryNotFoundError):
-                    found = ask(f"/api/models/{former}").value
+                    found = get_json(f"/api/models/{former}").value
                     if isinstance(found, dict) and found.get("id") == identifier:
                         aliases.append(former)
         component = _component_of(filenames_in(row))
@@ -119,7 +119,7 @@ def _component_of(filenames: Collection[str]) -> str:
 _INSTEAD_OF_CONFIG = (
     ("adapter_config.json", "it is an adapter", "Name the base that it was trained on."),
     ("model_index.json", "it is a pipeline without a separate folder for its denoising model", "Choose another base."),
-    ("params.json", "its weights are in Mistral's own form", "Choose its twin for transformers, often named …-hf."),
+    ("params.json", "its weights are in Mistral's own format", "Choose the transformers version, often named …-hf."),
 )
 
 
@@ -150,7 +150,7 @@ def unknown_model(name: str) -> AtlasError:
     found: dict[str, None] = {}
     try:
         for narrowed in [("author", owner), *filters] if owner else filters:
-            rows = ask("/api/models", [narrowed, ("sort", "downloads"), ("limit", "100")]).value
+            rows = get_json("/api/models", [narrowed, ("sort", "downloads"), ("limit", "100")]).value
             ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
             found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
     except Exception as error:
@@ -167,7 +167,7 @@ def unknown_model(name: str) -> AtlasError:
 def count_children(identifier: str) -> dict[str, int]:
     """How many models the Hub counts as made from this one, by relation; {} if it does not say."""
     try:
-        row = ask(f"/api/models/{identifier}", [("expand", "childrenModelCount")]).value
+        row = get_json(f"/api/models/{identifier}", [("expand", "childrenModelCount")]).value
     except Exception as error:
         as_model_error(error)  # raises a bug again; nothing depends on the answer
         return {}
@@ -186,7 +186,7 @@ def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
         raise Skipped("malformed", f"{printable(identifier, 100)!r} is not a valid name on the Hub")
     path = f"/api/models/{identifier}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
     try:
-        row = ask(path, [("blobs", "true")]).value
+        row = get_json(path, [("blobs", "true")]).value
     except RevisionNotFoundError as error:
         sentence = f"{identifier} has no revision {printable(revision or 'main', 100)}"
         raise UnknownRevision("not_found", sentence) from error
@@ -222,7 +222,7 @@ def conversion_revision(identifier: str) -> str | None:
         # The numbers of the converter's open pull requests.
         numbers: set[int] = set()
         for page in range(_MOST_DISCUSSION_PAGES):
-            answer = ask(
+            answer = get_json(
                 f"/api/models/{identifier}/discussions",
                 [("p", str(page)), ("type", "pull_request"), ("status", "open"), ("author", _CONVERTER)],
             ).value
@@ -242,8 +242,8 @@ def conversion_revision(identifier: str) -> str | None:
                 break
         for number in sorted(numbers, reverse=True):
             reference = f"refs/pr/{number}"
-            commits = ask(f"/api/models/{identifier}/commits/{quote(reference, safe='')}").value
-            main = ask(f"/api/models/{identifier}").value
+            commits = get_json(f"/api/models/{identifier}/commits/{quote(reference, safe='')}").value
+            main = get_json(f"/api/models/{identifier}").value
             known = [one.get("id") for one in commits if isinstance(one, dict)] if isinstance(commits, list) else []
             if isinstance(main, dict) and main.get("sha") in known:
                 return reference

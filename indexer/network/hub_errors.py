@@ -30,8 +30,8 @@ from indexer.untrusted import printable, tidy
 _LONGEST = 200
 
 _OF_CERTIFICATES = (
-    "If a proxy of your network opens https, or this Hub has an authority of its own, set SSL_CERT_FILE to a file with "
-    "its certificate."
+    "If a proxy of your network intercepts https, or this Hub has its own certificate authority, set SSL_CERT_FILE to "
+    "a file with that certificate."
 )
 
 # The first class that matches decides, so derived classes come first.

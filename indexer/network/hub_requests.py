@@ -83,7 +83,7 @@ class HubAnswer:
     next_link: str | None = None
 
 
-def ask(path: str, parameters: Parameters = ()) -> HubAnswer:
+def get_json(path: str, parameters: Parameters = ()) -> HubAnswer:
     """GET JSON from the endpoint; ``path`` is below it, or a whole address of the endpoint's own host.
 
     The JSON is raw, because one malformed field in a typed client ends a whole listing. Raises the library's exceptions

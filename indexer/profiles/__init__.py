@@ -1,4 +1,4 @@
-"""Depth profiles: what each layer of a model keeps of its input, and how broadly it looks.
+"""Depth profiles: how much of its input each layer of a model keeps, and how many positions it depends on.
 
 ``Layers(stem, blocks)`` takes any torch module; ``measure`` profiles it with a probe.
 

@@ -12,7 +12,7 @@ One forward pass of the base over the texts is all that is computed; no fine-tun
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +29,12 @@ from indexer.profiles.layers import fitting_tokens
 from indexer.profiles.single import Reference, read_now
 from indexer.profiles.subject import Subject
 from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
+from indexer.profiles.whitening import Floats, ReferenceMoments, Whitener, eigenvectors, moment_eigenvectors
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, convolved, count_sketches
 from indexer.records.tokens import token_rows
 
-__all__ = ["BaseModel", "Whitening", "read_base"]
+__all__ = ["BaseModel", "ReferenceMoments", "read_base"]
 
 RIDGE = 0.01  # of the largest eigenvalue of the reference's moment
 TOKENS_EACH = 64  # of a text that are counted; the rest is left out, as more texts say more than longer ones
@@ -45,29 +46,14 @@ WORTH_THREADS = 512
 _NEGLIGIBLE = 0.02
 _STARTS, _ENDS = ("[CLS]", "<s>"), ("[SEP]", "</s>")
 
-Floats = NDArray[np.float32]
 Progress = Callable[[int], None]  # called with the number of texts that were done since the last call
 
 
 @dataclass(frozen=True)
-class Whitening:
-    """The reference's moments, by group of matrices with the same inputs.
-
-    C is approximately Σ λ v vᵀ: ``values`` (k,) and ``vectors`` (d, k) by group, ``ridges`` ρ. ``roots``: the sketch
-    (blocks, length) of (W C W)^½.
-    """
-
-    values: Mapping[str, Floats]
-    vectors: Mapping[str, Floats]
-    ridges: Mapping[str, float]
-    roots: Floats
-
-
-@dataclass(frozen=True)
 class Budget:
-    """What is used of a set of texts: at most so many ``texts``, evenly spaced, and the first ``tokens`` of each.
+    """How much of a set of texts is used: at most ``texts`` of them, evenly spaced, and the first ``tokens`` of each.
 
-    ``wide``: so many of their inputs are used where a matrix has more than ``WIDEST``, evenly spaced over all tokens.
+    ``wide``: the number of tokens that are used for a matrix of more than ``WIDEST`` inputs, evenly spaced.
     """
 
     texts: int
@@ -96,9 +82,7 @@ class BaseModel:
         if subject.layers.takes_images:
             raise AtlasError(f"{subject.name} takes images, so it cannot be asked about texts.", "Name a text model.")
         self._subject, self._keys, self._length = subject, list(keys), length
-        self._tokenizer = require_tokenizer(
-            subject.tokenizer, subject.name, "Only bases with a tokenizer can be asked."
-        )
+        self._tokenizer = require_tokenizer(subject.tokenizer, subject.name, "Only bases with a tokenizer can be used.")
         self._longest = fitting_tokens(subject.layers, TOKENS_EACH)
         self._vocabulary = len(subject.layers.tokens)
         self._start, self._end = _frame(self._tokenizer)
@@ -138,7 +122,7 @@ class BaseModel:
         own: int,
         progress: Progress = lambda count: None,
         budget: Budget = OF_A_SET,
-    ) -> tuple[Whitening, Floats]:
+    ) -> tuple[ReferenceMoments, Floats]:
         """The moments of the first ``own`` of some sets of encoded texts, and the ``blocks`` of all sets."""
         values, vectors, ridges = dict[str, Floats](), dict[str, Floats](), dict[str, float]()
         roots = np.zeros((len(self._keys), self._length), np.float32)
@@ -146,7 +130,7 @@ class BaseModel:
 
         def decompose(group: str) -> None:
             inputs = collected.pop(group)
-            held, directions = _eigen(np.concatenate(inputs[:own]))
+            held, directions = moment_eigenvectors(np.concatenate(inputs[:own]))
             ridge = max(RIDGE * float(held.max(initial=0.0)), 1e-12)
             root = np.sqrt(held / (held + ridge))
             for key in self._keys_of(group):
@@ -154,16 +138,16 @@ class BaseModel:
             kept = held > _NEGLIGIBLE * ridge
             values[group], vectors[group] = held[kept].astype(np.float32), directions[:, kept].astype(np.float32)
             ridges[group] = ridge
-            self._compare(group, inputs, _White(values[group], vectors[group], ridge), found)
+            self._compare(group, inputs, Whitener(values[group], vectors[group], ridge), found)
 
         collected = self._collected(sets, progress, budget)
         _at_once(decompose, list(collected))
-        return Whitening(values, vectors, ridges, roots), _unit(found - roots)
+        return ReferenceMoments(values, vectors, ridges, roots), _unit(found - roots)
 
     def blocks(
         self,
         sets: Sequence[Sequence[Sequence[int]]],
-        whitening: Whitening,
+        whitening: ReferenceMoments,
         progress: Progress = lambda count: None,
         budget: Budget = ASKED,
     ) -> Floats:
@@ -171,14 +155,14 @@ class BaseModel:
         found = np.zeros((len(sets), len(self._keys), self._length), np.float32)
 
         def compare(group: str) -> None:
-            white = _White(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
+            white = Whitener(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
             self._compare(group, collected.pop(group), white, found)
 
         collected = self._collected(sets, progress, budget)
         _at_once(compare, [group for group in collected if group in whitening.vectors])
         return _unit(found - whitening.roots)
 
-    def _compare(self, group: str, inputs: Sequence[Floats], white: _White, found: Floats) -> None:
+    def _compare(self, group: str, inputs: Sequence[Floats], white: Whitener, found: Floats) -> None:
         """Sketch (W M W)^½ of the inputs x of every set, for all matrices of a group, into ``found``.
 
         With B = W [x₁ x₂ …] / √n and BᵀB = Q μ Qᵀ it is (B Q) μ^-½ (B Q)ᵀ, and CountSketches of B Q are those of B
@@ -203,14 +187,14 @@ class BaseModel:
                 some = slice(ends[number] - len(rows), ends[number])
                 gram = rest[some] @ rest[some].T / np.float32(white.ridge)
                 gram += (projected[some] * white.squares) @ projected[some].T
-                values, turns = _eigh(gram / count)
+                values, turns = eigenvectors(gram / count)
                 kept = values > 1e-6 * max(float(values[-1]), 1e-30)
                 turns, weights = turns[:, kept], 1 / np.sqrt(values[kept]) / count
                 for place in keys:
                     first, second = (one[:, some] @ turns for one in sketches[place])
                     found[number, place] = convolved(first, second, weights)
             elif len(rows):
-                values, vectors = _eigh(white.around(rows.T @ rows / count))
+                values, vectors = eigenvectors(white.whitened(rows.T @ rows / count))
                 for place, key in keys.items():
                     found[number, place] = convolved(*self._sketches(key, vectors), np.sqrt(values))
 
@@ -313,7 +297,7 @@ class BaseModel:
         return sorted(texts, key=lambda text: len(text.ids)), narrow_ends, wide_ends
 
     def _cut(self, ids: Sequence[int], most: int) -> Sequence[int]:
-        """A text of at most so many tokens, with its end."""
+        """A text cut to at most ``most`` tokens, with its end tokens."""
         end = len(self._end)
         return ids if len(ids) <= most else [*ids[: most - end], *ids[len(ids) - end :]]
 
@@ -342,34 +326,6 @@ class BaseModel:
             lengths = torch.tensor([len(one.ids) for one in batch])
             yield batch, rows.to(device), (torch.arange(width) < lengths[:, None]).long().to(device)
             batch = []
-
-
-class _White:
-    """W = (C + ρ)^-½ of one group, with C ≈ Σ λ v vᵀ.
-
-    Along v with λ > ρ a number would be the difference of two large ones, so these directions are split off first:
-    W x = ρ^-½ x⊥ + Σ s vᵀx v, where x⊥ is x without them and s = (λ + ρ)^-½, less ρ^-½ for the other directions.
-    """
-
-    def __init__(self, values: Floats, vectors: Floats, ridge: float) -> None:
-        self.vectors, self.ridge = vectors, ridge
-        self.is_large = values > ridge
-        held = values.astype(np.float64) + ridge
-        self.scale = (held**-0.5 - np.where(self.is_large, 0.0, ridge**-0.5)).astype(np.float32)
-        self.squares = (1 / held - np.where(self.is_large, 0.0, 1 / ridge)).astype(np.float32)
-
-    def parts(self, rows: Floats) -> tuple[Floats, NDArray[np.floating]]:
-        """Of rows x (n, d): vᵀx (n, k) and x⊥ (n, d). (W x)·(W y) = x⊥·y⊥/ρ + Σ ``squares`` vᵀx vᵀy."""
-        projected: Floats = rows @ self.vectors
-        return projected, rows - projected[:, self.is_large] @ self.vectors[:, self.is_large].T
-
-    def around(self, moment: NDArray[np.floating]) -> Floats:
-        """W M W."""
-        large = self.vectors[:, self.is_large]
-        white = (self.vectors * self.scale) @ self.vectors.T - np.float32(self.ridge**-0.5) * (large @ large.T)
-        white[np.diag_indices_from(white)] += np.float32(self.ridge**-0.5)
-        found: Floats = white @ moment.astype(np.float32) @ white
-        return found
 
 
 def _unit(blocks: Floats) -> Floats:
@@ -402,21 +358,3 @@ def _frame(tokenizer: IsolatedTokenizer) -> tuple[list[int], list[int]]:
     start = [special[word] for word in _STARTS if word in special][:1]
     end = [special[word] for word in _ENDS if word in special][:1]
     return start, end
-
-
-def _eigen(rows: Floats) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Eigenvalues (k,), none negative, and eigenvectors (d, k) of the second moment of rows (n, d)."""
-    count = max(1, len(rows))
-    if len(rows) >= rows.shape[1]:
-        return _eigh(rows.T @ rows / count)
-    values, left = _eigh(rows @ rows.T / count)
-    kept = values > 1e-6 * max(float(values.max(initial=0.0)), 1e-30)
-    values, left = values[kept], left[:, kept]
-    return values, rows.T @ left / np.sqrt(values * count).astype(np.float32)
-
-
-def _eigh(matrix: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Eigenvalues, ascending, none negative, and eigenvectors of a symmetric matrix, in single precision."""
-    whole = torch.from_numpy(matrix.astype(np.float32))
-    values, vectors = torch.linalg.eigh((whole + whole.T) / 2)  # in a third less time than NumPy
-    return values.clamp(min=0).double().numpy(), vectors.numpy()

@@ -68,7 +68,7 @@ class Layers:
     def tokens(self) -> torch.Tensor:
         """The vocabulary (tokens, width). Raises AtlasError if inputs are images."""
         if self.vocabulary is None:
-            raise AtlasError("This model takes images: it has no words.", "Ask for pictures, or name a text model.")
+            raise AtlasError("This model takes images, not words.", "Ask for pictures, or name a text model.")
         return self.vocabulary
 
     @cached_property

@@ -141,9 +141,9 @@ class ProbeChoice:
 
     def __post_init__(self) -> None:
         if self.text is not None and self.kind not in (None, "text"):
-            raise AtlasError(f"--text goes with --probe text, not {self.kind}.", "Leave one of them out.")
+            raise AtlasError(f"--text can only be used with --probe text, not {self.kind}.", "Leave one of them out.")
         if self.images and self.kind not in (None, "image"):
-            raise AtlasError(f"--image goes with --probe image, not {self.kind}.", "Leave one of them out.")
+            raise AtlasError(f"--image can only be used with --probe image, not {self.kind}.", "Leave one of them out.")
 
     def name(self, takes_images: bool) -> str:
         """random, text or image; by default what the model takes."""

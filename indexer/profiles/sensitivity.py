@@ -146,8 +146,8 @@ def receptive_fields(
 ) -> dict[int, Measures]:
     """What the outputs of each layer depend on, from one forward pass and a few backward passes per layer.
 
-    ``reach``: the effective number of positions an output looks at (the exponential of an entropy); ``own``: the share
-    of its own position; ``start_share``: that of the first quarter of the input. Errors are over sequences.
+    ``reach``: the effective number of positions that an output depends on (the exponential of an entropy); ``own``:
+    the share of its own position; ``start_share``: that of the first quarter of the input. Errors are over sequences.
 
     M[t, s] = E‖∂(v·h_t)/∂e_s‖² with v normal, pooled over sequences before its rows are normalised to sum 1; t is the
     last position of each quarter, or every position of at most four. Layers that depend on no input are left out.

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from indexer.architectures.architecture import load_architecture
-from indexer.errors import AtlasError, ModelError
+from indexer.errors import AtlasError, Failed, ModelError
 from indexer.machine import check_device
 from indexer.names import ModelRef
 from indexer.network.hub_errors import as_model_error
@@ -141,7 +141,10 @@ def read_now(reference: Reference, device: str = "cpu", *, keep: bool = False) -
         raise AtlasError(f"{reference.model} cannot be run: {error.message}", error.hint) from error
     except Exception as error:
         known = error if isinstance(error, ModelError) else as_model_error(error)
-        raise AtlasError(f"{reference.model} cannot be run: {known.detail}.", "") from error
+        raise AtlasError(
+            f"{reference.model} cannot be run: {known.detail.removeprefix(f'{reference.model}: ')}.",
+            "Try again later." if isinstance(known, Failed) else "",
+        ) from error
 
 
 def profile_now(

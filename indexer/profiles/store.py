@@ -24,7 +24,7 @@ from indexer.untrusted import load_json
 
 METHOD = "depth-1"
 _SUBJECTS = ("base", "fine_tune", "untrained")
-MOST_BYTES = 64 << 20  # a layer has some dozen numbers
+MOST_BYTES = 64 << 20  # a layer has a few dozen numbers
 HINT = "Delete it; `index profile` makes it again."
 
 

@@ -102,9 +102,9 @@ class IsolatedTokenizer:
             self._process = None
             _end(process)
             if isinstance(error, TimeoutError):
-                raise AtlasError(f"Its tokenizer takes more than {seconds:g} s to answer.", "") from error
+                raise AtlasError(f"The tokenizer takes more than {seconds:g} s to answer.", "") from error
             if isinstance(error, OSError):
-                raise AtlasError("Its tokenizer fails, or takes too much memory.", "") from error
+                raise AtlasError("The tokenizer fails, or takes too much memory.", "") from error
             raise
         return answer
 
@@ -161,7 +161,7 @@ def _tokenizer(
             return IsolatedTokenizer(content | {"config.json": json.dumps(model_type).encode()}, kept)
         except (AtlasError, ValueError, RecursionError, AttributeError) as error:
             why = f" ({error.message})" if isinstance(error, AtlasError) else ""
-            raise Skipped("malformed", f"its {' and '.join(names)} make no tokenizer{why}") from error
+            raise Skipped("malformed", f"its {' and '.join(names)} cannot be loaded as a tokenizer{why}") from error
     return None
 
 

@@ -81,7 +81,7 @@ class Decay:
 
 
 @dataclass(frozen=True)
-class JudgedRows:
+class ClassifiedRows:
     """``is_untouched``, ``is_unsure`` (n,); ``clearance`` (n,) ulps; ``visible`` (n,) the share of changed numbers.
 
     The clearance of an untouched row is 0. ``small`` and ``large`` (n,): by how many ulps one of the smallest numbers
@@ -96,7 +96,9 @@ class JudgedRows:
     large: Floats
 
 
-def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | NDArray[np.intp] = ()) -> JudgedRows:
+def classify_rows(
+    rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | NDArray[np.intp] = ()
+) -> ClassifiedRows:
     """Which rows are explained by ``decay`` of the base's.
 
     ``reference``: the rows that it was fitted to, alternately of its two halves; each is judged by the other half.
@@ -124,10 +126,10 @@ def judge_rows(rows: Rows, base: Rows, decay: Decay, reference: Sequence[int] | 
             small[place[some]] = np.where(is_small, distances[some], 0).max(axis=1)
             large[place[some]] = np.where(is_small, 0, distances[some]).max(axis=1)
     is_untouched = entries <= _STRAY
-    return JudgedRows(is_untouched, ~is_untouched & (visible < _VISIBLE), clearance, visible, small, large)
+    return ClassifiedRows(is_untouched, ~is_untouched & (visible < _VISIBLE), clearance, visible, small, large)
 
 
-def stray_rows(judged: JudgedRows, width: int, *, has_decayed: bool) -> tuple[NDArray[np.bool_], bool]:
+def stray_rows(judged: ClassifiedRows, width: int, *, has_decayed: bool) -> tuple[NDArray[np.bool_], bool]:
     """(n,) which rows that look untouched may have moved; and whether steps moved smallest numbers alone (binomial)."""
     from scipy.special import bdtrc
 

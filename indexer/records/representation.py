@@ -105,7 +105,7 @@ class Representation:
         if not self.of_profiles and not self.is_held_by(record):
             if record.is_sampled and self.needs != "v":
                 raise AtlasError(
-                    f"{self.name!r} needs all of a model's matrices, and of {record.identity.model} a sample was read.",
+                    f"{self.name!r} needs all rows, but only a sample of {record.identity.model} was read.",
                     f"Read the rest: `deepen({record.identity.model!r})`",
                 )
             raise AtlasError(
@@ -249,10 +249,10 @@ REPRESENTATIONS: dict[str, Representation] = {
         ),
         Representation("spectrum", 1, "top singular values of every delta", True, _spectrum, needs="s"),
         Representation(
-            "depth", 1, "what layers keep, against the base; only of profiled models", False, _no_record, True
+            "depth", 1, "what layers keep, compared with the base; only for profiled models", False, _no_record, True
         ),
         Representation(
-            "input_v1", 1, "input side, 57 numbers a delta, not centred (the default before)", True,
+            "input_v1", 1, "input side, 57 numbers per delta, not centred (the previous default)", True,
             partial(_fixed, side="input"), block=FIXED_LENGTH, earlier="input", needs="v",
         ),
         Representation(

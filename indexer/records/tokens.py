@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.records.decay import (
+    ClassifiedRows,
     Decay,
     Floats,
-    JudgedRows,
     Rows,
     as_float64,
     as_numbers,
+    classify_rows,
     fit_decay,
-    judge_rows,
     pieces_of,
     stray_rows,
     ulp,
@@ -117,8 +117,8 @@ def row_changes(
         scale = 1.0
         decay: Decay | None = Decay(1.0, dtype)
         others = np.flatnonzero(~is_same)  # the numbers of the same rows are one ulp away at most
-        found = judge_rows(rows[others], base[others], Decay(1.0, dtype))
-        judged = JudgedRows(is_same.copy(), np.zeros(count, dtype=np.bool_), *(np.zeros(count) for _ in range(4)))
+        found = classify_rows(rows[others], base[others], Decay(1.0, dtype))
+        judged = ClassifiedRows(is_same.copy(), np.zeros(count, dtype=np.bool_), *(np.zeros(count) for _ in range(4)))
         for every, some in zip(vars(judged).values(), vars(found).values(), strict=True):
             every[others] = some
     else:
@@ -133,7 +133,7 @@ def row_changes(
             return None
         decay, reference = fit_decay(rows, base, scale, dtype, is_there)
         if decay is not None:
-            judged = judge_rows(rows, base, decay, reference)
+            judged = classify_rows(rows, base, decay, reference)
 
     def sizes(chosen: NDArray[np.intp]) -> Floats:
         """How much these rows changed besides the decay, relative to the base's rows."""

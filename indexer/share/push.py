@@ -178,7 +178,7 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
             "are private or gated on the Hub, or in no listing",
             "--with-private",
         ),
-        (stage.local, options.get("with_local"), "are folders of this machine", "--with-local"),
+        (stage.local, options.get("with_local"), "were added from local folders", "--with-local"),
     ):
         if models and not is_wanted:
             raise AtlasError(

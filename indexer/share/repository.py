@@ -17,7 +17,7 @@ from indexer.atlas import ON_HUB
 from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
 from indexer.names import is_hub_id
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import ask, fetch_small
+from indexer.network.hub_requests import fetch_small, get_json
 from indexer.network.session import HttpLimits, install_session
 from indexer.share.card import TAG
 from indexer.share.manifest import LARGEST, MOST_FILES, NAME, Manifest, parse
@@ -123,7 +123,7 @@ def resolve(address: Address) -> str:
     install_session(LIMITS)
     revision = quote(address.revision or "main", safe="")
     try:
-        row = ask(f"/api/datasets/{address.name}/revision/{revision}").value
+        row = get_json(f"/api/datasets/{address.name}/revision/{revision}").value
         sha = row.get("sha") if isinstance(row, dict) else None
         if not (isinstance(sha, str) and COMMIT.fullmatch(sha)):
             raise Failed("server_error", "its answer names no commit")
@@ -149,7 +149,7 @@ def resolve(address: Address) -> str:
 def tags(name: str) -> dict[str, str]:
     """The commit of each tag of a dataset. Raises AtlasError."""
     with translated_hub_errors(name, "read"):
-        refs = ask(f"/api/datasets/{name}/refs").value
+        refs = get_json(f"/api/datasets/{name}/refs").value
         rows = refs.get("tags") if isinstance(refs, dict) else None
         return {
             str(one["name"]): str(one["targetCommit"])
@@ -164,7 +164,7 @@ def read_commit(address: Address, sha: str) -> RemoteCommit:
         files: dict[str, ListedFile] = {}
         link = f"/api/datasets/{address.name}/tree/{sha}?recursive=true&expand=false"
         for _ in range(MOST_PAGES):
-            answer = ask(link)
+            answer = get_json(link)
             for row in answer.value if isinstance(answer.value, list) else ():
                 try:
                     if row["type"] == "file":
@@ -200,12 +200,12 @@ def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
     parameters += [("expand", one) for one in expand]
     listed: list[dict[str, Any]] = []
     with translated_hub_errors("list of atlases", "read"):
-        answer = ask("/api/datasets", parameters)
+        answer = get_json("/api/datasets", parameters)
         for _ in range(_MOST_ATLASES // 20):  # a page of the Hub has a hundred, of some mirrors fewer
             listed += [one for one in answer.value if isinstance(one, dict)] if isinstance(answer.value, list) else []
             if answer.next_link is None or len(listed) >= _MOST_ATLASES:
                 break
-            answer = ask(answer.next_link)
+            answer = get_json(answer.next_link)
     rows = []
     for row in listed:
         # The card says what an atlas holds, the tags say a part of it. Malformed fields are left out.

@@ -145,7 +145,7 @@ def _measured(
     made: Compressed, parts: Sequence[Vectors], promised: float, seed: int, masks: Masks | None
 ) -> Compressed:
     """The recall with the fewest candidates that give the ``promised`` one, else with the most."""
-    questions = ask(parts, QUERIES, seed, masks)
+    questions = draw_questions(parts, QUERIES, seed, masks)
     search = CompressedSearch(made.index, masks=masks)
     candidates, found = made.candidates, 0.0
     for candidates in [number for number in CANDIDATES if number >= made.candidates] or [made.candidates]:
@@ -196,7 +196,7 @@ def sample(parts: Sequence[Vectors], count: int, seed: int) -> Iterator[Vectors]
         start += len(part)
 
 
-def ask(parts: Sequence[Vectors], count: int, seed: int, masks: Masks | None = None) -> Questions:
+def draw_questions(parts: Sequence[Vectors], count: int, seed: int, masks: Masks | None = None) -> Questions:
     """Draw at most ``count`` questions from the vectors and answer them exactly, in blocks (no id twice in parts)."""
     drawn = list(sample(parts, count, seed))
     ids = np.concatenate([block.ids for block in drawn])

@@ -78,7 +78,7 @@ class NamePatterns:
     def find(self, module: str) -> Any:
         """The value for a module; None if no key matches."""
         if "\n" in module:
-            raise Skipped("malformed", f"the name of the module {shown(module)} is more than a line")
+            raise Skipped("malformed", f"the name of the module {shown(module)} contains a line break")
         place = self._plain_place(module)
         for position, key, expression in self._expressions:
             if position > place:

@@ -23,6 +23,7 @@ from query.texts import Texts, given_texts, read_texts
 from query.trace.evidence import token_evidence
 from query.trace.texts import kept_tokens
 from query.trace.trace import longest_input, met_probabilities, tokenizer_for
+from query.wording import percent
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -56,8 +57,9 @@ def ask(
 ) -> LikelyModels | TextsOfModel:
     """The ``k`` models of a base that were most probably tuned on texts like those of ``file``, or in a list.
 
-    With ``model`` and ``among`` instead of ``file``: which of these files, or of the files in these folders, the model
-    was tuned on texts like, or none of them; of several files also in what shares (see :mod:`query.ask.shares`).
+    With ``model`` and ``among`` instead of ``file``: the one of these files (or of the files in these folders) whose
+    texts are most like those that the model was tuned on, or none; for several files also their shares of the training
+    text (:mod:`query.ask.shares`).
 
     Files hold lines, JSON lines, CSV, TSV or Parquet, with the text in ``field`` (see :func:`query.texts.read_texts`);
     200 texts of a file are used. The texts run through the base once, which is downloaded if need be; no fine-tune is
@@ -158,7 +160,7 @@ def _texts_for(
 ) -> TextsOfModel:
     asked = resolve_model(atlas, model, base, "input")
     if asked.is_copy:
-        raise AtlasError(f"{asked.name} is {asked.as_copy}: it was tuned on nothing.", "")
+        raise AtlasError(f"{asked.name} is {asked.as_copy}: it was not tuned on any text.", "")
     reader = Reader(atlas, asked.base, own, device)
     models = read_candidates(atlas, asked.base, reader.reference().rates.shape[1])
     place = int(np.searchsorted(models.ids, asked.model_id or -1))
@@ -221,7 +223,7 @@ def _shares(
     if found is None:
         return None, ["the shares of the files are not known: none of the tokens of one of them was read"]
     if (known := float(np.nanmean(met))) > 0.9:
-        return found, [f"the model met {known:.0%} of the tokens that were read, so the shares are rough"]
+        return found, [f"the model met {percent(known)} of the tokens that were read, so the shares are rough"]
     return found, []
 
 
@@ -254,7 +256,7 @@ def _scored(
     for one in texts:
         if (different := len(set(one.texts))) < FEWEST_TEXTS:
             said = "1 text, which says" if different == 1 else f"{different} different texts, which say"
-            notes.append(f"{one.name} holds {said} little; some dozen are better")
+            notes.append(f"{one.name} holds {said} little; a few dozen are better")
     return found, (words, vectors), notes
 
 

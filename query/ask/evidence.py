@@ -23,19 +23,19 @@ from query.resolved import READERS
 from query.texts import Texts
 
 if TYPE_CHECKING:
-    from indexer.profiles.inputs import BaseModel, Whitening
+    from indexer.profiles.inputs import BaseModel, ReferenceMoments
     from query.reader import AtlasReader
 
 METHOD = "inputs-3"  # change it when the features of a text change
 NULL_METHOD = "null-1"  # change it when the scores of the reference change
 MOST_BYTES = 4 << 30
-# A user's own reference texts make at most so many sets, in the order of the file, of at least so many texts.
+# A user's own reference texts are divided into at most OWN_SETS sets of at least TEXTS_OF_A_SET texts, in file order.
 OWN_SETS, TEXTS_OF_A_SET = 34, 12
 
 
 @dataclass(frozen=True)
 class Features:
-    """Of n sets of texts: ``blocks`` (n, d) vectors like those of models, ``rates`` (n, rows) shares of tokens."""
+    """Features of n sets of texts: ``blocks`` (n, d), vectors like those of models; ``rates`` (n, rows) of tokens."""
 
     blocks: NDArray[np.float32]
     rates: NDArray[np.float32]
@@ -68,7 +68,7 @@ class Reader:
         self._length = atlas.index(base).length // len(self._keys)
         self._device, self._state = device, atlas.state
         self._loaded: BaseModel | None = None
-        self._whitening: Whitening | None = None
+        self._whitening: ReferenceMoments | None = None
         shipped = reference_sets()
         self._reference = shipped if own is None else reference_sets(own)
         # Sets of the user's own texts may be few, or all of one kind.
@@ -78,17 +78,17 @@ class Reader:
         self._null_name = f"{self._digest}-{NULL_METHOD}-{_digest({'atlas': str(atlas.folder.root.resolve())})}"
 
     def reference(self) -> Features:
-        """Of every set of reference texts."""
+        """The features of every set of reference texts."""
         found = self._cached(f"{self._digest}-sets")
         return self._run_reference()[1] if found is None else found
 
     def pooled_rates(self) -> NDArray[np.float32]:
-        """(rows,) of all reference texts together, each set with the same weight."""
+        """(rows,) the token rates of all reference texts together, each set with the same weight."""
         found: NDArray[np.float32] = self.reference().rates[: len(self._reference)].mean(axis=0)
         return found
 
     def of(self, texts: Texts) -> Features:
-        """Of one set of texts."""
+        """The features of one set of texts."""
         name = f"{self._digest}-{_digest({'texts': list(texts.texts)})}"
         found = self._cached(name)
         if found is not None:
@@ -107,12 +107,12 @@ class Reader:
         return found
 
     def null(self) -> Null | None:
-        """What the reference scores with the models of this publish of the atlas; None if it is not in the cache."""
+        """The reference's scores with the models of this publish of the atlas; None if they are not in the cache."""
         arrays = None if self._state is None else self._arrays(self._null_name, self._state)
         return None if arrays is None else Null.of_arrays(arrays)
 
     def keep_null(self, null: Null) -> None:
-        """Keep it for later questions, in place of that of an earlier publish."""
+        """Store these scores for later questions, in place of those of an earlier publish."""
         if self._state is not None:
             self._keep(self._null_name, null.arrays(), self._state)
 
@@ -129,16 +129,16 @@ class Reader:
             self._loaded = read_base(self._base, self._commit, self._keys, self._length, self._device)
         return self._loaded
 
-    def _moments(self) -> Whitening:
+    def _moments(self) -> ReferenceMoments:
         """The reference's moments."""
-        from indexer.profiles.inputs import Whitening
+        from indexer.profiles.inputs import ReferenceMoments
 
         if self._whitening is None:
             arrays = self._arrays(f"{self._digest}-moments")
             if arrays is None:
                 return self._run_reference()[0]
             groups = [one.removeprefix("values ") for one in arrays if one.startswith("values ")]
-            self._whitening = Whitening(
+            self._whitening = ReferenceMoments(
                 {group: arrays[f"values {group}"] for group in groups},
                 {group: arrays[f"vectors {group}"] for group in groups},
                 {group: float(arrays[f"ridge {group}"][0]) for group in groups},
@@ -146,7 +146,7 @@ class Reader:
             )
         return self._whitening
 
-    def _run_reference(self) -> tuple[Whitening, Features]:
+    def _run_reference(self) -> tuple[ReferenceMoments, Features]:
         """Run the reference through the base, and keep its moments and features."""
         from indexer.console.messages import Progress
         from indexer.profiles.inputs import OF_A_SET

@@ -8,7 +8,7 @@ from typing import Any
 
 from query.results import Rows
 from query.texts import GIVEN
-from query.wording import counted, decimal
+from query.wording import counted, decimal, percent
 
 _WORTH = 0.05  # a smaller share is not named in the headline
 
@@ -112,7 +112,7 @@ class LikelyTexts:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextsOfModel(Rows[LikelyTexts]):
-    """The files that ``model`` was probably tuned on texts like, the most likely first.
+    """Files of texts, by how likely ``model`` was tuned on texts like theirs, the most likely first.
 
     ``answer``: the first one, or None for "none of them".
     """
@@ -141,7 +141,7 @@ class TextsOfModel(Rows[LikelyTexts]):
             return f"None of them: {self.model} was not clearly tuned on texts like those of any of these files."
         parts = sorted((row for row in self.items if (row.share or 0) >= _WORTH), key=lambda row: -(row.share or 0))
         named = (
-            f" In shares: {', '.join(f'{short[row.file]} {row.share:.0%}' for row in parts[:5])}."
+            f" In shares: {', '.join(f'{short[row.file]} {percent(row.share)}' for row in parts[:5])}."
             if len(parts) > 1
             else ""
         )

@@ -36,7 +36,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Null:
-    """What the reference sets score with n models: all that later questions need of it.
+    """The scores of the reference sets with n models, as far as later questions need them.
 
     ``weights`` (kinds,) of the kinds of evidence. ``means`` and ``spreads`` (kinds, n) of the raw scores of each model,
     NaN for a model without that kind. ``patterns``: models are compared with those that have the same kinds; for each

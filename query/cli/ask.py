@@ -17,15 +17,15 @@ from query.cli.options import base_option, neighbours_option, opened_atlas, prin
     click.option("--field", metavar="NAME", help='Field of a row that holds the text. Default: "text".'),
     click.option(
         "--reference", metavar="FILE", type=Path,
-        help="Texts that no model was trained on, best of the kind that the base was. Default: those of this package.",
+        help="Texts that no model was tuned on, ideally like those the base was trained on. Default: shipped texts.",
     ),
     click.option("--where", metavar="SQL", help='Only models that satisfy this condition, e.g. "downloads > 100".'),
-    click.option("--model", metavar="MODEL", help="Ask which of the files --among this model was tuned on."),
+    click.option("--model", metavar="MODEL", help="Find which of the files in --among this model was tuned on."),
     click.option(
         "--among", metavar="FILE", multiple=True, type=Path,
         help="With --model: a file of texts, or a folder of such files. More of them may follow.",
     ),
-    click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …"),
+    click.option("--device", default="cpu", show_default=True, help="Device: cpu, cuda, cuda:1 …"),
 )  # fmt: skip
 def ask(files: tuple[str, ...], atlas: str, output: str, **options: Any) -> None:
     """Find the models that were probably tuned on texts like those in FILE: lines, JSON lines, CSV, TSV or Parquet.

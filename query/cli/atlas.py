@@ -91,6 +91,8 @@ def schema(name: str | None, output: str) -> None:
     from query.glossary import schema as schema_of
 
     emit(schema_of(name), output)
+    if name is not None and output == "table" and sys.stdout.isatty():
+        say("whole comments: query help COLUMN, or a pipe")
 
 
 @click.command("help", cls=Question)
@@ -121,14 +123,15 @@ def explain_word(context: click.Context, word: str | None, output: str) -> None:
 
 
 @click.command()
-@click.option("--mcp", is_flag=True, expose_value=False, help="Use the Model Context Protocol (the only one).")
+@click.option("--mcp", is_flag=True, expose_value=False, help="Use the Model Context Protocol (the only choice).")
 @click.option("--folders", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="Let agents also read models from folders in DIR. By default they read no folder.")  # fmt: skip
 @atlas_option
 def serve(folders: Path | None, atlas: str) -> None:
-    """Serve the questions to agents as read-only tools, by the Model Context Protocol on stdin and stdout.
+    """Serve the questions to agents as read-only tools, over the Model Context Protocol on stdin and stdout.
 
-    For a client's settings: command "query", arguments "serve --atlas /path/to/atlas" (or hf://OWNER/NAME).
+    In the settings of a client, write the command "query" with the arguments "serve --atlas /path/to/atlas" (or
+    hf://OWNER/NAME).
     """
     from query.serve.mcp import serve as answer
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     representation_option,
     click.option(
         "--by", type=click.Choice(["dataset", "model", "task"]), default="dataset", show_default=True,
-        help="Rows to print; task: whether models of one task, not dataset, are close, also within datasets.",
+        help="Rows to print. task: measure purity by task instead of dataset, also within datasets.",
     ),
     neighbours_option("Number of nearest models to consider. Default: as many as share its dataset.", None),
     click.option(
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     click.option(
         "--within", multiple=True,
         type=click.Choice(["head", "language", "author", "length", "norm", "seed", "dataset"]),
-        help="Also print chance if only models of the same head (language, …) exchange labels. Repeatable. "
-        "norm: of δW, to a factor of two. seed: of the factors of adapters.",
+        help="Also print chance if only models with the same head (language, …) exchange labels. May be given several "
+        "times. norm: ‖δW‖ within a factor of two. seed: the seed of adapters' factors.",
     ),
     click.option(
         "--confusions", is_flag=True, help="Print which datasets are mistaken for which, compared with chance."
@@ -91,7 +91,7 @@ def purity(
     click.option("--count", type=click.IntRange(min=2), help="Number of clusters (kmeans)."),
     click.option(
         "--by", type=click.Choice(["cluster", "model", "task"]), default="cluster", show_default=True,
-        help="Rows of CSV and JSON lines; task: also compare clusters with tasks, among models on one dataset too.",
+        help="Rows of CSV and JSON lines. task: also compare clusters with tasks, overall and within datasets.",
     ),
     representation_option,
     seed_option,
@@ -108,8 +108,8 @@ def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, 
     base_option,
     method_option("Projection method."),
     click.option("--color", default="dataset", show_default=True, metavar="COLUMN",
-                 help="dataset, author, cluster, or any column of the models view."),
-    out_option(".png, .svg or .pdf to print, .html to explore, .parquet for other viewers.", required=True),
+                 help="Colour by dataset, author, cluster, or any column of the models view."),
+    out_option("File: .png, .svg or .pdf to print, .html to explore, .parquet for other viewers.", required=True),
     representation_option,
     seed_option,
     theme_option,
@@ -147,7 +147,7 @@ def rank(
 ) -> None:
     """Show how the rank of the change, or of the weights, varies with depth, and the equation that fits best.
 
-    The input embedding is not included: only the sizes of its rows' changes are read (`query layers`).
+    The input embedding is not included, because only the sizes of its rows' changes are known (see `query layers`).
     """
     file = picture_file(out)
     with opened_atlas(atlas) as opened:

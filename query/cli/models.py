@@ -137,8 +137,8 @@ def layers(
     ),
     click.option(
         "--unknown-share", type=click.FloatRange(0, 1), metavar="S",
-        help="Share of models like these that are tuned on data that no other author names. Default: the share among "
-        "the labelled models of the atlas; of ten models or more it is estimated from them.",
+        help="Share of such models that were tuned on data that no other author names. Default: the share among the "
+        "labelled models of the atlas; for ten models or more, it is estimated from them.",
     ),
     out_option("With --evaluate: also draw the reliability: .png, .svg or .pdf."),
     representation_option,
@@ -189,7 +189,7 @@ def predict(
 @question(
     optional_model,
     click.option(
-        "--all", "every", is_flag=True, help="For every indexed model of the base; the edges are stored in the atlas."
+        "--all", "every", is_flag=True, help="Ask about every indexed model of the base, and store the edges."
     ),
     base_option,
     click.option("--fresh", is_flag=True, help="Read the weights even if there is a stored answer; --all always does."),
@@ -208,7 +208,7 @@ def lineage(
     atlas: str,
     output: str,
 ) -> None:
-    """Find the model that MODEL was made from, by its weights, and whether its card agrees.
+    """Find from the weights which model MODEL was made from, and whether its card agrees.
 
     MODEL is an indexed id, any other Hub id, or a local checkpoint folder. For an indexed model the stored answer is
     printed with its date, if there is one; otherwise at most 30 MB of weights are read.
@@ -234,14 +234,14 @@ def lineage(
                 say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {answer.models_read} models")
         if file is not None:
             from query.figures import draw, write_output
-            from query.lineage.result import around, tree_figure
+            from query.lineage.result import edges_around, tree_figure
 
             if model is None:
                 edges = list(answers.edges) if no_dates else stored_edges(opened, base)
                 figure = tree_figure(edges, base, theme)
             else:
                 edges = [edge for edge in stored_edges(opened, base) if edge.child != answer.model]
-                figure = tree_figure(around([*edges, *answer.edges], answer.model), base, theme, answer.model)
+                figure = tree_figure(edges_around([*edges, *answer.edges], answer.model), base, theme, answer.model)
             write_output(file, draw(figure, file.suffix.lower()))
             say(f"the tree is in {file}")
     if model is None and answers.unanswered:
@@ -256,7 +256,7 @@ def lineage(
     click.option("--each", is_flag=True, help="Print the result for each text."),
     click.option(
         "--max-length", type=click.IntRange(min=1), metavar="N",
-        help="Tokens of a text that were used in training. Default: as the position embeddings show, else 24.",
+        help="Number of tokens to which training cut texts. Default: what the position embeddings show, else 24.",
     ),
     click.option("--all-rows", is_flag=True, help="Read the whole embedding of MODEL and of its base, not some rows."),
     _read_option,
@@ -277,7 +277,7 @@ def trace(
 ) -> None:
     """Show what MODEL was trained on, from its input embedding: only rows of tokens in the training text moved.
 
-    With --text, show which texts certainly had no part in it: no step that changed the embedding used them.
+    With --text, show which texts were certainly not used in any step that changed the embedding.
     """
     with opened_atlas(atlas) as opened:
         found = opened.trace(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from query.results import ThemeName
 
 _layers_option = click.option("--layers", metavar="1,4", help="Only these layers. Default: all, or 12 evenly spaced.")
-_device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
+_device_option = click.option("--device", default="cpu", show_default=True, help="Device: cpu, cuda, cuda:1 …")
 _stem_option = click.option(
     "--stem",
     metavar="image|VIT",
@@ -58,7 +58,7 @@ def depth(
     atlas: str,
     output: str,
 ) -> None:
-    """Show what each layer of MODEL keeps of its input, next to how much its weights changed.
+    """Show how much of its input each layer of MODEL keeps, next to how much its weights changed.
 
     MODEL may be a base. `index profile` stores profiles; a model without one is measured now and not stored.
     """
@@ -91,14 +91,14 @@ def _layers(text: str | None) -> tuple[int, ...] | None:
     _layers_option,
     click.option(
         "--recipe", type=click.Choice(["default", "blank", "original", "seed"]), default="default", show_default=True,
-        help="blank: start from a blank; original: the method of the original papers (printed as seed).",
+        help="blank: start from a blank input. original: the method of the original papers (printed as seed).",
     ),
     click.option(
         "--top", default=1, show_default=True, type=click.IntRange(1, 50),
         help="Number of nearest words for each position.",
     ),
     click.option("--keep", metavar="1:", help="Use only these output positions."),
-    click.option("--restrict", is_flag=True, help="Search among the text's own words only."),
+    click.option("--restrict", is_flag=True, help="Search only among the words of the text."),
     click.option("--shift", type=FiniteRange(0, 1e6), help="σ of the criterion. Default: .35 of the embeddings' own."),
     click.option("--steps", type=click.IntRange(1, 1_000_000), help="Number of steps of gradient descent."),
     click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the original method."),
@@ -121,7 +121,8 @@ def invert(
 ) -> None:
     """Recover TEXT, or an image, from the output of each layer of MODEL.
 
-    Without TEXT, images are recovered, from a ViT or with an image stem (--stem); by default those of scikit-learn.
+    Without TEXT, recover images (by default those of scikit-learn). MODEL must then be a ViT, or have an image stem
+    (--stem).
     """
     from query.invert import invert
 
@@ -137,15 +138,15 @@ def invert(
     _layers_option,
     click.option(
         "--neurons", default="0-7", show_default=True, metavar="0-15",
-        help="Neurons to draw, or all (with --patch), which are drawn together.",
+        help="Neurons to draw. all (with --patch): draw all neurons together.",
     ),
     click.option(
         "--patch", type=click.IntRange(min=0), help="Only at this patch, counted from 0; without blur and jitter."
     ),
-    click.option("--plain", is_flag=True, help="Without octaves, blur and jitter."),
+    click.option("--plain", is_flag=True, help="Search without octaves, blur and jitter."),
     click.option(
         "--module", type=click.Choice(["block", "attention", "mlp"]), default="block", show_default=True,
-        help="Neurons of the block's output, of its attention heads, or inside its MLP.",
+        help="Where the neurons are: the block's output, its attention heads, or its MLP.",
     ),
     click.option(
         "--recipe", type=click.Choice(["default", "original", "seed"]), default="default", show_default=True,

@@ -16,6 +16,7 @@ from query.figures import THEMES, add_legend, add_title, model_label, styled_gri
 from query.lookup import reference_of
 from query.resolved import READERS
 from query.results import Drawn, ThemeName
+from query.wording import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,11 +42,11 @@ PANEL = (2.1, 1.75)  # inches
 PANELS = {
     "tolerance": "tolerance: white noise",
     "tolerance_own": "tolerance_own: noise like the layer's",
-    "readable": "readable: share read off",
+    "readable": "readable: by a linear map",
     "recovered": "recovered: found by descent",
     "recovered_seed": "recovered, original method",
     "verified": "verified (a certificate)",
-    "reach": "reach: positions looked at",
+    "reach": "reach: positions used",
     "image_error": "error of recovered images",
     "cka": "cka: similarity to the base",
     "drift": "drift: distance from the base",
@@ -368,18 +369,20 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
     if all(value is not None for value in readable):
         lost = differs("readable", lambda mine, theirs: mine < theirs)
         if min(readable) >= KEPT:
-            clauses.append("keeps its input to the end: every layer can be read off")
+            clauses.append("keeps its input to the end: a linear map recovers it from every layer")
         elif lost is not None:
             layer, mine, theirs = lost
-            clauses.append(f"from layer {layer} on less can be read off ({mine:.0%} at the last; {name} {theirs:.0%})")
+            clauses.append(
+                f"from layer {layer} on a linear map recovers less ({percent(mine)} at the last; "
+                f"{name} {percent(theirs)})"
+            )
         else:
-            clauses.append(f"{readable[-1]:.0%} of the tokens can be read off its last layer")
+            clauses.append(f"a linear map recovers {percent(readable[-1])} of the tokens from its last layer")
     lost = differs("recovered", lambda mine, theirs: mine < theirs - 0.05)
     if lost is not None:
         layer, mine, theirs = lost
-        clauses.append(
-            f"from layer {layer} on descent finds fewer tokens ({mine:.0%} at the last; {name} {theirs:.0%})"
-        )
+        fewer = f"from layer {layer} on descent finds fewer tokens"
+        clauses.append(f"{fewer} ({percent(mine)} at the last; {name} {percent(theirs)})")
 
     lower = differs("tolerance", lambda mine, theirs: mine * _LEAST_RATIO < theirs)
     found = lower or differs("tolerance", lambda mine, theirs: mine > theirs * _LEAST_RATIO)
@@ -392,6 +395,6 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
     found = higher or differs("reach", lambda mine, theirs: mine * _LEAST_RATIO < theirs)
     if found is not None:
         layer, mine, theirs = found
-        how = "more broadly" if higher else "more narrowly"
-        clauses.append(f"from layer {layer} on it looks {how} ({mine:.1f} positions at the last; {name} {theirs:.1f})")
+        how = "more positions" if higher else "fewer positions"
+        clauses.append(f"from layer {layer} on it depends on {how} ({mine:.1f} at the last; {name} {theirs:.1f})")
     return ("; ".join(clauses) or f"no layer differs from {name} by more than chance") + "."

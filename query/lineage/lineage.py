@@ -20,7 +20,7 @@ from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
 from query.lineage.thresholds import SURE, Thresholds, probability
-from query.resolved import READERS, no_record, unknown_model
+from query.resolved import NOT_ON_HUB, READERS, no_record, unknown_model
 from query.sampled import SAMPLE
 from query.unindexed import describe_unindexed
 from query.wording import counted
@@ -199,7 +199,7 @@ class Tracer:
             parts = self._selection().parts.read_described(described)
         except ModelError as error:
             if reference.folder is None and error.reason == "not_found":
-                raise unknown_model(self.atlas, reference.id, "The Hub does not know it either.") from error
+                raise unknown_model(self.atlas, reference.id, NOT_ON_HUB) from error
             raise unreadable(reference.id, error) from error
         log = ReadLog(parts.bytes_read, parts.bytes_read, models=1)
         asked = Candidate(

@@ -223,7 +223,7 @@ class Lineages(Rows[Lineage], Drawn):
 # ---- the tree: the base on the left, a column for each generation, lines coloured by kind
 
 
-def around(edges: Sequence[Edge], model: str) -> list[Edge]:
+def edges_around(edges: Sequence[Edge], model: str) -> list[Edge]:
     """The edges that lead from the base to ``model``, and from there to everything made from it."""
 
     def closure(steps: list[tuple[str | None, str | None]]) -> set[str | None]:

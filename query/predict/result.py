@@ -148,8 +148,8 @@ class Prediction(Result):
         by = f"{', '.join(first)} and {last}" if first else last
         what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
         return (
-            f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by} and "
-            f"{counted(len(self.voters), 'vote')} of {counted(authors, 'author')}."
+            f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by}, with "
+            f"{counted(len(self.voters), 'vote')} by {counted(authors, 'author')}."
         )
 
     def table(self, *, details: bool = False) -> Any:

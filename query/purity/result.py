@@ -379,7 +379,7 @@ def verdict(result: PurityResult) -> list[str]:
     elif other.purity is None:
         judgement = f"So it remains open whether the vectors {known} or only on whose scripts were used."
     else:
-        judgement = "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
+        judgement = "Across authors this may be chance: the plain number may reflect the habits of single uploaders."
     if result.on_habits and result.is_more_than_chance:
         judgement += " But a habit goes with the labels, and may be the reason."
     sentences[-1] += " " + judgement

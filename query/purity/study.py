@@ -21,7 +21,7 @@ from query.population import Population, components, representatives
 from query.purity.labels import Floats, LabelledOrder, confused_pairs
 from query.purity.result import ModelPurity, PurityResult, PurityScore, WithinScore
 from query.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
-from query.statistics.neighbours import Integers, by_width, codes_of, each, leave_out, neighbour_order
+from query.statistics.neighbours import Integers, by_width, codes_of, leave_out, map_parts, neighbour_order
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -242,8 +242,8 @@ def null_distribution(
         is_long = len(trial.order) >= _MANY
         moves = (sweeps.permuted(carried, rng) for _ in range(done))
         first = list(islice(moves, _CHANCE_DRAWS))
-        values = np.array(each(trial.excess, first, is_long=is_long))
-        rest = each(lambda kinds: trial.reaches(kinds, observed), moves, is_long=is_long)
+        values = np.array(map_parts(trial.excess, first, is_long=is_long))
+        rest = map_parts(lambda kinds: trial.reaches(kinds, observed), moves, is_long=is_long)
         reached = int((values >= observed).sum()) + sum(rest)
     return NullDistribution((1 + reached) / (1 + done), done, reached, False, _effect(observed, values))
 
@@ -313,7 +313,7 @@ def _within(name: str, trial: LabelledOrder, score: PurityScore, draws: int | No
         return float(trial.evaluate(kinds)[2].mean())
 
     moves = (trial.sweeps.permuted(trial.sweep_kinds, rng) for _ in range(_CHANCE_DRAWS))
-    chance = each(mean_purity, moves, is_long=len(trial.order) >= _MANY)
+    chance = map_parts(mean_purity, moves, is_long=len(trial.order) >= _MANY)
     return replace(found, chance=float(np.mean(chance)), **asdict(null))
 
 
@@ -357,7 +357,7 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
         hits[part] = _hits_without(trial, units, part, limits[part], int(widths[part].max()))
 
     some = np.flatnonzero(widths)
-    each(count_hits, (some[part] for part in by_width(widths[some], _BLOCK)))
+    map_parts(count_hits, (some[part] for part in by_width(widths[some], _BLOCK)))
     means: list[float | None] = []
     for unit in range(count):
         scored = gone[limits[:, unit] > 0]

@@ -12,7 +12,7 @@ STATUSES = {
 REASONS = {
     "adapter_unsupported": "An adapter that changes no weights, or whose change does not follow from its files.",
     "base_sampled": "Its change depends on whole matrices of the base, and this atlas keeps only some of their rows.",
-    "base_unreadable": "The base that the adapter is added to cannot be read, so its layers cannot be asked.",
+    "base_unreadable": "The base that the adapter is added to cannot be read, so its layers cannot be profiled.",
     "corrupt_file": "The file with the weights is damaged, or claims sizes that it does not have.",
     "disabled": "The Hub has disabled the repository, so it can no longer be read.",
     "does_not_fit": "Its record is damaged, or holds values that do not fit the database.",
@@ -22,7 +22,7 @@ REASONS = {
     "malformed": "Its files contradict each other or do not have a valid form.",
     "malformed_row": "The Hub's listing of it cannot be read.",
     "missing_matrices": "Matrices of the base are missing from it.",
-    "missing_tensors": "Tensors that its function needs are missing, so its layers cannot be asked.",
+    "missing_tensors": "Tensors that its function needs are missing, so its layers cannot be profiled.",
     "mixture_of_experts": "Each word is sent to some of several networks; such models are not profiled.",
     "network": "The connection failed.",
     "no_weights": "The repository contains no weights.",

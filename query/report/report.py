@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Anchor, title, and the function that finds the facts of the section, in the order of the page. Its words are the macro
 # of this name in pages/sections.html.
 _SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], dict[str, Any]]], ...] = (
-    ("words", "The words used here", views.glossary),
+    ("words", "The terms used here", views.glossary),
     ("crawl", "What was found, read and left out", views.crawl),
     ("names", "Datasets and authors", views.names),
     ("purity", "Do models tuned on the same data lie together?", studies.purity_section),

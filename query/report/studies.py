@@ -310,7 +310,7 @@ def _equations(source: Source, caption: str, study: RankStudy) -> dict[str, Any]
 
 
 def depth_section(source: Source, section: Section) -> dict[str, Any]:
-    """Where the weights changed, where the function did, and which models forget their input."""
+    """Where the weights changed, where the function did, and which models lose their input."""
     try:
         study = depth_study(source.atlas, source.base, seed=source.seed)
     except AtlasError as error:

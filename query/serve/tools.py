@@ -185,7 +185,7 @@ class Tools:
             Field(
                 min_length=1,
                 max_length=MOST_TEXTS,
-                description="Texts to find models for, some dozen of one kind; the first 64 tokens of each are used.",
+                description="A few dozen texts of one kind, to find models for; the first 64 tokens of each are used.",
             ),
         ],
         k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS, description="Number of models to list.")] = 10,

@@ -74,7 +74,7 @@ def leave_out(order: Order, excluded: Integers) -> None:
     for_size = (np.flatnonzero(sizes == size) for size in np.unique(sizes))
     step = max(1, _BLOCK // count)
     parts = (alike[start : start + step] for alike in for_size for start in range(0, len(alike), step))
-    each(close_up, parts)
+    map_parts(close_up, parts)
 
 
 def members_of(codes: Integers) -> list[Integers]:
@@ -153,7 +153,7 @@ def neighbour_order(vectors: Floats, rows: Integers, blocks: int = 0, reach: Int
 
     for start, similarity in _panels(vectors, rows, blocks, exact.changed):
         parts = ((start + first, similarity[first : first + step]) for first in range(0, len(similarity), step))
-        each(sort, parts)
+        map_parts(sort, parts)
     return order
 
 
@@ -282,7 +282,7 @@ def threads_here() -> int:
     return min(_MOST_THREADS, int(asked) if asked.isdecimal() and int(asked) > 0 else processors())
 
 
-def each(work: Callable[[Part], Found], parts: Iterable[Part], *, is_long: bool = True) -> list[Found]:
+def map_parts(work: Callable[[Part], Found], parts: Iterable[Part], *, is_long: bool = True) -> list[Found]:
     """The results of ``work`` for each of ``parts``, in order; only a few parts are taken ahead.
 
     For parts of less than about a millisecond threads only add overhead: without ``is_long`` there is one. Raises what

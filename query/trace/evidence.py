@@ -148,7 +148,7 @@ def evidence_of_all_rows(
 
 
 def tokenizer_of_model(reference: ModelRef, commit: str | None, relation: str = "finetune") -> IsolatedTokenizer:
-    """The tokenizer beside a model's weights. Raises AtlasError if there is none or it cannot be read."""
+    """The tokenizer next to a model's weights. Raises AtlasError if there is none or it cannot be read."""
     from indexer.profiles.tokenizer import require_tokenizer, tokenizer_at
 
     try:

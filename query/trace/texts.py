@@ -1,7 +1,7 @@
 """Which texts cannot have been in the training data: those with a token whose row did not move.
 
 Exactly: no step that changed a number of the token's row had it. Steps with a learning rate of zero, or one so small
-that no number of the row changes, cannot be told from steps that never were: the embedding is the same, bit for bit.
+that no number of the row changes, cannot be detected: without them, the embedding would be the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAST_MARKS = re.compile(r"[^\w]+$")
 
 
 @dataclass(frozen=True)
-class JudgedText:
+class ComparedText:
     """A text, shortened; ``untouched``: its tokens whose rows did not move.
 
     ``verdict``: certainly_not_used (by a step that changed these rows) or possible. ``met``: the share of its tokens,
@@ -45,7 +45,7 @@ class JudgedText:
 
 
 @dataclass(frozen=True)
-class JudgedTexts:
+class ComparedTexts:
     """The texts of a file against one model.
 
     ``certainly_not_used`` and ``possible`` add up to ``texts``; both are None unless the class is exact.
@@ -58,10 +58,10 @@ class JudgedTexts:
     possible: int | None
     share_upper: float | None
     likelihood: float | None
-    by_text: list[JudgedText] | None = None
+    by_text: list[ComparedText] | None = None
 
 
-def judge_texts(
+def compare_texts(
     texts: Sequence[str],
     tokenizer: Tokenizer,
     evidence: TokenEvidence,
@@ -69,7 +69,7 @@ def judge_texts(
     length: int | None,
     *,
     each: bool = False,
-) -> JudgedTexts:
+) -> ComparedTexts:
     """Compare texts with a model's ``evidence``.
 
     ``probabilities`` (n,): that each row was met. ``length``: how many tokens of a text training kept.
@@ -83,7 +83,7 @@ def judge_texts(
     kept = length or USUAL_LENGTH
     is_untouched = evidence.is_untouched
     is_exact = evidence.kind == "exact"
-    judged: list[JudgedText] = []
+    judged: list[ComparedText] = []
     holders: dict[int, int] = {}  # rows that were read: the number of texts that hold the token
     total, weight, certain = 0.0, 0, 0
     for text in texts:
@@ -107,7 +107,7 @@ def judge_texts(
         if each:
             ids = evidence.rows[np.unique(against[0])]
             judged.append(
-                JudgedText(
+                ComparedText(
                     tidy(text, SHOWN_CHARACTERS),
                     CERTAIN if is_certain else POSSIBLE,
                     [word.strip() or word for word in tokenizer.words(ids.tolist())] if is_certain else [],
@@ -116,7 +116,7 @@ def judge_texts(
             )
     counts = np.array([holders[row] for row in sorted(holders)], dtype=np.int64)
     untouched = np.array([is_untouched[row] for row in sorted(holders)], dtype=bool)
-    return JudgedTexts(
+    return ComparedTexts(
         texts=len(texts),
         certainly_not_used=certain if is_exact else None,
         possible=len(texts) - certain if is_exact else None,

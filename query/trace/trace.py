@@ -28,10 +28,10 @@ from query.trace.evidence import (
     token_evidence,
     tokenizer_of_model,
 )
-from query.trace.texts import USUAL_LENGTH, JudgedTexts, judge_texts, kept_tokens
+from query.trace.texts import USUAL_LENGTH, ComparedTexts, compare_texts, kept_tokens
 from query.trace.vocabulary import BaseTokenizer, Tokenizer
 from query.trace.words import Script, Word, distinctive_scores, pieces_of, scripts_of, words_of
-from query.wording import counted
+from query.wording import counted, percent
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -75,7 +75,7 @@ class TracedModel(Result):
     words: tuple[Word, ...]
     scripts: tuple[Script, ...]
     notes: tuple[str, ...]
-    text: JudgedTexts | None = None
+    text: ComparedTexts | None = None
 
     @property
     def headline(self) -> str:
@@ -95,11 +95,11 @@ class TracedModel(Result):
             return sentence
         return f"{sentence} {self._of_texts(self.text)}"
 
-    def _of_texts(self, text: JudgedTexts) -> str:
+    def _of_texts(self, text: ComparedTexts) -> str:
         if text.certainly_not_used is not None and text.share_upper is not None:
             return (
                 f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used in any step "
-                f"that changed its embedding, and at most {text.share_upper:.0%} can have been (95 % confidence)."
+                f"that changed its embedding, and at most {percent(text.share_upper)} can have been (95 % confidence)."
             )
         if text.likelihood is None:
             return f"None of the tokens of {counted(text.texts, 'text')} was read."
@@ -220,13 +220,13 @@ def trace(
     if not all_rows:
         share = rows_read / max(evidence.base_vocabulary, 1)
         if share < 1:
-            notes.append(f"{share:.1%} of the rows were read; `all_rows=True` reads all of them.")
+            notes.append(f"{percent(share)} of the rows were read; `all_rows=True` reads all of them.")
     judged = None
     if texts is not None:
         assert tokenizer is not None
         notes += texts.notes
         kept = max_length or kept_tokens(length, evidence.pairs)
-        judged = judge_texts(texts.texts, tokenizer, evidence, met_probabilities(evidence), kept, each=each)
+        judged = compare_texts(texts.texts, tokenizer, evidence, met_probabilities(evidence), kept, each=each)
         if evidence.kind == EXACT:
             notes.append(
                 f"Only the first {kept or USUAL_LENGTH} tokens of a text count"

@@ -20,7 +20,7 @@ from indexer.names import ModelRef
 from indexer.records.tokens import EXACT, UNSURE, row_changes, sizes_of, token_rows
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from query.trace.evidence import TokenEvidence
-from query.trace.texts import CERTAIN, USUAL_LENGTH, JudgedTexts, judge_texts, kept_tokens
+from query.trace.texts import CERTAIN, USUAL_LENGTH, ComparedTexts, compare_texts, kept_tokens
 from query.trace.trace import _OFFSETS
 from scripts.family.tasks import MASK, PADDING
 from scripts.tables import markdown
@@ -58,14 +58,14 @@ class Claims:
         """How many tokens of a text count, where that is known."""
         return kept_tokens(self.positions, self.pairs)
 
-    def judged(self, texts: Sequence[str], tokenizer: Any, length: int | None = None) -> JudgedTexts:
+    def judged(self, texts: Sequence[str], tokenizer: Any, length: int | None = None) -> ComparedTexts:
         """What ``query trace --text`` says of texts; ``length``: what ``--max-length`` would say."""
         evidence = TokenEvidence(
             self.kind, np.arange(len(self.codes)), self.codes, self.is_share, self.scale, len(self.codes),
             len(self.codes), self.positions, self.pairs,
         )  # fmt: skip
         met = evidence.is_met.astype(np.float64)
-        return judge_texts(texts, tokenizer, evidence, met, length or self.kept, each=True)
+        return compare_texts(texts, tokenizer, evidence, met, length or self.kept, each=True)
 
 
 def claims_of(maker: Maker, run: Run) -> Claims | None:
@@ -183,7 +183,7 @@ def check_run(maker: Maker, run: Run) -> dict[str, Any]:
 
 
 def causes(
-    replay: Replay, judged: JudgedTexts, tokenizer: Tokenizer, untouched: NDArray[np.bool_], kept: int | None
+    replay: Replay, judged: ComparedTexts, tokenizer: Tokenizer, untouched: NDArray[np.bool_], kept: int | None
 ) -> list[str]:
     """Of every used text why it is certified absent, one of CAUSES, or "" if it is not.
 

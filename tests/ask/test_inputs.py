@@ -26,6 +26,7 @@ from transformers import (
 from indexer.errors import AtlasError
 from indexer.profiles import inputs
 from indexer.profiles.inputs import read_base
+from indexer.profiles.whitening import Whitener
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, tensor_sketch
 from scripts.loopback_hub import LoopbackHub
@@ -157,7 +158,7 @@ def test_rows_and_moments_are_two_ways_to_one_sketch(roberta):
     base = read_base(str(roberta), None, KEYS, LENGTH)
     whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=WHOLE)
     (group,) = {base._groups[key] for key in ("0.query", "0.query")}
-    white = inputs._White(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
+    white = Whitener(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
     rows = np.random.default_rng(0).standard_normal((40, 48)).astype(np.float32) @ white.vectors @ white.vectors.T
     few, many = (np.zeros((1, len(KEYS), LENGTH), np.float32) for _ in range(2))
     base._compare(group, [rows], white, few)

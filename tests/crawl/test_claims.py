@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from indexer.listing.claim_filter import ClaimFilter
 from indexer.listing.claims import Claim, relation_to, stated_bases
 from indexer.listing.crawl import crawl
-from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Passed, Question, Rejected
+from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Question, Rejected, UnlistedMember
 from indexer.untrusted import DEEPEST, is_too_deep
 from tests.crawl.conftest import IDS, REQUEST, claims, crawled
 from tests.hubs import BASE, SHORT, RawServer, add_repo, http, served, tags, use_endpoint
@@ -210,7 +210,7 @@ ROWS = st.fixed_dictionaries(
 def test_no_row_raises(row):
     for question in (Question("tag", BASE), Question("children", "q/q"), Question("children", "q--q")):
         verdict = ClaimFilter(REQUEST, {}, {"q/q"})(question, row)
-        assert verdict is None or isinstance(verdict, BadRow | ClaimedRow | Passed)
+        assert verdict is None or isinstance(verdict, BadRow | ClaimedRow | UnlistedMember)
         if isinstance(verdict, ClaimedRow):
             assert verdict.claim.relation in REQUEST.relations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.listing.claims import Claim, hub_spelling, path_verdict, relation_to
+from indexer.listing.claims import Claim, classify_path, hub_spelling, relation_to
 from indexer.listing.crawl import crawl
 from indexer.listing.family import Family
 from indexer.listing.listing import Listing
@@ -275,8 +275,8 @@ def test_an_id_spelled_like_a_folder():
         "/root/.cache/huggingface/hub/models--FacebookAI--roberta-base/snapshots/0123abcd",
         "models--FacebookAI--roberta-base",
     ):
-        assert path_verdict(path, "a/b", IDS) == "yes"
-    assert path_verdict("/x/models--google--gemma-2b/snapshots/0123", "a/b", IDS) == "no"
+        assert classify_path(path, "a/b", IDS) == "yes"
+    assert classify_path("/x/models--google--gemma-2b/snapshots/0123", "a/b", IDS) == "no"
 
 
 def test_the_order_does_not_depend_on_when_a_member_is_found():

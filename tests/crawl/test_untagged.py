@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indexer.listing.claim_filter import is_named_after
-from indexer.listing.claims import path_verdict
+from indexer.listing.claims import classify_path
 from indexer.listing.crawl import crawl
 from indexer.listing.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Rejected
 from tests.crawl.conftest import IDS, claims, crawled
@@ -126,7 +126,7 @@ def test_the_number_of_candidates_is_limited(store, monkeypatch):
     ],
 )
 def test_parsing_a_name_or_path(path, expected):
-    assert path_verdict(path, "me/own", IDS) == expected
+    assert classify_path(path, "me/own", IDS) == expected
 
 
 @pytest.mark.parametrize(
@@ -151,4 +151,4 @@ def test_names(name, expected):
 def test_names_are_read_in_linear_time():
     """Of eight and four million characters: what is not linear does not end before the test is ended."""
     is_named_after("me/" + "roberta-" * 1_000_000, IDS)
-    path_verdict("/" * 2_000_000 + "x" * 2_000_000, "me/x", IDS)
+    classify_path("/" * 2_000_000 + "x" * 2_000_000, "me/x", IDS)

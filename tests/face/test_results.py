@@ -111,7 +111,7 @@ def test_an_empty_answer_has_its_columns(small_atlas):
         none = atlas.similar("author1/model-1", where="downloads > 1000000")
         assert list(none.to_df().columns) == list(none.COLUMNS)
         assert len(none) == 0
-        assert "no model" in repr(none)
+        assert "no other model" in repr(none)
         assert "no rows" in none._repr_html_()
         assert list(atlas.sql("SELECT model FROM models WHERE false").to_df().columns) == ["model"]
 

@@ -214,7 +214,7 @@ def test_a_small_budget_is_kept(forest, trees, monkeypatch):
 
 def test_a_tree_with_a_circle_is_drawn():
     pytest.importorskip("matplotlib")
-    from query.lineage.result import around, positions, tree_figure
+    from query.lineage.result import edges_around, positions, tree_figure
 
     edges = [
         Edge("a", "b", "continued", 1.0, 0.1),
@@ -225,7 +225,7 @@ def test_a_tree_with_a_circle_is_drawn():
     ]
     assert set(positions(edges, "base")) == {"base", "a", "b", "c", "d"}
     tree_figure(edges, "base")
-    assert {edge.child for edge in around(edges, "a")} == {"a", "b"}
+    assert {edge.child for edge in edges_around(edges, "a")} == {"a", "b"}
 
 
 def test_a_model_and_all_do_not_go_together(forest, trees, tmp_path):

@@ -119,8 +119,8 @@ def test_depth_is_a_representation_of_profiled_models(shell):
         ({"layers": "one"}, "not a valid list of layers"),
         ({"layers": "1," * 5000}, "not a valid list of layers"),
         ({"steps": 3}, "recipe='original'"),
-        ({"text": "a.txt", "probe": "random"}, "goes with --probe text"),
-        ({"images": ("a.png",), "probe": "text"}, "goes with --probe image"),
+        ({"text": "a.txt", "probe": "random"}, "can only be used with --probe text"),
+        ({"images": ("a.png",), "probe": "text"}, "can only be used with --probe image"),
     ],
 )
 def test_contradictory_options(chosen, expected):

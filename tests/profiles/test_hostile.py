@@ -82,7 +82,7 @@ def test_a_tokenizer_that_panics_fails_its_own_model_only(base, tmp_path):
     (model / "tokenizer.json").write_bytes(content)
     done = worker(base, tmp_path)(unit(model))
     assert done.error is not None
-    assert "Its tokenizer" in done.error.detail
+    assert "The tokenizer" in done.error.detail
 
 
 WORD = "embeddings.word_embeddings.weight"

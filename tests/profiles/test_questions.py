@@ -157,7 +157,7 @@ def test_a_sentence_mentions_no_difference_within_chance():
     rows = [{"layer": 1, "readable": 0.97, "readable_error": 0.02, "recovered": None, "tolerance": 3.0,
              "tolerance_error": 0.1, "reach": 1.0, "reach_error": 0.1}]  # fmt: skip
     other = [rows[0] | {"tolerance": 3.1, "readable": 1.0}]
-    assert sentence(rows, other, "its base") == "keeps its input to the end: every layer can be read off."
+    assert sentence(rows, other, "its base") == "keeps its input to the end: a linear map recovers it from every layer."
     noisy = [rows[0] | {"tolerance": 1.5}]
     assert "up to 2.1× less noise" in sentence(noisy, other, "its base")
 
@@ -199,7 +199,7 @@ def test_words_come_back(atlas, gpt2, capsys):
 def test_words_by_the_original_recipe_and_from_some_positions(atlas, gpt2):
     found = atlas.invert(gpt2, "the sky is blue .", recipe="original", steps=60, rate=0.3, layers=[1], restrict=True)
     assert set(found.layers[0].output.split()) <= {"the", "sky", "is", "blue", "."}
-    assert "own words" in found.notes[-1]
+    assert "only words of the text" in found.notes[-1]
     part = atlas.invert(gpt2, "the sky is blue .", keep="1:", recipe="blank", steps=20, layers=[2])
     assert len(part.layers) == 1
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from query.purity.study import purity
-from query.statistics.neighbours import each, threads_here
+from query.statistics.neighbours import map_parts, threads_here
 from tests.clusters.populations import clustered_vectors, population
 
 
@@ -20,13 +20,13 @@ def threads(monkeypatch, request):
 
 @pytest.mark.parametrize("threads", [1, 2, 5], indirect=True)
 def test_all_are_done_in_order(threads):
-    assert each(lambda part: part * part, range(100)) == [part * part for part in range(100)]
+    assert map_parts(lambda part: part * part, range(100)) == [part * part for part in range(100)]
 
 
 @pytest.mark.parametrize("threads", [2, 5], indirect=True)
 def test_several_work_at_once(threads):
     together = threading.Barrier(threads)
-    assert each(lambda part: together.wait(30) >= 0, range(threads)) == [True] * threads
+    assert map_parts(lambda part: together.wait(30) >= 0, range(threads)) == [True] * threads
 
 
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
@@ -44,7 +44,7 @@ def test_parts_are_taken_a_few_ahead_and_an_error_ends_it(threads):
         return part
 
     with pytest.raises(ValueError, match="the eleventh"):
-        each(work, parts())
+        map_parts(work, parts())
     assert len(taken) < 30
 
 

@@ -8,7 +8,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, Reposit
 
 from indexer.errors import AtlasError, Failed, Skipped
 from indexer.network.hub_errors import as_model_error, as_user_error
-from indexer.network.hub_requests import ask, fetch_small
+from indexer.network.hub_requests import fetch_small, get_json
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits, install_session
 from tests.hubs import QUICK, RawServer, add_repo, requested, served, use_endpoint, use_fake_clock
@@ -137,7 +137,7 @@ def test_a_token_that_may_read_less_than_nobody_is_left_out(store, monkeypatch):
     said = []
     with served(store, monkeypatch, say=said.append, narrow_tokens=["hf_narrow"]) as hub:
         assert info().id == "me/model"
-        assert ask("/api/models/me/model").value["id"] == "me/model"
+        assert get_json("/api/models/me/model").value["id"] == "me/model"
         assert fetch_small("me/model", "config.json", "main", 100) == b'{"a": 1}'
         assert RemoteFile("me/model", "model.safetensors", "main").read(0, 8) == b"12345678"
         api = [one.authorized for one in hub.requests if one.path == "/api/models/me/model"]
@@ -168,7 +168,7 @@ def test_the_api_is_not_followed_to_another_host(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.faults.add("^/api/models/me/model", status=302, headers={"Location": f"{hub.cdn_endpoint}/elsewhere"})
     with pytest.raises(Failed, match="another host"):
-        ask("/api/models/me/model")
+        get_json("/api/models/me/model")
     assert not [one for one in hub.requests if one.role == "cdn"]
 
 
@@ -199,7 +199,7 @@ def test_server_errors_are_tried_again(hub, status):
 
 def test_a_server_that_stays_down_is_an_error_and_not_an_empty_answer(hub):
     hub.faults.add("/api/models", status=503)
-    error = failure(lambda: ask("/api/models"))
+    error = failure(lambda: get_json("/api/models"))
     assert isinstance(error, HfHubHTTPError)
     assert as_model_error(error).reason == "server_error"
     assert len(requested(hub)) == QUICK.retries + 1

@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants, get_session
 
 from indexer.errors import Failed
-from indexer.network.hub_requests import RetryPolicy, ask, fetch_small
+from indexer.network.hub_requests import RetryPolicy, fetch_small, get_json
 from indexer.network.min_throughput import MinThroughput
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits
@@ -137,10 +137,10 @@ def test_the_length_of_a_chunk_that_drips(monkeypatch):
 
 
 QUESTIONS = {
-    "a listing": ("/api/models", lambda: ask("/api/models")),
-    "a model": ("/api/models/me/model$", lambda: ask("/api/models/me/model")),
-    "its tree": ("/tree/", lambda: ask("/api/models/me/model/tree/main")),
-    "its refs": ("/refs", lambda: ask("/api/models/me/model/refs")),
+    "a listing": ("/api/models", lambda: get_json("/api/models")),
+    "a model": ("/api/models/me/model$", lambda: get_json("/api/models/me/model")),
+    "its tree": ("/tree/", lambda: get_json("/api/models/me/model/tree/main")),
+    "its refs": ("/refs", lambda: get_json("/api/models/me/model/refs")),
     "config.json": ("config.json", lambda: fetch_small("me/model", "config.json", "main", 100, retries=QUICK)),
     "a range": ("safetensors", lambda: RemoteFile("me/model", "model.safetensors", "main", retries=QUICK).read(0, 32)),
 }

@@ -13,7 +13,7 @@ from indexer.errors import Failed, Skipped
 from indexer.names import ModelRef
 from indexer.network.hub import fetch_json
 from indexer.network.hub_errors import as_model_error
-from indexer.network.hub_requests import ask
+from indexer.network.hub_requests import get_json
 from indexer.network.session import HttpLimits
 from indexer.weights.repository import open_repository
 from tests.hubs import RawServer, http, requested, served, use_endpoint
@@ -71,7 +71,7 @@ def test_an_answer_of_millions_of_values_is_refused_while_it_is_read(monkeypatch
         use_endpoint(monkeypatch, server.endpoint)
         tracemalloc.start()
         try:
-            error = failure(lambda: ask("/api/models"))
+            error = failure(lambda: get_json("/api/models"))
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -23,6 +23,7 @@ from tests.hubs import reset_session, use_endpoint
 
 WRITERS = {"mine": ["ann"], "theirs": ["ann", "bob"], "stranger": ["cyd"]}
 NAME = "ann/atlas"
+RECORD = f"records/ab/ab{'0' * 62}.safetensors"  # the path of a record
 
 
 @contextmanager

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
-import tracemalloc
 
 import duckdb
 import pytest
@@ -21,14 +18,14 @@ from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
 from indexer.publish.origin import adopt, read_origin
 from indexer.publish.verification import verify
-from indexer.share.packs import Pack, encode_index, unpack, write_pack
+from indexer.share.packs import Pack, encode_index, write_pack
 from indexer.share.pull import pull
 from indexer.share.repository import atlases_on_hub
 from query import Atlas
 from tests.conftest import ROOT
 from tests.database import execute
 from tests.hubs import RawServer, http, use_endpoint
-from tests.share.conftest import NAME, atlas_content, publish_by_hand, pushed_files, shell_of
+from tests.share.conftest import NAME, RECORD, atlas_content, publish_by_hand, pushed_files, shell_of
 
 EVE = "eve/atlas"
 
@@ -136,75 +133,6 @@ def test_files_that_the_database_does_not_name_are_left_out(ann, atlas, tmp_path
 def test_a_database_without_its_file_is_not_an_atlas(ann, tmp_path):
     publish_by_hand(ann.hub, NAME, {"a.faiss": b"x"})
     assert "lacks atlas.duckdb" in refused(ann, AtlasFolder(tmp_path / "got"))
-
-
-def member(name, kind=tarfile.REGTYPE, size=0, pax=None):
-    one = tarfile.TarInfo(name)
-    one.type, one.size = kind, size
-    one.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
-    if pax:
-        one.pax_headers = pax
-    return one
-
-
-RECORD = f"records/ab/ab{'0' * 62}.safetensors"
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
-        [member(RECORD, tarfile.SYMTYPE)], [member(RECORD, tarfile.LNKTYPE)], [member(RECORD, tarfile.FIFOTYPE)],
-        [member(RECORD, tarfile.GNUTYPE_SPARSE)], [member(RECORD, pax={"GNU.sparse.realsize": str(20 << 30)})],
-        [member(RECORD, size=4), member(RECORD, size=4)], [member("../x", size=4)], [member(RECORD, size=3)],
-        [], [member(RECORD, tarfile.DIRTYPE)], [member(RECORD, size=4), member("more", size=4)],
-    ],
-)  # fmt: skip
-def test_a_pack_holds_plain_members_alone(members, tmp_path):
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for one in members:
-            tar.addfile(one, io.BytesIO(b"harm"))
-    (tmp_path / "pack").write_bytes(content.getvalue())
-    with pytest.raises(AtlasError, match="records/"):
-        unpack(Pack({RECORD: 4}), tmp_path / "pack", tmp_path / "out")
-    (tmp_path / "pack").write_bytes(b"\xff" * 10_240)
-    with pytest.raises(AtlasError, match="records/"):
-        unpack(Pack({RECORD: 4}), tmp_path / "pack", tmp_path / "out")
-
-
-def test_the_headers_of_a_pack_take_no_memory(tmp_path):
-    with (tmp_path / "pack").open("wb") as file:
-        file.write(member("x", tarfile.XHDTYPE, 256 << 20).tobuf(tarfile.USTAR_FORMAT))
-        file.truncate(257 << 20)
-    tracemalloc.start()
-    try:
-        with pytest.raises(AtlasError):
-            unpack(Pack({RECORD: 4}), tmp_path / "pack", tmp_path / "out")
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_record_of_more_than_eight_gigabytes_has_a_plain_header(tmp_path, monkeypatch):
-    path = tmp_path / RECORD
-    path.parent.mkdir(parents=True)
-    with path.open("wb") as file:
-        file.truncate(9 << 30)
-
-    class Enough(Exception):
-        pass
-
-    class Beginning(io.BytesIO):
-        def write(self, part):
-            super().write(part)
-            if self.tell() >= 10_240:
-                raise Enough
-
-    target = Beginning()
-    with pytest.raises(Enough):
-        write_pack(Pack({RECORD: 9 << 30}), [tmp_path], target)
-    found = tarfile.TarInfo.frombuf(target.getvalue()[:512], "utf-8", "strict")
-    assert (found.name, found.size, found.type) == (RECORD, 9 << 30, tarfile.REGTYPE)
 
 
 @pytest.mark.parametrize("size", [20 << 30, 0])

@@ -135,7 +135,7 @@ def test_a_base_that_not_everybody_may_read_is_not_a_secret_without_its_matrices
 @pytest.mark.slow
 def test_a_folder_with_a_name_of_the_hub_is_a_folder_all_the_same(owner, own, guarded):
     add(guarded / "store/ann/squad-0", BASE, own.root, name="ann/mine")
-    with pytest.raises(AtlasError, match=r"folders of this machine: ann/mine\.") as caught:
+    with pytest.raises(AtlasError, match=r"added from local folders: ann/mine\.") as caught:
         owner.push(own, with_private=True)
     assert "--with-local" in caught.value.hint
     assert owner.push(own, with_private=True, with_local=True).models == 4

@@ -173,7 +173,7 @@ def test_a_tag_that_names_something_else_is_refused_before_anything_is_sent(ann,
 
 def test_models_of_this_machine_are_not_published_by_accident(ann, atlas):
     execute(atlas.database, "UPDATE fine_tunes SET author = 'local' WHERE model_id = 1")
-    with pytest.raises(AtlasError, match=r"holds models that are folders of this machine: \w+/\w+-\d\."):
+    with pytest.raises(AtlasError, match=r"holds models that were added from local folders: \w+/\w+-\d\."):
         ann.push(atlas)
     assert ann.hub.datasets.find(NAME) is None
     assert ann.push(atlas, with_local=True).models == 9

@@ -8,7 +8,7 @@ import pytest
 import query.trace.trace
 from query import Atlas
 from query.trace.evidence import TokenEvidence, evidence_of_row, ranks_of
-from query.trace.texts import judge_texts, share_upper
+from query.trace.texts import compare_texts, share_upper
 from query.trace.words import distinctive_scores, scripts_of, words_of
 
 WORDS = [f"w{number}" for number in range(200)]
@@ -32,7 +32,7 @@ def evidence(met: set[int], kind: str = "exact", rows: range = range(200)) -> To
 
 
 def judged(texts: list[str], found: TokenEvidence, length: int | None = 100):
-    return judge_texts(texts, SplitByWord(), found, found.is_met.astype(float), length, each=True)
+    return compare_texts(texts, SplitByWord(), found, found.is_met.astype(float), length, each=True)
 
 
 def test_a_text_with_an_untouched_token_was_certainly_not_used() -> None:
@@ -62,7 +62,7 @@ def test_marks_at_the_end_do_not_count() -> None:
             return [*super().encode(text), *([150] if text.rstrip().endswith("!") else [])]
 
     found = evidence(set(range(100)))
-    assert judge_texts(["w1 w2!"], Marks(), found, found.is_met.astype(float), 100).certainly_not_used == 0
+    assert compare_texts(["w1 w2!"], Marks(), found, found.is_met.astype(float), 100).certainly_not_used == 0
 
 
 def test_a_token_that_only_a_shortened_text_has_does_not_count() -> None:
@@ -73,7 +73,7 @@ def test_a_token_that_only_a_shortened_text_has_does_not_count() -> None:
             return [1, 2, 3] if text.endswith(".") else [1, 150, 2, 3]
 
     found = evidence(set(range(100)))
-    judged = judge_texts(["w1 w2 w3."] * 50, Whole(), found, found.is_met.astype(float), 100)
+    judged = compare_texts(["w1 w2 w3."] * 50, Whole(), found, found.is_met.astype(float), 100)
     assert (judged.certainly_not_used, judged.share_upper) == (0, 1.0)
 
 

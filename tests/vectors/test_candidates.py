@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from indexer.vectors.choice import COMPRESSED
-from indexer.vectors.compressed import CompressedSearch, ask, compress, recall
+from indexer.vectors.compressed import CompressedSearch, compress, draw_questions, recall
 from indexer.vectors.masks import Masks
 from indexer.vectors.segments import Vectors, id_selector
 
@@ -72,7 +72,7 @@ def test_their_recall_is_measured_and_kept(planted, factory):
     made = compress(parts, factory, 0.95, masks=masks)
     assert made.recall >= 0.95
     search = CompressedSearch(made.index, masks=masks)
-    assert recall(ask(parts, 200, 1, masks), search.candidates, made.candidates, parts, masks) >= 0.93
+    assert recall(draw_questions(parts, 200, 1, masks), search.candidates, made.candidates, parts, masks) >= 0.93
 
 
 @pytest.mark.parametrize("ids", [np.arange(0, 90, 3), np.array([5]), np.array([7, 2_000_000_011])])
@@ -101,7 +101,7 @@ def test_those_that_lack_blocks_do_not_push_out_the_others():
         likely = np.concatenate([one[0][0] for one in found]) / masks.divisors(query[None], ids)[0]
         return ids[np.argsort(-likely)[:count]]
 
-    asked = ask(parts, 300, 1, masks)
+    asked = draw_questions(parts, 300, 1, masks)
     for count in (100, 200):
         found = recall(asked, search.candidates, count, parts, masks)
         assert found > recall(asked, by_likeness_alone, count, parts, masks) + 0.01

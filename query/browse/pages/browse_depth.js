@@ -1,13 +1,13 @@
 // A depth profile: a small panel for each measure, layer by layer; the base in grey.
 
 const PANELS = {
-  tolerance: "tolerance: white noise borne",
-  tolerance_own: "tolerance_own: noise of its kind",
-  readable: "readable: share read off",
+  tolerance: "tolerance: white noise",
+  tolerance_own: "tolerance_own: noise like the layer's",
+  readable: "readable: by a linear map",
   recovered: "recovered: found by descent",
   recovered_seed: "recovered, original method",
   verified: "verified (a certificate)",
-  reach: "reach: positions looked at",
+  reach: "reach: positions used",
   image_error: "error of recovered images",
   cka: "cka: likeness to the base",
   drift: "drift: distance from the base",
@@ -21,7 +21,7 @@ function depthPart(depth) {
   const names = Object.keys(PANELS).filter((name) => depth.layers.some((row) => row[name] !== null && row[name] !== undefined));
   const probe = depth.tokens ? `${depth.sequences} × ${depth.tokens} ${depth.probe} tokens` : `${depth.sequences ?? "some"} images`;
   const panels = names.map((name) => element("figure", {}, element("figcaption", {}, PANELS[name]), depthPanel(name, depth)));
-  const words = `What each layer keeps of its input, asked with ${probe}; the base in grey, bars are a standard error.`;
+  const words = `How much of its input each layer keeps, measured with ${probe}; the base in grey, bars are standard errors.`;
   return sectionOf("Depth profile", element("p", {}, words), element("div", { className: "panels" }, ...panels));
 }
 

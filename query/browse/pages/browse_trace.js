@@ -56,7 +56,7 @@ function showSize() {
   const lines = askedText.value.split("\n").filter((line) => line.trim()).length;
   part("text-size").textContent = size > LONGEST_TEXT
     ? `${numberText(size)} bytes: at most ${numberText(LONGEST_TEXT)} are taken.`
-    : `${numberText(lines)} ${lines === 1 ? "text" : "texts"}${lines && lines < 12 ? "; some dozen say more" : ""}`;
+    : `${numberText(lines)} ${lines === 1 ? "text" : "texts"}${lines && lines < 12 ? "; a few dozen say more" : ""}`;
   part("run-text").disabled = !asking && (!lines || size > LONGEST_TEXT);
 }
 
