@@ -6,18 +6,17 @@ There are no checkpoints: vectors, flags and ranks are what a test says. Vectors
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 
-from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
+from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION
+from indexer.database.catalog import empty_database
 from indexer.publish.centring import Centring
 from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.tables import Tables
@@ -77,16 +76,6 @@ class Model:
     def group(self) -> str:
         """Whose centre is subtracted from its blocks."""
         return "adapter" if self.relation == "adapter" else "full"
-
-
-@cache
-def empty_database() -> bytes:
-    """A database file as schema.sql makes it; made once per process, because it takes a while."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "atlas.duckdb"
-        with duckdb.connect(str(file), config={"storage_compatibility_version": STORAGE_VERSION}) as connection:
-            connection.execute(schema_sql())
-        return file.read_bytes()
 
 
 def write_atlas(

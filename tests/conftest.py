@@ -6,7 +6,9 @@ into a temporary folder before the library is imported.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import json
 import os
 import shlex
@@ -36,6 +38,7 @@ os.environ.update(
     HF_ENDPOINT="http://127.0.0.1:9",
     MPLBACKEND="Agg",
     OMP_NUM_THREADS="1",
+    OMP_WAIT_POLICY="PASSIVE",  # models are trained by two threads, which else burn what time they wait for each other
 )
 for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "VECTORS_ATLAS", "NO_COLOR"):
     os.environ.pop(name, None)
@@ -57,6 +60,7 @@ from tests.forked import (  # noqa: E402
     Started,
     can_fork,
     one_tls_context,
+    remember_soon,
     renew_hub_constants,
     spawn_by_fork,
     worker_python,
@@ -64,10 +68,13 @@ from tests.forked import (  # noqa: E402
 from tests.halves import leave_out_what_is_late, longest_first  # noqa: E402
 from tests.training import small_family  # noqa: E402
 
+gc.disable()  # while tests are collected: they are no garbage
+atexit.register(lambda: (gc.unfreeze(), gc.enable()))  # at the end they are, or duckdb reports them as leaks
 # How long an example takes says something of the machine, and nothing of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 one_tls_context()
+remember_soon()
 if "huggingface_hub.hf_api" in sys.modules:  # this process is a fork of one that had another environment
     renew_hub_constants()
 
@@ -83,17 +90,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if is_whole and "PYTEST_XDIST_WORKER" not in os.environ and getattr(session.config.option, "numprocesses", None):
         is_compiled = _is_compiled()
         FORKER.begin()
-        if not is_compiled:  # else each of the processes compiles every test
-            words = [
-                *shlex.split(worker_python() or ""),
-                "-m",
-                "pytest",
-                "--collect-only",
-                "-qq",
-                "-p",
-                "no:cacheprovider",
-            ]
+        if not is_compiled:  # else each of the processes compiles every test, and finds what can be written in UTF-8
+            python = shlex.split(worker_python() or "")
+            find = "from hypothesis.internal.charmap import intervals_from_codec as f; f('utf-8')"
+            finding = subprocess.Popen([*python, "-c", find], cwd=ROOT)
+            words = [*python, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
             subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+            finding.wait()
         if "not slow" not in session.config.option.markexpr:
             TRAINING.append(
                 subprocess.Popen([sys.executable, "-m", "tests.training"], cwd=ROOT, start_new_session=True)
@@ -119,6 +122,12 @@ def _is_compiled() -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Tests and libraries stay to the end of the run: nothing is gained by looking whether they are garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup() -> None:
@@ -185,6 +194,13 @@ def run_python(*words: Any, stdin: str | None = None, timeout: float = 240, **wh
     return Ran(process.returncode, out, err)
 
 
+def family_of(folder: Path, size: str, architecture: str = "roberta") -> Path:
+    """What ``scripts.family.make_family`` makes, by processes that have loaded the libraries."""
+    ran = run_python("-m", "scripts.family", "--out", folder, "--size", size, "--architecture", architecture)
+    assert ran.code == 0, ran.err
+    return folder
+
+
 @dataclass
 class Shell:
     """Runs the real commands as a person would, against one Hub, in one folder; builds use one process by default."""
@@ -213,10 +229,9 @@ def family() -> Path:
 @pytest.fixture(scope="session")
 def mini_family(tmp_path_factory) -> Path:
     """A family of few models, hardly trained, made once in a run; tests must not change it."""
-    from scripts.family import make_family
     from tests.once import made_once
 
-    return made_once(tmp_path_factory, "family-mini", lambda folder: make_family(folder, "mini"))
+    return made_once(tmp_path_factory, "family-mini", lambda folder: family_of(folder, "mini"))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import gc
 import json
 import math
 import os
@@ -232,6 +233,12 @@ def one_tls_context() -> None:
         ssl.create_default_context = cache(ssl.create_default_context)
 
 
+def remember_soon() -> None:
+    """A database that was compared with schema.sql need not have lain there for three seconds, as on a file system
+    that counts in seconds: after a twentieth of one it can be told from any later state of it."""
+    import_module("indexer.database.reading")._SETTLED_SECONDS = 0.05  # type: ignore[attr-defined]
+
+
 def renew_hub_constants() -> None:
     """What huggingface_hub read from the environment when it was loaded, as it would read it now."""
     constants = sys.modules["huggingface_hub.constants"]
@@ -273,17 +280,22 @@ def spawn_by_fork(forker: Forker) -> None:
     util.spawnv_passfds, popen_spawn_posix.Popen.poll = spawn, poll_fork
 
 
-def worker_python() -> str | None:
-    """The words that start Python for a process of this run, as a fork; None if there is nothing to fork."""
+def forking_python(kind: str = "") -> str | None:
+    """The words that start Python as a fork of that kind, behind a process that waits for it; None without a forker."""
     if _ADDRESS not in os.environ:
         return None
-    code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.forked import _be_worker; _be_worker()"
+    code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.forked import _stand_for; _stand_for({kind!r})"
     return shlex.join([sys.executable, "-S", "-c", code])
 
 
-def _be_worker() -> None:
+def worker_python() -> str | None:
+    """The words that start Python for a process of this run, as a fork; None if there is nothing to fork."""
+    return forking_python(OF_TESTS)
+
+
+def _stand_for(kind: str) -> None:
     """Stand for a fork that runs the words after ``-u``, until it has ended."""
-    sys.exit(Started(Forker(OF_TESTS), [word for word in sys.argv[1:] if word != "-u"]).wait())
+    sys.exit(Started(Forker(kind), [word for word in sys.argv[1:] if word != "-u"]).wait())
 
 
 def _wait_less() -> None:
@@ -303,9 +315,14 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
         import_module(name)
     one_tls_context()
     import_module("httpx2").Client().close()
-    import_module("indexer.database.catalog").expected()  # what every command asks of schema.sql
+    remember_soon()
+    catalog = import_module("indexer.database.catalog")  # what commands ask of schema.sql
+    catalog.expected()
+    catalog.empty_database()
     import_module("indexer.publish.validation").columns()
     import_module("duckdb").close()  # else forks have the default connection without its threads, and wait for them
+    gc.collect()
+    gc.freeze()  # a million objects of libraries, which no fork will free: it does not go through them either
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
     while until not in (ready := select.select([listening, workers, until], [], [])[0]):
         if listening in ready:
@@ -315,6 +332,8 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
             listening.close()
             for name in LOADED_BY_TESTS:
                 import_module(name)
+            gc.collect()
+            gc.freeze()
             while until not in select.select([workers, until], [], [])[0]:
                 _fork_for(workers, lambda: None)
             return
@@ -413,3 +432,4 @@ def _run(words: list[str]) -> None:
 
 if __name__ == "__main__":
     _serve(int(sys.argv[1]), *(socket.socket(fileno=int(word)) for word in sys.argv[2:]))
+    os._exit(0)  # what it has loaded need not be freed

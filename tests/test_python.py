@@ -13,7 +13,7 @@ import pytest
 import indexer
 import query
 from query import Atlas, AtlasError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 from tests.tiny_hub import BASE
 
 PLUMBING = {
@@ -60,13 +60,11 @@ def test_vectors_have_names_and_similarities_are_those_of_similar(atlas):
 @pytest.mark.parametrize("suffix", [".parquet", ".npz"])
 def test_exported_files_hold_what_the_atlas_does(atlas, tmp_path, suffix):
     file = tmp_path / f"vectors{suffix}"
-    done = subprocess.run(
-        [sys.executable, "-m", "query", "export", "--atlas", str(atlas.root), "--out", str(file), "--json"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = run_python("-m", "query", "export", "--atlas", atlas.root, "--out", file, "--json")
+    assert done.code == 0, done.err
     with Atlas(atlas.root) as opened:
         vectors = opened.vectors()
-    assert json.loads(done.stdout) == vectors.to_dict() | {"file": str(file)}
+    assert done.json == vectors.to_dict() | {"file": str(file)}
     if suffix == ".npz":
         with np.load(file, allow_pickle=False) as held:
             models, matrix, blocks = held["model"].tolist(), held["matrix"], int(held["blocks"])

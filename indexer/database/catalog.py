@@ -10,13 +10,14 @@ is never run.
 from __future__ import annotations
 
 import re
+import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.atlas import SCHEMA_VERSION, schema_sql
-from indexer.database.secure_connection import NAME
+from indexer.database.secure_connection import NAME, attached_for_writing, use
 from indexer.errors import AtlasError
 from indexer.untrusted import printable
 
@@ -158,6 +159,18 @@ def replace_others(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
         for comment in one.comments:
             connection.execute(comment)
     connection.execute("COMMIT")
+
+
+@cache
+def empty_database() -> bytes:
+    """A file as schema.sql makes it, without rows. Its comments take a fifth of a second, so it is made once."""
+    with tempfile.TemporaryDirectory(prefix="atlas-") as folder:
+        path = Path(folder) / "atlas.duckdb"
+        with attached_for_writing(path) as connection:
+            use(connection)
+            connection.execute(schema_sql())
+            connection.execute("CHECKPOINT")
+        return path.read_bytes()
 
 
 # Definitions by schema and name (macros can have several).

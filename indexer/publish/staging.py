@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
+from indexer.atlas import SCHEMA_VERSION, AtlasFolder
 from indexer.database import catalog
 from indexer.database.reading import earlier_rows
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
@@ -88,11 +88,12 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
                 next_id = max([1, *(row["next_model_id"] for row in given), *(1 + one for one in kept_ids.values())])
                 copy.unlink()
         is_new = not copy.exists()
+        if is_new:
+            copy.write_bytes(catalog.empty_database())
         connection = attached_for_writing(copy, settings=settings)
         try:
             if is_new:
                 use(connection)
-                connection.execute(schema_sql())
                 connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, ?)", [SCHEMA_VERSION, next_id])
             else:
                 found = catalog.examine(connection, folder.database)

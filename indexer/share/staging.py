@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
-from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name, schema_sql
+from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
 from indexer.cards.local import without_paths
+from indexer.database.catalog import empty_database
 from indexer.database.connection import Connection, translated_errors
 from indexer.database.reading import Reading
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
@@ -276,9 +277,10 @@ def _rewrite(copy: Path, target: Path) -> None:
 
     DuckDB leaves deleted and replaced rows in a file until it needs their space. Raises duckdb.Error.
     """
+    target.write_bytes(empty_database())
     with attached_for_writing(target, others={"published": copy}) as connection:
         use(connection)
-        connection.execute(schema_sql())
+        connection.execute("BEGIN")
         tables = connection.execute(
             "SELECT schema_name, table_name FROM system.main.duckdb_tables() "
             "WHERE database_name = current_database() ORDER BY ALL"
@@ -287,6 +289,7 @@ def _rewrite(copy: Path, target: Path) -> None:
             name = f'"{schema}"."{table}"'
             part = _PARTS.get(table, "FROM {}").replace("{}", f"published.{name}")
             connection.execute(f"INSERT INTO {NAME}.{name} BY NAME {part}")
+        connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
 
 

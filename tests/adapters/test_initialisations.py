@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from indexer.database.catalog import empty_database
 from indexer.names import DeltaKey
 from indexer.publish.duplicates import renew_initialisations
 from indexer.publish.tables import Tables
 from indexer.records.record import DeltaRecord, StoredFile, read_record, write_record
 from indexer.records.row_space import ALIKE, agreement, as_text, from_texts, row_space, row_space_of
-from tests.atlas_builder import empty_database
 from tests.test_record import make_record
 
 KEYS = [DeltaKey("", layer, family) for layer in range(6) for family in ("query", "value", "feedforward1")]

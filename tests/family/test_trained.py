@@ -6,14 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 import torch
 
-from scripts.family import make_family
 from scripts.family.plan import load_plan
-from tests.conftest import ROOT
+from tests.conftest import family_of, start_python
 from tests.family.folders import BASE, block_matrices, described, models_of, weights
 from tests.patience import PATIENCE, wait_for
 
@@ -70,7 +68,7 @@ def known(name: object) -> bool:
     "architecture", ["t5", *(pytest.param(name, marks=pytest.mark.study) for name in ("bert", "gpt2"))]
 )
 def test_other_architectures_are_only_data(tmp_path, architecture):
-    root = make_family(tmp_path / architecture, "mini", architecture)
+    root = family_of(tmp_path / architecture, "mini", architecture)
     assert json.loads((root / "family.json").read_text())["base"] == f"atlas-demo/tiny-{architecture}"
     assert len(models_of(root)) == len(load_plan("mini", architecture).repositories) + 1
 
@@ -78,8 +76,8 @@ def test_other_architectures_are_only_data(tmp_path, architecture):
 @pytest.mark.slow
 def test_ctrl_c_stops_it(tmp_path):
     """That an interrupted family is finished by the same command: tests/family/test_folder.py."""
-    command = [sys.executable, "-m", "scripts.family", "--out", str(tmp_path / "out"), "--size", "mini"]
-    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    words = ("-m", "scripts.family", "--out", tmp_path / "out", "--size", "mini")
+    running = start_python(*words, stderr=subprocess.PIPE)
     wait_for(lambda: list(tmp_path.glob("out/*/*.repo.json")))
     os.killpg(running.pid, signal.SIGINT)
     _, said = running.communicate(timeout=PATIENCE)

@@ -155,6 +155,30 @@ def test_an_empty_database_of_schema_sql_has_no_problems_and_all_of_it_is_looked
     assert [one.name for one in found.others] == ["nearest", "background"]
 
 
+def test_a_new_database_is_what_schema_sql_makes_to_the_last_comment_and_has_no_rows(tmp_path):
+    (tmp_path / "new.duckdb").write_bytes(catalog.empty_database())
+    with duckdb.connect(str(tmp_path / "made.duckdb")) as connection:
+        connection.execute(schema_sql())
+    statements = (
+        "SELECT table_name, column_name, data_type, is_nullable, column_default, comment FROM duckdb_columns()",
+        "SELECT schema_name, table_name, sql, comment, estimated_size FROM duckdb_tables()",
+        "SELECT view_name, sql, comment FROM duckdb_views()",
+        "SELECT function_name, macro_definition, parameters, comment FROM duckdb_functions()",
+    )
+    new, made = (
+        [duckdb_rows(tmp_path / f"{name}.duckdb", f"{one} WHERE database_name = '{name}'") for one in statements]
+        for name in ("new", "made")
+    )
+    assert new == made
+    assert sum(row[-1] is not None for row in new[0]) > 500
+    assert {row[-1] for row in new[1]} == {0}
+
+
+def duckdb_rows(path, statement):
+    with duckdb.connect(str(path), read_only=True) as connection:
+        return connection.execute(f"{statement} ORDER BY ALL").fetchall()
+
+
 def test_the_connection_is_locked_before_the_file_is_looked_at(mine):
     with attached(mine / "atlas.duckdb") as connection:
         assert connection.execute("SELECT current_database()").fetchall() == [("memory",)]

@@ -13,7 +13,7 @@ import pytest
 from indexer.records import row_plan
 from scripts.sampling import __main__ as report
 from scripts.sampling import study
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 
 def test_stripes_are_spread_from_the_first_row_to_the_last():
@@ -50,7 +50,20 @@ def test_calibration_by_hand():
 
 @pytest.mark.slow
 def test_the_whole_command_and_its_document(mini_family, tmp_path):
-    done = _run([str(mini_family), "--plans", "shipped,16", "--lineage", "--json", "r.json"], tmp_path)
+    # Its Hub has to be named before huggingface_hub is imported: no fork.
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.sampling",
+        mini_family,
+        "--plans",
+        "shipped,16",
+        "--lineage",
+        "--json",
+        "r.json",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     results = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert done.returncode == bool(list(report.losses(results))), done.stderr
     assert done.stdout == report.text(results) + "\n"
@@ -78,13 +91,7 @@ def test_the_whole_command_and_its_document(mini_family, tmp_path):
     [([], "name the folder of a family"), (["--doc", "nowhere.json"], "nowhere.json"), (["nowhere"], "nowhere")],
 )
 def test_wrong_use_is_one_line(words, said, tmp_path):
-    done = _run(words, tmp_path)
-    assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-
-
-def _run(words: list[str], folder) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "scripts.sampling", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = run_python("-m", "scripts.sampling", *words, cwd=tmp_path)
+    assert done.code == 2
+    assert said in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err

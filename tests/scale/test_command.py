@@ -12,7 +12,7 @@ import pytest
 
 from scripts.scale import __main__ as report
 from scripts.scale import costs
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 
 def _atlas(models: float) -> dict[str, float]:
@@ -87,10 +87,10 @@ def test_bytes_are_shown_in_three_digits_of_the_unit_that_fits(value, text):
     ],
 )
 def test_wrong_use_is_one_line(words, said, tmp_path):
-    done = _run(words, tmp_path)
-    assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    done = run_python("-m", "scripts.scale", *words, cwd=tmp_path)
+    assert done.code == 2
+    assert said in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.study

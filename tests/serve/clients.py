@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.conftest import FORKER, ROOT
+from tests.forked import forking_python
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -22,8 +24,11 @@ async def client_of(atlas, *options):
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    program, *words = command(atlas, *options)
-    parameters = StdioServerParameters(command=program, args=words, env=ENVIRONMENT, cwd=str(ROOT))
+    FORKER.give_back(FORKER.connection())  # it has begun
+    program, *words = [*shlex.split(forking_python() or ""), *command(atlas, *options)[1:]]
+    parameters = StdioServerParameters(
+        command=program, args=words, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=str(ROOT)
+    )
     async with stdio_client(parameters) as (reading, writing), ClientSession(reading, writing) as client:
         yield client, await client.initialize()
 
