@@ -19,13 +19,15 @@ def command(atlas, *options):
 
 
 @asynccontextmanager
-async def client_of(atlas, *options):
-    """A connected session, and what the server said of itself."""
+async def client_of(atlas, *options, is_fork=True):
+    """A connected session, and what the server said of itself. A fork is not below the process that tests."""
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    FORKER.give_back(FORKER.connection())  # it has begun
-    program, *words = [*shlex.split(forking_python() or ""), *command(atlas, *options)[1:]]
+    program, *words = command(atlas, *options)
+    if is_fork:
+        FORKER.give_back(FORKER.connection())  # it has begun
+        program, *words = [*shlex.split(forking_python() or ""), *words]
     parameters = StdioServerParameters(
         command=program, args=words, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=str(ROOT)
     )

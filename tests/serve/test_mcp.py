@@ -110,7 +110,7 @@ def test_a_cancelled_call_ends_its_work_and_others_are_answered_meanwhile(made):
     import anyio
 
     async def session():
-        async with client_of(made) as (client, _), anyio.create_task_group() as group:
+        async with client_of(made, is_fork=False) as (client, _), anyio.create_task_group() as group:
             await client.call_tool("datasets", {})
             scope = anyio.CancelScope()
 
