@@ -56,7 +56,7 @@ def part(vectors: Vectors, chosen: slice | np.ndarray) -> Vectors:
     return Vectors(vectors.ids[chosen], vectors.matrix[chosen])
 
 
-@pytest.mark.parametrize("columns", [COLUMNS, 17, 33])
+@pytest.mark.parametrize("columns", a_few([17, COLUMNS, 33], 2))
 @pytest.mark.parametrize(("count", "k"), [(1, 5), (2, 5), (40, 7), (40, 50), (600, 20)])
 def test_nearest_is_brute_force_over_several_segments_and_in_small_tiles(tmp_path, monkeypatch, count, k, columns):
     monkeypatch.setattr("indexer.publish.neighbours.COLUMNS", columns)

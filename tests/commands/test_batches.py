@@ -106,6 +106,7 @@ def test_a_prediction_of_another_record_is_dropped(atlas):
         assert connection.execute("SELECT count(*) FROM predictions").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_storing_one_more_keeps_the_others(atlas):
     with Atlas(atlas.root) as opened:
         opened.predict_many(["ann/glue-0"], store=True)

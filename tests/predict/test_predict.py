@@ -16,6 +16,7 @@ from query.predict.classifier import NONE_OF_THESE, fit
 from query.predict.predict import predict_many, predict_target
 from query.predict.result import Duplicate
 from query.predict.training_set import TrainingSet
+from tests.halves import a_few
 from tests.predict.simulated import CLASSIFIER, Simulation, answer, labelled_models, target
 from tests.tiny_hub import AUTHORS, BASE, SIZES, add_model, indexed, shift_weights
 
@@ -240,7 +241,7 @@ def test_another_share_of_unknown_data_changes_the_odds_of_all_evidence(populati
     assert answer(found.with_unknown_share(0.0), NONE_OF_THESE).probability == 0
 
 
-@pytest.mark.parametrize("unknown", [0, 9])
+@pytest.mark.parametrize("unknown", a_few([9, 0], 1))
 def test_of_many_models_the_share_of_unknown_data_is_estimated(population, monkeypatch, unknown):
     rng = np.random.default_rng(4)
     strange = rng.normal(size=(unknown, population.vectors.shape[1]))

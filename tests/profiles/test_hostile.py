@@ -96,7 +96,9 @@ OUTPUT = "encoder.layer.1.output.dense.weight"
         (OUTPUT, float("nan")), (OUTPUT, -float("inf")), (OUTPUT, 3e38),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("rows", [slice(None), slice(3, 4)], ids=["all", "one row"])
+@pytest.mark.parametrize(
+    "rows", [pytest.param(slice(None), marks=pytest.mark.slow), slice(3, 4)], ids=["all", "one row"]
+)
 def test_weights_that_are_not_finite_give_no_measures(base, tmp_path, name, value, rows):
     """Refused by name. A NaN in the row of a word that is not in the probe used to make `readable` 0 silently."""
 
