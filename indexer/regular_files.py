@@ -73,7 +73,7 @@ def files_below(folder: Path) -> list[str]:
     """The files of a checkpoint's folder and of folders up to two levels down, as sorted paths with ``/``.
 
     Hidden files and folders and folders that may not be read are left out. What lies deeper is not a part of a
-    checkpoint: whoever names a home folder must not wait for a whole disk. Raises OSError if ``folder`` itself cannot
+    checkpoint: to name a home folder must not read a whole disk. Raises OSError if ``folder`` itself cannot
     be listed, or there are more than 10,000 files.
     """
     found: list[str] = []

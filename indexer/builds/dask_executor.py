@@ -113,7 +113,9 @@ class DaskExecutor:
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters is reported in one line of ours
         client = Client.__new__(Client)
         try:
-            client.__init__(self.address, timeout=_CONNECT_SECONDS, set_as_default=False, name="vectors-in-the-wild")
+            client.__init__(  # type: ignore[misc]
+                self.address, timeout=_CONNECT_SECONDS, set_as_default=False, name="vectors-in-the-wild"
+            )
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             client.status = "closed"  # otherwise it is closed at exit, which takes long and leaves a traceback
             raise AtlasError(
