@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.estimate import children_sentence, tree_of, tree_rows, tree_sentences
+from indexer.builds.estimate import children_sentence, family_tree
 from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.cards.local import local_name, local_row, place_of
@@ -100,7 +100,7 @@ def build(
     if chosen.scheduler is not None and not dry_run:
         from indexer.builds.dask_executor import DaskExecutor
 
-        DaskExecutor(chosen.scheduler).check()
+        DaskExecutor(chosen.scheduler).connect().close(timeout=5)  # raises before a long crawl
     reports = []
     with folder.locked(f"index build --base {' --base '.join(names)}"):
         remove_leftovers(folder)
@@ -117,9 +117,10 @@ def build(
             if not one.listing.models():
                 reports.append(one.finished())
             elif dry_run:
-                expected, tree, calls = one.estimate(one.plan()), tree_of(one.selected()), one.crawl_calls
-                one.report.dry_run = expected.as_row() | {"tree": tree_rows(tree), "api_calls": calls}
-                for sentence in (*tree_sentences(tree, calls), expected.sentence, *expected.requests.sentences()):
+                expected = one.estimate(one.plan())
+                tree, sentences = family_tree(one.selected(), one.crawl_calls)
+                one.report.dry_run = expected.as_row() | {"tree": tree, "api_calls": one.crawl_calls}
+                for sentence in (*sentences, expected.sentence, *expected.requests.sentences()):
                     watcher.say(sentence)
                 reports.append(one.report)
             else:

@@ -62,10 +62,6 @@ class DaskExecutor:
     def __init__(self, address: str) -> None:
         self.address = address
 
-    def check(self) -> None:
-        """Raises AtlasError if no scheduler answers; called before a long crawl."""
-        self.connect().close(timeout=5)
-
     def run(self, units: Sequence[Unit], worker: RecordWorker) -> Generator[Result[Unit]]:
         """Yield one result for each unit, as they come.
 

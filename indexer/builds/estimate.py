@@ -200,23 +200,13 @@ def children_sentence(base: str, counts: Mapping[str, int], relations: Collectio
     return f"the Hub counts {counted} of {base}; listing them takes about {pages:,} API requests"
 
 
-Tree = Counter[tuple[int, str]]  # how many models, by steps from the base and relation
+def family_tree(listed: Iterable[ListedModel], calls: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """How many models there are by steps from the base and by relation: as JSON-ready rows, and as sentences.
 
-
-def tree_of(listed: Iterable[ListedModel]) -> Tree:
-    """Count the models of a listing."""
-    return Counter((max(1, len(one.path)), one.relation) for one in listed)
-
-
-def tree_rows(tree: Tree) -> list[dict[str, Any]]:
-    """JSON-ready."""
-    return [
-        {"steps": depth, "relation": relation, "models": count} for (depth, relation), count in sorted(tree.items())
-    ]
-
-
-def tree_sentences(tree: Tree, calls: int) -> list[str]:
-    """For example: 1 step from the base: 20 finetune, 4 adapter. ``calls``: requests to the API that the crawl made."""
+    For example: 1 step from the base: 20 finetune, 4 adapter. ``calls``: requests to the API that the crawl made.
+    """
+    tree = Counter((max(1, len(one.path)), one.relation) for one in listed)
+    rows = [{"steps": depth, "relation": name, "models": count} for (depth, name), count in sorted(tree.items())]
     found = []
     for depth in sorted({depth for depth, _ in tree}):
         counts = [f"{tree[depth, one]:,} {one}" for one in RELATIONS if tree[depth, one]]
@@ -232,4 +222,4 @@ def tree_sentences(tree: Tree, calls: int) -> list[str]:
             f"the crawl made {calls:,} API request{'' if calls == 1 else 's'}; "
             f"in {duration_in_words(WINDOW_SECONDS)} the Hub allows {' and '.join(times)}"
         )
-    return found
+    return rows, found

@@ -15,8 +15,7 @@ from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.names import ModelRef, nearest
 from indexer.profiles.store import ProfileStore
-from indexer.publish.publication import Publication
-from indexer.publish.publish import publish
+from indexer.publish.publish import Publication, publish
 from indexer.publish.stored_answers import forget_answers
 from indexer.records.store import RecordStore
 

@@ -62,15 +62,6 @@ class Reference:
     rows: torch.Tensor
     file_hashes: frozenset[str]
 
-    def cosine(self, rows: torch.Tensor) -> float:
-        """The cosine of the rows of a candidate and the base's; NaN if one of them is zero."""
-        one, other = rows.double().flatten(), self.rows.double().flatten()
-        return float(torch.dot(one, other) / (one.norm() * other.norm()))
-
-    def distance(self, rows: torch.Tensor) -> float:
-        """The distance of the rows of a candidate from the base's."""
-        return float((rows.double() - self.rows.double()).norm())
-
 
 @dataclass
 class Examination:
@@ -221,9 +212,10 @@ class Examination:
         copied = next((one.base for one in self.references if digest in one.file_hashes), None)
         if copied is not None:
             return unrelated(f"its weights are the file of {copied}")
-        nearest = min(self.references, key=lambda one: one.distance(rows))
-        cosine = nearest.cosine(rows)
-        if not cosine >= Thresholds().unrelated_below:  # NaN too
+        nearest = min(self.references, key=lambda one: float((rows.double() - one.rows.double()).norm()))
+        mine, theirs = rows.double().flatten(), nearest.rows.double().flatten()
+        cosine = float(torch.dot(mine, theirs) / (mine.norm() * theirs.norm()))
+        if not cosine >= Thresholds().unrelated_below:  # also NaN: one of them is zero
             return unrelated(f"its weights are unrelated (cosine {cosine:.2f} with {nearest.base})")
         if nearest.base != self.build.facts.id:
             return unrelated(f"its weights are nearer to {nearest.base}")

@@ -113,7 +113,8 @@ def sampled_deltas(
     for more in (False, True):
         # The rows of every tensor that one of its matrices needs, and that have not been read yet.
         counts: dict[DeltaKey, int] = {}
-        wanted: dict[str, _Wanted] = {}
+        wanted: dict[str, tuple[Lines, ...]] = {}
+        stripes: dict[str, Sequence[range]] = {}
         for name, matrices in layout.by_tensor.items():
             item_bytes = checkpoint.tensors[name].dtype.itemsize
             of_tensor = tuple(
@@ -124,15 +125,15 @@ def sampled_deltas(
             )
             known = tuple(found[one.key].lines or one.lines if more else 0 for one in matrices)
             counts.update(zip((one.key for one in matrices), of_tensor, strict=True))
-            if (rows_of_tensor := _wanted_rows(matrices, of_tensor, known)).stripes:
-                wanted[name] = rows_of_tensor
-        stripes: dict[str, Sequence[range]] = {name: one.stripes for name, one in wanted.items()}
+            some, lines_of_matrices = _wanted_rows(matrices, of_tensor, known)
+            if some:
+                stripes[name], wanted[name] = some, lines_of_matrices
         change = weights = 0.0
         for name, tensor in checkpoint.stripes(stripes if more else {**stripes, **(others or {})}, connections):
             if name not in wanted:
                 found_others[name] = tensor
                 continue
-            for matrix, lines, places in wanted[name].lines:
+            for matrix, lines, places in wanted[name]:
                 block = matrix.extract_lines(tensor if places is None else tensor[places])
                 is_transposed = base.layout.by_key[matrix.key].transposed
                 is_alike = matrix.transposed == is_transposed
@@ -171,36 +172,29 @@ def sampled_deltas(
     return list(found.values()), found_others
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What is read of one tensor: ``stripes`` of its rows, and for each matrix its lines.
-
-    The third entry of ``lines`` says which of the rows that are read belong to the matrix; None for all of them.
-    """
-
-    stripes: tuple[range, ...]
-    lines: tuple[tuple[Matrix, NDArray[np.int64], NDArray[np.int64] | None], ...]
+# The lines of a matrix that are read, and which of the rows that are read of its tensor hold them (None: all of them).
+Lines = tuple[Matrix, NDArray[np.int64], NDArray[np.int64] | None]
 
 
 # All models of a base want the same rows. Do not write to these arrays.
 @lru_cache(maxsize=2048)
-def _wanted_rows(matrices: tuple[Matrix, ...], counts: tuple[int, ...], known: tuple[int, ...]) -> _Wanted:
-    """``counts`` lines of each of the matrices of one tensor, except those that are already ``known``."""
+def _wanted_rows(
+    matrices: tuple[Matrix, ...], counts: tuple[int, ...], known: tuple[int, ...]
+) -> tuple[tuple[range, ...], tuple[Lines, ...]]:
+    """The rows of one tensor that hold ``counts`` lines of each of its matrices, except those ``known``; the lines."""
     lines: dict[Matrix, NDArray[np.int64]] = {}
     for matrix, count, before in zip(matrices, counts, known, strict=True):
-        left = np.setdiff1d(lines_of(matrix.lines, count), lines_of(matrix.lines, before)) if before else None
-        lines[matrix] = lines_of(matrix.lines, count) if left is None else left
-    lines = {matrix: some for matrix, some in lines.items() if len(some)}
+        some = lines_of(matrix.lines, count)
+        some = np.setdiff1d(some, lines_of(matrix.lines, before)) if before else some
+        if len(some):
+            lines[matrix] = some
     if not lines:
-        return _Wanted((), ())
+        return (), ()
     stored = np.unique(np.concatenate([matrix.stored_lines(some) for matrix, some in lines.items()]))
     places = {matrix: np.searchsorted(stored, matrix.stored_lines(some)) for matrix, some in lines.items()}
-    return _Wanted(
-        tuple(stripes_of(stored)),
-        tuple(
-            (matrix, some, None if np.array_equal(places[matrix], np.arange(len(stored))) else places[matrix])
-            for matrix, some in lines.items()
-        ),
+    return tuple(stripes_of(stored)), tuple(
+        (matrix, some, None if np.array_equal(places[matrix], np.arange(len(stored))) else places[matrix])
+        for matrix, some in lines.items()
     )
 
 

@@ -47,10 +47,6 @@ class Spectra:
         weight = self._weight(delta.key, delta)
         return self._changes([delta], (weight.shape[0], weight.shape[1])), self._values(weight)
 
-    def of_untouched(self, key: DeltaKey) -> Values:
-        """Singular values of a matrix that equals the base's."""
-        return self._base.spectrum((key,))
-
     def fused_matrices(self) -> tuple[FusedMatrixRecord, ...]:
         """The fused matrices, in the base's order; parts that an adapter does not change are the base's."""
         fused_matrices = self._base.layout.fused_matrices

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix
@@ -96,8 +96,9 @@ class StoredBase:
                 raise self._damaged("its checksum does not match")
 
         try:
-            status, stated = regular_status(self.path), _stated_checksum(self.path)
-            if stated is not None:
+            status, noted = regular_status(self.path), _NOTE.search(_header(self.path))
+            if noted is not None:
+                stated = noted[1].decode()
                 check_once(self.path, stamp_of(status, stated), check, recheck=recheck)
             elif set(self._header.metadata) != {"base"}:
                 raise self._damaged("its checksum cannot be read")
@@ -280,13 +281,8 @@ def with_checksum(header: bytes, data: Path) -> bytes:
     """``header`` (length and JSON, with UNKNOWN as checksum) with the checksum of the file it makes with ``data``."""
     start, stop = _place(header)
     with data.open("rb") as file:
-        return header[:start] + _digest(header, file).encode() + header[stop:]
-
-
-def _stated_checksum(path: Path) -> str | None:
-    """The checksum in the header, not verified; None if there is none. Raises OSError."""
-    found = _NOTE.search(_header(path))
-    return found[1].decode() if found else None
+        digest = hashlib.file_digest(file, lambda: hashlib.sha256(header))
+    return header[:start] + digest.hexdigest().encode() + header[stop:]
 
 
 def actual_checksum(path: Path) -> str:
@@ -295,13 +291,7 @@ def actual_checksum(path: Path) -> str:
     start, stop = _place(header)
     with path.open("rb") as file:
         file.seek(len(header))
-        return _digest(header[:start] + UNKNOWN.encode() + header[stop:], file)
-
-
-def _digest(header: bytes, rest: BinaryIO) -> str:
-    digest = hashlib.sha256(header)
-    while chunk := rest.read(1 << 22):
-        digest.update(chunk)
+        digest = hashlib.file_digest(file, lambda: hashlib.sha256(header[:start] + UNKNOWN.encode() + header[stop:]))
     return digest.hexdigest()
 
 

@@ -265,7 +265,7 @@ class _DeltaReader:
                 zeros = Factors(torch.zeros(rows, rank), torch.zeros(rank), torch.zeros(columns, rank))
                 record = self._record(matrix.key, zeros, 0.0)
                 if self.spectra is not None:
-                    record = replace(record, weights=self.spectra.of_untouched(matrix.key))
+                    record = replace(record, weights=self._base.spectrum((matrix.key,)))
             found.append(record)
         return tuple(found)
 

@@ -229,16 +229,11 @@ def invert_words(
             guess = recover(model, layer, target, unit, start, count, keep)
             words = nearest_tokens(answers, guess, top)
         best = words[0, :, 0].cpu()
-        found.append(
-            LayerWords(
-                layer,
-                output=tokenizer.text(best.tolist()),
-                right=float((best == ids[0]).double().mean()),
-                closer_ratio=float(times_closer(*criterion(model, layer, inputs, guess, seed, shift))[0]),
-                top=tuple(tuple(tokenizer.words(row.tolist())) for row in words[0]),
-                **_conditioning(jacobian[layer]),
-            )
-        )
+        right = float((best == ids[0]).double().mean())
+        closer = float(times_closer(*criterion(model, layer, inputs, guess, seed, shift))[0])
+        nearest = tuple(tuple(tokenizer.words(row.tolist())) for row in words[0])
+        text_found = tokenizer.text(best.tolist())
+        found.append(LayerWords(layer, text_found, right, closer, nearest, *conditioning(jacobian[layer])))
     return tuple(tokenizer.words(numbers)), tuple(found)
 
 
@@ -282,12 +277,8 @@ def invert_images(
         error, _, rows = image_error(model, images, target)
         high = high_frequency(images - target)
         shown = images[:_MOST_IMAGES].clamp(0, 1).cpu()
-        found.append(ImageLayer(layer, shown, error, rows, high, **_conditioning(jacobian[layer])))
+        found.append(ImageLayer(layer, shown, error, rows, high, *conditioning(jacobian[layer])))
     return target[:_MOST_IMAGES].cpu(), tuple(found), notes
-
-
-def _conditioning(values: torch.Tensor) -> dict[str, float | None]:
-    return dict(zip(("condition", "directions"), conditioning(values), strict=True))
 
 
 def neuron_features(

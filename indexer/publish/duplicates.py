@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from indexer.publish.tables import Tables
 from indexer.records.difference import alike, difference_of, norms_fit, relative_difference, signatures_from
 from indexer.records.row_space import ALIKE, agreement, from_texts
 from indexer.records.store import RecordStore
+
+if TYPE_CHECKING:
+    from scipy.cluster.hierarchy import DisjointSet
 
 # Two estimates of one norm from different rows may differ by at most this many standard errors.
 _STANDARD_ERRORS = 4.0
@@ -37,26 +41,16 @@ class Upload:
     file_hashes: tuple[str, ...]
 
 
-class UnionFind:
-    """Union–find (Galler & Fischer, 1964), initialised with the models of equal file hashes."""
+def _of_equal_files(uploads: Sequence[Upload]) -> DisjointSet:
+    """The models, those with the same file hashes in one group."""
+    from scipy.cluster.hierarchy import DisjointSet
 
-    def __init__(self, uploads: Sequence[Upload]) -> None:
-        self._leader = {upload.model_id: upload.model_id for upload in uploads}
-        seen: dict[tuple[str, ...], int] = {}
-        for upload in uploads:
-            if upload.file_hashes:
-                self.join(upload.model_id, seen.setdefault(upload.file_hashes, upload.model_id))
-
-    def find(self, model_id: int) -> int:
-        """The representative of the group of a model."""
-        while self._leader[model_id] != model_id:
-            self._leader[model_id] = self._leader[self._leader[model_id]]
-            model_id = self._leader[model_id]
-        return model_id
-
-    def join(self, one: int, other: int) -> None:
-        """Merge two groups."""
-        self._leader[self.find(other)] = self.find(one)
+    groups = DisjointSet([upload.model_id for upload in uploads])
+    seen: dict[tuple[str, ...], int] = {}
+    for upload in uploads:
+        if upload.file_hashes:
+            groups.merge(upload.model_id, seen.setdefault(upload.file_hashes, upload.model_id))
+    return groups
 
 
 def find_duplicates(
@@ -67,25 +61,17 @@ def find_duplicates(
     Two models are duplicates if their weight files have the same hashes, or if their deltas, compared matrix by
     matrix, differ by at most ``within``. Unique models are not in the result.
     """
-    groups = UnionFind(uploads)
-    known = {upload.model_id for upload in uploads}
+    groups = _of_equal_files(uploads)
+    created = {upload.model_id: upload.created for upload in uploads}
     for one, other, difference in differences:
-        if difference <= within and one in known and other in known:
-            groups.join(one, other)
-    members: dict[int, list[Upload]] = {}
-    for upload in uploads:
-        members.setdefault(groups.find(upload.model_id), []).append(upload)
+        if difference <= within and one in created and other in created:
+            groups.merge(one, other)
 
-    def age(upload: Upload) -> tuple[bool, float, int]:
-        created = upload.created
-        return (created is None, created.timestamp() if created else 0.0, upload.model_id)
+    def age(model_id: int) -> tuple[bool, float, int]:
+        when = created[model_id]
+        return when is None, when.timestamp() if when else 0.0, model_id
 
-    return {
-        upload.model_id: min(group, key=age).model_id
-        for group in members.values()
-        if len(group) > 1
-        for upload in group
-    }
+    return {model_id: min(group, key=age) for group in groups.subsets() if len(group) > 1 for model_id in sorted(group)}
 
 
 def with_duplicates(tables: Tables, model_ids: Sequence[int]) -> set[int]:
@@ -138,10 +124,10 @@ def renew_duplicates(tables: Tables, store: RecordStore, base: str, within: floa
             if is_near or norms_fit(first[3], second[3], first[4]):
                 near.add((first[0], second[0], first[1], second[1]))
     # They are compared matrix by matrix, except within a group: reading records is slow.
-    groups, found = UnionFind(uploads), []
+    groups, found = _of_equal_files(uploads), []
     read = lru_cache(maxsize=64)(store.read)
     for model_id, other_id, first_key, second_key in sorted(near):
-        if groups.find(model_id) == groups.find(other_id):
+        if groups.connected(model_id, other_id):
             continue
         try:
             difference = difference_of(read(first_key), read(second_key))
@@ -149,7 +135,7 @@ def renew_duplicates(tables: Tables, store: RecordStore, base: str, within: floa
             continue
         found.append({"model_id": model_id, "other_id": other_id, "difference": difference})
         if difference <= within:
-            groups.join(model_id, other_id)
+            groups.merge(model_id, other_id)
     tables.insert("internal.compared_deltas", found)
     compared = tables.rows("SELECT model_id, other_id, difference FROM internal.compared_deltas ORDER BY ALL")
     first_of = find_duplicates(uploads, compared, within)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import translated_errors
+from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
+from indexer.listing.questions import BadRow
 from indexer.publish.duplicates import renew_duplicates, renew_initialisations, with_duplicates
 from indexer.publish.profile_tables import renew_profile_tables
-from indexer.publish.publication import Publication, SkippedModels
 from indexer.publish.rows import Entry, record_rows, valid_listing_rows
 from indexer.publish.staging import staged_publish
 from indexer.publish.stored_answers import ANSWERS, renew_answers
@@ -24,6 +27,7 @@ from indexer.publish.vector_update import VectorUpdates
 from indexer.publish.vectors import PublishedVectors
 from indexer.records.identity import ROW_NAMES, Thresholds
 from indexer.records.store import RecordStore
+from indexer.vectors.choice import IndexChange
 
 # Rows that are collected before they are inserted.
 _ROWS_AT_ONCE = 10_000
@@ -31,6 +35,29 @@ _DELTAS_AT_ONCE = 50_000
 
 _RECORD_TABLES = ("records", "deltas", "fused_matrices", "adapter_bases")
 _LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
+
+# Skipped models that the message names; all are in the database.
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Everything to publish for one base: its listing entries and the build that produced them.
+
+    Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
+    that are ``withdrawn`` are deleted: they were renamed or removed. ``purged``: also rewrite the vector files that
+    contain them, which otherwise happens only some publishes later.
+    """
+
+    base: StoredBase
+    aliases: Sequence[str]
+    entries: Sequence[Entry]
+    rank: int
+    withdrawn: Sequence[str] = ()
+    purged: bool = False
+    rejected_rows: Sequence[Row] | None = None
+    build: Row | None = None
+    index: IndexChange | None = None
 
 
 def publish(
@@ -68,14 +95,14 @@ def publish(
 
 
 class _Publisher:
-    """Publishes one base, inside the transaction."""
+    """Publishes one base, inside the transaction.
+
+    Models that do not fit the database are skipped instead of failing the publish. ``skipped``: those whose record is
+    not published, and why; ``unlisted``: those whose listing row is not.
+    """
 
     def __init__(
-        self,
-        folder: AtlasFolder,
-        tables: Tables,
-        publication: Publication,
-        say: Callable[[str], None],
+        self, folder: AtlasFolder, tables: Tables, publication: Publication, say: Callable[[str], None]
     ) -> None:
         self.folder = folder
         self.tables = tables
@@ -83,7 +110,8 @@ class _Publisher:
         self.base = publication.base.base
         self.say = say
         self.store = RecordStore(folder)
-        self.skipped = SkippedModels(tables, self.base)
+        self.skipped: dict[str, InvalidValue] = {}
+        self.unlisted: dict[str, InvalidValue] = {}
 
     def run(self, representations: Sequence[str]) -> None:
         self._base_row()
@@ -105,7 +133,7 @@ class _Publisher:
         touched = with_duplicates(self.tables, stale)
         self.tables.delete((*_RECORD_TABLES, *_LISTING_TABLES), withdrawn)
         self._listing_tables(changed, ids)
-        reread = [entry for entry in reread if entry.listed.id not in self.skipped.unlisted]
+        reread = [entry for entry in reread if entry.listed.id not in self.unlisted]
         has_new_profiles = renew_profile_tables(self.folder, self.tables, self.base, self.say)
         with VectorUpdates(
             self.folder, self.tables, self.publication, representations, self.skipped, self.say
@@ -131,9 +159,12 @@ class _Publisher:
             self.tables.run("DELETE FROM rejected_listing_rows WHERE base = ?", [self.base])
             rows = [{"base": self.base, **row} for row in self.publication.rejected_rows]
             self.tables.insert("rejected_listing_rows", valid_rows("rejected_listing_rows", rows))
-        self.tables.insert("rejected_listing_rows", self.skipped.rejected_rows())
-        if self.skipped.summary:
-            self.say(self.skipped.summary)
+        now = datetime.now(UTC)
+        bad = [BadRow.of({"id": model}, f"it does not fit: {why}", now) for model, why in self.unlisted.items()]
+        self.tables.insert("rejected_listing_rows", [{"base": self.base, **one.as_row()} for one in bad])
+        if left_out := [f"{model} ({why})" for model, why in [*self.unlisted.items(), *self.skipped.items()]]:
+            more = f" and {len(left_out) - _MOST_NAMED} more" if len(left_out) > _MOST_NAMED else ""
+            self.say(f"{self.base}: skipped, not published: {', '.join(left_out[:_MOST_NAMED])}{more}")
         if self.publication.build is not None:
             (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)
             self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **self.publication.build}])
@@ -184,7 +215,7 @@ class _Publisher:
                 try:
                     found = valid_listing_rows(ids[entry.listed.id], entry)
                 except InvalidValue as why:
-                    self.skipped.unlisted[entry.listed.id] = why
+                    self.unlisted[entry.listed.id] = why
                     continue
                 for table, waiting in rows.items():
                     waiting.extend(found[table])
@@ -210,7 +241,12 @@ class _Publisher:
                     model_id, entry.record_key, self.publication.base, self.store, representations
                 )
             except InvalidValue as why:
-                self.skipped.record(entry.listed.id, model_id, why)
+                self.skipped[entry.listed.id] = why
+                self.tables.run(
+                    "UPDATE fine_tunes SET status = 'skipped', reason = 'does_not_fit', detail = ?, record_key = NULL "
+                    "WHERE model_id = ?",
+                    [str(why), model_id],
+                )
                 continue
             for table, waiting in rows.items():
                 waiting.extend(made[table])

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from indexer.atlas import AtlasFolder
 from indexer.publish.centring import Centring
 from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.profile_tables import depth_vectors
-from indexer.publish.publication import Publication, SkippedModels
 from indexer.publish.rows import record_rows
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue
@@ -28,6 +28,9 @@ from indexer.vectors.background import Background, author_groups
 from indexer.vectors.centre import GROUPS
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.ties import NEAR
+
+if TYPE_CHECKING:
+    from indexer.publish.publish import Publication
 
 # Largest sample of a group in a null distribution: half a million pairs within a group.
 MOST_MODELS = 1_024
@@ -47,7 +50,7 @@ class VectorUpdates:
         tables: Tables,
         publication: Publication,
         added: Sequence[str],
-        skipped: SkippedModels,
+        skipped: dict[str, InvalidValue],
         say: Callable[[str], None],
     ) -> None:
         self.folder, self.tables, self.publication = folder, tables, publication
@@ -110,7 +113,7 @@ class VectorUpdates:
             try:
                 made, found = record_rows(model_id, record_key, self.publication.base, store, [vectors.representation])
             except InvalidValue as why:
-                self.skipped.models[model] = why
+                self.skipped[model] = why
                 continue
             self.add([vectors], model_id, found, is_sampled=made["records"][0]["read"] == "sample")
             signatures.append({"model_id": model_id, "signature": made["records"][0]["signature"]})
