@@ -16,9 +16,13 @@ from indexer.version import __version__
 if TYPE_CHECKING:
     from indexer.builds.commands import add, build
     from indexer.builds.deepen import deepen
+    from indexer.builds.doctor import doctor
     from indexer.builds.removal import remove
     from indexer.builds.shards import publish_records, work
-    from indexer.library import doctor, merge, profile, pull, push, rebuild, represent, status, verify
+    from indexer.library import profile, rebuild, represent, status, verify
+    from indexer.share.merge import merge
+    from indexer.share.pull import pull
+    from indexer.share.push import push
 
 __all__ = [
     "__version__", "add", "build", "deepen", "doctor", "merge", "profile", "publish_records", "pull", "push", "rebuild",
@@ -29,7 +33,11 @@ _HOMES = {
     "add": "builds.commands",
     "build": "builds.commands",
     "deepen": "builds.deepen",
+    "doctor": "builds.doctor",
+    "merge": "share.merge",
     "publish_records": "builds.shards",
+    "pull": "share.pull",
+    "push": "share.push",
     "remove": "builds.removal",
     "work": "builds.shards",
 }

@@ -1,4 +1,4 @@
-"""The `index` commands that need no crawl, as Python functions; `index build` and its like are in builds/commands.py.
+"""The `index` commands that look after an atlas, and `index profile`, as Python functions.
 
 Each has the arguments of its command, reports progress by callback, and returns the report as an object.
 """
@@ -15,12 +15,8 @@ from indexer.builds.report import Progress, Watcher
 from indexer.errors import require
 
 if TYPE_CHECKING:
-    from indexer.builds.doctor import Diagnosis
     from indexer.builds.report import ProfileReport
     from indexer.publish.verification import Disagreement
-    from indexer.share.merge import MergeReport
-    from indexer.share.pull import PullReport
-    from indexer.share.push import PushOptions, PushReport
 
 
 def profile(
@@ -52,17 +48,6 @@ def profile(
     canonical, named = base_and_models(folder, base, [models] if isinstance(models, str) else models)
     with folder.locked("index profile"):
         return profile_base(folder, canonical, named, chosen)
-
-
-def doctor(base: str | None = None, model: str | None = None) -> Diagnosis:
-    """Test the Hub with about a dozen requests, and report what works: `index doctor`.
-
-    ``base``: a model with fine-tunes; ``model``: one with a small safetensors file; both are well-known public models
-    by default. ``Diagnosis.ok`` says whether a build can work. Raises AtlasError for a name that is not one.
-    """
-    from indexer.builds.doctor import BASE, MODEL, diagnose
-
-    return diagnose(base or BASE, model or MODEL)
 
 
 def status(atlas: str | Path = "atlas") -> dict[str, Any]:
@@ -126,52 +111,3 @@ def represent(
     with folder.locked(f"index represent {name}"):
         change = index_change(vector_length=vector_length, **index)
         return represent_atlas(folder, name, change, Watcher(progress).say)
-
-
-def push(
-    name: str,
-    atlas: str | Path = "atlas",
-    *,
-    progress: Progress | None = None,
-    **options: Unpack[PushOptions],
-) -> PushReport:
-    """Publish the atlas as the dataset ``name`` (OWNER/NAME) on the Hub, in one commit: what `index push` does.
-
-    ``options``, with their defaults:
-
-    - ``private`` (False): a new repository is private
-    - ``tag`` (g and the number of the generation)
-    - ``with_records`` (False): also the records, from which a build continues
-    - ``with_local``, ``with_private`` (False): even if models were added from local folders, or are private or gated
-    - ``force`` (False): even if a newer atlas, or something else, is there
-    - ``dry_run`` (False): only report what would be sent
-
-    Raises AtlasError if this account may not, or a newer atlas is there.
-    """
-    from indexer.share.push import push as push_atlas
-
-    return push_atlas(AtlasFolder(atlas), name, options, Watcher(progress).say)
-
-
-def pull(
-    name: str, atlas: str | Path = "atlas", *, with_records: bool = False, progress: Progress | None = None
-) -> PullReport:
-    """Fetch the atlas ``name`` (OWNER/NAME[@TAG]) from the Hub into a folder, and check it: what `index pull` does.
-
-    Raises AtlasError if there is none, it is damaged, or the folder holds another.
-    """
-    from indexer.share.pull import pull as pull_atlas
-
-    return pull_atlas(AtlasFolder(atlas), name, Watcher(progress).say, with_records=with_records)
-
-
-def merge(
-    sources: Sequence[str | Path], atlas: str | Path = "atlas", *, progress: Progress | None = None
-) -> MergeReport:
-    """Merge the records of several atlases into a new one: what `index merge` does.
-
-    Raises AtlasError if one has no records, their bases do not fit, or ``atlas`` is not empty.
-    """
-    from indexer.share.merge import merge as merge_atlases
-
-    return merge_atlases([AtlasFolder(one) for one in sources], AtlasFolder(atlas), Watcher(progress).say)

@@ -25,14 +25,14 @@ _KINDS = {
 }
 
 
-def descriptor_of(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644, *, through_links: bool = False) -> int:
+def descriptor_of(path: Path, flags: int = os.O_RDONLY, *, through_links: bool = False) -> int:
     """A descriptor of a regular file. Raises OSError, which names the kind, for anything else.
 
     It never blocks. ``through_links``: the name itself may be a link.
     """
     guard = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if through_links else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags | guard, mode)
+        descriptor = os.open(path, flags | guard, 0o644)
     except OSError as error:
         kind = _kind(path, through_links)
         if kind is None:

@@ -81,13 +81,13 @@ class _NotOkError(Exception):
     """A step did not find what a build needs. Arguments: what it found, and what to do."""
 
 
-def diagnose(base: str = BASE, model: str = MODEL) -> Diagnosis:
-    """Test the Hub at HF_ENDPOINT, with the access token in use if there is one.
+def doctor(base: str | None = None, model: str | None = None) -> Diagnosis:
+    """Test the Hub at HF_ENDPOINT, with the access token in use if there is one: what `index doctor` does.
 
-    ``base`` should have fine-tunes, ``model`` a small safetensors file. Never raises for what a server does; raises
-    AtlasError for a name that is not one.
+    ``base``: a model with fine-tunes; ``model``: one with a small safetensors file; both are well-known public models
+    by default. Never raises for what a server does; raises AtlasError for a name that is not one.
     """
-    names = [without_address(name).partition("@")[0] for name in (base, model)]
+    names = [without_address(name).partition("@")[0] for name in (base or BASE, model or MODEL)]
     for name in names:
         if not is_hub_id(name):
             raise AtlasError(f"{printable(name, 100)!r} is not a Hub id.", "Give owner/name.")

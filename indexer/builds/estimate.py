@@ -40,9 +40,6 @@ class Requests:
     api: int = 0
     files: int = 0
 
-    def __add__(self, other: Requests) -> Requests:
-        return Requests(self.api + other.api, self.files + other.files)
-
     @property
     def seconds(self) -> float:
         """How long they take at least at this account's limits; 0 if they fit into one window."""
@@ -74,36 +71,32 @@ class Requests:
 
 def requests_of(units: Sequence[Unit]) -> Requests:
     """The requests needed to read these models, from the files that their rows list."""
-    total = Requests()
+    models: list[tuple[Collection[str] | None, str]] = []  # files and relation of each model, and of those below
     for unit in units:
         if unit.model.folder is None:
-            total += _requests_of_model(unit.filenames, unit.relation)
+            models.append((unit.filenames, unit.relation))
         parent: Parent | None = unit.parent
         while parent is not None:
-            total += _requests_of_model(parent.filenames, parent.relation)
+            models.append((parent.filenames, parent.relation))
             parent = parent.parent
-    return total
-
-
-def _requests_of_model(filenames: Collection[str] | None, relation: str) -> Requests:
-    if filenames is None:  # the row does not list them
-        return Requests(1, 2)
-    try:
-        choice = choose(filenames, relation)
-    except Skipped:
-        return Requests()
-    files = 1
-    if choice.is_index:
-        ending = choice.name.removesuffix(".index.json").rpartition(".")[2]
-        shards = [
-            name
-            for name in filenames
-            if name.startswith(choice.folder) and "-of-" in name and name.endswith(f".{ending}")
-        ]
-        files += len(shards)
-    files += choice.kind == "adapter"  # adapter_config.json
-    files += f"{choice.folder}config.json" in filenames or "config.json" in filenames
-    return Requests(_API_OF_PICKLE if choice.is_pickle else 0, files)
+    api = files = 0
+    for filenames, relation in models:
+        if filenames is None:  # the row does not list them
+            api, files = api + 1, files + 2
+            continue
+        try:
+            choice = choose(filenames, relation)
+        except Skipped:
+            continue
+        files += 1
+        if choice.is_index:
+            ending = choice.name.removesuffix(".index.json").rpartition(".")[2]
+            shards = (name for name in filenames if name.startswith(choice.folder) and name.endswith(f".{ending}"))
+            files += sum("-of-" in name for name in shards)
+        files += choice.kind == "adapter"  # adapter_config.json
+        files += f"{choice.folder}config.json" in filenames or "config.json" in filenames
+        api += _API_OF_PICKLE if choice.is_pickle else 0
+    return Requests(api, files)
 
 
 @dataclass(frozen=True)

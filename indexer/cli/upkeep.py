@@ -72,9 +72,9 @@ def _in_short(found: dict[str, Any]) -> dict[str, Any]:
 @click.pass_context
 def doctor(context: click.Context, base: str | None, model: str | None, output: str) -> None:
     """Test the Hub with a dozen requests, and print what works and what to do; exit 1 if a build cannot work."""
-    from indexer import library
+    from indexer.builds.doctor import doctor as test_hub
 
-    found = library.doctor(base, model)
+    found = test_hub(base, model)
     if output in ("json", *ROWS):
         emit(found.to_dict() if output == "json" else found.steps, output)
     else:
@@ -166,9 +166,9 @@ def push(name: str, atlas: str, output: str, **chosen: Any) -> None:
 
     Unchanged files are not sent again. Log in first: `hf auth login`, or set HF_TOKEN.
     """
-    from indexer import library
+    from indexer.share.push import push as push_atlas
 
-    report = library.push(name, atlas, progress=print_note, **chosen)
+    report = push_atlas(name, atlas, progress=print_note, **chosen)
     row = asdict(report)
     changes = row.pop("changes")
     if not chosen["dry_run"]:
@@ -205,9 +205,9 @@ def pull(name: str | None, listing: bool, base: str | None, with_records: bool, 
         return
     if base is not None:
         raise click.UsageError("--base can only be used with --list.")
-    from indexer import library
+    from indexer.share.pull import pull as pull_atlas
 
-    emit(asdict(library.pull(name, atlas, with_records=with_records, progress=print_note)), output)
+    emit(asdict(pull_atlas(name, atlas, with_records=with_records, progress=print_note)), output)
 
 
 @click.command()
@@ -216,11 +216,11 @@ def pull(name: str | None, listing: bool, base: str | None, with_records: bool, 
 @output_options
 def merge(sources: tuple[str, ...], atlas: str, output: str) -> None:
     """Merge the records of several atlases, of different bases or of shards of one base, into a new one (--atlas)."""
-    from indexer import library
+    from indexer.share.merge import merge as merge_atlases
 
     if len(sources) < 2:
         raise click.UsageError("Name at least two atlases.")
-    emit(asdict(library.merge(sources, atlas, progress=print_note)), output)
+    emit(asdict(merge_atlases(sources, atlas, progress=print_note)), output)
 
 
 UPKEEP = (status, doctor, verify, rebuild, represent, push, pull, merge)

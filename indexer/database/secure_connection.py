@@ -95,12 +95,9 @@ def attached_for_writing(
     return connection
 
 
-def use(connection: duckdb.DuckDBPyConnection, *, before: str = "") -> None:
-    """Look up names in the attached file, after the catalog ``before`` if one is given."""
-    if before:
-        connection.execute(f"SET search_path = '{before}.main,{NAME}.main'")
-    else:
-        connection.execute(f"USE {NAME}")
+def use(connection: duckdb.DuckDBPyConnection) -> None:
+    """Look up names in the attached file."""
+    connection.execute(f"USE {NAME}")
 
 
 def quoted(text: str | Path) -> str:

@@ -38,11 +38,6 @@ class ListedModel:
     path: tuple[tuple[str, str], ...] = ()
 
     @property
-    def author(self) -> str:
-        """The account it belongs to."""
-        return author_of(self.id)
-
-    @property
     def created(self) -> datetime | None:
         """When it was created; None if the row has no readable date."""
         return Reader().moment(self.row.get("createdAt"), "createdAt")
@@ -103,7 +98,7 @@ def select(
         for model in models
         if not model.deleted_at_hub
         and (relations is None or model.relation in relations)
-        and (author is None or model.author.lower() == author.lower())
+        and (author is None or author_of(model.id).lower() == author.lower())
         and (depth is None or (len(model.path) <= depth if depth else model.is_direct))
         and (start is None or (model.created or _EARLIEST) >= start)
     ]

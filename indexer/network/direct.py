@@ -2,8 +2,12 @@
 
 A sample of a model is about a hundred small ranges, and for each of them httpx2's pool and parser take several times as
 much of the processor. These connections do what a GET of a range needs and nothing else: HTTP/1.1 to the host itself.
-Where the environment names a proxy for a host, ``WatchedTransport`` does not use them. Every response is held to the
-minimum throughput of ``indexer.network.min_throughput``.
+Where the environment names a proxy for a host, ``WatchedTransport`` does not use them.
+
+Every response has a minimum throughput. A read timeout alone lets a server that sends one byte a second hold a
+connection for as long as it likes, in the status line and headers as well as in the body. So everything a connection
+receives for one request is counted against the time spent waiting for it. What the reader does in between (a bandwidth
+limit, an SVD) does not count.
 """
 
 from __future__ import annotations
@@ -16,12 +20,11 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
-
-from indexer.network.min_throughput import MinThroughput
 
 _CHUNK_BYTES = 64 << 10
 # As in httpx2's pools: how many connections wait for their next request, and how long.
@@ -31,6 +34,19 @@ _IDLE_SECONDS = 5.0
 _MOST_HEAD_BYTES = 256 << 10
 
 _Place = tuple[str, str, int]  # scheme, host, port
+
+
+@dataclass(frozen=True)
+class MinThroughput:
+    """A response is too slow if it brings fewer than ``bytes_per_second`` over more than ``seconds`` of waiting."""
+
+    bytes_per_second: float = 1024.0
+    seconds: float = 60.0
+    clock: Callable[[], float] = time.monotonic
+
+    def is_missed(self, received: int, waited: float) -> bool:
+        """Whether ``received`` bytes of a response in ``waited`` seconds are too few."""
+        return waited > self.seconds and received < self.bytes_per_second * waited
 
 
 class DirectConnections:

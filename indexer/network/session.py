@@ -4,7 +4,7 @@
 including those of ``model_info`` and similar functions, which neither retry nor time out by themselves:
 
 - Connecting, each read and a whole body have a time limit. The body of an API response is limited in size and in the
-  number of values to parse. Every response has a minimum throughput (``indexer.network.min_throughput``).
+  number of values to parse. Every response has a minimum throughput (``indexer.network.direct``).
 - A 429 waits as its ``RateLimit`` header says (``"api";r=0;t=55``: nothing left, 55 seconds to go), otherwise as
   ``Retry-After`` says. When little of the quota is left, requests are spread over the remaining time.
 - A 408, a 5xx or a lost connection is retried with growing waits if repeating the request does no harm.
@@ -36,7 +36,7 @@ from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.console.messages import Progress
 from indexer.errors import AtlasError, Failed
-from indexer.network.min_throughput import MinThroughput
+from indexer.network.direct import MinThroughput
 from indexer.network.rate_limit import (
     RateLimiter,
     announce,
@@ -161,15 +161,13 @@ class RetryingTransport(httpx2.BaseTransport):
         if error is not None:
             raise error
         assert response is not None
-        if response.status_code in (401, 403) and self._may_be_public(request, response):
-            return self._sent_without_token(request, response, quota)
+        # The token may be the reason for a refusal: one with few permissions can be refused what is public.
+        may_be_public = request.method in ("GET", "HEAD") and "Authorization" in request.headers
+        if response.status_code in (401, 403) and may_be_public:
+            message = response.headers.get("X-Error-Message", "")
+            if response.headers.get("X-Error-Code") != "GatedRepo" and INVALID_TOKEN not in message:
+                return self._sent_without_token(request, response, quota)
         return response
-
-    def _may_be_public(self, request: httpx2.Request, response: httpx2.Response) -> bool:
-        """Whether the token may be the reason: one with few permissions can be refused what is public."""
-        message = response.headers.get("X-Error-Message", "")
-        is_explained = response.headers.get("X-Error-Code") == "GatedRepo" or INVALID_TOKEN in message
-        return request.method in ("GET", "HEAD") and "Authorization" in request.headers and not is_explained
 
     def _sent_without_token(self, request: httpx2.Request, response: httpx2.Response, quota: str) -> httpx2.Response:
         """The response to the same request without a token if that is served, else the one there was."""

@@ -14,8 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore2
 import httpx2
 
-from indexer.network.direct import DirectConnections
-from indexer.network.min_throughput import MinThroughput
+from indexer.network.direct import DirectConnections, MinThroughput
 
 
 class WatchedStream(httpcore2.NetworkStream):

@@ -28,7 +28,7 @@ from indexer.machine import processors
 from indexer.profiles.layers import fitting_tokens
 from indexer.profiles.single import Reference, read_now
 from indexer.profiles.subject import Subject
-from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
+from indexer.profiles.tokenizer import require_tokenizer
 from indexer.profiles.whitening import Floats, ReferenceMoments, Whitener, eigenvectors, moment_eigenvectors
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, convolved, count_sketches
@@ -85,7 +85,11 @@ class BaseModel:
         self._tokenizer = require_tokenizer(subject.tokenizer, subject.name, "Only bases with a tokenizer can be used.")
         self._longest = fitting_tokens(subject.layers, TOKENS_EACH)
         self._vocabulary = len(subject.layers.tokens)
-        self._start, self._end = _frame(self._tokenizer)
+        # The ids that a text begins and ends with, as the tokenizers of BERT, RoBERTa and T5 add them.
+        ids = self._tokenizer.special_ids
+        special = dict(zip(self._tokenizer.words(ids), ids, strict=True))
+        self._start = [special[word] for word in _STARTS if word in special][:1]
+        self._end = [special[word] for word in _ENDS if word in special][:1]
         shapes = {name: tuple(one.shape) for name, one in subject.model.state_dict().items()}
         layout = load_architecture(str(subject.config.get("model_type"))).locate(shapes, subject.config)
         self._matrices: dict[str, Matrix] = {str(one.key): one for one in layout.matrices}
@@ -350,11 +354,3 @@ def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:
 def read_base(name: str, commit: str | None, keys: Sequence[str], length: int, device: str = "cpu") -> BaseModel:
     """Read and load a base of an atlas, by the cache. Raises AtlasError that says why it cannot be run on texts."""
     return BaseModel(read_now(Reference(name, commit), device, keep=True), keys, length)
-
-
-def _frame(tokenizer: IsolatedTokenizer) -> tuple[list[int], list[int]]:
-    """The ids that a text begins and ends with, as the tokenizers of BERT, RoBERTa and T5 add them."""
-    special = dict(zip(tokenizer.words(tokenizer.special_ids), tokenizer.special_ids, strict=True))
-    start = [special[word] for word in _STARTS if word in special][:1]
-    end = [special[word] for word in _ENDS if word in special][:1]
-    return start, end

@@ -91,10 +91,8 @@ def random_ids(layers: Layers, sequences: int, tokens: int, seed: int, measure: 
     return layers.ordinary_ids[places]
 
 
-def text_probe(
-    text: str, encode: Callable[[str], Sequence[int]], sequences: int = _SEQUENCES, tokens: int = TOKENS
-) -> Probe:
-    """The first ``sequences`` windows of ``tokens`` tokens; each begins with a sentence.
+def text_probe(text: str, encode: Callable[[str], Sequence[int]], tokens: int = TOKENS) -> Probe:
+    """The first windows of ``tokens`` tokens, _SEQUENCES at most; each begins with a sentence.
 
     Raises AtlasError if the text is too short for one window of at least FEWEST_TOKENS.
     """
@@ -106,7 +104,7 @@ def text_probe(
         if len(held) >= tokens:
             windows.append(held[:tokens])
             held = []
-        if len(windows) == sequences:
+        if len(windows) == _SEQUENCES:
             break
     if not windows:
         if len(held) < FEWEST_TOKENS:

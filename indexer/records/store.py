@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
@@ -118,8 +117,19 @@ class RecordStore:
     def checked_failure(self, digest: str) -> FailureRecord:
         """The stored failure. Raises OSError, or AtlasError if it is damaged."""
         try:
-            found = _failure(parse_checksummed(read_regular(self.folder.failure(digest), most=_MOST_BYTES)))
-            if found.identity.digest != digest:
+            row = parse_checksummed(read_regular(self.folder.failure(digest), most=_MOST_BYTES))
+            identity = Identity.from_row(row.pop("identity"))
+            found = FailureRecord(identity=identity, **row)
+            texts = (found.reason, found.detail, found.when, identity.model, identity.commit, identity.base)
+            if not all(isinstance(text, str) for text in texts) or found.status not in ("skipped", "failed"):
+                raise ValueError("not a failure record")
+            if type(found.reader) is not int:
+                raise ValueError("not the number of a reader")
+            if type(found.attempts) is not int or not 0 < found.attempts <= _MOST_ATTEMPTS:
+                raise ValueError("not a number of attempts")
+            if datetime.fromisoformat(found.when).tzinfo is None:
+                raise ValueError("a time without a zone")
+            if identity.digest != digest:
                 raise ValueError("it belongs to a different model")
             return found
         except WRONG_KINDS as error:
@@ -165,18 +175,3 @@ class RecordStore:
         for path in sorted(self.folder.records.glob("??/*.json")):
             if not path.name.startswith("."):
                 yield path.stem
-
-
-def _failure(row: dict[str, Any]) -> FailureRecord:
-    """Parse a failure. Raises one of ``WRONG_KINDS`` if it is not what this program writes."""
-    found = FailureRecord(identity=Identity.from_row(row.pop("identity")), **row)
-    texts = (found.reason, found.detail, found.when, found.identity.model, found.identity.commit, found.identity.base)
-    if not all(isinstance(text, str) for text in texts) or found.status not in ("skipped", "failed"):
-        raise ValueError("not a failure record")
-    if type(found.reader) is not int:
-        raise ValueError("not the number of a reader")
-    if type(found.attempts) is not int or not 0 < found.attempts <= _MOST_ATTEMPTS:
-        raise ValueError("not a number of attempts")
-    if datetime.fromisoformat(found.when).tzinfo is None:
-        raise ValueError("a time without a zone")
-    return found

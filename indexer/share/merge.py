@@ -10,8 +10,10 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from indexer.atlas import AtlasFolder
+from indexer.builds.report import Progress, Watcher
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import join_listings
@@ -40,13 +42,14 @@ class MergeReport:
     seconds: float
 
 
-def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> MergeReport:
-    """Make one atlas of several, each with its records; the sources do not change.
+def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress: Progress | None = None) -> MergeReport:
+    """Merge the records of several atlases into a new one, ``atlas``: what `index merge` does. They do not change.
 
     Raises AtlasError if one has no records, if they hold the same base at two commits or ranks (whose vectors cannot be
-    compared), or if ``target`` is not empty.
+    compared), or if ``atlas`` is not empty.
     """
-    started = time.monotonic()
+    started, say = time.monotonic(), Watcher(progress).say
+    sources, target = [AtlasFolder(path) for path in paths], AtlasFolder(atlas)
     if len({one.root.resolve() for one in sources}) != len(sources):
         raise AtlasError("The same atlas is named twice.", "Name each once.")
     for one in sources:

@@ -19,6 +19,7 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
+from indexer.builds.report import Progress, Watcher
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.names import is_hub_id, is_local_id
@@ -70,13 +71,16 @@ class PullReport:
     seconds: float
 
 
-def pull(folder: AtlasFolder, text: str, say: Say, *, with_records: bool = False) -> PullReport:
-    """Fetch the atlas that ``text`` names into a folder that is empty, new, or holds an earlier pull of it.
+def pull(
+    name: str, atlas: str | Path = "atlas", *, with_records: bool = False, progress: Progress | None = None
+) -> PullReport:
+    """Fetch the atlas ``name`` (OWNER/NAME[@TAG]) from the Hub into a folder, and check it: what `index pull` does.
 
-    Raises AtlasError if there is no such atlas, it is damaged or hostile, or the folder holds something else.
+    The folder is empty, new, or holds an earlier pull of this atlas. Raises AtlasError if there is no such atlas, it is
+    damaged or hostile, or the folder holds something else.
     """
-    address = Address.parse(text)
-    return fetch(folder, address, resolve(address), download, say, with_records=with_records)
+    address, folder = Address.parse(name), AtlasFolder(atlas)
+    return fetch(folder, address, resolve(address), download, Watcher(progress).say, with_records=with_records)
 
 
 def fetch(

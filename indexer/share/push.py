@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from indexer.atlas import AtlasFolder
+from indexer.builds.report import Progress, Watcher
 from indexer.errors import AtlasError, Failed, ModelError, without_user
 from indexer.network.hub import model_row
 from indexer.network.hub_errors import as_user_error
@@ -80,13 +81,24 @@ class PushReport:
     changes: list[dict[str, Any]] = field(default_factory=list)
 
 
-def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> PushReport:
-    """Push the published generation as the dataset ``name`` (OWNER/NAME).
+def push(
+    name: str, atlas: str | Path = "atlas", *, progress: Progress | None = None, **options: Unpack[PushOptions]
+) -> PushReport:
+    """Publish the atlas as the dataset ``name`` (OWNER/NAME) on the Hub, in one commit: what `index push` does.
+
+    ``options``, with their defaults:
+
+    - ``private`` (False): a new repository is private
+    - ``tag`` (g and the number of the generation)
+    - ``with_records`` (False): also the records, from which a build continues
+    - ``with_local``, ``with_private`` (False): even if models were added from local folders, or are private or gated
+    - ``force`` (False): even if a newer atlas, or something else, is there
+    - ``dry_run`` (False): only report what would be sent
 
     Raises AtlasError, with nothing visible on the Hub, if this account may not write there, if the repository holds a
     newer atlas or something else (unless ``force``), or if another push was published in the meantime.
     """
-    started = time.monotonic()
+    started, say, folder = time.monotonic(), Watcher(progress).say, AtlasFolder(atlas)
     address = Address.parse(name)
     if address.revision:
         hint = f"index push {address.name} --tag TAG"
@@ -296,10 +308,8 @@ def _is_there(remote: RemoteCommit, wanted: FileEntry, source: Path | None) -> b
         return False
     if there.sha256 is not None or source is None:
         return there.sha256 == wanted.sha256
-    digest = hashlib.sha1(b"blob %d\0" % source.stat().st_size)
     with source.open("rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
+        digest = hashlib.file_digest(file, lambda: hashlib.sha1(b"blob %d\0" % wanted.bytes))
     return there.oid == digest.hexdigest()
 
 

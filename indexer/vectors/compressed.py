@@ -127,7 +127,6 @@ def extend(
     parts: Sequence[Vectors],
     all_parts: Sequence[Vectors],
     promised: float,
-    seed: int = 0,
     masks: Masks | None = None,
 ) -> Compressed:
     """Add ``parts`` without training, and measure the recall over ``all_parts``, which include them.
@@ -138,7 +137,7 @@ def extend(
     with _faiss_errors(compressed.factory):
         for block in blocks(parts):
             compressed.index.add_with_ids(block.matrix, block.ids)
-    return _measured(compressed, all_parts, promised, seed, masks)
+    return _measured(compressed, all_parts, promised, seed=0, masks=masks)
 
 
 def _measured(

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from indexer.errors import Failed
+from indexer.network.direct import MinThroughput
 from indexer.network.hub_requests import RetryPolicy, fetch_small, is_own
-from indexer.network.min_throughput import MinThroughput
 from indexer.network.remote_file import RemoteFile, has_expired
 from indexer.network.session import HttpLimits, install_session
 from scripts.loopback_hub import LoopbackHub

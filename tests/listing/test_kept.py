@@ -10,6 +10,7 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
+from indexer.names import author_of
 from indexer.network.hub_requests import RetryPolicy
 from tests.hubs import BASE, SHORT, add_repo, served, tags, update_listing
 from tests.listing.conftest import IDS, ONE, by_id, lines, many
@@ -110,7 +111,7 @@ def test_a_local_folder_can_be_listed_by_its_user(path):
     Listing(path).add({"id": "/home/me/model", "sha": "1" * 40}, "finetune", BASE)
     assert Listing(path).problems() == []
     (model,) = Listing(path).models()
-    assert (model.id, model.claimed_by, model.author) == ("/home/me/model", "user", "local")
+    assert (model.id, model.claimed_by, author_of(model.id)) == ("/home/me/model", "user", "local")
 
 
 def test_a_listing_is_read_again_when_it_changed(path):

@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import constants, get_session
 
 from indexer.errors import Failed
+from indexer.network.direct import MinThroughput
 from indexer.network.hub_requests import RetryPolicy, fetch_small, get_json
-from indexer.network.min_throughput import MinThroughput
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits
 from indexer.network.transport import WatchedStream, WatchedTransport

@@ -14,9 +14,10 @@ import pytest
 from huggingface_hub import constants
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder
+from indexer.builds.report import BuildEvent
 from indexer.listing.listing import Listing
 from indexer.share.manifest import ATLAS, RECORDS
-from indexer.share.push import PushOptions, PushReport, push
+from indexer.share.push import PushReport, push
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
 from tests.hubs import reset_session, use_endpoint
@@ -54,7 +55,10 @@ class Person:
             self.monkeypatch.setenv("HF_TOKEN", token)
 
     def push(self, atlas: AtlasFolder, name: str = NAME, **options: Any) -> PushReport:
-        return push(atlas, name, PushOptions(**options), self.said.append)
+        return push(name, atlas.root, progress=self.note, **options)
+
+    def note(self, event: BuildEvent) -> None:
+        self.said.append(event.message)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ EVE = "eve/atlas"
 
 def refused(ann, got, name=NAME, **options):
     with pytest.raises((AtlasError, OSError)) as caught:
-        pull(got, name, ann.said.append, **options)
+        pull(name, got.root, progress=ann.note, **options)
     sentence = explain(caught.value)
     assert "\n" not in sentence
     assert "index rebuild" not in sentence
@@ -81,7 +81,7 @@ def test_records_of_a_pull_that_failed_are_never_those_of_the_next(ann, atlas, t
     got = AtlasFolder(tmp_path / "got")
     refused(ann, got, EVE, with_records=True)
     assert is_untouched(got)
-    pull(got, NAME, ann.said.append, with_records=True)
+    pull(NAME, got.root, progress=ann.note, with_records=True)
     assert atlas_content(got.root) == atlas_content(atlas.root)
 
 
@@ -89,13 +89,13 @@ def test_records_of_a_pull_that_failed_are_never_those_of_the_next(ann, atlas, t
 def test_what_is_there_is_compared_by_its_content(ann, atlas, tmp_path):
     ann.push(atlas, with_records=True, pack_bytes=200_000)
     got = AtlasFolder(tmp_path / "got")
-    pull(got, NAME, ann.said.append, with_records=True)
+    pull(NAME, got.root, progress=ann.note, with_records=True)
     record = next(got.records.rglob("*.safetensors"))
     record.write_bytes(record.read_bytes()[:-8] + b"poisoned")
     foreign = got.records / "ab" / f"ab{'0' * 62}.safetensors"
     foreign.parent.mkdir(exist_ok=True)
     foreign.write_bytes(b"of nobody")
-    report = pull(got, NAME, ann.said.append, with_records=True)
+    report = pull(NAME, got.root, progress=ann.note, with_records=True)
     assert report.fetched_files == 2  # the list of packs, and the pack of that record
     assert atlas_content(got.root) == atlas_content(atlas.root)
     shutil.copytree(atlas.records, tmp_path / "left" / "records")
@@ -123,7 +123,7 @@ def test_files_that_the_database_does_not_name_are_left_out(ann, atlas, tmp_path
     made_by_hand(ann, atlas, more)
     ann.hub.reset_log()
     got = AtlasFolder(tmp_path / "got")
-    report = pull(got, NAME, ann.said.append)
+    report = pull(NAME, got.root, progress=ann.note)
     assert report.files == len(list(atlas.root.glob("*.faiss"))) + 2
     assert len(ann.hub.requests) < 100
     assert [path.name for path in (got.root / "lineage").iterdir()] == ["org--tiny-base.jsonl"]
@@ -176,7 +176,7 @@ def test_the_report_counts_what_the_database_holds(ann, atlas, tmp_path):
     bases = [{"base": "evil/base", "commit": "x", "models": 10**9}]
     made_by_hand(ann, atlas, counts={"models": 10**9}, generation=77, bases=bases)
     got = AtlasFolder(tmp_path / "got")
-    report = pull(got, NAME, ann.said.append)
+    report = pull(NAME, got.root, progress=ann.note)
     assert (report.models, report.generation, report.bases) == (9, 1, ["org/tiny-base"])
     origin = read_origin(got)
     assert (origin.models, origin.generation) == (9, 1)
@@ -219,7 +219,7 @@ def test_names_that_no_listing_could_hold_are_refused(ann, atlas, tmp_path, colu
 def test_a_file_where_a_folder_is_needed_is_reported(ann, atlas, tmp_path):
     made_by_hand(ann, atlas, {"lineage/org--tiny-base.jsonl": b"{}\n"})
     got = AtlasFolder(tmp_path / "got")
-    pull(got, NAME, ann.said.append)
+    pull(NAME, got.root, progress=ann.note)
     shutil.rmtree(got.root / "lineage")
     (got.root / "lineage").write_text("x")
     assert f"{got.root / 'lineage'} is in the way" in refused(ann, got)
@@ -228,7 +228,7 @@ def test_a_file_where_a_folder_is_needed_is_reported(ann, atlas, tmp_path):
     (got.root / ".pull").write_text("x")
     assert f"{got.root / '.pull'} is in the way" in refused(ann, got)
     (got.root / ".pull").unlink()
-    pull(got, NAME, ann.said.append)
+    pull(NAME, got.root, progress=ann.note)
 
 
 def test_pages_that_never_end_are_left(ann, atlas, tmp_path):
@@ -286,7 +286,7 @@ def test_a_log_next_to_a_pulled_atlas_is_never_replayed(ann, atlas, tmp_path):
     """A write-ahead log that fits the database: DuckDB itself would replay it."""
     ann.push(atlas, with_records=True)
     got = AtlasFolder(tmp_path / "got")
-    pull(got, NAME, ann.said.append, with_records=True)
+    pull(NAME, got.root, progress=ann.note, with_records=True)
     log = got.database.with_name("atlas.duckdb.wal")
     shutil.copy(got.database, tmp_path / "copy.duckdb")
     with duckdb.connect(str(tmp_path / "copy.duckdb")) as connection:
@@ -302,9 +302,9 @@ def test_a_log_next_to_a_pulled_atlas_is_never_replayed(ann, atlas, tmp_path):
     with Atlas(got.root) as opened:
         assert not opened.rows("SELECT 1 FROM fine_tunes WHERE author = 'evil'")
     shutil.rmtree(got.root)
-    pull(got, NAME, ann.said.append)
+    pull(NAME, got.root, progress=ann.note)
     shutil.copy(tmp_path / "copy.duckdb.wal", log)
-    pull(got, NAME, ann.said.append)
+    pull(NAME, got.root, progress=ann.note)
     assert not log.exists()
 
 

@@ -49,7 +49,7 @@ def test_shards_make_what_one_build_makes(made, tmp_path):
     first = shard(made, tmp_path / "a", lambda model: not model.startswith("cyd"))
     second = shard(made, tmp_path / "b", lambda model: not model.startswith("ann"))
     said = []
-    report = merge([first, second], AtlasFolder(tmp_path / "both"), said.append)
+    report = merge([first.root, second.root], tmp_path / "both", progress=lambda event: said.append(event.message))
     assert facts(tmp_path / "both") == facts(made)
     assert (report.models, report.records, report.in_several, report.bases) == (9, 9, 3, [BASE])
     assert any("3 models are in several" in one for one in said)
@@ -66,7 +66,7 @@ def test_what_cannot_become_one_is_reported(made, tmp_path):
 
     def refused(*folders):
         with pytest.raises(AtlasError) as caught:
-            merge([AtlasFolder(one) for one in folders], out, print)
+            merge(folders, out.root)
         assert not out.root.exists()
         return str(caught.value)
 
@@ -81,7 +81,7 @@ def test_what_cannot_become_one_is_reported(made, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
     with pytest.raises(AtlasError, match="is not empty"):
-        merge([AtlasFolder(first), AtlasFolder(made)], AtlasFolder(tmp_path / "full"), print)
+        merge([first, made], tmp_path / "full")
 
 
 def _other_commit(path, **more):
@@ -105,7 +105,7 @@ def test_atlases_of_two_bases_become_one(made, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_hub, "OLD_ID", "other-base")
     with tiny_hub.indexed(tiny_hub.make_store(tmp_path / "store", per_dataset=1)):
         pass
-    report = merge([AtlasFolder(made), AtlasFolder(tmp_path / "atlas")], AtlasFolder(tmp_path / "both"), print)
+    report = merge([made, tmp_path / "atlas"], tmp_path / "both")
     assert report.bases == ["org/other-base", BASE]
     assert report.models == 12
     with Atlas(tmp_path / "both") as opened:
@@ -184,7 +184,7 @@ def test_a_hostile_atlas_is_refused_or_only_what_is_sound_of_it_is_taken(made, t
     out = AtlasFolder(tmp_path / "out")
     sentence = ""
     try:
-        report = merge([AtlasFolder(second), AtlasFolder(first)], out, lambda _: None)
+        report = merge([second, first], out.root)
     except (AtlasError, OSError) as error:
         sentence = explain(error)
     if sentence:

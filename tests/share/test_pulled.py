@@ -21,7 +21,7 @@ from tests.share.conftest import NAME, atlas_content, publish_by_hand, pushed_fi
 
 def get(ann, tmp_path, name=NAME, folder="got", **options):
     target = AtlasFolder(tmp_path / folder)
-    return target, pull(target, name, ann.said.append, **options)
+    return target, pull(name, target.root, progress=ann.note, **options)
 
 
 def test_what_arrives_is_what_was_pushed_and_answers_alike(ann, atlas, tmp_path):
@@ -34,7 +34,7 @@ def test_what_arrives_is_what_was_pushed_and_answers_alike(ann, atlas, tmp_path)
         assert there.similar("ann/glue-0", 3).to_rows() == here.similar("ann/glue-0", 3).to_rows()
         assert len(there.vectors("org/tiny-base")) == 9
     assert not any(path.is_symlink() for path in got.root.rglob("*"))
-    again = pull(got, NAME, ann.said.append)
+    again = pull(NAME, got.root, progress=ann.note)
     assert (again.fetched_files, again.fetched_bytes) == (0, 0)
 
 
@@ -46,7 +46,7 @@ def test_an_older_tag_and_then_what_is_new(ann, atlas, tmp_path):
     ann.push(atlas)
     got, report = get(ann, tmp_path, f"{NAME}@g1")
     assert report.generation == 1
-    report = pull(got, NAME, ann.said.append)
+    report = pull(NAME, got.root, progress=ann.note)
     assert report.generation == 2
     assert report.fetched_files < report.files  # segments that did not change were there
     with Atlas(got.root) as opened:
@@ -69,7 +69,7 @@ def test_it_is_read_only_until_it_is_adopted_with_its_records(ann, atlas, tmp_pa
         represent(got, "output")
     assert verify(got) == []
     with pytest.raises(AtlasError, match="is an atlas of your own: a pull would replace it"):
-        pull(got, NAME, ann.said.append)
+        pull(NAME, got.root, progress=ann.note)
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_what_cannot_be_pulled_gives_one_line(ann, atlas, tmp_path):
     with pytest.raises(AtlasError, match=r"is not empty \(thesis.tex\)"):
         get(ann, tmp_path, folder="full")
     with pytest.raises(AtlasError, match="is an atlas of your own"):
-        pull(atlas, NAME, ann.said.append)
+        pull(NAME, atlas.root, progress=ann.note)
 
 
 def test_a_repository_that_was_changed_by_hand_is_noticed_before_anything_is_fetched(ann, atlas, tmp_path):
@@ -203,7 +203,7 @@ def test_atlases_are_listed_by_what_their_cards_say(ann, atlas):
 def test_verify_misses_records_that_were_pulled(ann, atlas, tmp_path):
     ann.push(atlas, with_records=True)
     got = AtlasFolder(tmp_path / "got")
-    pull(got, NAME, ann.said.append, with_records=True)
+    pull(NAME, got.root, progress=ann.note, with_records=True)
     assert verify(got) == []
     next(got.records.rglob("*.safetensors")).unlink()
     (problem,) = verify(got)

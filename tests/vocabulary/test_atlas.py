@@ -141,7 +141,7 @@ def test_atlases_are_merged_with_it(planted, tmp_path):
     for one in (folder, other):
         with one.locked("test"):
             rebuild(one)
-    merge([folder, other], AtlasFolder(tmp_path / "both"), lambda what: None)
+    merge([folder.root, other.root], tmp_path / "both")
     assert published(AtlasFolder(tmp_path / "both")) == {"input": 9, "vocabulary": 8}
     assert verify(AtlasFolder(tmp_path / "both")) == []
 
@@ -153,6 +153,6 @@ def test_a_pulled_atlas_has_it(planted, tmp_path, monkeypatch):
     with person(tmp_path / "ann", monkeypatch) as ann:
         ann.push(folder)
         got = AtlasFolder(tmp_path / "got")
-        pull(got, NAME, ann.said.append)
+        pull(NAME, got.root, progress=ann.note)
     assert published(got) == {"input": 9, "vocabulary": 8}
     assert verify(got) == []
