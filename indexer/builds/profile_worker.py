@@ -119,21 +119,20 @@ def store_profile(
     subject: Subject,
     probe: Probe,
     request: ProfileRequest,
-    base: States | None = None,
-    on_progress: OnProgress | None = None,
-) -> States:
-    """Measure what is missing, and write each layer as soon as it is complete; returns h_l of the probe."""
+    base: States | None,
+    on_progress: OnProgress | None,
+) -> None:
+    """Measure what is missing, and write each layer as soon as it is complete."""
     store = ProfileStore(AtlasFolder(atlas))
 
     def progress(what: str, layer: int) -> None:
         if on_progress is not None:
             on_progress(identity.model, what, layer)
 
-    profile, states = make_profile(
+    profile, _ = make_profile(
         identity, subject, probe, request, base=base, earlier=store.find(identity), progress=progress, keep=store.write
     )
     store.write(profile)
-    return states
 
 
 @lru_cache(maxsize=1)

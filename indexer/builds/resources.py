@@ -63,11 +63,15 @@ def resources_for(
     wanted = workers_for(most, len(units))
     largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
     base_bytes = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
-    found = share_out(wanted, base_bytes, largest, options.memory, options.bandwidth)
+    found = share_out(wanted, base_bytes, largest, options.memory)
     if found.workers < wanted:
         say(f"memory for {found.workers} of {wanted} workers")
-    connections = max(1, options.connections // found.workers)
-    return replace(found, connections=connections, resident=found.resident and not is_sampled)
+    return replace(
+        found,
+        resident=found.resident and not is_sampled,
+        connections=max(1, options.connections // found.workers),
+        bandwidth=options.bandwidth,
+    )
 
 
 def workers_for(workers: int, units: int) -> int:
@@ -75,9 +79,7 @@ def workers_for(workers: int, units: int) -> int:
     return max(1, min(workers, (units + 1) // 2))
 
 
-def share_out(
-    workers: int, base_bytes: int, largest_bytes: int, memory: int | None = None, bandwidth: float | None = None
-) -> Resources:
+def share_out(workers: int, base_bytes: int, largest_bytes: int, memory: int | None = None) -> Resources:
     """Spend ``memory`` bytes on as many of ``workers`` as fit, then on reading ahead, then on the base in memory.
 
     In this order because the page cache holds the base for all workers, while only reading ahead keeps the connection
@@ -103,7 +105,6 @@ def share_out(
         workers=fitting,
         resident=resident,
         ahead_bytes=ahead,
-        bandwidth=bandwidth,
         database_bytes=left if memory is not None else None,
     )
 

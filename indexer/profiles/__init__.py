@@ -4,7 +4,7 @@
 
 >>> from indexer.profiles import Layers, measure, random_probe         # doctest: +SKIP
 >>> layers = Layers(torch.nn.Embedding(4096, 128), blocks)              # doctest: +SKIP
->>> measure(layers, random_probe(layers)).rows                          # doctest: +SKIP
+>>> rows, states = measure(layers, random_probe(layers))                # doctest: +SKIP
 """
 
 from __future__ import annotations

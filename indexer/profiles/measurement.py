@@ -119,14 +119,6 @@ class LayerRow:
         self.add({name: (float(values.double().mean()), standard_error(values))})
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The rows, and h_l of the probe by layer, which fine-tunes are compared with."""
-
-    rows: tuple[LayerRow, ...]
-    states: States
-
-
 def measure(
     layers: Layers,
     probe: Probe,
@@ -136,8 +128,8 @@ def measure(
     done: Collection[int] = (),
     progress: Callable[[str, int], None] = lambda what, layer: None,
     keep: Callable[[LayerRow], None] = lambda row: None,
-) -> Measured:
-    """Profile a model.
+) -> tuple[list[LayerRow], States]:
+    """Profile a model: its layers, and h_l of the probe by layer, which fine-tunes are compared with.
 
     ``base``: h_l of its base for the same probe, for drift and cka. ``done``: layers that need not be measured.
     ``keep`` is called with every row as soon as it is complete. Raises Failed("not_finite") at the first layer whose
@@ -156,7 +148,7 @@ def measure(
             if not torch.isfinite(hidden).all():
                 raise Failed("not_finite", f"the outputs of layer {layer} hold NaN or infinite values")
         if not work:
-            return Measured((), states)
+            return [], states
         # Measures that share a forward pass are computed for all layers at once.
         spreads = {layer: spread_of(hidden) for layer, hidden in states.items()}
         progress("noise", 0)
@@ -193,7 +185,7 @@ def measure(
                 row.add({"image_error": (value, error)})
             rows.append(row)
             keep(row)
-    return Measured(tuple(rows), states)
+    return rows, states
 
 
 def _add_recovered_words(
@@ -271,8 +263,8 @@ def make_profile(
         rows.append(row)
         keep(profile(is_complete=False))
 
-    measured = measure(subject.layers, probe, request, base=base, done=done, progress=progress, keep=keep_row)
-    return profile(is_complete=True), measured.states
+    _, states = measure(subject.layers, probe, request, base=base, done=done, progress=progress, keep=keep_row)
+    return profile(is_complete=True), states
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, NDArray[np.float32]]:

@@ -195,11 +195,11 @@ def profiles(models: Models) -> Iterator[Row]:
     for name, subject in (("trained", models.gpt2), ("untrained", models.gpt2_twin)):
         probes = (random_probe(subject.layers), text_probe(shipped_text(), tokens.encode))
         for probe in probes:
-            for row in measure(subject.layers, probe, ProfileRequest(recover=True, exact=True)).rows:
+            for row in measure(subject.layers, probe, ProfileRequest(recover=True, exact=True))[0]:
                 yield {"model": f"GPT-2, {name}", "probe": probe.name, "layer": row.layer, **row.values}
     for name, layers in models.seeing.items():
         probe = image_probe(shipped_images((3, *_side(layers))))
-        for row in measure(layers, probe, ProfileRequest(layers=LAYERS)).rows:
+        for row in measure(layers, probe, ProfileRequest(layers=LAYERS))[0]:
             yield {"model": name, "probe": "image", "layer": row.layer, **row.values}
 
 

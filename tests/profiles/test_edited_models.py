@@ -34,12 +34,11 @@ def model_of(kind: str) -> Any:
     return transformers.BertModel(transformers.BertConfig(**SMALL, vocab_size=300))
 
 
-def profile(model: Any, folder: Path, base: States | None = None) -> tuple[tuple[LayerRow, ...], States]:
+def profile(model: Any, folder: Path, base: States | None = None) -> tuple[list[LayerRow], States]:
     model.save_pretrained(folder)
     layers = read_subject(Source(ModelRef.parse(str(folder)))).layers
     probe = image_probe(shipped_images((3, 16, 16))) if layers.takes_images else random_probe(layers)
-    found = measure(layers, probe, ProfileRequest(), base=base)
-    return found.rows, found.states
+    return measure(layers, probe, ProfileRequest(), base=base)
 
 
 def blank(*modules: Any) -> None:

@@ -40,5 +40,5 @@ def test_the_criterion_is_met_and_the_words_are_wrong_and_a_linear_start_gives_t
 def test_an_untrained_twin_is_easier_to_invert(gpt2):
     probe = text_probe(shipped_text(), gpt2.tokenizer.encode)
     asked = ProfileRequest(recover=True, layers=(4,))
-    trained, untrained = (measure(one.layers, probe, asked).rows[0] for one in (gpt2, gpt2.twin(0, "cpu")))
+    (trained, *_), (untrained, *_) = (measure(one.layers, probe, asked)[0] for one in (gpt2, gpt2.twin(0, "cpu")))
     assert untrained.values["recovered"] >= trained.values["recovered"] + 0.5

@@ -47,8 +47,8 @@ EVERYTHING = ProfileRequest(recover=True, exact=True, recipe="seed", steps=3)
 RECOVERY = ProfileRequest(recover=True)
 
 
-def rows_of(layers: Layers, asked: ProfileRequest = ALL, probe: Probe | None = None, **options) -> tuple[LayerRow, ...]:
-    return measure(layers, probe or random_probe(layers), asked, **options).rows
+def rows_of(layers: Layers, asked: ProfileRequest = ALL, probe: Probe | None = None, **options) -> list[LayerRow]:
+    return measure(layers, probe or random_probe(layers), asked, **options)[0]
 
 
 def test_identity_keeps_everything():
@@ -132,18 +132,18 @@ def test_a_constant_output_has_a_drift_from_the_bases_and_no_likeness_to_it():
     base = Layers(vocabulary(), [nn.Identity(), nn.Identity(), nn.Identity()])
     constant = Layers(vocabulary(), [nn.Identity(), lambda hidden: 0 * hidden + 2, nn.Identity()])
     probe = random_probe(base)
-    of_base, of_constant = measure(base, probe, ProfileRequest()), measure(constant, probe, ProfileRequest())
-    rows = measure(constant, probe, ProfileRequest(), base=of_base.states).rows
+    (_, of_base), (_, of_constant) = measure(base, probe, ProfileRequest()), measure(constant, probe, ProfileRequest())
+    rows = rows_of(constant, ProfileRequest(), probe, base=of_base)
     assert (rows[0].values["drift"], rows[0].values["cka"]) == (0.0, 1.0)
     for row in rows[1:]:
-        hidden = of_base.states[row.layer].double()
+        hidden = of_base[row.layer].double()
         spread = (hidden - hidden.mean(dim=(0, 1))).norm()
         assert row.is_constant
         assert row.values["drift"] == pytest.approx(float((2 - hidden).norm() / spread))
         assert row.errors["drift"] > 0
         assert "cka" not in row.values
     # Of a constant base there is no spread to measure a drift in.
-    for row in measure(base, probe, ProfileRequest(), base=of_constant.states).rows[1:]:
+    for row in rows_of(base, ProfileRequest(), probe, base=of_constant)[1:]:
         assert not {"drift", "cka"} & set(row.values)
 
 
@@ -159,13 +159,13 @@ def test_frozen_layers_equal_the_bases_bit_for_bit():
     base = Layers(vocabulary(), [Attention(seed=seed) for seed in range(4)])
     tuned = Layers(vocabulary(), [*base.blocks[:2], Attention(seed=8), Attention(seed=9)])
     probe = random_probe(base)
-    of_base = measure(base, probe, ProfileRequest())
-    rows = measure(tuned, probe, ProfileRequest(), base=of_base.states).rows
-    for mine, theirs in zip(rows[:2], of_base.rows[:2], strict=True):
+    rows_of_base, of_base = measure(base, probe, ProfileRequest())
+    rows = rows_of(tuned, ProfileRequest(), probe, base=of_base)
+    for mine, theirs in zip(rows[:2], rows_of_base[:2], strict=True):
         assert mine.values == theirs.values | {"drift": 0.0, "cka": 1.0}
     assert rows[2].values["drift"] > 0.1
     assert rows[2].values["cka"] < 0.99
-    copy = measure(base, probe, ProfileRequest(), base=of_base.states).rows
+    copy = rows_of(base, ProfileRequest(), probe, base=of_base)
     assert all((row.values["drift"], row.values["cka"]) == (0.0, 1.0) for row in copy)
 
 
@@ -176,9 +176,8 @@ def test_a_rotated_output_gives_the_same_measures():
     turn = directions(128)
     turned = Layers(vocabulary(), [lambda hidden: Attention()(hidden)[0] * sizes @ turn])
     probe = random_probe(plain)
-    before = measure(plain, probe, ProfileRequest(recover=True))
-    (row,) = rows_of(turned, ProfileRequest(recover=True), probe, base=before.states)
-    (was,) = before.rows
+    (was,), states = measure(plain, probe, ProfileRequest(recover=True))
+    (row,) = rows_of(turned, ProfileRequest(recover=True), probe, base=states)
     assert row.values["readable"] == pytest.approx(was.values["readable"], abs=1e-3)
     assert row.values["tolerance"] == pytest.approx(was.values["tolerance"], abs=2 * was.errors["tolerance"])
     assert row.values["cka"] == pytest.approx(1.0, abs=1e-5)
@@ -353,7 +352,7 @@ def test_the_unit_of_an_output_does_not_matter(factor):
 def test_a_toy_of_three_tokens_is_certified():
     """The module works for one number of positions only."""
     layers = Layers(vocabulary(512, 32, 1.0), [Mixing(3, 32)])
-    (row,) = measure(layers, random_probe(layers, 8, 3), ProfileRequest(exact=True)).rows
+    (row,) = rows_of(layers, ProfileRequest(exact=True), random_probe(layers, 8, 3))
     assert row.values["verified"] == 1.0
 
 
