@@ -1,13 +1,15 @@
 """Pages through the Hub's listing for the family of a base: every model that says it comes from it.
 
 One question after another: every id of the base by relation and without one; its mirrors; every model found so far that
-may have children, the most downloaded first (``indexer.listing.family``); on request, untagged models with the base's
-name. Pages are raw JSON, and each row is checked by itself (``indexer.listing.claim_filter``). Everything is bounded,
-because the server controls every cursor and every row.
+may have children, the most downloaded first (``Family``); on request, untagged models with the base's name. Pages are
+raw JSON, and each row is checked by itself (``indexer.listing.claim_filter``). Everything is bounded, because the
+server controls every cursor and every row.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -20,7 +22,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from indexer.errors import AtlasError, Failed
 from indexer.listing.claim_filter import ClaimFilter
-from indexer.listing.family import Family
+from indexer.listing.claims import hub_spelling
 from indexer.listing.listed_models import in_utc
 from indexer.listing.questions import (
     WALKED,
@@ -83,6 +85,75 @@ def answers(question: Question, request: CrawlRequest, progress: CrawlProgress, 
             progress.finished.add(question.key)
             yield Page(question, is_last=True, is_cut=True)
             return
+
+
+class Family:
+    """The family of a base as far as a crawl knows it (``progress.family``), and which member is asked next.
+
+    A model belongs to it if it names the base or another member as what it was made from (by fine-tuning, merging or
+    quantising), or if it is a mirror of the base by name. Adapters belong to it too, but are not asked: of 600,000
+    models that name a base, 458 name an adapter (July 2025).
+
+    The most downloaded member comes first, wherever it was found, because that one has the most children. The order
+    depends on nothing but the members and what is finished, so a resumed crawl goes on with the same questions.
+    """
+
+    def __init__(self, request: CrawlRequest, progress: CrawlProgress) -> None:
+        self._request = request
+        self._progress = progress
+        self._depths = {name.lower(): 0 for name in request.ids} | {name.lower(): 1 for name in request.mirrors}
+        # Names of the base's own weights.
+        self.copies = {hub_spelling(name).lower() for name in request.mirrors}
+        self._waiting: list[tuple[int, str]] = []
+        self._copies_asked = Counter[str]()
+        asked = {Question("children", name).key for name in progress.family} & progress.finished
+        self._left = request.max_questions - len(asked)
+        # An earlier crawl may name a child before its parent.
+        rest = dict(progress.family)
+        while placed := [name for name, step in rest.items() if step.of.lower() in self._depths]:
+            for name in placed:
+                self._place(name, rest.pop(name))
+
+    def add(self, identifier: str, step: Step) -> None:
+        """Take a model into account; the first step that leads to it counts."""
+        if identifier not in self._progress.family:
+            self._progress.family[identifier] = step
+            self._place(identifier, step)
+
+    def _place(self, identifier: str, step: Step) -> None:
+        name, parent = identifier.lower(), step.of.lower()
+        if name in self._depths or parent not in self._depths:
+            return
+        self._depths[name] = self._depths[parent] + 1
+        if step.relation == "quantized" and (not self._depths[parent] or parent in self.copies):
+            self.copies.add(name)
+        heapq.heappush(self._waiting, (-step.downloads, identifier))
+
+    def questions(self) -> Iterator[Question]:
+        """The next questions, one at a time; answers that arrive in between are taken into account.
+
+        Members that a bound leaves out are counted in ``progress.unasked``.
+        """
+        self._progress.unasked = 0
+        while self._waiting:
+            _, identifier = heapq.heappop(self._waiting)
+            step, name = self._progress.family[identifier], identifier.lower()
+            if name not in self.copies and not self._request.descendants:
+                continue
+            if self._depths[name] >= self._request.max_depth:
+                self._progress.unasked += 1
+                continue
+            question = Question("children", identifier)
+            if step.relation == "quantized":
+                self._copies_asked[step.of.lower()] += 1
+            surplus = self._copies_asked[step.of.lower()] - self._request.max_copies
+            if question.key in self._progress.finished:
+                continue
+            if self._left <= 0 or (step.relation == "quantized" and surplus > 0):
+                self._progress.unasked += 1
+                continue
+            self._left -= 1
+            yield question
 
 
 class _Crawl:

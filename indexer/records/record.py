@@ -171,7 +171,7 @@ class Record:
     ``row_space`` (K, 1 + m) is a sketch of the row space of the LoRA factors A (``indexer.records.row_space``); None
     for other models and in older records. ``tokens``: None for adapters, in older records, and where the input
     embedding cannot be compared with the base's. ``adapter_kind``: the method of an adapter
-    (``indexer.weights.adapter_plans.AdapterPlan``), "" for other models and in older records; ``passed_over``: what was
+    (``indexer.weights.adapter.AdapterPlan``), "" for other models and in older records; ``passed_over``: what was
     not read of it. ``base_grid``: the 4-bit form to which the base had been rounded before training ("nf4" or "nf4
     double"), "" if it had not been.
     """

@@ -6,8 +6,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.listing.claims import Claim, classify_path, hub_spelling, relation_to
-from indexer.listing.crawl import crawl
-from indexer.listing.family import Family
+from indexer.listing.crawl import Family, crawl
 from indexer.listing.listing import Listing
 from indexer.listing.mirrors import known_mirrors
 from indexer.listing.questions import CrawlProgress, CrawlRequest, Question, Step
