@@ -168,8 +168,7 @@ def compare(base: Layout, layout: Layout) -> None:
     """
     if base.depth != layout.depth:
         raise Skipped("layer_mismatch", f"it has {_depth(layout)}, the base has {_depth(base)}")
-    found = {matrix.key: matrix for matrix in layout.matrices}
-    expected = {matrix.key: matrix for matrix in base.matrices}
+    found, expected = layout.by_key, base.by_key
     for key in sorted(found.keys() ^ expected.keys(), key=lambda key: key.sort_key)[:1]:
         has, lacks = ("the base", "it") if key in expected else ("it", "the base")
         raise Skipped("missing_matrices", f"{has} has the matrix {key}, {lacks} does not")

@@ -358,7 +358,7 @@ class Settings:
         return []
 
     def _value(self, key: str) -> Any:
-        """A value of the config: of its text_config (InternVL: llm_config), if it has several towers, or its own."""
+        """A value of the config: that of its text_config (InternVL: llm_config) if it has one, else its own."""
         for name in ("text_config", "llm_config"):
             text = self.config.get(name)
             value = text.get(key) if isinstance(text, Mapping) else None

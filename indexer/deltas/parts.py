@@ -140,7 +140,7 @@ class Parts:
     def _stored_weights(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
         """The parts of a full checkpoint; all rows of a tensor that it stores in another way than the base does."""
         layout = layout_against(checkpoint, self._base)
-        of_base = {matrix.key: matrix for matrix in self._base.layout.matrices}
+        of_base = self._base.layout.by_key
         wanted: dict[str, range] = {}
         for matrix in layout.matrices:
             if matrix.key in self.extents:

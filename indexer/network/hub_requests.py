@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -98,11 +98,9 @@ def get_json(path: str, parameters: Parameters = ()) -> HubAnswer:
 
     def get_json() -> HubAnswer:
         response, final = _send(address, endpoint, {}, is_api=True)
-        try:
+        with closing(response):
             hf_raise_for_status(response)
             content = response.read()
-        finally:
-            response.close()
         try:
             value = parse_json(content)
         except ValueError as error:
@@ -189,10 +187,8 @@ def get(
         response, _ = _send(address, endpoint, headers, stay=stay)
     except Exception as error:
         raise about(filename, error) from error
-    try:
+    with closing(response):
         yield response
-    finally:
-        response.close()
 
 
 def _send(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,10 +154,10 @@ def read_subject(
 
     Raises Skipped if these files can never be profiled, Failed if another try may work.
     """
-    checkpoint = open_checkpoint(
+    opened = open_checkpoint(
         source.reference, commit=source.commit, filenames=source.filenames, relation=source.relation
     )
-    try:
+    with closing(opened) as checkpoint:
         # The weights once as stored and once as float32.
         infos = checkpoint.tensors.values()
         needed = sum(info.nbytes + 4 * math.prod(info.shape) for info in infos) + WORKING_BYTES
@@ -170,8 +171,6 @@ def read_subject(
             raise Skipped("adapter_unsupported", "it is an adapter, and its base is not known")
         own = tokenizer_of(checkpoint) or tokenizer
         normalisation = _normalisation(checkpoint)
-    finally:
-        checkpoint.close()
     return Subject.of(
         load(weights.tensors, weights.config),
         source.reference.id,
@@ -186,11 +185,9 @@ def read_subject(
 
 def read_weights(source: Source) -> FullWeights:
     """All tensors of a full checkpoint. Raises Skipped and Failed as reading does."""
-    checkpoint = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
-    try:
+    opened = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
+    with closing(opened) as checkpoint:
         return _full_weights(checkpoint)
-    finally:
-        checkpoint.close()
 
 
 def download_base(source: Source) -> None:
@@ -274,14 +271,14 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
     layout = architecture.locate({name: tuple(one.shape) for name, one in base.tensors.items()}, base.config)
     plan = adapter_plan(adapter)
     located = architecture.locate_modules(plan.modules, layout)
-    stored = {matrix.key: matrix for matrix in layout.matrices}
     changed: dict[str, torch.Tensor] = {}
 
     def weight_of(key: DeltaKey) -> torch.Tensor:
-        return stored[key].extract(base.tensors[stored[key].tensor])
+        matrix = layout.by_key[key]
+        return matrix.extract(base.tensors[matrix.tensor])
 
     for found in adapter_deltas(adapter, architecture, layout, weight_of):
-        target = stored[found.key]
+        target = layout.by_key[found.key]
         if isinstance(found, LoraDelta):
             delta = found.scale * (found.b @ found.a)
         else:

@@ -17,7 +17,7 @@ ROW_NAMES = "its listing row names "
 
 # Names the algorithm of `indexer.deltas.svd` and the constants there. Change it when results change.
 # Method 1 started from a seed of model and commit, method 2 from one of base, base commit and matrix: both find the
-# same triplets to within their tolerance, so records of either serve, and only new ones are made by the newest.
+# same triplets to within their tolerance, so records of both are used, and new ones are made by the newest method.
 SVD_METHOD = "block-krylov-2"
 SVD_METHODS = (SVD_METHOD, "block-krylov-1")
 

@@ -64,7 +64,7 @@ def stripes(lines: int, count: int) -> tuple[range, ...]:
 
 
 def leading(count: int) -> int:
-    """How many of the ``count`` rows that are read of a larger matrix are its first ones."""
+    """How many of the ``count`` rows that are read of a larger matrix are at its beginning."""
     return len(stripes(count + 1, count)[0])
 
 

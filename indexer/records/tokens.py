@@ -160,10 +160,10 @@ def row_changes(
         codes[may_have_moved] = UNSURE
     is_sure = is_moved & ~judged.is_unsure
     codes[is_sure] = codes_of_sizes(sizes(np.flatnonzero(is_sure)))
-    # The last steps of a schedule that runs to zero move rows less and less. Only if all rows that moved did so
-    # clearly, and none moved in its smallest numbers alone, is no other row hidden; and in a narrow dtype the last
-    # steps leave no trace in any number of a row. A merge that drops small changes (TIES, DARE) leaves numbers, and
-    # even whole rows, of tokens that occurred unchanged.
+    # The last steps of a schedule that runs to zero move rows less and less. If all rows that moved did so clearly,
+    # and none in its smallest numbers alone, no other row can have moved unseen. In a narrow dtype the last steps leave
+    # no trace in any number of a row. A merge that drops small changes (TIES, DARE) leaves some numbers, and even whole
+    # rows, of tokens that occurred unchanged.
     is_faint = is_moved & (judged.visible < 1 - _STILL)
     is_certain = (
         dtype == "float32"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -266,14 +267,11 @@ class Checkpoint:
             located = [index.locate(name, rows) for name, rows in wanted.items() if self._index_of[name] is index]
             for tensors in plan_runs(located):
                 stop = tensors[-1].stop
-                run = index.source.run(tensors[0].start, stop)
-                try:
+                with closing(index.source.run(tensors[0].start, stop)) as run:
                     for tensor in tensors:
                         run.skip_to(tensor.start)
                         yield tensor.span.info.name, tensor.load(run, buffers)
                     run.skip_to(stop)
-                finally:
-                    run.close()
             index.source.close()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,8 @@ class Repository:
         else:
             if file.size > limit:
                 raise Skipped("malformed", f"{shown(file.name)} is longer than the {limit} bytes that are read")
-            try:
+            with closing(file):
                 content = bytes(file.read(0, file.size))
-            finally:
-                file.close()
         self.small_bytes += len(content)
         return content
 

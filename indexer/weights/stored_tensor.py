@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -213,11 +214,8 @@ class TensorIndex:
         """Read one tensor or some rows of a matrix. Raises KeyError, Failed, Skipped("unreadable_dtype")."""
         check_readable(self.tensors[name])
         stored = self.locate(name, rows)
-        run = self.source.run(stored.start, stored.stop)
-        try:
+        with closing(self.source.run(stored.start, stored.stop)) as run:
             return stored.load(run, Buffers())
-        finally:
-            run.close()
 
 
 def read_safetensors(source: ByteSource, most: int = MOST_HEADER) -> TensorIndex:
