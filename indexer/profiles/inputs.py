@@ -33,6 +33,7 @@ from indexer.profiles.whitening import Floats, ReferenceMoments, Whitener, eigen
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, convolved, count_sketches
 from indexer.records.tokens import token_rows
+from indexer.vectors.centre import unit_norm
 
 __all__ = ["BaseModel", "ReferenceMoments", "read_base"]
 
@@ -44,6 +45,8 @@ WIDEST = 1024  # matrices with more inputs get the inputs of fewer tokens
 WORTH_THREADS = 512
 # Eigenvectors of the reference with eigenvalues below this share of the ridge are not kept: they are hardly whitened.
 _NEGLIGIBLE = 0.02
+# A block of a smaller norm is only rounding.
+_NOTHING = 1e-9
 _STARTS, _ENDS = ("[CLS]", "<s>"), ("[SEP]", "</s>")
 
 Progress = Callable[[int], None]  # called with the number of texts that were done since the last call
@@ -146,7 +149,7 @@ class BaseModel:
 
         collected = self._collected(sets, progress, budget)
         _at_once(decompose, list(collected))
-        return ReferenceMoments(values, vectors, ridges, roots), _unit(found - roots)
+        return ReferenceMoments(values, vectors, ridges, roots), unit_norm(found - roots, _NOTHING)
 
     def blocks(
         self,
@@ -164,7 +167,7 @@ class BaseModel:
 
         collected = self._collected(sets, progress, budget)
         _at_once(compare, [group for group in collected if group in whitening.vectors])
-        return _unit(found - whitening.roots)
+        return unit_norm(found - whitening.roots, _NOTHING)
 
     def _compare(self, group: str, inputs: Sequence[Floats], white: Whitener, found: Floats) -> None:
         """Sketch (W M W)^½ of the inputs x of every set, for all matrices of a group, into ``found``.
@@ -330,12 +333,6 @@ class BaseModel:
             lengths = torch.tensor([len(one.ids) for one in batch])
             yield batch, rows.to(device), (torch.arange(width) < lengths[:, None]).long().to(device)
             batch = []
-
-
-def _unit(blocks: Floats) -> Floats:
-    """Blocks scaled to unit norm; zeros where nothing but rounding is left."""
-    norms = np.linalg.norm(blocks, axis=2, keepdims=True)
-    return np.divide(blocks, norms, out=np.zeros_like(blocks), where=norms > 1e-9)
 
 
 def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:

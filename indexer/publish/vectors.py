@@ -15,6 +15,7 @@ from indexer.atlas import file_name
 from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
 from indexer.records.representation import DEFAULT, Representation
+from indexer.vectors.centre import unit_norm
 from indexer.vectors.choice import AUTO, COMPRESSED, EXACT, IndexChange, IndexChoice, check_index
 from indexer.vectors.compressed import Compressed, compress, extend, index_bytes
 from indexer.vectors.files import VectorFile, open_index, write_index
@@ -88,10 +89,8 @@ class UncentredVectors:
 
 def with_unit_blocks(vectors: NDArray[np.float32], blocks: int) -> NDArray[np.float32]:
     """(n, d) vectors with every block scaled to norm 1, or 0 if it is zero; a record may come from elsewhere."""
-    shaped = vectors.astype(np.float64).reshape(len(vectors), blocks, -1)
-    norms = np.linalg.norm(shaped, axis=2, keepdims=True)
-    unit = np.divide(shaped, norms, out=np.zeros_like(shaped), where=norms > 0)
-    return unit.reshape(len(vectors), -1).astype(np.float32)
+    shaped = unit_norm(vectors.astype(np.float64).reshape(len(vectors), blocks, -1))
+    return shaped.reshape(len(vectors), -1).astype(np.float32)
 
 
 class VectorWriter:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.weight_sample import ROUNDOFF, agree
+from indexer.vectors.centre import unit_norm
 
 # Fewer changed weights in a sample may agree by chance.
 _FEWEST_MOVED = 64
@@ -130,9 +131,7 @@ def signatures_from(texts: Sequence[str | None]) -> NDArray[np.float32]:
         steps = np.frombuffer(base64.b64decode(whole, validate=True), dtype=np.int8).reshape(-1, LENGTH)
     except ValueError:
         return np.zeros((len(texts), LENGTH), dtype=np.float32)
-    found = steps.astype(np.float32)
-    norms = np.linalg.norm(found, axis=1, keepdims=True)
-    return np.divide(found, norms, out=np.zeros_like(found), where=norms > 0)
+    return unit_norm(steps.astype(np.float32))
 
 
 def alike(

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from indexer.vectors.masks import changed_blocks
 
 Floats = NDArray[np.float32]
+Number = TypeVar("Number", np.float32, np.float64)
 
 ADAPTER, FULL = "adapter", "full"
 GROUPS = (ADAPTER, FULL)
@@ -132,9 +134,7 @@ class Centre:
         rest = (blocks - centre) * blocks.any(axis=2, keepdims=True)
         for line in self._lines(group):
             rest -= (1 - ALONG_SEED) * np.einsum("nbm,bm->nb", rest, line)[:, :, None] * line
-        norms = np.linalg.norm(rest, axis=2, keepdims=True)
-        rest = np.divide(rest, norms, out=np.zeros_like(rest), where=norms > _NOTHING)
-        return rest.reshape(len(vectors), -1).astype(np.float32)
+        return unit_norm(rest, _NOTHING).reshape(len(vectors), -1).astype(np.float32)
 
     def uncentred(self, vectors: NDArray[np.floating], group: str) -> Floats:
         """(n, d) the vectors of unit blocks that were centred to (n, d) ``vectors``: no record need be read again.
@@ -162,16 +162,17 @@ class Centre:
         if group in GROUPS:
             return []
         own = self.groups[group]
-        first = _unit(own.blocks.astype(np.float64) - self.groups[ADAPTER].blocks)
+        first = unit_norm(own.blocks.astype(np.float64) - self.groups[ADAPTER].blocks, _NOTHING)
         if own.drift is None:
             return [first]
-        drift = _unit(own.drift.astype(np.float64))
-        return [first, _unit(drift - np.einsum("bm,bm->b", drift, first)[:, None] * first)]
+        drift = unit_norm(own.drift.astype(np.float64), _NOTHING)
+        return [first, unit_norm(drift - np.einsum("bm,bm->b", drift, first)[:, None] * first, _NOTHING)]
 
 
-def _unit(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
-    norms = np.linalg.norm(blocks, axis=1, keepdims=True)
-    return np.divide(blocks, norms, out=np.zeros_like(blocks), where=norms > _NOTHING)
+def unit_norm(rows: NDArray[Number], nothing: float = 0.0) -> NDArray[Number]:
+    """(…, d) scaled to unit norm; zeros for rows of a norm of at most ``nothing``."""
+    norms = np.linalg.norm(rows, axis=-1, keepdims=True)
+    return np.divide(rows, norms, out=np.zeros_like(rows), where=norms > nothing)
 
 
 def cosine_from_centring(votes: NDArray[np.integer], shrink: float = SHRINK) -> NDArray[np.float64]:
