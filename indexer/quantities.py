@@ -1,6 +1,8 @@
-"""Sizes and durations in units that are easy to read."""
+"""Sizes, durations and lists of names as texts that are easy to read."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _SIZES = ("bytes", "kB", "MB", "GB", "TB")
 
@@ -20,3 +22,9 @@ def duration_in_words(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """For example a, b, c; if there are more than ``most``: a, b and 7 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

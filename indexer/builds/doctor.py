@@ -231,7 +231,7 @@ class _Doctor:
             self.page = get_json("/api/models", [pair for pair in parameters if pair != ("expand", "baseModels")])
             without = "; baseModels is refused, so tags are used"
         seconds = time.monotonic() - began
-        rows = [row for row in self.page.value if isinstance(row, dict)] if isinstance(self.page.value, list) else []
+        rows = self.page.rows
         if not rows:
             raise _NotOkError(f"no fine-tune of {self.base} is listed", "Name another base, or ask the mirror's owner.")
         missing = [name for name in _NEEDED if not any(name in row for row in rows)]
@@ -245,14 +245,12 @@ class _Doctor:
         return f"{len(rows)} rows in {seconds:.1f} s{without}"
 
     def _cursor(self) -> str:
-        link = self.page.next_link
-        rows = [row for row in self.page.value if isinstance(row, dict)]
+        link, rows = self.page.next_link, self.page.rows
         if link is None:
             return "all rows are on one page, so there is no next one to try"
         if not is_own(link, self.endpoint) or urlsplit(link).path != f"{urlsplit(self.endpoint).path}/api/models":
             raise _NotOkError(f"the next page is elsewhere ({printable(link, 80)})", "Check HF_ENDPOINT.")
-        more = get_json(link).value
-        after = [row for row in more if isinstance(row, dict)] if isinstance(more, list) else []
+        after = get_json(link).rows
         if not after or {row.get("id") for row in after} <= {row.get("id") for row in rows}:
             raise _NotOkError("the next page repeats the first", "Crawls would stop; try again, or use the Hub itself.")
         last, first = (Reader().moment(row.get("createdAt"), "createdAt") for row in (rows[-1], after[0]))

@@ -150,8 +150,8 @@ def unknown_model(name: str) -> AtlasError:
     found: dict[str, None] = {}
     try:
         for narrowed in [("author", owner), *filters] if owner else filters:
-            rows = get_json("/api/models", [narrowed, ("sort", "downloads"), ("limit", "100")]).value
-            ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+            rows = get_json("/api/models", [narrowed, ("sort", "downloads"), ("limit", "100")]).rows
+            ids = [row.get("id") for row in rows]
             found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
     except Exception as error:
         as_model_error(error)  # raises a bug again; without an answer of the Hub there are no suggestions
@@ -242,10 +242,9 @@ def conversion_revision(identifier: str) -> str | None:
                 break
         for number in sorted(numbers, reverse=True):
             reference = f"refs/pr/{number}"
-            commits = get_json(f"/api/models/{identifier}/commits/{quote(reference, safe='')}").value
+            commits = get_json(f"/api/models/{identifier}/commits/{quote(reference, safe='')}").rows
             main = get_json(f"/api/models/{identifier}").value
-            known = [one.get("id") for one in commits if isinstance(one, dict)] if isinstance(commits, list) else []
-            if isinstance(main, dict) and main.get("sha") in known:
+            if isinstance(main, dict) and main.get("sha") in [one.get("id") for one in commits]:
                 return reference
     except (RepositoryNotFoundError, EntryNotFoundError, RevisionNotFoundError):
         return None

@@ -82,6 +82,11 @@ class HubAnswer:
     value: Any
     next_link: str | None = None
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The objects in it, if it is a page of a list; empty if it is not a list."""
+        return [row for row in self.value if isinstance(row, dict)] if isinstance(self.value, list) else []
+
 
 def get_json(path: str, parameters: Parameters = ()) -> HubAnswer:
     """GET JSON from the endpoint; ``path`` is below it, or a whole address of the endpoint's own host.

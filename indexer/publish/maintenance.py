@@ -18,12 +18,10 @@ from indexer.network.rows import commit_of
 from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_models, published_rank
 from indexer.publish.publish import Publication, publish
 from indexer.publish.rows import Entry
+from indexer.quantities import some_of
 from indexer.records.representation import representation_named
 from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
 from indexer.vectors.choice import IndexChange, IndexChoice
-
-# Models that an error message names; the others are only counted.
-MOST_NAMES = 5
 
 
 def status(folder: AtlasFolder) -> dict[str, Any]:
@@ -118,13 +116,11 @@ def rebuild(
     lost += sorted((one.identity.base, one.identity.model) for one in records if one.identity.base in without_base)
     if lost and not force:
         lost = list(dict.fromkeys(lost))
-        names = ", ".join(model for _, model in lost[:MOST_NAMES])
-        more = f" and {len(lost) - MOST_NAMES} more" if len(lost) > MOST_NAMES else ""
         bases = sorted({base for base, _ in lost})
         why = [f"the block matrices of {base} are missing or damaged" for base in bases if base in without_base]
         commands = " and ".join(f"`index build --base {base}`" for base in bases)
         raise AtlasError(
-            f"A rebuild of {folder.root} would lose {len(lost)} models: {names}{more}; "
+            f"A rebuild of {folder.root} would lose {len(lost)} models: {some_of([model for _, model in lost])}; "
             f"{', '.join(why) or 'their records are missing'}.",
             f"Nothing was changed. Restore the files, or run {commands}, which fetches what is missing; "
             "`index rebuild --force` rebuilds without these models.",

@@ -25,6 +25,7 @@ from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows
 from indexer.publish.vector_update import VectorUpdates
 from indexer.publish.vectors import PublishedVectors
+from indexer.quantities import some_of
 from indexer.records.identity import ROW_NAMES, Thresholds
 from indexer.records.store import RecordStore
 from indexer.vectors.choice import IndexChange
@@ -163,8 +164,7 @@ class _Publisher:
         bad = [BadRow.of({"id": model}, f"it does not fit: {why}", now) for model, why in self.unlisted.items()]
         self.tables.insert("rejected_listing_rows", [{"base": self.base, **one.as_row()} for one in bad])
         if left_out := [f"{model} ({why})" for model, why in [*self.unlisted.items(), *self.skipped.items()]]:
-            more = f" and {len(left_out) - _MOST_NAMED} more" if len(left_out) > _MOST_NAMED else ""
-            self.say(f"{self.base}: skipped, not published: {', '.join(left_out[:_MOST_NAMED])}{more}")
+            self.say(f"{self.base}: skipped, not published: {some_of(left_out, _MOST_NAMED)}")
         if self.publication.build is not None:
             (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)
             self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **self.publication.build}])

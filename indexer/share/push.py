@@ -26,6 +26,7 @@ from indexer.network.hub import model_row
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import fetch_small
 from indexer.network.session import install_session, our_progress_bars
+from indexer.quantities import some_of
 from indexer.share.card import card
 from indexer.share.contents import packable
 from indexer.share.manifest import NAME, RECORDS, FileEntry
@@ -43,8 +44,6 @@ from indexer.share.repository import LIMITS, Address, RemoteCommit, read_commit,
 from indexer.share.staging import DATABASE, Staged, staged
 
 _CARD = "README.md"
-# Names that an error lists before it only counts.
-MOST_NAMES = 5
 
 Say = Callable[[str], None]
 
@@ -194,14 +193,14 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
     ):
         if models and not is_wanted:
             raise AtlasError(
-                f"This atlas holds models that {what}: {_some(models)}. "
+                f"This atlas holds models that {what}: {some_of(models)}. "
                 "Every reader would see their names, vectors and cards.",
                 f"Remove them (index remove {models[0]}), or push them anyway with {flag}.",
             )
     if stage.with_path:
         raise AtlasError(
-            f"The cards or adapter_config.json of {_some(stage.with_path)} were read by an earlier version, which kept "
-            "paths of this machine.",
+            f"The cards or adapter_config.json of {some_of(stage.with_path)} were read by an earlier version, which "
+            "kept paths of this machine.",
             f"Remove each and add it again: index remove {stage.with_path[0]}, then index add FOLDER.",
         )
     for base in () if options.get("with_private") else stage.manifest.commits:
@@ -214,12 +213,6 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
         if row.get("private") or (row.get("gated") and options.get("with_records")):
             why = "private" if row.get("private") else "gated, and its block matrices are among the records"
             raise AtlasError(f"The base {base} is {why}.", "Push it anyway with --with-private.")
-
-
-def _some(models: Sequence[str]) -> str:
-    return ", ".join(models[:MOST_NAMES]) + (
-        f" and {len(models) - MOST_NAMES} more" if len(models) > MOST_NAMES else ""
-    )
 
 
 def _require_no_newer(remote: RemoteCommit, stage: Staged) -> None:

@@ -202,7 +202,7 @@ def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
     with translated_hub_errors("list of atlases", "read"):
         answer = get_json("/api/datasets", parameters)
         for _ in range(_MOST_ATLASES // 20):  # a page of the Hub has a hundred, of some mirrors fewer
-            listed += [one for one in answer.value if isinstance(one, dict)] if isinstance(answer.value, list) else []
+            listed += answer.rows
             if answer.next_link is None or len(listed) >= _MOST_ATLASES:
                 break
             answer = get_json(answer.next_link)
