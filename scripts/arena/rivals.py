@@ -6,6 +6,7 @@ they keep of it.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from indexer.records.record import Record
 from scripts.arena.scores import Reals, cosines
 from scripts.arena.subjects import Subjects
+from scripts.family.plan import Plan
+from scripts.family.training import LANGUAGE_MODELS
 
 COMPONENTS = 64
 # Generic instructions, as for Delta Activations: they name no subject.
@@ -157,8 +160,6 @@ def activations(subjects: Subjects, *, pooled: bool) -> Reals:
     import transformers
     from tokenizers import Tokenizer
 
-    from scripts.ask.rivals import language_model, tuned_body
-
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
@@ -179,6 +180,51 @@ def activations(subjects: Subjects, *, pooled: bool) -> Reals:
     base = states(language_model(family.models / family.plan.base, family.plan))
     tuned = [states(tuned_body(family.models, model, family.plan)) for model in subjects.labelled.models]
     return np.stack([(one - base).mean(axis=0) for one in tuned])
+
+
+def language_model(folder: Path, plan: Plan) -> Any:
+    """A checkpoint of the family with the head of its own language task."""
+    import torch
+    import transformers
+
+    kind = getattr(transformers, LANGUAGE_MODELS[plan.architecture.language_task])
+    return kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32, ignore_mismatched_sizes=True)
+
+
+def tuned_body(root: Path, model: str, plan: Plan) -> Any:
+    """The body of a fine-tune with the base's head.
+
+    Raises ValueError if the base has no place for a weight of an adapter.
+    """
+    folder, base = root / model, language_model(root / plan.base, plan)
+    if (folder / "adapter_config.json").is_file():
+        from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        settings |= {"task_type": None, "modules_to_save": None, "inference_mode": True}
+        adapted = get_peft_model(base, LoraConfig(**{name: settings[name] for name in settings if name in _FIELDS}))
+        # T5's classifiers hold its stacks in a module of this name, its language model holds them itself.
+        inner = "" if hasattr(base, base.base_model_prefix) else f"{base.base_model_prefix}."
+        weights = {
+            name.replace(f"base_model.model.{inner}", "base_model.model.", 1): one
+            for name, one in load_file(folder / "adapter_model.safetensors").items()
+            if ".lora_" in name
+        }
+        loaded: Any = set_peft_model_state_dict(adapted, weights)
+        if unknown := loaded.unexpected_keys:
+            raise ValueError(f"{model} has adapter weights that the base has no place for, such as {unknown[0]}")
+        return adapted.merge_and_unload()
+    tuned = language_model(folder, plan)
+    # What is tied to the embedding stays the fine-tune's.
+    head, embedding = plan.architecture.language_head, base.get_input_embeddings().weight
+    own = {name: one for name, one in base.get_submodule(head).named_parameters() if one is not embedding}
+    tuned.get_submodule(head).load_state_dict(own, strict=False)
+    return tuned
+
+
+_FIELDS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "task_type", "modules_to_save",
+           "inference_mode", "layers_to_transform", "layers_pattern", "fan_in_fan_out")  # fmt: skip
 
 
 def card_similarities(texts: Sequence[str]) -> Reals:

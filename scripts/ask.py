@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import kstest
+from sklearn.metrics import average_precision_score
 
 from query import Atlas
 from query.ask.ask import FALSE_DISCOVERIES
-from query.ask.evidence import Features, Reader, reference_sets
+from query.ask.evidence import Features, Reader
 from query.ask.models import read_candidates
 from query.ask.scoring import VOCABULARY_WEIGHT, Scored, null_of, score, standing_out
 from query.texts import Texts, read_texts
@@ -44,16 +46,11 @@ def main() -> None:
     parser.add_argument("--architecture", default="roberta")
     parser.add_argument("--size", default="demo")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--pretraining", action="store_true", help="200 texts of the base's own corpus as reference")
-    parser.add_argument(
-        "--rivals", action="store_true", help="also run every model over the texts, and search the cards"
-    )
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     plan = load_plan(options.size, options.architecture)
     if options.measure:
-        reference = options.out / "pretraining.txt" if options.pretraining else None
-        measure(options.out, plan, reference, options.family if options.rivals else None)
+        measure(options.out, plan)
         return
     write_texts(plan, options.out)
     with LoopbackHub(options.family) as hub:
@@ -65,7 +62,7 @@ def main() -> None:
 
 
 def write_texts(plan: Plan, out: Path) -> None:
-    """The held-out texts of every data set as JSON lines below ``out/texts``, and 200 texts of the base's corpus."""
+    """The held-out texts of every data set as JSON lines below ``out/texts``."""
     work = out / "work"
     if (out / "texts").is_dir():
         return
@@ -74,9 +71,6 @@ def write_texts(plan: Plan, out: Path) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
-    corpus = json.loads((work / "corpus.json").read_text(encoding="utf-8"))
-    some = [corpus[place * len(corpus) // 200] for place in range(200)]
-    (out / "pretraining.txt").write_text("\n".join(tokenizer.decode(ids) for ids in some), encoding="utf-8")
     (out / "texts").mkdir()
     for name in plan.datasets:
         examples = tasks.LabelledTexts.load(work, name).held_out
@@ -84,8 +78,8 @@ def write_texts(plan: Plan, out: Path) -> None:
         (out / "texts" / f"{name.replace('/', '--')}.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None = None) -> None:
-    """Print the tables. ``rivals``: the folder of the family, whose models and cards the rivals read."""
+def measure(out: Path, plan: Plan) -> None:
+    """Print the tables."""
     names = sorted(plan.datasets)
     truth = {run.model: run.dataset for run in plan.runs if not run.scratch}
     with Atlas(out / "atlas") as atlas:
@@ -93,7 +87,7 @@ def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None =
             row["model_id"]: (row["model"], row["relation"])
             for row in atlas.rows("SELECT model_id, model, relation FROM models WHERE base = ?", [plan.base])
         }
-        reader = Reader(atlas, plan.base, None if reference is None else read_texts(reference))
+        reader = Reader(atlas, plan.base)
         null, pooled = reader.reference(), reader.pooled_rates()
         files = [out / "texts" / f"{name.replace('/', '--')}.jsonl" for name in names]
         texts = [read_texts(file, most=TEXTS) for file in files]
@@ -105,17 +99,6 @@ def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None =
         named = [names_of[one] for one in models.ids.tolist()]
         labels = np.array([truth[name] for name, _ in named])
         is_adapter = np.array([relation == "adapter" for _, relation in named])
-    others: dict[str, np.ndarray] = {}  # by rival: the raw scores (sets, models), those of the reference first
-    if rivals is not None:
-        from scripts.ask.rivals import by_cards, loss_gaps
-
-        own_reference = None if reference is None else read_texts(reference)
-        sets = [*reference_sets(own_reference).values(), *(one.texts for one in texts)]
-        ids = [name for name, _ in named]
-        others["loss gap"] = loss_gaps(rivals, plan, out / "work", ids, sets)
-        # A classifier may have lost most where it was trained.
-        others["loss gap, minus"] = -others["loss gap"]
-        others["cards"] = by_cards(rivals, ids, sets)
 
     def kinds(features: Features, some: np.ndarray) -> dict[str, list[tuple[Any, Any, float]]]:
         chosen = models.only(some)
@@ -127,7 +110,6 @@ def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None =
 
     every = np.arange(len(kept))
     found = {name: scored(evidence) for name, evidence in kinds(asked, every).items()}
-    rival_scores = {name: scored([(raw[: -len(names)], raw[-len(names) :], 1.0)]) for name, raw in others.items()}
     elsewhere = {name: scored(evidence) for name, evidence in kinds(outside, every).items()}
     chance: dict[str, list[np.ndarray]] = {name: [] for name in found}
     for place, name in enumerate(names):
@@ -140,7 +122,7 @@ def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None =
           f"{len(null.blocks)} sets of reference texts")  # fmt: skip
     head = ("evidence", "models", "n", "AP", "chance", "to data set", "p<.05", "p<.01")
     print(("{:<12}{:<10}" + "{:>12}" * 6).format(*head))
-    for kind, values in (found | rival_scores).items():
+    for kind, values in found.items():
         for which, some in (("full", ~is_adapter), ("adapters", is_adapter), ("all", np.ones(len(kept), bool))):
             some = some & ~np.isnan(values.z).any(axis=0)
             if some.any():
@@ -170,9 +152,7 @@ def row(found: Scored, labels: np.ndarray, names: Sequence[str], some: np.ndarra
         is_true = labels[some] == name
         if not is_true.any():
             continue
-        order = np.argsort(-found.z[place, some], kind="stable")
-        hits = is_true[order]
-        precision.append(float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].mean()))
+        precision.append(average_precision_score(is_true, found.z[place, some]))
         by_chance.append(float(is_true.mean()))
         small += (found.p[place, some][is_true] < 0.05).tolist()
         tiny += (found.p[place, some][is_true] < 0.01).tolist()
@@ -182,8 +162,6 @@ def row(found: Scored, labels: np.ndarray, names: Sequence[str], some: np.ndarra
 
 def uniformity(sets: Sequence[np.ndarray]) -> list[Any]:
     """n, shares of small p, the distance from uniform (Kolmogorov–Smirnov), the share of sets where a model stands out."""
-    from scipy.stats import kstest
-
     finds = [standing_out(p, FALSE_DISCOVERIES) > 0 for p in sets]
     p = np.concatenate(sets)
     p = p[~np.isnan(p)]
