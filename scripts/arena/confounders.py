@@ -27,7 +27,7 @@ from scripts.arena.subjects import Family, Subjects, read_subjects
 from scripts.family import make_family, store, tasks
 from scripts.family.family import TEXTS_ARE_READY, WORK, build, claim_folder
 from scripts.family.plan import Adapter, Plan, Run, load_plan
-from scripts.vectors import decimal
+from scripts.tables import decimal
 
 CORPUS = "docs/numeric-docstrings"
 CROSSED = "crossed"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import average_precision_score
 
+from indexer.vectors.centre import ADAPTER, FULL
 from query import Atlas
 from query.ask.result import LikelyModels
 from query.population import distinct, read_population
@@ -35,7 +36,7 @@ from scripts.family.plan import Plan, Run, load_plan
 from scripts.family.store import RESULTS, read_json
 from scripts.loopback_hub import LoopbackHub
 from scripts.tables import decimal, markdown
-from scripts.vectors import adapter_to_full, read_family
+from scripts.vectors import matches_of_nearest
 
 Json = dict[str, Any]
 
@@ -181,8 +182,6 @@ def headline(folder: str, base: str, held: str) -> Json:
         found, predicted = atlas.purity(base), atlas.evaluate_prediction(base)
         purity, evaluation = found.to_dict(), predicted.to_dict()
         clusters = atlas.clusters(base)
-        family = read_family(atlas, base)
-        population = family.population
         (read,) = atlas.rows(
             "SELECT count(*) FILTER (\"read\" = 'sample') AS sampled FROM models WHERE base = ?", [base]
         )
@@ -190,7 +189,7 @@ def headline(folder: str, base: str, held: str) -> Json:
             **read,
             "purity": _scores(purity),
             "purity_across_authors": _scores(purity["cross_author"]),
-            "adapter_to_full": adapter_to_full(family, population.vectors, population.blocks),
+            "adapter_to_full": adapter_to_full(atlas, base),
             "prediction": {one["evidence"]: one for one in evaluation["scores"]},
             "none_of_these": {one["evidence"]: one for one in evaluation["none_of_these"]},
             "clusters": {name: clusters.value("datasets", name) for name in ("ari", "ami")},
@@ -206,6 +205,19 @@ def headline(folder: str, base: str, held: str) -> Json:
 def _scores(found: Mapping[str, Any]) -> Json:
     names = ("models", "datasets", "purity", "chance", "ci_low", "ci_high", "p_value")
     return {name: found[name] for name in names if name in found}
+
+
+def adapter_to_full(atlas: Atlas, base: str) -> float | None:
+    """Mean over adapters of the share of matches among the m nearest full fine-tunes, where m match."""
+    population = distinct(read_population(atlas, base))
+    rows = atlas.rows("SELECT model_id, vector_group FROM models WHERE base = ?", [base])
+    group_of = {row["model_id"]: row["vector_group"] for row in rows}
+    adapters, full = (
+        [row for row, one in enumerate(population.ids.tolist()) if population.datasets[row] and group_of[one] == group]
+        for group in (ADAPTER, FULL)
+    )
+    found = matches_of_nearest(population.vectors, population.blocks, population.datasets, adapters, full)
+    return float(np.mean([share for share, _ in found])) if found else None
 
 
 def retrieval(atlas: Atlas, base: str) -> Json:

@@ -15,7 +15,7 @@ from query.statistics.likeness import similarities
 from scripts.arena import rivals
 from scripts.arena.scores import Json, Reals, Table, cosines, scores
 from scripts.arena.subjects import Subjects, cut, families, read_subjects
-from scripts.vectors import decimal
+from scripts.tables import decimal
 
 RANK = 8  # of records by default
 OURS = "`input`"
