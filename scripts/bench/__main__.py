@@ -23,7 +23,6 @@ ROWS = {
     "sample": ("reading", "measure_sample", "bytes and seconds of a model, by what is read of it"),
     "vectors": ("vectors", "measure_vectors", "checkpoint on disk to singular triplets: time and accuracy"),
     "spectra": ("vectors", "measure_spectra", "whole spectra: time and ranks"),
-    "device": ("device", "measure", "a CUDA device compared with the processor"),
     "start": ("asking", "measure_start", "a question from the shell"),
     "search": ("asking", "measure_search", "a question in process, against bare FAISS"),
 }

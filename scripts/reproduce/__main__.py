@@ -22,7 +22,6 @@ from indexer.errors import AtlasError, install
 from scripts.family import make_family
 from scripts.family.plan import SIZES
 from scripts.loopback_hub import LoopbackHub
-from scripts.loopback_hub.__main__ import count_of
 from scripts.reproduce.page import PURITY_FIGURE, draw_purity, page
 from scripts.reproduce.study import BASES, build, represent, study_base
 from scripts.terminal import Terminal, exit_status
@@ -74,6 +73,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.live and options.limit is None:
         options.limit = LIVE_LIMIT
     return options
+
+
+def count_of(text: str) -> int:
+    """A positive number, from an option's text."""
+    if not (text.isascii() and text.isdigit() and int(text[:9]) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
 
 
 def reproduce(options: argparse.Namespace) -> dict[str, Any]:
