@@ -24,7 +24,7 @@ from scripts.loopback_hub.answers import (
 )
 from scripts.loopback_hub.store import MAIN, JoinedStore, Repository, Revision
 
-_VERBS = "revision|tree|discussions"
+_VERBS = "revision|tree|discussions|commits"
 _MODEL = re.compile(
     rf"/api/models/(?P<id>[^/]+(?:/(?!(?:{_VERBS})(?:/|$))[^/]+)?)(?:/(?P<verb>{_VERBS})(?P<rest>/.*)?)?/?"
 )
@@ -81,6 +81,8 @@ class Api:
             return revision_not_found(name)
         if verb == "tree":
             return self._tree(request, revision, path)
+        if verb == "commits":
+            return json_answer(rows.commits(repository, revision))
         if path:
             return error(404, "Sorry, we can't find the page you are looking for.")
         return self._info(request, repository, revision)

@@ -1,4 +1,4 @@
-"""A repository in the Hub's API: rows of the listing and of model info, files and folders, pull requests."""
+"""A repository in the Hub's API: rows of the listing and of model info, files and folders, pull requests, commits."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _id_of(name: str) -> str:
     return hashlib.md5(name.encode()).hexdigest()[:24]
 
 
-# ---- files and pull requests
+# ---- files, pull requests and commits
 
 
 def tree_entry(revision: Revision, path: str) -> dict[str, Any]:
@@ -253,3 +253,20 @@ def pull_requests(repository: Repository) -> list[dict[str, Any]]:
             }
         )
     return sorted(result, key=lambda each: -each["num"])
+
+
+def commits(repository: Repository, revision: Revision) -> list[dict[str, Any]]:
+    """The commit of ``main``; before it that of another revision, shown as built on ``main``."""
+    main = repository.revision()
+    assert main is not None  # every repository has main
+    owner = repository.id.partition("/")[0]
+    result = [(main.sha, "Upload files", owner)]
+    if revision.sha != main.sha:
+        described = repository.described.get(revision.name, {})
+        title = described.get("title", f"Commit of {revision.name}")
+        result.insert(0, (revision.sha, title, described.get("author", owner)))
+    date = last_modified(repository)
+    return [
+        {"id": sha, "title": title, "message": "", "authors": [{"user": author}], "date": date}
+        for sha, title, author in result
+    ]

@@ -58,6 +58,7 @@ answers["lfs"] = {s.rfilename: s.lfs.sha256 for s in info.siblings if s.lfs}
 answers["total"] = api.model_info("me/base", expand=["safetensors"]).safetensors.total
 answers["tree"] = sorted(f.path for f in api.list_repo_tree("me/base", recursive=True))
 answers["pulls"] = [[d.title, d.author, d.git_reference] for d in api.get_repo_discussions("base")]
+answers["commits"] = len(api.list_repo_commits("me/base", revision="refs/pr/1"))
 files = [("base", "config.json"), ("base", "x"), ("no/where", "x")]
 answers["exists"] = [api.file_exists(*file) for file in files]
 answers["errors"] = {}
@@ -87,6 +88,7 @@ def test_huggingface_hub_listing_and_info(hub: LoopbackHub, root: Path, tmp_path
     assert answer["total"] == 60_015
     assert answer["tree"] == sorted(["README.md", "config.json", "model.safetensors", "sub", "sub/dir", ODD])
     assert answer["pulls"] == [[TITLE, "SFconvertbot", "refs/pr/1"]]
+    assert answer["commits"] == 2
     assert answer["exists"] == [True, False, False]
     assert answer["errors"] == {
         "gated": "GatedRepoError",

@@ -285,6 +285,7 @@ def test_pull_requests(hub: LoopbackHub):
     ]
     assert get_json(f"{api}/discussions?author=other")["count"] == 0
     assert get_json(f"{api}/discussions?type=discussion")["discussions"] == []
+    assert [each["id"] for each in get_json(f"{api}/commits/refs%2Fpr%2F1")] == [pull, main]
     for spelling in ("refs/pr/1", "refs%2Fpr%2F1", pull):
         assert fetch(signed_url(hub, f"me/base/resolve/{spelling}/model.safetensors"))[2] == CONVERTED
         assert get_json(f"{api}/revision/{spelling}")["sha"] == pull
