@@ -105,11 +105,11 @@ def reproduce(options: argparse.Namespace) -> dict[str, Any]:
         for base in chosen:
             asked_for = f"atlas-demo/tiny-{base.architecture}" if families else base.id
             ids[base.id] = build(run, asked_for, options.limit, is_family=bool(families))
+        represent(run, list(ids.values()))
         results: dict[str, Any] = {
             "source": source,
             "limit": options.limit,
             "bases": [],
-            "represent_seconds": represent(run, list(ids.values())),
             "versions": {"python": platform.python_version()}
             | {one.name: one.version for name in PACKAGES for one in importlib.metadata.distributions(name=name)},
         }
