@@ -9,16 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from scripts.bench.measure import this_machine
 from scripts.child import PROJECT
 from scripts.tables import Rows, aligned, fill, markdown, write_from_run
 
@@ -56,18 +54,11 @@ def main() -> int:
 
 def measure(options: argparse.Namespace, work: Path) -> int:
     """Measure every size, print the tables, and write the results after each size."""
-    from indexer.machine import processors
     from scripts.scale.likeness import compare_labels, compare_vectors
     from scripts.scale.measuring import measure_atlas
 
     results: dict[str, Any] = {
-        "machine": {
-            "when": datetime.now(UTC).isoformat(timespec="minutes"),
-            "processors": str(processors()),
-            "load": f"{os.getloadavg()[0]:.1f}",
-            "python": platform.python_version(),
-            **{package: version(package) for package in ("faiss-cpu", "duckdb", "numpy")},
-        },
+        "machine": this_machine(),
         "likeness": compare_labels() + compare_vectors(),
         "atlases": {},
     }
