@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from query import Atlas
+from scripts.arena.family import Family
 from scripts.arena.methods import measure_methods, method_tables
 from scripts.arena.scores import Json, Table, scores
-from scripts.arena.subjects import Family, Subjects, read_subjects
+from scripts.arena.subjects import Subjects, read_subjects
 from scripts.family import make_family, store, tasks
 from scripts.family.family import TEXTS_ARE_READY, WORK, build, claim_folder
 from scripts.family.plan import Adapter, Plan, Run, load_plan

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ from query.population import distinct, read_population
 from query.statistics.likeness import similarities
 from scripts.arena.family import (
     SKIPPED,
+    Family,
     asked,
     build_family,
     load_real_plan,
     prepare,
     pretrained_folder,
-    sampled_atlas,
     write_data_sets,
 )
 from scripts.family import make_family, tasks
@@ -52,32 +53,30 @@ def run(out: Path) -> Json:
     The networks of the first two are so small that `index build` reads their matrices whole, and a full reading would
     give the same vectors. The third is a real pretrained network, where it is installed.
     """
-    family = build_family(out)
-    demo = load_plan("demo", "roberta")
-    models = make_family(out / "demo-roberta", "demo")
     folder = out / "disjoint"
-    sources: dict[str, tuple[Plan, Path, Path, Callable[[Plan, Path], None]]] = {
-        DISJOINT: (family.plan, family.models, family.atlas, tasks.prepare),
-        "demo": (demo, models, sampled_atlas(demo, models, folder / "demo"), tasks.prepare),
-    }
+    demo = make_family(out / "demo-roberta", "demo")
+    families: list[tuple[Family, Callable[[Plan, Path], None]]] = [
+        (replace(build_family(out), name=DISJOINT), tasks.prepare),
+        (Family("demo", load_plan("demo", "roberta"), demo, folder / "demo" / "sample"), tasks.prepare),
+    ]
     source = pretrained_folder()
     if source is not None:
         plan, root = load_real_plan(source), folder / REAL / "models"
         prepare(root, plan, source, apart=True)
         build(root, plan)
-        atlas = sampled_atlas(plan, root, folder / REAL)
-        sources[REAL] = plan, root, atlas, partial(write_data_sets, source=source, apart=True)
+        real = Family(REAL, plan, root, folder / REAL / "sample")
+        families.append((real, partial(write_data_sets, source=source, apart=True)))
     found: Json = {"columns": {}, "learnt": {}}
-    for name, (plan, root, atlas, prepare_texts) in sources.items():
-        texts = folder / f"texts-{name}"
+    for family, prepare_texts in families:
+        name, plan, atlas, texts = family.name, family.plan, family.atlas(), folder / f"texts-{family.name}"
         write_texts(plan, texts, prepare_texts)
-        with LoopbackHub(root) as hub:
+        with LoopbackHub(family.models) as hub:
             print(f"asking about {plan.base} …", flush=True)
-            column = asked(hub.endpoint, atlas.parent, folder / f"{name}.json", headline, atlas, plan.base, texts)
+            column = asked(hub.endpoint, family.folder, folder / f"{name}.json", headline, atlas, plan.base, texts)
         right, purity = (column.pop(f"{one}_by_model") for one in ("right", "purity"))
         found["columns"][name] = column
         if name != "demo":
-            found["learnt"][name] = learnt(plan, root, right, purity)
+            found["learnt"][name] = learnt(plan, family.models, right, purity)
     return found | ({} if source else {"skipped": SKIPPED})
 
 
