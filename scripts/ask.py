@@ -28,6 +28,7 @@ from scripts.child import PROJECT, run_shown
 from scripts.family import tasks
 from scripts.family.plan import Plan, load_plan
 from scripts.loopback_hub import LoopbackHub
+from scripts.tables import aligned
 from scripts.terminal import hub_environment
 
 # Data sets that share texts, or sources: a model of one is no null for another.
@@ -120,23 +121,27 @@ def measure(out: Path, plan: Plan) -> None:
             chance[kind].append(scored(evidence).p[0])
     print(f"\n{plan.base}: {len(kept)} models, {int(is_adapter.sum())} adapters, {len(names)} data sets, "
           f"{len(null.blocks)} sets of reference texts")  # fmt: skip
-    head = ("evidence", "models", "n", "AP", "chance", "to data set", "p<.05", "p<.01")
-    print(("{:<12}{:<10}" + "{:>12}" * 6).format(*head))
+    rows = [["evidence", "models", "n", "AP", "chance", "to data set", "p<.05", "p<.01"]]
     for kind, values in found.items():
         for which, some in (("full", ~is_adapter), ("adapters", is_adapter), ("all", np.ones(len(kept), bool))):
             some = some & ~np.isnan(values.z).any(axis=0)
             if some.any():
-                print(("{:<12}{:<10}{:>12}" + "{:>12.3f}" * 5).format(kind, which, *row(values, labels, names, some)))
-    print(("\n{:<12}{:<34}" + "{:>10}" * 5).format("by chance", "texts", "n", "p<.05", "p<.01", "KS", "a find"))
+                rows.append([kind, which, *shown(row(values, labels, names, some))])
+    print(aligned(rows))
+    rows = [["by chance", "texts", "n", "p<.05", "p<.01", "KS", "a find"]]
     for kind in found:
         lines = {"of other data sets": chance[kind], "of the documentation": list(elsewhere[kind].p)}
-        for what, shares in lines.items():
-            print(("{:<12}{:<34}{:>10}" + "{:>10.3f}" * 4).format(kind, what, *uniformity(shares)))
-    print(("\n{:<12}" + "{:>16}" * 4).format("stand out at", "models", "same texts", "same data set", "of these found"))
+        rows += [[kind, what, *shown(uniformity(shares))] for what, shares in lines.items()]
+    print(f"\n{aligned(rows)}")
+    rows = [["stand out at", "models", "same texts", "same data set", "of these found"]]
     for rate in (0.05, FALSE_DISCOVERIES, 0.2):
-        print(
-            ("{:<12}{:>16}" + "{:>16.2f}" * 3).format(rate, *those_that_stand_out(found["fused"], labels, names, rate))
-        )
+        rows.append([f"{rate}", *shown(those_that_stand_out(found["fused"], labels, names, rate))])
+    print(f"\n{aligned(rows)}")
+
+
+def shown(values: Sequence[float]) -> list[str]:
+    """A number of models, and shares."""
+    return [f"{one}" if isinstance(one, int) else f"{one:.3f}" for one in values]
 
 
 def scored(kinds: Sequence[tuple[Any, Any, float]]) -> Scored:
