@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+from sklearn.decomposition import KernelPCA
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import StandardScaler
 
 from indexer.records.record import Record
 from scripts.arena.scores import Reals, cosines
@@ -59,11 +61,8 @@ def principal_components(cosine: Reals, count: int = COMPONENTS) -> Reals:
 
     The mean of the vectors is subtracted first (double centring; Gower, 1966).
     """
-    whole = np.nan_to_num(cosine)
-    centred = whole - whole.mean(axis=0) - whole.mean(axis=1, keepdims=True) + whole.mean()
-    values, directions = np.linalg.eigh((centred + centred.T) / 2)
-    kept = np.argsort(-values)[:count]
-    found: Reals = directions[:, kept] * np.sqrt(np.maximum(values[kept], 0))
+    kernel = KernelPCA(count, kernel="precomputed", eigen_solver="dense")
+    found: Reals = kernel.fit_transform(np.nan_to_num(cosine))
     found[np.isnan(np.diag(cosine))] = 0
     return found
 
@@ -86,15 +85,7 @@ def spectral_statistics(records: Sequence[Record]) -> Reals:
             row += [np.log(max(whole, _NOTHING)) / 2, 1 / max(weights.max(initial=0), _NOTHING) if whole else 0.0]
             row += [entropy, part]
         found.append(row)
-    features = np.array(found)
-    spread = features.std(axis=0)
-    return (features - features.mean(axis=0)) / np.where(spread > _NOTHING, spread, 1)
-
-
-def minus_distances(vectors: Reals) -> Reals:
-    """(n, n) negative Euclidean distances."""
-    squares = np.square(vectors).sum(axis=1)
-    return -np.sqrt(np.maximum(squares[:, None] + squares - 2 * vectors @ vectors.T, 0))
+    return np.asarray(StandardScaler().fit_transform(np.array(found)))
 
 
 def mean_over_shared(tables: Iterable[Reals], changed: NDArray[np.bool_]) -> Reals:
@@ -229,8 +220,6 @@ _FIELDS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern",
 
 def card_similarities(texts: Sequence[str]) -> Reals:
     """(n, n) cosines of tf-idf vectors (Salton & Buckley, 1988); nan for an empty text."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
     vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=r"[A-Za-z]{2,}")
     return cosines(vectorizer.fit_transform(texts).toarray())
 
@@ -267,13 +256,6 @@ class _Factors(NamedTuple):
     s: NDArray[np.float32]
     v: NDArray[np.float32]
     norm: float
-
-
-def timed(make: Callable[[], Reals], count: int) -> tuple[Reals, float]:
-    """What ``make`` returns, and the processor seconds for each of ``count`` models."""
-    started = time.process_time()
-    found = make()
-    return found, (time.process_time() - started) / count
 
 
 def _deltas(records: Sequence[Record], place: int) -> Iterator[_Factors]:
