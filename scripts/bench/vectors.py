@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,7 +105,7 @@ def _vectors_table(
         return time.perf_counter() - started
 
     say(f"vectors: {REPEATS} repeats of {len(decompose)} methods")
-    totals = interleaved({method: lambda method=method: run(method) for method in decompose}, REPEATS)
+    totals = interleaved({method: partial(run, method) for method in decompose}, REPEATS)
     svd = {method: Repeats(values[1:]) for method, values in in_svd.items()}  # without the warm-up
     table = Table(
         f"vectors: roberta-base-sized, {name} deltas, rank {RANK}, one thread, base resident; "

@@ -96,10 +96,10 @@ def measure(options: argparse.Namespace, work: Path, hub: LoopbackHub) -> int:
                     family["lineage"][plan.name] = study.lineage(atlas, full, base)
                 save()
     print(text(results))
-    found = list(losses(results))
-    for line in found:
+    lost = list(losses(results))
+    for line in lost:
         print(line, file=sys.stderr)
-    return 1 if found else 0
+    return 1 if lost else 0
 
 
 # ---- tables

@@ -197,7 +197,7 @@ def permuted(population: Population) -> float:
         purity(replace(population, datasets=[population.datasets[row] for row in order]), draws=1).purity
         for order in (rng.permutation(len(population.ids)) for _ in range(PERMUTATIONS))
     ]
-    return float(np.mean(found))
+    return float(np.mean(np.array(found, dtype=np.float64)))
 
 
 # ---- a sampled atlas against the full one
@@ -214,7 +214,7 @@ def compare(folder: Path, full: Path, base: str) -> Json:
         own = np.diag(similarities(pair[0], pair[1], mine.blocks))
         estimated, exact = (estimates(one, base) for one in (atlas, reference))
     return {
-        "correlation": float(np.corrcoef(*tables)[0, 1]),
+        "correlation": float(np.corrcoef(tables[0], tables[1])[0, 1]),
         "own": [float(np.median(own)), float(own.min())],
         "matrices": calibration([(*estimated[0][key], exact[0][key][0]) for key in estimated[0] if key in exact[0]]),
         "whole models": calibration(

@@ -167,7 +167,7 @@ def figures_of(vectors: Floats, labels: Labels, blocks: int = 0) -> dict[str, fl
     return {name: round(value, 4) for name, value in (found | hubness(cosines)).items()}
 
 
-def hubness(cosines: NDArray[np.float64], k: int = 10) -> dict[str, float]:
+def hubness(cosines: NDArray[np.floating[Any]], k: int = 10) -> dict[str, float]:
     """Radovanović, Nanopoulos & Ivanović (2010), "Hubs in space": the skew of the k-occurrence."""
     count = len(cosines)
     nearest = np.argpartition(-cosines, k, axis=1)[:, :k]
