@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,12 @@ from query.ask.evidence import Features, Reader
 from query.ask.models import read_candidates
 from query.ask.scoring import VOCABULARY_WEIGHT, Scored, null_of, score, standing_out
 from query.texts import Texts, read_texts
-from scripts.child import PROJECT, run_shown
+from scripts.child import PROJECT, call
 from scripts.family import tasks
 from scripts.family.plan import Plan, load_plan
 from scripts.loopback_hub import LoopbackHub
 from scripts.tables import aligned
-from scripts.terminal import hub_environment
+from scripts.terminal import hub_environment, indexed
 
 # Data sets that share texts, or sources: a model of one is no null for another.
 RELATED = (
@@ -41,25 +40,19 @@ TEXTS = 200  # held-out texts of each data set
 
 
 def main() -> None:
-    """Build the atlas of a family, write its texts, and measure, in a process that talks to its Hub."""
+    """Build the atlas of a family, write its texts, and measure."""
     parser = argparse.ArgumentParser(prog="python -m scripts.ask", description=__doc__)
     parser.add_argument("family", type=Path)
     parser.add_argument("--architecture", default="roberta")
     parser.add_argument("--size", default="demo")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    plan = load_plan(options.size, options.architecture)
-    if options.measure:
-        measure(options.out, plan)
-        return
-    write_texts(plan, options.out)
+    plan, out = load_plan(options.size, options.architecture), options.out.resolve()
+    write_texts(plan, out)
+    indexed(options.family, out, plan.base, plan.fingerprint, "--discover names")
     with LoopbackHub(options.family) as hub:
-        environment = hub_environment(hub.endpoint, options.out / "huggingface")
-        atlas = str(options.out / "atlas")
-        build = ["indexer", "build", "--base", plan.base, "--discover", "names", "--workers", "1", "--atlas", atlas]
-        for words in (build, ["scripts.ask", *sys.argv[1:], "--measure"]):
-            run_shown(*words, **environment)
+        environment = hub_environment(hub.endpoint, out / "huggingface")
+        call(measure, out, options.size, options.architecture, environment=environment)
 
 
 def write_texts(plan: Plan, out: Path) -> None:
@@ -79,8 +72,9 @@ def write_texts(plan: Plan, out: Path) -> None:
         (out / "texts" / f"{name.replace('/', '--')}.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def measure(out: Path, plan: Plan) -> None:
-    """Print the tables."""
+def measure(folder: str, size: str, architecture: str) -> None:
+    """Print the tables, in a process that talks to the Hub."""
+    out, plan = Path(folder), load_plan(size, architecture)
     names = sorted(plan.datasets)
     truth = {run.model: run.dataset for run in plan.runs if not run.scratch}
     with Atlas(out / "atlas") as atlas:

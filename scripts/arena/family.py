@@ -151,6 +151,13 @@ def build_family(out: Path) -> Family:
     return Family("arena", plan, folder / "models", folder / "sample")
 
 
+def link(source: Path, model: str, target: Path) -> None:
+    """Put a repository into another folder, without a copy of its files."""
+    shutil.rmtree(target / model, ignore_errors=True)
+    shutil.copytree(source / model, target / model, copy_function=os.link)
+    shutil.copy(source / f"{model}.repo.json", target / f"{model}.repo.json")
+
+
 def asked(endpoint: str, folder: Path, kept: Path, function: Callable[..., Any], *arguments: Any) -> Any:
     """What ``child.call`` of a function returns with the Hub at ``endpoint`` and caches below ``folder``.
 

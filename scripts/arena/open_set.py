@@ -22,7 +22,7 @@ from query import Atlas
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.predict import FEWEST_MODELS
 from query.predict.scoring import auroc, calibration_error, estimated_share
-from scripts.arena.family import Family, asked, build_family
+from scripts.arena.family import Family, asked, build_family, link
 from scripts.loopback_hub import LoopbackHub
 from scripts.tables import decimal, markdown
 from scripts.terminal import indexed
@@ -107,12 +107,11 @@ def _atlas_without(family: Family, fold: Fold, folder: Path, *, is_null: bool) -
         if is_null:
             random.Random(fold.name).shuffle(named)
         for model, name in [(family.plan.base, ""), *zip(models, named, strict=True)]:
-            shutil.copytree(family.models / model, hub / model, copy_function=os.link)
-            os.link(family.models / f"{model}.repo.json", hub / f"{model}.repo.json")
+            link(family.models, model, hub)
             if is_null and name:
                 for file in (hub / model / "README.md", hub / f"{model}.repo.json"):
                     text = file.read_text(encoding="utf-8").replace(datasets[model], name)
-                    file.unlink()  # it is a link to the file of the family
+                    file.unlink()  # it may be a link to the file of the family
                     file.write_text(text, encoding="utf-8")
     return indexed(hub, folder, family.plan.base, family.plan.fingerprint)
 
