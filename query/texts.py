@@ -19,7 +19,6 @@ from typing import IO, Any, cast
 from indexer.errors import AtlasError, BadArgument
 from indexer.regular_files import open_regular
 from indexer.untrusted import shown
-from query.wording import counted
 
 STDIN = "-"
 MOST_BYTES = 4 << 30  # of a file
@@ -114,7 +113,8 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     if len(texts) < kept.count:
         notes.append(f"{name} holds {kept.count:,} texts; {len(texts):,} of them, evenly spaced, were used")
     if kept.cut:
-        notes.append(f"of {counted(kept.cut, 'long text')} of {name} the first {LONGEST_TEXT:,} characters were used")
+        longer = "1 long text" if kept.cut == 1 else f"{kept.cut:,} long texts"
+        notes.append(f"of {longer} of {name} the first {LONGEST_TEXT:,} characters were used")
     return Texts(name, tuple(texts), kept.count, tuple(notes))
 
 
