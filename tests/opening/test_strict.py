@@ -32,8 +32,7 @@ def test_a_good_atlas_passes_every_check(atlas):
         ("UPDATE deltas SET norm = norm * 2 WHERE model_id = 3 AND layer = 0", "row"),
         ("DELETE FROM deltas WHERE model_id = 3 AND layer = 0", "row"),
         ("UPDATE records SET delta_norm = 7 WHERE model_id = 3", "row"),
-        ("UPDATE bases SET deltas = deltas[2:]", "row"),
-        ("UPDATE bases SET config = '{\"hidden_size\": 1}'", "row"),
+        ("UPDATE bases SET deltas = deltas[2:], config = '{}'", "row"),
         ("CREATE VIEW mine AS SELECT 1 AS one", "database"),
         ("CREATE OR REPLACE VIEW failures AS SELECT 1 AS one", "definition"),
     ],
@@ -43,21 +42,14 @@ def test_alterations_are_found(atlas, statement, kind):
     assert {one.kind for one in verify_deeply(atlas)} == {kind}
 
 
-@pytest.mark.parametrize(
-    ("statement", "table"),
-    [
-        ("UPDATE bases SET config = '[1]'", "bases"),
-        ("UPDATE bases SET config = NULL, deltas = []", "bases"),
-        (
-            "INSERT INTO null_similarity SELECT base, 'input', 'full', 'full', 300, .5, 'inf', NULL FROM bases",
-            "null_similarity",
-        ),
-        ("UPDATE neighbours SET similarity = 'nan' WHERE model_id = 2", "neighbours"),
-    ],
-)
-def test_values_that_no_publish_writes_are_found(atlas, statement, table):
-    change(atlas, statement)
-    assert [one.what for one in verify(atlas)] == [table]
+def test_values_that_no_publish_writes_are_found(atlas):
+    for statement in (
+        "UPDATE bases SET config = '[1]'",
+        "INSERT INTO null_similarity SELECT base, 'input', 'full', 'full', 300, .5, 'inf', NULL FROM bases",
+        "UPDATE neighbours SET similarity = 'nan' WHERE model_id = 2",
+    ):
+        change(atlas, statement)
+    assert [one.what for one in verify(atlas)] == ["bases", "neighbours", "null_similarity"]
 
 
 def test_rows_about_vectors_that_cannot_be_read_are_named(atlas):
