@@ -52,18 +52,7 @@ if TYPE_CHECKING:
     details_option,
 )  # fmt: skip
 def purity(
-    base: str | None,
-    representation: str,
-    by: str,
-    k: int | None,
-    no_kin: bool,
-    within: tuple[str, ...],
-    confusions: bool,
-    out: str | None,
-    theme: ThemeName,
-    details: bool,
-    atlas: str,
-    output: str,
+    by: str, no_kin: bool, out: str | None, theme: ThemeName, details: bool, atlas: str, output: str, **options: Any
 ) -> None:
     """Measure whether models tuned on the same dataset are close to each other.
 
@@ -71,12 +60,9 @@ def purity(
     """
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        result = opened.purity(
-            base, representation=representation, k=k, kin=not no_kin, confusions=confusions, within=within,
-            by="task" if by == "task" else "dataset",
-        )  # fmt: skip
-        whole = result.to_dict(by_model=by == "model", confusions=confusions)
-        by = "confusion" if confusions else by
+        result = opened.purity(**options, kin=not no_kin, by="task" if by == "task" else "dataset")
+        whole = result.to_dict(by_model=by == "model", confusions=options["confusions"])
+        by = "confusion" if options["confusions"] else by
         rows, table = result.lines(by), result.table(details=details, by=by)
         print_result(result, output, rows=rows, whole=whole, table=table, file=file, theme=theme)
 

@@ -71,7 +71,7 @@ def print_batch(
 
 
 def predict_batch(
-    opened: Atlas, names: Sequence[str] | None, base: str | None, store: bool, output: str, options: Mapping[str, Any]
+    opened: Atlas, names: Sequence[str] | None, store: bool, output: str, options: Mapping[str, Any]
 ) -> None:
     """Print predictions for ``names``, or for the models of a base without a dataset; a table has only the best answer.
 
@@ -79,7 +79,7 @@ def predict_batch(
     """
     from query.predict.predict import FEWEST_MODELS, predict_many, undocumented
 
-    asked = undocumented(opened, base) if names is None else list(names)
+    asked = undocumented(opened, options["base"]) if names is None else list(names)
     if not asked:
         emit([], output)
         return
@@ -101,7 +101,6 @@ def predict_batch(
                 predict_many(
                     opened,
                     asked,
-                    base=base,
                     are_indexed=names is None,
                     on_progress=lambda _: progress.update(1),
                     **options,
