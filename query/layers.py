@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,11 @@ class Embedding:
 class Layers(Drawn):
     """Where one model changed; ``norm`` is that of all deltas together, which are in the order of the base."""
 
+    ROWS = "deltas"
     COLUMNS = tuple(Change.__dataclass_fields__)
+    KEYS = (
+        "model", "base", "read", "norm", "norm_error", "layers", "families", "deltas", "embedding", "heads", "notes",
+    )  # fmt: skip
     SHOW_HEADLINE = True
 
     model: str
@@ -168,26 +172,6 @@ class Layers(Drawn):
                 f"{rows.change:.2g} of a row (root mean square over all of them)"
             )
         return f"{most}."
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "model": self.model,
-            "base": self.base,
-            "read": self.read,
-            "norm": self.norm,
-            "norm_error": self.norm_error,
-            "layers": [asdict(part) for part in self.layers],
-            "families": [asdict(part) for part in self.families],
-            "deltas": self.to_rows(),
-            "embedding": asdict(self.embedding) if self.embedding else None,
-            "heads": [asdict(one) for one in self.heads],
-            "notes": list(self.notes),
-        }
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each delta."""
-        return [asdict(one) for one in self.deltas]
 
     def table(self, *, details: bool = False, of: str = "relative_norm") -> list[dict[str, Any]]:
         """A row for each layer, a column for each family: one of MEASURES. Of heads a row for each matrix."""

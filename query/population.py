@@ -227,12 +227,11 @@ def distinct(population: Population) -> Population:
     rows, datasets = representatives(population)
     copies = population.is_copy | ~population.vectors.any(axis=1)
     unrelated = population.is_unrelated & ~copies
-    left_out = LeftOut(
+    left_out = replace(
+        population.left_out,
         copies=population.left_out.copies + int(copies.sum()),
         unrelated=int(unrelated.sum()),
         duplicates=int((~copies & ~unrelated).sum()) - len(rows),
-        sampled=population.left_out.sampled,
-        without=population.left_out.without,
     )
     return replace(
         population,

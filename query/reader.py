@@ -235,10 +235,6 @@ class AtlasReader:
             [value],
         )
 
-    def holds(self, model: str, base: str) -> bool:
-        """Whether the model is listed for this base, indexed or not."""
-        return bool(self.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [model, base]))
-
     def published_base(self, base: str | None, claimed: Sequence[str] = ()) -> PublishedBase:
         """The base that is given, else the only one of the atlas, else the first of ``claimed`` that it contains.
 
@@ -302,16 +298,6 @@ class AtlasReader:
         rows = self.rows("SELECT share FROM background(?, ?, ?, ?, ?)", [base, representation, *groups, similarity])
         share: float | None = rows[0]["share"]
         return share
-
-    def background_pairs(self, base: str, groups: tuple[str, str], representation: str = "input") -> int | None:
-        """The number of pairs of unrelated models behind :meth:`background`; None if there are too few."""
-        rows = self.rows(
-            "SELECT any_value(pairs) AS pairs FROM null_similarity WHERE base = ? AND representation = ? "
-            "AND one_group = ? AND other_group = ?",
-            [base, representation, *sorted(groups)],
-        )
-        pairs: int | None = rows[0]["pairs"]
-        return pairs
 
     def index(self, base: str, representation: str = "input") -> VectorIndex:
         """The memory-mapped vectors of a base, to be searched; they stay open.

@@ -346,6 +346,10 @@ def similarity_of(
     shared = None
     if blocks and atlas.published(one.base, representation).per_delta:
         shared = int(shared_blocks(changed_blocks(mine, blocks), changed_blocks(theirs, blocks))[0, 0])
-    groups = (one.group, other.group)
-    pairs = atlas.background_pairs(one.base, groups, representation)
-    return found, atlas.background(one.base, groups, found, representation), pairs, shared
+    (unrelated,) = atlas.rows(
+        "SELECT any_value(pairs) AS pairs FROM null_similarity WHERE base = ? AND representation = ? "
+        "AND one_group = ? AND other_group = ?",
+        [one.base, representation, *sorted((one.group, other.group))],
+    )
+    background = atlas.background(one.base, (one.group, other.group), found, representation)
+    return found, background, unrelated["pairs"], shared

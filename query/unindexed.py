@@ -60,7 +60,7 @@ def read_unindexed(
     same: IndexedModel | None = None
     if reference.folder is not None:
         same = _same_content(atlas, identity.commit, identity.base)
-    elif atlas.holds(identity.model, identity.base):
+    elif atlas.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [identity.model, identity.base]):
         same = atlas.find(ModelRef(identity.model), identity.base)
     is_foreign = record.adapter_base is not None and record.adapter_base.verdict == "foreign"
     cosine = record.base_cosine

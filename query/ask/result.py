@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,6 @@ class LikelyModel:
     author: str
     relation: str
 
-    def as_row(self) -> dict[str, Any]:
-        """The keys of the command's JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LikelyModels(Rows[LikelyModel]):
@@ -45,10 +41,7 @@ class LikelyModels(Rows[LikelyModel]):
     ``searched``: the number of models compared; ``standing_out`` of them score higher than chance explains.
     """
 
-    COLUMNS = (
-        "rank", "model", "score", "p_value", "expected_by_chance", "by_vocabulary", "by_vectors", "datasets", "author",
-        "relation",
-    )  # fmt: skip
+    COLUMNS = tuple(LikelyModel.__dataclass_fields__)
     OPTIONAL_COLUMNS = ("author", "relation", "by_vocabulary", "by_vectors", "p_value", "datasets")
     SHOW_HEADLINE = True
 
@@ -105,10 +98,6 @@ class LikelyTexts:
     share_low: float | None = None
     share_high: float | None = None
 
-    def as_row(self) -> dict[str, Any]:
-        """The keys of the command's JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextsOfModel(Rows[LikelyTexts]):
@@ -118,10 +107,7 @@ class TextsOfModel(Rows[LikelyTexts]):
     """
 
     IS_LIST = False
-    COLUMNS = (
-        "rank", "file", "score", "p_value", "by_vocabulary", "by_vectors", "texts", "is_answer", "share", "share_low",
-        "share_high",
-    )  # fmt: skip
+    COLUMNS = tuple(LikelyTexts.__dataclass_fields__)
     OPTIONAL_COLUMNS = ("texts", "by_vocabulary", "by_vectors", "p_value")
     SHOW_HEADLINE = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,8 +74,8 @@ class TracedModel(Result):
     decay_times_rate: float | None
     words: tuple[Word, ...]
     scripts: tuple[Script, ...]
+    text: ComparedTexts | None
     notes: tuple[str, ...]
-    text: ComparedTexts | None = None
 
     @property
     def headline(self) -> str:
@@ -91,40 +91,26 @@ class TracedModel(Result):
         said = f"; words that set it apart: {', '.join(words)}" if words else ""
         length = f", in inputs of up to {counted(self.longest_input, 'token')}" if self.longest_input else ""
         sentence = f"{self.model} {met}{length}{said}."
-        if self.text is None:
+        if (text := self.text) is None:
             return sentence
-        return f"{sentence} {self._of_texts(self.text)}"
-
-    def _of_texts(self, text: ComparedTexts) -> str:
+        texts = counted(text.texts, "text")
         if text.certainly_not_used is not None and text.share_upper is not None:
             return (
-                f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used in any step "
-                f"that changed its embedding, and at most {percent(text.share_upper)} can have been (95 % confidence)."
+                f"{sentence} Of {texts}, {text.certainly_not_used:,} were certainly not used in any step that changed "
+                f"its embedding, and at most {percent(text.share_upper)} can have been (95 % confidence)."
             )
         if text.likelihood is None:
-            return f"None of the tokens of {counted(text.texts, 'text')} was read."
-        return f"The tokens of {counted(text.texts, 'text')} were met with a mean probability of {text.likelihood:.2f}."
+            return f"{sentence} None of the tokens of {texts} was read."
+        return f"{sentence} The tokens of {texts} were met with a mean probability of {text.likelihood:.2f}."
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object."""
-        found = {
-            "model": self.model,
-            "base": self.base,
-            "class": self.trace_class,
-            **{
-                name: getattr(self, name)
-                for name in ("rows_read", "tokens_met", "share_met", "longest_input", "pairs", "masked",
-                             "decay_times_rate")
-            },
-            "words": [asdict(one) for one in self.words],
-            "scripts": [asdict(one) for one in self.scripts],
-        }  # fmt: skip
-        if self.text is not None:
-            text = asdict(self.text)
-            if text["by_text"] is None:
-                del text["by_text"]
-            found["text"] = text
-        return found | {"notes": list(self.notes)}
+        """The documented JSON object; ``text`` and its ``by_text`` only if they were asked for."""
+        found = {"class" if name == "trace_class" else name: value for name, value in super().to_dict().items()}
+        if self.text is None:
+            del found["text"]
+        elif self.text.by_text is None:
+            del found["text"]["by_text"]
+        return found
 
     def table(self, *, details: bool = False) -> Any:
         """The facts, the words and, with texts, what is said of each."""
@@ -186,7 +172,7 @@ def trace(
             notes.append("Nothing can be said of the texts. `query ask` compares them by the block matrices.")
         return TracedModel(
             found.name, found.base, NONE if evidence is None else FROZEN, 0 if evidence is None else len(evidence.rows),
-            None, None, None, None, None, None, (), (), tuple(notes),
+            None, None, None, None, None, None, (), (), None, tuple(notes),
         )  # fmt: skip
 
     is_there = evidence.codes != MISSING
@@ -249,8 +235,8 @@ def trace(
         decay_times_rate=decay if not evidence.is_share and decay > 0 else None if evidence.is_share else 0.0,
         words=tuple(words),
         scripts=tuple(scripts),
-        notes=tuple(notes),
         text=judged,
+        notes=tuple(notes),
     )
 
 
