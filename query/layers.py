@@ -282,12 +282,11 @@ def layers(
 
 def _by_head(atlas: AtlasReader, model: ResolvedModel) -> tuple[HeadChange, ...]:
     """Raises AtlasError if there are none."""
-    (about,) = atlas.rows("SELECT config FROM bases WHERE base = ?", [model.base])
     record = model.record
     if record is None:
         (row,) = atlas.rows("SELECT record_key FROM fine_tunes WHERE model_id = ?", [model.model_id])
         record = RecordStore(atlas.folder).read(row["record_key"])
-    found = changes_by_head(record, json.loads(about["config"] or "{}"))
+    found = changes_by_head(record, json.loads(atlas.base_row(model.base)["config"] or "{}"))
     if not found:
         reason = "a sample holds a few heads of each matrix" if record.is_sampled else "no attention matrix changed"
         hint = deepening(atlas, model.base, [model.name]) if record.is_sampled else "Leave `heads` out."

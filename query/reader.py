@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import AtlasFolder, is_on_hub
@@ -98,9 +97,7 @@ class AtlasReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ending: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -183,6 +180,13 @@ class AtlasReader:
         raise AtlasError(
             f"This atlas holds {len(bases)} bases ({', '.join(bases) or 'none'}).", "Say which with `base='ID'`."
         )
+
+    def base_row(self, base: str) -> dict[str, Any]:
+        """What the table ``bases`` says of a base, by its canonical id. Raises AtlasError if it has no such row."""
+        rows = self.rows("SELECT * FROM bases WHERE base = ?", [base])
+        if not rows:
+            raise AtlasError(f"The atlas names a base {base} that it does not hold.", "Run `index verify`.")
+        return rows[0]
 
     def crawl_of(self, base: str) -> CrawlSource:
         """The Hub and the options of the latest crawl of ``base``; the public Hub if the atlas does not say."""

@@ -27,7 +27,6 @@ from query.wording import percent
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
-    from query.sql import Condition
 
 MOST_TEXTS = 200  # of a file; more texts hardly change the answer
 FEWEST_TEXTS = 5  # fewer say little
@@ -96,16 +95,12 @@ def ask(
 def _models_for(
     atlas: AtlasReader, base: str, texts: Texts, k: int, own: Texts | None, where: str | None, device: str
 ) -> LikelyModels:
-    condition: Condition | None = None
+    allowed_ids = None
     if where is not None:
         from query.sql import asked_condition  # rarely needed, so not at the top
 
-        condition = asked_condition(atlas.database, where, stand_ins=atlas.stand_ins)
-    try:
-        allowed_ids = None if condition is None else condition.model_ids()  # before the texts run: it may be wrong
-    finally:
-        if condition is not None:
-            condition.abandon()
+        # Before the texts run: it may be wrong.
+        allowed_ids = asked_condition(atlas.database, where, stand_ins=atlas.stand_ins).model_ids()
     reader = Reader(atlas, base, own, device)
     models = read_candidates(atlas, base, reader.reference().rates.shape[1])
     found, cosines, notes = _scored(reader, models, [texts])

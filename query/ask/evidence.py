@@ -63,7 +63,7 @@ class Reader:
     """
 
     def __init__(self, atlas: AtlasReader, base: str, own: Texts | None = None, device: str = "cpu") -> None:
-        (row,) = atlas.rows('SELECT deltas, "commit" FROM bases WHERE base = ?', [base])
+        row = atlas.base_row(base)
         self._base, self._commit, self._keys = base, str(row["commit"]), [str(key) for key in row["deltas"]]
         self._length = atlas.index(base).length // len(self._keys)
         self._device, self._state = device, atlas.state

@@ -42,6 +42,7 @@ class LikelyModels(Rows[LikelyModel]):
     """
 
     COLUMNS = tuple(LikelyModel.__dataclass_fields__)
+    KEYS = ("file", "base", "texts", "searched", "standing_out", "items as models", "notes")
     OPTIONAL_COLUMNS = ("author", "relation", "by_vocabulary", "by_vectors", "p_value", "datasets")
     SHOW_HEADLINE = True
 
@@ -67,11 +68,6 @@ class LikelyModels(Rows[LikelyModel]):
         which = f"first {first.model}" if count > 1 else first.model
         named = f" (on its card: {', '.join(first.datasets)})" if first.datasets else ""
         return f"{count:,} of {among} {stand} as tuned on {like}: {which}{named}."
-
-    def to_dict(self) -> dict[str, Any]:
-        """What was asked, the rows and the notes."""
-        asked = {"file": self.file, "base": self.base, "texts": self.texts, "searched": self.searched}
-        return asked | {"standing_out": self.standing_out, "models": self.to_rows(), "notes": list(self.notes)}
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """The rows with few digits."""
@@ -108,6 +104,7 @@ class TextsOfModel(Rows[LikelyTexts]):
 
     IS_LIST = False
     COLUMNS = tuple(LikelyTexts.__dataclass_fields__)
+    KEYS = ("model", "base", "answer", "items as files", "notes")
     OPTIONAL_COLUMNS = ("texts", "by_vocabulary", "by_vectors", "p_value")
     SHOW_HEADLINE = True
 
@@ -132,11 +129,6 @@ class TextsOfModel(Rows[LikelyTexts]):
             else ""
         )
         return f"{self.model} was probably tuned on texts like those of {short[self.answer]}.{named}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The answer, a row for each file, and the notes."""
-        asked = {"model": self.model, "base": self.base, "answer": self.answer}
-        return asked | {"files": self.to_rows(), "notes": list(self.notes)}
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """The rows with few digits."""

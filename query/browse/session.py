@@ -75,7 +75,9 @@ class BrowseSession:
     def bases(self) -> list[dict[str, Any]]:
         """Every base with models, and how many it has, the largest first."""
         with self._lock:
-            return self._atlas.rows("SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base")
+            return self._atlas.rows(
+                "SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base"
+            )
 
     def renew(self) -> None:
         """Switch to the latest generation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -103,7 +104,7 @@ def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, 
 )  # fmt: skip
 def draw_map(base: str | None, atlas: str, output: str, out: str, theme: ThemeName, **options: Any) -> None:
     """Draw the fine-tunes of a base as points; points are close if the vectors are."""
-    from query.map.model_map import TABLE, checked_map_file, viewer_command
+    from query.map.model_map import TABLE, checked_map_file
 
     file = checked_map_file(out)
     with opened_atlas(atlas) as opened:
@@ -111,7 +112,8 @@ def draw_map(base: str | None, atlas: str, output: str, out: str, theme: ThemeNa
         drawn.write(file, theme=theme)
         print_result(drawn, output, file=file)
         if file.suffix.lower() == TABLE:
-            say(f"to view it: {viewer_command(file)}")
+            viewer = f"embedding-atlas {shlex.quote(str(file))} --text model --x x --y y --neighbors neighbors"
+            say(f"to view it: {viewer}")
 
 
 @question(

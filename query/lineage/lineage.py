@@ -20,9 +20,9 @@ from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
 from query.lineage.thresholds import SURE, Thresholds, probability
+from query.lookup import describe_unindexed
 from query.resolved import NOT_ON_HUB, READERS, no_record, unknown_model
 from query.sampled import SAMPLE
-from query.unindexed import describe_unindexed
 from query.wording import counted
 
 if TYPE_CHECKING:

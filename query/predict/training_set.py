@@ -271,7 +271,8 @@ class TrainingSet:
             block = slice(start, start + step)
             to_members = similarities(vectors[self.rows[block]], vectors[members], blocks)
             if are_halves:
-                to_members[~_share_a_block(vectors[self.rows[block]], vectors[members])] = _APART
+                mine, theirs = (changed_blocks(vectors[chosen], _HALVES) for chosen in (self.rows[block], members))
+                to_members[shared_blocks(mine, theirs) == 0] = _APART
             nearest = np.maximum.reduceat(to_members, starts, axis=1)
             order[block] = np.argsort(-nearest, axis=1, kind="stable")
             similarity[block] = np.take_along_axis(nearest, order[block], axis=1)
@@ -344,7 +345,3 @@ class _Nearest:
     order: NDArray[np.int32]
     similarity: Floats
     comparable: Booleans | None
-
-
-def _share_a_block(mine: Floats, theirs: Floats) -> Booleans:
-    return np.asarray(shared_blocks(changed_blocks(mine, _HALVES), changed_blocks(theirs, _HALVES)) > 0)

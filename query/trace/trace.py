@@ -60,6 +60,10 @@ class TracedModel(Result):
 
     SHOW_HEADLINE = True
     ROWS = "words"
+    KEYS = (
+        "model", "base", "trace_class as class", "rows_read", "tokens_met", "share_met", "longest_input", "pairs",
+        "masked", "decay_times_rate", "words", "scripts", "text", "notes",
+    )  # fmt: skip
     COLUMNS = ("word", "score", "tokens")
 
     model: str
@@ -105,7 +109,7 @@ class TracedModel(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object; ``text`` and its ``by_text`` only if they were asked for."""
-        found = {"class" if name == "trace_class" else name: value for name, value in super().to_dict().items()}
+        found = super().to_dict()
         if self.text is None:
             del found["text"]
         elif self.text.by_text is None:
@@ -161,9 +165,9 @@ def trace(
         require("Reading an embedding", *READERS)
         if found.group == "adapter":
             raise AtlasError(f"{found.name} is an adapter: its embedding is the base's.", "Leave `all_rows` out.")
-        (facts,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [found.base])
+        base_commit = str(atlas.base_row(found.base)["commit"])
         evidence = evidence_of_all_rows(
-            *_place_of(found, str(model), row), ModelRef(found.base), str(facts["commit"]), evidence,
+            *_place_of(found, str(model), row), ModelRef(found.base), base_commit, evidence,
             say or (lambda sentence: None),
         )  # fmt: skip
     if evidence is None or evidence.kind == FROZEN:
@@ -269,17 +273,14 @@ def tokenizer_for(
     try:
         require("Naming tokens", *READERS)
         if evidence.vocabulary == evidence.base_vocabulary:
-            (facts,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [found.base])
-            return _base_tokenizer(found.base, str(facts["commit"]), evidence.base_vocabulary), ""
+            return _base_tokenizer(found.base, str(atlas.base_row(found.base)["commit"]), evidence.base_vocabulary), ""
         return tokenizer_of_model(*_place_of(found, name, row)), ""
     except AtlasError as error:
         return None, str(error)
 
 
-@lru_cache(maxsize=4)
-def _base_tokenizer(base: str, commit: str, vocabulary: int) -> BaseTokenizer:
-    """Kept for the next question: it runs in a process of its own, which takes a second to start."""
-    return BaseTokenizer(base, commit, vocabulary)
+# Kept for the next question: it runs in a process of its own, which takes a second to start.
+_base_tokenizer = lru_cache(maxsize=4)(BaseTokenizer)
 
 
 def _masked(tokenizer: Tokenizer, evidence: TokenEvidence) -> bool | None:
@@ -298,8 +299,7 @@ def longest_input(atlas: AtlasReader, base: str, evidence: TokenEvidence) -> int
     """The tokens of the longest input: position rows count from an offset that depends on the architecture."""
     if evidence.positions is None:
         return None
-    (row,) = atlas.rows("SELECT model_type FROM bases WHERE base = ?", [base])
-    length = evidence.positions - _OFFSETS.get(str(row["model_type"]), 0)
+    length = evidence.positions - _OFFSETS.get(str(atlas.base_row(base)["model_type"]), 0)
     return length if length > 0 else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,7 +56,10 @@ class BaseTokenizer:
             tokenizer = self._started()
             special = list(tokenizer.special_ids)
             found = special, tokenizer.words(special), tokenizer.words(rows)
-            self._write(found)
+            arrays = {"texts": np.frombuffer(json.dumps(found).encode(), dtype=np.uint8)}
+            # Without a cache the tokenizer is started again.
+            with suppress(OSError, RuntimeError, AtlasError):
+                write_arrays(self._path, arrays, {"checksum": checksum(self._header, arrays)})
         special, names, texts = found
         self.special_ids = tuple(special)
         self._texts = dict(zip(special, names, strict=True)) | dict(zip(rows, texts, strict=True))
@@ -92,10 +96,3 @@ class BaseTokenizer:
         is_text = all(isinstance(one, str) for one in (*names, *pieces))
         is_whole = len(names) == len(special) and len(pieces) == rows and all(type(one) is int for one in special)
         return (special, names, pieces) if is_text and is_whole else None
-
-    def _write(self, found: tuple[list[int], list[str], list[str]]) -> None:
-        arrays = {"texts": np.frombuffer(json.dumps(found).encode(), dtype=np.uint8)}
-        try:
-            write_arrays(self._path, arrays, {"checksum": checksum(self._header, arrays)})
-        except (OSError, RuntimeError, AtlasError):
-            return  # without a cache the tokenizer is started again
