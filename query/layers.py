@@ -21,7 +21,7 @@ from query.heads import HeadChange, changes_by_head
 from query.lookup import resolve_model
 from query.resolved import ResolvedModel, unrelated_notes
 from query.results import Drawn, ThemeName
-from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, estimated
+from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, rows_in_words
 from query.trace.evidence import TokenEvidence, token_evidence
 from query.wording import MEASURES, counted, percent
 
@@ -124,7 +124,10 @@ class Layers(Drawn):
         """A note on the estimates of a sample; none if all rows were read."""
         if self.read != SAMPLE or self.copy_evidence == CHECKSUM:
             return ()
-        return (estimated(self.model, (one.rows_read for one in self.deltas), self.norm, self.norm_error),)
+        rows, whole = rows_in_words(one.rows_read for one in self.deltas), ""
+        if self.norm:
+            whole = f"; the standard error of the norm of its whole change is {100 * self.norm_error / self.norm:.2g} %"
+        return (f"The norms of {self.model} are estimated from {rows}{whole}.",)
 
     @property
     def layers(self) -> list[Part]:
@@ -342,7 +345,7 @@ def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
                 "rows_read": delta.lines,
             }
         )
-    found = replace(_layers(model.name, model.base, rows), copy_evidence=model.copy_evidence)
+    found = _layers(model.name, model.base, rows, model.copy_evidence)
     notes = [f"{note} Exact: `read='full'`" for note in found.estimates]
     return replace(found, notes=(*notes, *unrelated_notes(model)))
 
@@ -355,12 +358,11 @@ def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> L
         [model_id],
     )
     evidence = atlas.rows("SELECT copy_evidence FROM records WHERE model_id = ?", [model_id])
-    found = _layers(model, base, rows)
-    found = replace(found, copy_evidence=evidence[0]["copy_evidence"] if evidence else None)
+    found = _layers(model, base, rows, evidence[0]["copy_evidence"] if evidence else None)
     return replace(found, notes=tuple(f"{note} {deepening(atlas, base, [model])}" for note in found.estimates))
 
 
-def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]]) -> Layers:
+def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]], copy_evidence: str | None) -> Layers:
     """From a row for each delta."""
     total = math.fsum(one["norm"] ** 2 for one in rows)
     order = sorted(rows, key=lambda one: DeltaKey(one["stack"], one["layer"], one["family"]).sort_key)
@@ -369,4 +371,4 @@ def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]]) -> Layers:
         change = Change(**one, share=one["norm"] ** 2 / total if total else 0.0)
         # The kept singular values hold a larger share of the rows that were read than of δW.
         changes.append(change if change.rows_read is None else replace(change, energy=None))
-    return Layers(model, base, math.sqrt(total), tuple(changes))
+    return Layers(model, base, math.sqrt(total), tuple(changes), copy_evidence=copy_evidence)

@@ -300,8 +300,7 @@ class AtlasReader:
     ) -> float | None:
         """The share of pairs of unrelated models of these ``groups`` that are as similar; None for too few pairs."""
         rows = self.rows("SELECT share FROM background(?, ?, ?, ?, ?)", [base, representation, *groups, similarity])
-        share: float | None = rows[0]["share"]
-        return share
+        return rows[0]["share"]
 
     def index(self, base: str, representation: str = "input") -> VectorIndex:
         """The memory-mapped vectors of a base, to be searched; they stay open.

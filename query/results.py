@@ -194,10 +194,9 @@ def to_frame(
     dicts = [plain(row) for row in rows]
     names = list(dict.fromkeys([*columns, *(name for row in dicts for name in row)]))
     kinds = kinds or {}
-    frame: pandas.DataFrame = frames.DataFrame(
+    return frames.DataFrame(
         {name: _series(frames, [row.get(name) for row in dicts], kinds.get(name)) for name in names}, columns=names
     )
-    return frame
 
 
 def _series(frames: ModuleType, values: list[Any], kind: str | None) -> Any:

@@ -68,9 +68,3 @@ def rows_in_words(rows_read: Iterable[int | None]) -> str:
     if partial == len(read):
         return f"{span} rows of each matrix"
     return f"{span} rows of {partial} of {len(read)} matrices, all of the others"
-
-
-def estimated(model: str, rows_read: Iterable[int | None], norm: float, error: float) -> str:
-    """A note that the norms of a sampled model are estimates, with the standard error of the whole change."""
-    of_it = f"; the standard error of the norm of its whole change is {100 * error / norm:.2g} %" if norm else ""
-    return f"The norms of {model} are estimated from {rows_in_words(rows_read)}{of_it}."

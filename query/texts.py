@@ -256,10 +256,7 @@ def _of_json(file: IO[bytes], field: str | None, name: str) -> Iterator[str]:
         except (ValueError, RecursionError) as error:
             raise AtlasError(f"{where} is not JSON.", "Give one JSON object in each line.") from error
         for one in row if number == 1 and isinstance(row, list) else [row]:
-            if isinstance(one, dict):
-                text = one[_chosen(field, one, where)]
-            else:
-                text = one
+            text = one[_chosen(field, one, where)] if isinstance(one, dict) else one
             if text is None:
                 continue
             if not isinstance(text, str):

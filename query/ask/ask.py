@@ -159,9 +159,8 @@ def _texts_for(
     reader = Reader(atlas, asked.base, own, device)
     models = read_candidates(atlas, asked.base, reader.reference().rates.shape[1])
     place = int(np.searchsorted(models.ids, asked.model_id or -1))
-    if (
-        asked.vector is not None or place == len(models) or models.ids[place] != asked.model_id
-    ):  # it was read for this question, or is a duplicate
+    # Unless it was read for this question, or is a duplicate, it is among them.
+    if asked.vector is not None or place == len(models) or models.ids[place] != asked.model_id:
         place = len(models)
         vector, (_, evidence) = vector_of(atlas, asked, "input"), token_evidence(atlas, asked)
         models = models.with_newcomer(vector, asked.model_id or -1, evidence)
@@ -181,13 +180,9 @@ def _texts_for(
             by_vectors=_or_none(cosines[1][one, place]),
             texts=len(some[one]),
             is_answer=likely[one] and rank == 1,
-            **{}
-            if shares is None
-            else {
-                "share": float(shares.shares[one]),
-                "share_low": float(shares.low[one]),
-                "share_high": float(shares.high[one]),
-            },
+            share=None if shares is None else float(shares.shares[one]),
+            share_low=None if shares is None else float(shares.low[one]),
+            share_high=None if shares is None else float(shares.high[one]),
         )
         for rank, one in enumerate(order, start=1)
     )

@@ -149,8 +149,7 @@ def standardised(asked: Floats, mean: Floats, spread: Floats) -> Floats:
 def tail(ordered: Floats, z: Floats) -> Floats:
     """The share of the ascending ``ordered`` that is at least ``z``: (1 + number) / (1 + size)."""
     higher = len(ordered) - np.searchsorted(ordered, z, side="left")
-    shares: Floats = (1 + higher) / (1 + len(ordered))
-    return shares
+    return (1 + higher) / (1 + len(ordered))
 
 
 def standing_out(p: Floats, rate: float) -> int:

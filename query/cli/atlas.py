@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from indexer.console.terminal import FiniteRange, atlas_option, emit, handle_sigterm, output_options, say
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, require
 from query.cli.options import (
     LONGEST_LINE,
     ROWS_ON_A_TERMINAL,
@@ -156,7 +156,8 @@ def browse(base: str | None, port: int, opens: bool, method: str | None, atlas: 
 
     The page is served to this machine only, until Ctrl-C. The printed address contains its key.
     """
-    from query.browse.browse import browse as serve
+    require("Browsing", "starlette", "uvicorn")
+    from query.browse.server import browse as serve
 
     handle_sigterm()
 

@@ -8,7 +8,6 @@ from collections import Counter
 from typing import Any
 
 from indexer.errors import AtlasError
-from query.glossary import words
 from query.reader import PUBLIC_HUB
 from query.report.page import Section, Source, enumerated, shorten
 from query.report.reasons import REASONS, STATUSES, UNEXPLAINED, claim_in_words
@@ -20,11 +19,6 @@ _REASONS = 40
 _MOST, _MOST_NAMES = 20, 25  # rows of a table
 _MOST_MODELS = 2000  # with more rows, browsers scroll badly
 _USUAL_RANK = 8
-
-
-def glossary(_source: Source, _section: Section) -> dict[str, Any]:
-    """The words used on the page."""
-    return {"terms": words()}
 
 
 def crawl(source: Source, section: Section) -> dict[str, Any]:

@@ -38,6 +38,7 @@ Base = Annotated[str | None, Field(description="Id of the base model. Needed if 
 Vectors = Annotated[
     str, Field(description="Vectors to compare; the tool `bases` lists the published ones. `input` is the best.")
 ]
+Where = Annotated[str | None, Field(description='SQL condition on the view `models`, e.g. "downloads > 100".')]
 
 A = TypeVar("A")
 
@@ -112,9 +113,7 @@ class Tools:
         self,
         model: Model,
         k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS, description="Number of neighbours to list.")] = 10,
-        where: Annotated[
-            str | None, Field(description='SQL condition on the view `models`, e.g. "downloads > 100".')
-        ] = None,
+        where: Where = None,
         other_authors: Annotated[bool, Field(description="Leave out models of the same author.")] = False,
         representation: Vectors = "input",
         explain: Annotated[
@@ -144,8 +143,8 @@ class Tools:
         """Show what is known of an indexed model: card, datasets, norms, ranks, duplicates, neighbours."""
         found = self._atlas.show(model, base)
         known = found.to_dict()
-        facts = {name: known[name] for name in known.keys() - _NOT_FOR_AGENTS if known[name] not in (None, [], "")}
-        facts = {name: facts[name] for name in known if name in facts}
+        kept = [name for name in known if name not in _NOT_FOR_AGENTS and known[name] not in (None, [], "")]
+        facts = {name: known[name] for name in kept}
         return self._answer(answers.Shown, found, model=found["model"], facts=facts)
 
     def trace(self, model: Model, base: Base = None) -> answers.Traced:
@@ -170,9 +169,7 @@ class Tools:
             ),
         ],
         k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS, description="Number of models to list.")] = 10,
-        where: Annotated[
-            str | None, Field(description='SQL condition on the view `models`, e.g. "downloads > 100".')
-        ] = None,
+        where: Where = None,
         base: Base = None,
     ) -> answers.Asked:
         """Find the models that were probably tuned on texts like these.

@@ -29,8 +29,15 @@ from query.trace.evidence import (
     tokenizer_of_model,
 )
 from query.trace.texts import USUAL_LENGTH, ComparedTexts, compare_texts, kept_tokens
-from query.trace.vocabulary import BaseTokenizer, Tokenizer
-from query.trace.words import Script, Word, distinctive_scores, pieces_of, scripts_of, words_of
+from query.trace.words import (
+    BaseTokenizer,
+    Script,
+    Tokenizer,
+    Word,
+    distinctive_scores,
+    scripts_of,
+    words_of,
+)
 from query.wording import counted, percent
 
 if TYPE_CHECKING:
@@ -44,6 +51,7 @@ MOST_OTHERS = 512  # models that a word is compared with
 _OFFSETS = {"roberta": 2, "xlm-roberta": 2, "xlm-roberta-xl": 2, "camembert": 2, "longformer": 2, "opt": 2, "bart": 2,
             "mbart": 2, "data2vec-text": 2, "mpnet": 2, "xmod": 2, "ernie_m": 2, "blenderbot": 0}  # fmt: skip
 _MASKS = ("[MASK]", "<mask>")
+_AT_ONCE = 20_000  # tokens whose texts are asked for at a time
 # Of rows that moved in a file in half precision, this share may look untouched: measured .15 for bfloat16.
 _HIDDEN = 0.15
 
@@ -194,7 +202,9 @@ def trace(
         special = np.array(tokenizer.special_ids, dtype=np.int64)
         masked = _masked(tokenizer, evidence)
         is_word = evidence.is_met & ~np.isin(evidence.rows, special)
-        pieces = pieces_of(tokenizer, evidence.rows[is_word].tolist())
+        ids = evidence.rows[is_word].tolist()
+        parts = (tokenizer.words(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
+        pieces = [piece for part in parts for piece in part]
         scores = distinctive_scores(evidence.ranks, others)
         words = words_of(evidence.rows[is_word], pieces, scores[is_word], WORDS)
         scripts = scripts_of(pieces)
