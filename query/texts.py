@@ -13,17 +13,18 @@ import select
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
 from indexer.errors import AtlasError, BadArgument
 from indexer.regular_files import open_regular
 from indexer.untrusted import shown
+from query.wording import counted
 
 STDIN = "-"
 MOST_BYTES = 4 << 30  # of a file
 MOST_STDIN = 256 << 20
+_MOST_LIST = 256 << 20  # bytes of a JSON list, which is read whole
 MOST_TEXTS = 10_000  # that are kept by default
 LONGEST_LINE = 4 << 20  # bytes
 LONGEST_TEXT = 100_000  # characters; the rest of a longer text is left out
@@ -73,7 +74,7 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     A line of a text file is one text; in JSON lines, CSV, TSV and Parquet it is the ``field`` of a row, by default the
     one called "text", else the only one. The suffix of the name decides; where that says nothing, the content does:
     Parquet, JSON lines, CSV if a ``field`` is given, else lines. Empty texts are left out, and of a text the first
-    100,000 characters are kept.
+    100,000 characters are kept. JSON may also be one list, over any number of lines.
 
     Raises AtlasError if there is no such file, it holds no text, is too large, or is not UTF-8 text, and BadArgument
     for a ``field`` that it does not have.
@@ -115,7 +116,7 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     if len(texts) < kept.count:
         notes.append(f"{name} holds {kept.count:,} texts; {len(texts):,} of them, evenly spaced, were used")
     if kept.cut:
-        notes.append(f"of {kept.cut:,} long texts of {name} the first {LONGEST_TEXT:,} characters were used")
+        notes.append(f"of {counted(kept.cut, 'long text')} of {name} the first {LONGEST_TEXT:,} characters were used")
     return Texts(name, tuple(texts), kept.count, tuple(notes))
 
 
@@ -246,27 +247,47 @@ def _chosen(field: str | None, names: Iterable[str], where: str) -> str:
 
 
 def _of_json(file: IO[bytes], field: str | None, name: str) -> Iterator[str]:
-    """The texts of JSON lines: strings, or a field of objects; also of one JSON list of them."""
+    """The texts of JSON lines, or of one JSON list over any number of lines: strings, or a field of objects."""
+    start = file.read(1 << 10)
+    file.seek(0)
+    found: Iterator[tuple[Any, str]]
+    if start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        whole = file.read(_MOST_LIST + 1)
+        if len(whole) > _MOST_LIST:
+            raise AtlasError(f"{name} is a JSON list of more than {_MOST_LIST >> 20} MiB.", "Give JSON lines.")
+        try:
+            rows = json.loads(whole.decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            why = f"line {error.lineno:,}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
+            raise AtlasError(f"{name} is not a JSON list ({why}).", "Give one JSON object in each line.") from error
+        found = ((row, f"Entry {number:,} of {name}") for number, row in enumerate(rows, start=1))
+    else:
+        found = _json_lines(file, name)
+    for row, where in found:
+        text = row[_chosen(field, row, where)] if isinstance(row, dict) else row
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise AtlasError(f"{where} holds {type(text).__name__}, not a text.", "Name another `field`.")
+        yield text
+
+
+def _json_lines(file: IO[bytes], name: str) -> Iterator[tuple[Any, str]]:
+    """What each line that is not empty holds, and how to name the line."""
     for number, line in _lines(file, name):
         if not line.strip():
             continue
         where = f"Line {number:,} of {name}"
         try:
-            row = json.loads(line)
+            yield json.loads(line), where
         except (ValueError, RecursionError) as error:
             raise AtlasError(f"{where} is not JSON.", "Give one JSON object in each line.") from error
-        for one in row if number == 1 and isinstance(row, list) else [row]:
-            text = one[_chosen(field, one, where)] if isinstance(one, dict) else one
-            if text is None:
-                continue
-            if not isinstance(text, str):
-                raise AtlasError(f"{where} holds {type(text).__name__}, not a text.", "Name another `field`.")
-            yield text
 
 
 def _of_csv(file: IO[bytes], field: str | None, name: str, separator: str) -> Iterator[str]:
     """The texts of a column; the first row names the columns."""
     lines = (line for _, line in _lines(file, name))
+    csv.field_size_limit(LONGEST_LINE)  # a text may be longer than the 128 KiB that Python allows
     rows = csv.reader(lines, delimiter=separator)
     try:
         header = next(rows, [])
@@ -287,24 +308,28 @@ def _of_csv(file: IO[bytes], field: str | None, name: str, separator: str) -> It
 def _of_parquet(file: IO[bytes], field: str | None, name: str) -> Iterator[str]:
     """The texts of a column of strings."""
     import pyarrow
-    from pyarrow import parquet
+    from pyarrow import compute, parquet
 
     limits = {"thrift_string_size_limit": 16 << 20, "thrift_container_size_limit": 1 << 20}
     try:
-        table = parquet.ParquetFile(cast(Any, file), **limits)
-        schema = table.schema_arrow
+        schema = parquet.ParquetFile(cast(Any, file), **limits).schema_arrow
         column = _chosen(field, schema.names, name)
         kind = schema.field(column).type
         inner = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-        if not (pyarrow.types.is_string(inner) or pyarrow.types.is_large_string(inner)):
+        if inner not in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()):
             raise BadArgument(f"The column {column!r} of {name} holds {str(kind)[:60]}, not text.", _ADVICE)
+        # Each different text is held once: a file of a kilobyte can repeat one of gigabytes in every row.
+        table = parquet.ParquetFile(cast(Any, file), read_dictionary=[column], **limits)
         place = table.schema.names.index(column)
         for group in range(table.metadata.num_row_groups):
             if table.metadata.row_group(group).column(place).total_uncompressed_size > _MOST_COLUMN:
                 raise AtlasError(f"A row group of {name} has more than {_MOST_COLUMN >> 30} GiB of text.", _ADVICE)
-        batches = table.iter_batches(batch_size=1024, columns=[column], use_threads=False)
-        rows = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
-        yield from (text for text in rows if text is not None)
+        for batch in table.iter_batches(batch_size=1024, columns=[column], use_threads=False):
+            rows = batch.column(0)
+            if not isinstance(rows, pyarrow.DictionaryArray):
+                rows = rows.dictionary_encode()
+            texts = compute.utf8_slice_codeunits(rows.dictionary, 0, LONGEST_TEXT + 1).to_pylist()
+            yield from (texts[index] for index in rows.indices.to_pylist() if index is not None)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
         why = shown(" ".join(str(error).split()), 120)
         raise AtlasError(f"{name} cannot be read as Parquet: {why}.", _ADVICE) from error

@@ -45,6 +45,7 @@ def test_every_kind_of_file_gives_the_same_texts(tmp_path):
         write(tmp_path, "no-suffix", "\n".join(json.dumps(row) for row in rows())),
         write(tmp_path, "strings.jsonl", "\n".join(json.dumps(text) for text in THREE)),
         write(tmp_path, "list.json", json.dumps(rows())),
+        write(tmp_path, "indented.json", "\n" + json.dumps(rows(), indent=2)),
         write(tmp_path, "a.csv", "label,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(THREE))),
         write(tmp_path, "a.tsv", "label\ttext\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(THREE))),
         parquet(tmp_path, {"label": [1, 2, 3, 4], "text": [*THREE, None]}),
@@ -108,9 +109,12 @@ def test_of_many_texts_some_are_kept_evenly_spaced(tmp_path):
         ("a.jsonl", gzip.compress(b"{}", mtime=0), "is compressed"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "Line 2 of .* is not JSON"),
         ("a.jsonl", b'{"text": 3}\n', "holds int, not a text"),
-        ("a.jsonl", b"[" * 100_000, "is not JSON"),
+        ("a.jsonl", b"[" * 100_000, "is not a JSON list"),
+        ("a.jsonl", b'{"a":' * 100_000, "Line 1 of .* is not JSON"),
+        ("a.json", b'[\n{"text": "a"},\n{"text": 3}\n]', "Entry 2 of .* holds int, not a text"),
+        ("a.json", b'[\n{"text": "a"},\n{"text"}\n]', "is not a JSON list .line 3"),
         ("a.csv", b"a,a\n1,2\n", "names a column twice"),
-        ("a.csv", b"text\n" + b"x" * 200_000 + b"\n", "is not CSV"),
+        ("a.csv", b'text\n"' + b"an open quote\n" * 400_000, "is not CSV"),
         ("a.parquet", b"PAR1" + b"\xff" * 100 + b"PAR1", "cannot be read as Parquet"),
         ("a.parquet", b"text", "is not a Parquet file"),
         ("a.txt", b"x" * (query.texts.LONGEST_LINE + 5), "has more than 4 MiB"),
@@ -120,6 +124,34 @@ def test_what_is_no_text_gets_one_line(tmp_path, name, content, said):
     with pytest.raises(AtlasError, match=said) as caught:
         read_texts(write(tmp_path, name, content))
     assert "\n" not in str(caught.value)
+
+
+def test_a_long_text_is_cut_in_every_kind_of_file(tmp_path):
+    long = "word " * 100_000
+    for file in (
+        write(tmp_path, "a.txt", long),
+        write(tmp_path, "a.csv", f'text,label\n"{long}",1\n'),
+        write(tmp_path, "a.json", json.dumps([long])),
+        parquet(tmp_path, {"text": [long]}),
+    ):
+        found = read_texts(file)
+        assert [len(text) for text in found.texts] == [100_000], file
+        assert found.notes == (f"of 1 long text of {file} the first 100,000 characters were used",)
+
+
+def test_a_parquet_file_of_a_kilobyte_does_not_take_gigabytes(tmp_path):
+    """A text of 4 MiB in each of 4,000 rows, which a dictionary holds once: 16 GiB, if each row had a copy."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 4_000, pa.int32()), pa.array(["x" * (4 << 20)]))
+    for is_known, compression in ((True, "zstd"), (False, "snappy")):  # as a dictionary to the reader, or as strings
+        file = tmp_path / f"{compression}.parquet"
+        pyarrow.parquet.write_table(
+            pa.table({"text": column}), file, compression=compression, store_schema=is_known,
+            dictionary_pagesize_limit=1 << 30,
+        )  # fmt: skip
+        before = pa.default_memory_pool().max_memory()
+        found = read_texts(file, most=10)
+        assert found.total == 4_000
+        assert pa.default_memory_pool().max_memory() - before < 1 << 28
 
 
 def test_only_regular_files_are_opened(tmp_path):

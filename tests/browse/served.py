@@ -20,15 +20,20 @@ from tests.patience import PATIENCE, wait_for
 
 # A statement that would take hours.
 ENDLESS = "SELECT count(*) FROM range(10000000000) AS a(i), range(1000) AS b(j) WHERE hash(i, j) % 7 = 1"
+_WITH_LIMIT = "from query.browse import session; from query.cli import main; session.MOST_SECONDS = {}; main()"
 
 
 class Served:
-    """The command, until the end of the ``with``. ``address`` ends with a slash."""
+    """The command, until the end of the ``with``. ``address`` ends with a slash.
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    ``seconds``: time limit of a statement, if another than the command's own.
+    """
+
+    def __init__(self, folder: Path, *options: str, seconds: float | None = None) -> None:
         self.folder = folder
+        command = ("-m", "query") if seconds is None else ("-c", _WITH_LIMIT.format(seconds))
         self.process = start_python(
-            "-m", "query", "browse", "--atlas", folder, "--no-open", "--method", "pca", *options,
+            *command, "browse", "--atlas", folder, "--no-open", "--method", "pca", *options,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stdout is not None
