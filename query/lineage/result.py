@@ -120,7 +120,7 @@ class Lineage(Drawn):
 
     IS_LIST = True
     SHOW_HEADLINE = True
-    KEYS = ("model", "base", "edges as parents", "bytes_read", "models_read", "told", "notes")
+    KEYS = ("model", "base", "edges as parents", "bytes_read", "models_read", "_time as told", "notes")
     DETAILS = ("same", "bytes_read", "told")
     OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
 
@@ -144,11 +144,10 @@ class Lineage(Drawn):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The command's JSON: one row for each edge."""
-        return [edge.as_row() | {"bytes_read": self.bytes_read, "told": self.told} for edge in self.edges]
+        return [edge.as_row() | {"bytes_read": self.bytes_read, "told": self._time} for edge in self.edges]
 
     @property
-    def told(self) -> str | None:
-        """When the stored answer was computed, as text."""
+    def _time(self) -> str | None:
         return None if self.answered_at is None else self.answered_at.isoformat(timespec="seconds")
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
