@@ -19,7 +19,6 @@ from typing import IO, Any, cast
 from indexer.errors import AtlasError, BadArgument
 from indexer.regular_files import open_regular
 from indexer.untrusted import shown
-from query.wording import counted
 
 STDIN = "-"
 MOST_BYTES = 4 << 30  # of a file
@@ -116,7 +115,7 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     if len(texts) < kept.count:
         notes.append(f"{name} holds {kept.count:,} texts; {len(texts):,} of them, evenly spaced, were used")
     if kept.cut:
-        notes.append(f"of {counted(kept.cut, 'long text')} of {name} the first {LONGEST_TEXT:,} characters were used")
+        notes.append(f"of {kept.cut:,} long text{'s' * (kept.cut != 1)} of {name} the first {LONGEST_TEXT:,} characters were used")
     return Texts(name, tuple(texts), kept.count, tuple(notes))
 
 

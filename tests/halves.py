@@ -25,7 +25,7 @@ LONGEST = (
     "profiles/test_hostile", "profiles/test_questions", "share/test_kept_back", "reproduce/test_study",
     "sampling/test_queries", "test_skipped_models", "image_models/test_in_atlas", "predict/test_predict",
     "test_neighbours", "share/test_pushed", "test_projection", "family/test_folder", "share/test_hostile",
-    "adapters/test_adapter_bases", "scale/test_virtual_hub", "ranks/test_counted", "share/test_pulled",
+    "adapters/test_adapter_bases", "ranks/test_counted", "share/test_pulled",
     "test_new_commits", "clusters/test_believed", "share/test_faults", "face/test_commands", "commands/test_batches",
     "svd/test_truncated", "vocabulary/test_atlas", "commands/test_upkeep", "adapters/test_kinds",
     "ranks/test_against_numpy", "test_index_types",

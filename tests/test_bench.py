@@ -7,17 +7,12 @@ import math
 from importlib import import_module
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 
-from indexer.deltas.base import BaseMatrices
-from indexer.deltas.rounding import narrowest_dtype
 from scripts.bench import __main__ as bench
-from scripts.bench import pipeline, reading, vectors
+from scripts.bench import vectors
 from scripts.bench.measure import NotMeasuredError, Repeats, Table, interleaved, made_once
-from scripts.child import Ran
 
 
 def test_ratios_are_taken_within_each_repeat():
@@ -154,18 +149,6 @@ def test_an_unknown_row_is_a_usage_error_and_every_row_exists(rows, capsys, monk
         assert callable(getattr(import_module(f"scripts.bench.{module}"), function))
 
 
-@pytest.mark.parametrize(("both", "kept"), [([11.0, 23.0, 11.4], True), ([12.0, 23.2, 11.0], False)])
-def test_the_pipeline_is_compared_with_the_slower_of_the_two_in_each_repeat(both, kept):
-    times = {
-        "compute alone": Repeats([10.0, 20.0, 9.0]),
-        "transfer alone": Repeats([8.0, 19.0, 10.0]),
-        "both at once": Repeats(both),
-    }
-    table = pipeline.pipeline_table(times, 227.0)
-    assert list(table.promises.values()) == [kept]
-    assert table.rows[1][2].values == [0.8, 0.95, 1.0]
-
-
 def test_a_rank_that_is_off_by_two_and_a_rival_that_is_nearly_as_fast_break_the_promises_of_spectra():
     flat, steep = torch.ones(10), torch.tensor([1.0] + [0.0] * 9)
     ours, lapack = vectors.OURS, vectors.LAPACK
@@ -184,48 +167,3 @@ def test_weightwatcher_gives_the_singular_values():
     pytest.importorskip("weightwatcher")
     matrix = torch.randn(60, 100, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(vectors.by_weightwatcher(matrix).double(), torch.linalg.svdvals(matrix.double()), rtol=1e-6)
-
-
-def test_sparse_checkpoints_differ_in_the_number_of_layers_only(tmp_path):
-    """If some matrices were zero, content would be measured instead of size."""
-    for layers in (1, 2):
-        folder = tmp_path / str(layers)
-        folder.mkdir()
-        reading.make_layers(layers, folder)
-        base = BaseMatrices(folder / "base-matrices.safetensors")
-        assert len(base.layout.matrices) == 6 * layers
-        assert not any(base.matrix(matrix.key).any() for matrix in base.layout.matrices)
-        base.close()
-        file = folder / "fine-tune" / "model.safetensors"
-        assert file.stat().st_blocks * 512 < file.stat().st_size / 2
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                tensor = opened.get_tensor(name)
-                assert narrowest_dtype(tensor) == torch.float32
-                assert np.array_equal(np.flatnonzero((tensor != 0).any(dim=1)), np.arange(reading.ROWS))
-
-
-@pytest.mark.parametrize(
-    ("like", "large", "kept"),
-    [
-        ([110.0, 112.0, 111.0], 164.0, True),  # 53 MiB more, of which 37 are the record
-        ([110.0, 112.0, 111.0], 164.5, False),
-        ([110.0, 150.0, 111.0], 165.0, False),  # one high repeat of the small file is no excuse
-    ],
-)
-def test_the_larger_file_is_compared_with_one_of_the_same_content(like, large, kept):
-    table = Table("title", ["reading"])
-    over = {reading.ON_DISK: (Repeats([20.0]), 2.5), reading.LIKE: (Repeats(like), 4.0)}
-    reading.compare_memory(table, over | {reading.LARGE: (Repeats([large]), 41.0)})
-    *bounds, growth = table.promises.values()
-    assert bounds == [True] * 3
-    assert growth is kept
-    reading.compare_memory(table, over | {reading.LARGE: (Repeats([251.0]), 41.0)})
-    assert not table.promises["on disk, 176 layers: ≤ 250 MiB + the base where it is held"]
-
-
-def test_a_reading_that_took_nothing_is_not_measured(monkeypatch, tmp_path):
-    found = {"rise": 1, "base": 0, "kept": 1}
-    monkeypatch.setattr(reading, "call", lambda *asked: Ran(1.0, 1, found))
-    with pytest.raises(NotMeasuredError, match=r"0 bytes \(base\)"):
-        reading.read_model("a/b", tmp_path, "resident")

@@ -263,6 +263,9 @@ _OS_ERRORS = {
 }
 
 
+_OF_ODD_VALUES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+
 def explain(error: BaseException) -> str:
     """One line for a person: what is wrong, and what to do."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
@@ -285,7 +288,10 @@ def explain(error: BaseException) -> str:
         return f"The database is open in another program{by}. Close it there and try again."
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}{at}. Run with --debug for the traceback."
-    return f"{type(error).__name__}: {text.rstrip('.')}. Run with --debug for the traceback."
+    todo = "Run with --debug for the traceback."
+    if isinstance(error, _OF_ODD_VALUES):  # an atlas from somebody else may hold what no build writes
+        todo = f"Check the atlas: index verify --strict. {todo}"
+    return f"{type(error).__name__}: {text.rstrip('.')}. {todo}"
 
 
 def _print_error(sentence: str, prefix: str = "Error: ") -> None:

@@ -44,15 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(".demo/adapters"), help="the folder (default: %(default)s)")
     options = parser.parse_args(arguments)
     os.environ.update(ENVIRONMENT)  # before anything imports torch
-    return exit_status("The study", lambda: run_studies(options.out.resolve()))
 
+    def run() -> None:
+        for name in ARCHITECTURES:
+            folder = options.out.resolve() / name
+            written = tables(figures_of(load_study(name), folder))
+            print(f"\n{written}", flush=True)
+            (folder / "tables.md").write_text(f"{written}\n", encoding="utf-8")
 
-def run_studies(folder: Path) -> None:
-    """Train, index and measure the adapters of each architecture below ``folder``, and write its tables there."""
-    for name in ARCHITECTURES:
-        written = tables(figures_of(load_study(name), folder / name))
-        print(f"\n{written}", flush=True)
-        (folder / name / "tables.md").write_text(f"{written}\n", encoding="utf-8")
+    return exit_status("The study", run)
 
 
 # ---- figures as plain JSON, and their tables in Markdown

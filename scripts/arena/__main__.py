@@ -60,40 +60,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_parts(names: Iterable[str], out: Path) -> None:
-    """Run these parts, print their tables, and write the page."""
+    """Run these parts, keep their figures in docs/arena.json, print their tables, and write the page."""
     for name in names:
         print(f"\n{name}: {PARTS[name]}\n", flush=True)
-        print(tables_of(name, run_part(name, out)), flush=True)
-    write_page()
-
-
-def run_part(name: str, out: Path) -> Json:
-    """The figures of one part, which are kept in docs/arena.json."""
-    part = importlib.import_module(f"scripts.arena.{name}")
-    folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
-    figures: Json = part.run(out)
-    everything = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
-    everything[name] = figures
-    ordered = {key: everything[key] for key in PARTS if key in everything}
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in ordered.items())  # a line a part
-    FIGURES.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    return figures
+        (out / name).mkdir(parents=True, exist_ok=True)
+        figures: Json = importlib.import_module(f"scripts.arena.{name}").run(out)
+        everything = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
+        everything[name] = figures
+        ordered = {key: everything[key] for key in PARTS if key in everything}
+        lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in ordered.items())  # a line a part
+        FIGURES.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+        print(tables_of(name, figures), flush=True)
+    everything = json.loads(FIGURES.read_text(encoding="utf-8"))
+    fill(PAGE, {f"arena:{name}": tables_of(name, figures) for name, figures in everything.items()})
 
 
 def tables_of(name: str, figures: Json) -> str:
     """The tables of one part, as Markdown."""
     text: str = importlib.import_module(f"scripts.arena.{name}").tables(figures)
     return text.strip()
-
-
-def write_page() -> None:
-    """Put the tables of every part with figures between its markers in docs/arena.md.
-
-    Raises ValueError if the page has no markers for a part.
-    """
-    everything = json.loads(FIGURES.read_text(encoding="utf-8"))
-    fill(PAGE, {f"arena:{name}": tables_of(name, figures) for name, figures in everything.items()})
 
 
 if __name__ == "__main__":

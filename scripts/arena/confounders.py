@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from query import Atlas
+from scripts.arena.family import Family, link
 from scripts.arena.methods import measure_methods, method_tables
 from scripts.arena.scores import Json, Table, scores
-from scripts.arena.subjects import Family, Subjects, read_subjects
+from scripts.arena.subjects import Subjects, read_subjects
 from scripts.family import make_family, store, tasks
 from scripts.family.family import TEXTS_ARE_READY, WORK, build, claim_folder
 from scripts.family.plan import Adapter, Plan, Run, load_plan
-from scripts.vectors import decimal
+from scripts.tables import decimal
 
 CORPUS = "docs/numeric-docstrings"
 CROSSED = "crossed"
@@ -172,7 +171,7 @@ def make(out: Path) -> dict[str, Family]:
         if not (root / WORK / TEXTS_ARE_READY).exists():
             write_halves(demo, planned, root / WORK)
         if not store.is_published(root, plan.base):
-            _link(source, plan.base, root)
+            link(source, plan.base, root)
         build(root, plan)
     found = {}
     for name, runs in atlases.items():
@@ -180,7 +179,7 @@ def make(out: Path) -> dict[str, Family]:
         chosen = replace(plan, runs=tuple(one.run for one in runs))
         for model in (plan.base, *(one.run.model for one in runs)):
             if not store.is_published(folder / "models", model):
-                _link(root, model, folder / "models")
+                link(root, model, folder / "models")
         found[name] = Family(name, chosen, folder / "models", folder)
     return found
 
@@ -206,13 +205,6 @@ def write_halves(demo: Plan, planned: Sequence[Planned], work: Path) -> None:
             mine = replace(mine, labels=labels, train=train, held_out=held_out)
         mine.save(work)
     (work / TEXTS_ARE_READY).touch()
-
-
-def _link(source: Path, model: str, target: Path) -> None:
-    """Put a repository into another folder, without a copy of its files."""
-    shutil.rmtree(target / model, ignore_errors=True)
-    shutil.copytree(source / model, target / model, copy_function=os.link)
-    shutil.copy(source / f"{model}.repo.json", target / f"{model}.repo.json")
 
 
 def ask_purity(family: Family) -> Json:

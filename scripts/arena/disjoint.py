@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,19 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import average_precision_score
 
+from indexer.vectors.centre import ADAPTER, FULL
 from query import Atlas
 from query.ask.result import LikelyModels
 from query.population import distinct, read_population
 from query.statistics.likeness import similarities
 from scripts.arena.family import (
     SKIPPED,
+    Family,
     asked,
     build_family,
     load_real_plan,
     prepare,
     pretrained_folder,
-    sampled_atlas,
     write_data_sets,
 )
 from scripts.family import make_family, tasks
@@ -35,7 +37,7 @@ from scripts.family.plan import Plan, Run, load_plan
 from scripts.family.store import RESULTS, read_json
 from scripts.loopback_hub import LoopbackHub
 from scripts.tables import decimal, markdown
-from scripts.vectors import adapter_to_full, read_family
+from scripts.vectors import matches_of_nearest
 
 Json = dict[str, Any]
 
@@ -51,32 +53,30 @@ def run(out: Path) -> Json:
     The networks of the first two are so small that `index build` reads their matrices whole, and a full reading would
     give the same vectors. The third is a real pretrained network, where it is installed.
     """
-    family = build_family(out)
-    demo = load_plan("demo", "roberta")
-    models = make_family(out / "demo-roberta", "demo")
     folder = out / "disjoint"
-    sources: dict[str, tuple[Plan, Path, Path, Callable[[Plan, Path], None]]] = {
-        DISJOINT: (family.plan, family.models, family.atlas, tasks.prepare),
-        "demo": (demo, models, sampled_atlas(demo, models, folder / "demo"), tasks.prepare),
-    }
+    demo = make_family(out / "demo-roberta", "demo")
+    families: list[tuple[Family, Callable[[Plan, Path], None]]] = [
+        (replace(build_family(out), name=DISJOINT), tasks.prepare),
+        (Family("demo", load_plan("demo", "roberta"), demo, folder / "demo" / "sample"), tasks.prepare),
+    ]
     source = pretrained_folder()
     if source is not None:
         plan, root = load_real_plan(source), folder / REAL / "models"
         prepare(root, plan, source, apart=True)
         build(root, plan)
-        atlas = sampled_atlas(plan, root, folder / REAL)
-        sources[REAL] = plan, root, atlas, partial(write_data_sets, source=source, apart=True)
+        real = Family(REAL, plan, root, folder / REAL / "sample")
+        families.append((real, partial(write_data_sets, source=source, apart=True)))
     found: Json = {"columns": {}, "learnt": {}}
-    for name, (plan, root, atlas, prepare_texts) in sources.items():
-        texts = folder / f"texts-{name}"
+    for family, prepare_texts in families:
+        name, plan, atlas, texts = family.name, family.plan, family.atlas(), folder / f"texts-{family.name}"
         write_texts(plan, texts, prepare_texts)
-        with LoopbackHub(root) as hub:
+        with LoopbackHub(family.models) as hub:
             print(f"asking about {plan.base} …", flush=True)
-            column = asked(hub.endpoint, atlas.parent, folder / f"{name}.json", headline, atlas, plan.base, texts)
+            column = asked(hub.endpoint, family.folder, folder / f"{name}.json", headline, atlas, plan.base, texts)
         right, purity = (column.pop(f"{one}_by_model") for one in ("right", "purity"))
         found["columns"][name] = column
         if name != "demo":
-            found["learnt"][name] = learnt(plan, root, right, purity)
+            found["learnt"][name] = learnt(plan, family.models, right, purity)
     return found | ({} if source else {"skipped": SKIPPED})
 
 
@@ -181,8 +181,6 @@ def headline(folder: str, base: str, held: str) -> Json:
         found, predicted = atlas.purity(base), atlas.evaluate_prediction(base)
         purity, evaluation = found.to_dict(), predicted.to_dict()
         clusters = atlas.clusters(base)
-        family = read_family(atlas, base)
-        population = family.population
         (read,) = atlas.rows(
             "SELECT count(*) FILTER (\"read\" = 'sample') AS sampled FROM models WHERE base = ?", [base]
         )
@@ -190,7 +188,7 @@ def headline(folder: str, base: str, held: str) -> Json:
             **read,
             "purity": _scores(purity),
             "purity_across_authors": _scores(purity["cross_author"]),
-            "adapter_to_full": adapter_to_full(family, population.vectors, population.blocks),
+            "adapter_to_full": adapter_to_full(atlas, base),
             "prediction": {one["evidence"]: one for one in evaluation["scores"]},
             "none_of_these": {one["evidence"]: one for one in evaluation["none_of_these"]},
             "clusters": {name: clusters.value("datasets", name) for name in ("ari", "ami")},
@@ -206,6 +204,19 @@ def headline(folder: str, base: str, held: str) -> Json:
 def _scores(found: Mapping[str, Any]) -> Json:
     names = ("models", "datasets", "purity", "chance", "ci_low", "ci_high", "p_value")
     return {name: found[name] for name in names if name in found}
+
+
+def adapter_to_full(atlas: Atlas, base: str) -> float | None:
+    """Mean over adapters of the share of matches among the m nearest full fine-tunes, where m match."""
+    population = distinct(read_population(atlas, base))
+    rows = atlas.rows("SELECT model_id, vector_group FROM models WHERE base = ?", [base])
+    group_of = {row["model_id"]: row["vector_group"] for row in rows}
+    adapters, full = (
+        [row for row, one in enumerate(population.ids.tolist()) if population.datasets[row] and group_of[one] == group]
+        for group in (ADAPTER, FULL)
+    )
+    found = matches_of_nearest(population.vectors, population.blocks, population.datasets, adapters, full)
+    return float(np.mean([share for share, _ in found])) if found else None
 
 
 def retrieval(atlas: Atlas, base: str) -> Json:

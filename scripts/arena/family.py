@@ -15,7 +15,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,29 +37,24 @@ LABELS = ("class", "function", "method")
 
 
 @dataclass(frozen=True)
-class ArenaFamily:
-    """A trained family with its atlases.
+class Family:
+    """A trained family: its repositories are below ``models``, its atlas is in ``folder``."""
 
-    Attributes:
-        plan: base, data sets and runs.
-        domains: the domain of each data set.
-        models: the folder that a loopback Hub serves.
-        atlas: of samples of the models' rows, as `index build` reads them by default.
-    """
-
+    name: str
     plan: Plan
-    domains: Mapping[str, str]
     models: Path
-    atlas: Path
+    folder: Path
 
-    @cached_property
-    def datasets(self) -> dict[str, str]:
-        """The data set of every model."""
-        return {run.model: run.dataset for run in self.plan.runs}
+    def atlas(self) -> Path:
+        """The folder of the atlas, built as `index build` does by default (from samples) unless it is there.
+
+        Raises CommandFailed if `index build` fails.
+        """
+        return indexed(self.models, self.folder, self.plan.base, self.plan.fingerprint, "--discover names")
 
 
-def load_arena_plan() -> tuple[Plan, dict[str, str]]:
-    """What is trained, and the domain of each data set."""
+def load_arena_plan() -> Plan:
+    """What is trained; data sets are called domain/package."""
     text = PATH.read_text(encoding="utf-8")
     data = tomllib.loads(text)
     family = load_plan("full", data["architecture"])
@@ -68,7 +62,6 @@ def load_arena_plan() -> tuple[Plan, dict[str, str]]:
         name: tuple(value) if isinstance(value, list) else value for name, value in data["pretraining"].items()
     }
     steps = pretraining.pop("steps")
-    domains = {_dataset(domain, package): domain for domain, found in data["domains"].items() for package in found}
     styles = list(family.authors.values())
     plan = replace(
         family,
@@ -84,7 +77,7 @@ def load_arena_plan() -> tuple[Plan, dict[str, str]]:
         oddities=(),
         fingerprint=hashlib.sha256(f"{family.fingerprint} {text}".encode()).hexdigest(),
     )
-    return _with_runs(plan, data), domains
+    return _with_runs(plan, data)
 
 
 def load_real_plan(source: Path) -> Plan:
@@ -107,10 +100,6 @@ def load_real_plan(source: Path) -> Plan:
     return _with_runs(plan, data)
 
 
-def _dataset(domain: str, package: str) -> str:
-    return f"{domain}/{package.strip('_')}"
-
-
 def _with_runs(plan: Plan, data: Mapping[str, Any]) -> Plan:
     """The plan with data sets of docstrings, full fine-tunes and adapters.
 
@@ -125,7 +114,7 @@ def _with_runs(plan: Plan, data: Mapping[str, Any]) -> Plan:
 
     packages = [(domain, package) for domain, packages in data["domains"].items() for package in packages]
     for place, (domain, package) in enumerate(packages):
-        dataset = _dataset(domain, package)
+        dataset = f"{domain}/{package.strip('_')}"
         text = f"Docstrings of {package}, labelled with what they document."
         datasets[dataset] = DataSet(dataset, "docstrings", "kind", LABELS, text, (package,))
         kinds: list[Adapter | None] = [None] * settings["copies"]
@@ -152,23 +141,21 @@ def _with_runs(plan: Plan, data: Mapping[str, Any]) -> Plan:
     return replace(plan, datasets=datasets, runs=tuple(found))
 
 
-def build_family(out: Path) -> ArenaFamily:
-    """Train the family below ``out/family`` and build its atlas, unless they are there.
+def build_family(out: Path) -> Family:
+    """Train the family below ``out/family``, unless it is there.
 
-    Raises:
-        AtlasError: the folder holds something else, or a package whose text is needed is missing.
-        CommandFailed: `index build` failed.
+    Raises AtlasError if the folder holds something else, or a package whose text is needed is missing.
     """
-    plan, domains = load_arena_plan()
-    folder = out / "family"
-    models = folder / "models"
-    trained.build(models, plan)
-    return ArenaFamily(plan, domains, models, sampled_atlas(plan, models, folder))
+    plan, folder = load_arena_plan(), out / "family"
+    trained.build(folder / "models", plan)
+    return Family("arena", plan, folder / "models", folder / "sample")
 
 
-def sampled_atlas(plan: Plan, models: Path, folder: Path) -> Path:
-    """The atlas of samples of the models' rows, below ``folder``, built unless it is there. Raises CommandFailed."""
-    return indexed(models, folder / "sample", plan.base, plan.fingerprint, "--discover names --read sample")
+def link(source: Path, model: str, target: Path) -> None:
+    """Put a repository into another folder, without a copy of its files."""
+    shutil.rmtree(target / model, ignore_errors=True)
+    shutil.copytree(source / model, target / model, copy_function=os.link)
+    shutil.copy(source / f"{model}.repo.json", target / f"{model}.repo.json")
 
 
 def asked(endpoint: str, folder: Path, kept: Path, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import safe_open
+from sklearn.metrics.pairwise import euclidean_distances
 
+from indexer.records.record import Record
 from indexer.records.representation import representation_named
 from query.statistics.likeness import similarities
 from scripts.arena import rivals
 from scripts.arena.scores import Json, Reals, Table, cosines, scores
 from scripts.arena.subjects import Subjects, cut, families, read_subjects
-from scripts.vectors import decimal
+from scripts.tables import decimal
 
 RANK = 8  # of records by default
 OURS = "`input`"
@@ -74,13 +76,25 @@ def predicted(subjects: Subjects) -> dict[str, float]:
 
 def method_tables(subjects: Subjects) -> Iterator[tuple[str, Table]]:
     """Name and table of every method; `input`, as published, first."""
-    labelled, records, count = subjects.labelled, subjects.records, len(subjects.records)
+    labelled, records = subjects.labelled, subjects.records
     at_rank = [cut(record, RANK) for record in records]
-    sample = subjects.sample_seconds
     sample_bytes = float(np.mean([record.bytes_read for record in subjects.sampled]))
-    read = reading_seconds(subjects)
-    decomposed = subjects.seconds
     block_bytes = float(np.mean([record.block_bytes for record in records]))
+    weight_bytes, card_bytes, head_bytes = (
+        float(
+            np.mean(
+                [
+                    sum(path.stat().st_size for one in patterns for path in folder.glob(one))
+                    for folder in subjects.folders
+                ]
+            )
+        )
+        for patterns in (("*.safetensors", "*.bin"), ("README.md",), ("config.json",))
+    )
+    names = {name for found in labelled.datasets for name in found} | set(labelled.models)
+    plain, hidden = (
+        [rivals.card(folder, names, hidden=is_hidden) for folder in subjects.folders] for is_hidden in (False, True)
+    )
 
     def ours(vectors: np.ndarray, blocks: int) -> Reals:
         whole = vectors.astype(np.float64)
@@ -89,46 +103,53 @@ def method_tables(subjects: Subjects) -> Iterator[tuple[str, Table]]:
         table[missing], table[:, missing] = np.nan, np.nan
         return table
 
-    yield OURS, Table(ours(labelled.vectors, labelled.blocks), sample, sample_bytes)
-    vectors, seconds = rivals.timed(lambda: _stacked("input_v1", at_rank), count)
-    yield "`input` version 1", Table(cosines(vectors), decomposed + seconds, block_bytes)
-    if labelled.vocabulary is not None:
-        yield "`vocabulary`", Table(_by_halves(ours(labelled.vocabulary, 2), labelled.vocabulary), sample, sample_bytes)
-    for name, words in (("seed", "the original U_r"), ("seed_scaled", "the original U_r Σ_r")):
-        vectors, seconds = rivals.timed(lambda name=name: _stacked(name, at_rank), count)  # type: ignore[misc]
-        yield words, Table(cosines(vectors), decomposed + seconds, block_bytes)
+    def by_vocabulary(vectors: np.ndarray) -> Reals:
+        # Sizes and shares of changes are not compared with each other.
+        halves = vectors.reshape(len(vectors), 2, -1).any(axis=2).astype(float)
+        return np.where(halves @ halves.T > 0, ours(vectors, 2), np.nan)
 
-    gram, seconds = rivals.timed(lambda: rivals.flattened(records), count)
-    flat = rivals.cosine_of_gram(gram)
-    yield "δW flattened, cosine", Table(flat, read + seconds, block_bytes)
-    components = rivals.principal_components(flat)
-    yield f"δW flattened, PCA to {rivals.COMPONENTS}", Table(cosines(components), read + seconds, block_bytes)
-    statistics, seconds = rivals.timed(lambda: rivals.spectral_statistics(records), count)
-    yield "spectral statistics", Table(rivals.minus_distances(statistics), decomposed + seconds, block_bytes)
-    for words, by_matrix in (("Arrow", rivals.arrow), ("SpectR", rivals.spectral_routing)):
-        shared, seconds = rivals.timed(
-            lambda by=by_matrix: rivals.mean_over_shared(by(records), subjects.changed), count  # type: ignore[misc]
-        )  # fmt: skip
-        yield words, Table(shared, decomposed + seconds, block_bytes)
-    tokens, seconds = rivals.timed(lambda: rivals.pooled_tokens(records), count)
-    yield "tokens of W2T's form, pooled", Table(cosines(tokens), decomposed + seconds, block_bytes)
+    def by_components(gram: Reals) -> Reals:
+        return cosines(rivals.principal_components(rivals.cosine_of_gram(gram)))
 
-    weights = float(np.mean([_size(folder, ("*.safetensors", "*.bin")) for folder in subjects.folders]))
-    for pooled, words in ((False, "Delta Activations"), (True, "Delta Activations, mean of tokens")):
-        states, seconds = rivals.timed(lambda pooled=pooled: rivals.activations(subjects, pooled=pooled), count)  # type: ignore[misc]
-        yield words, Table(cosines(states), seconds, weights)
+    def as_it_is(table: Reals) -> Reals:
+        return table
 
-    card_bytes = float(np.mean([_size(folder, ("README.md",)) for folder in subjects.folders]))
-    for is_hidden, words in ((False, "card, tf-idf"), (True, "card, tf-idf, names of data sets removed")):
-        names = {name for found in labelled.datasets for name in found} | set(labelled.models)
-        texts = [rivals.card(folder, names, hidden=is_hidden) for folder in subjects.folders]
-        found, seconds = rivals.timed(lambda texts=texts: rivals.card_similarities(texts), count)  # type: ignore[misc]
-        yield words, Table(found, seconds, card_bytes)
-    head_bytes = float(np.mean([_size(folder, ("config.json",)) for folder in subjects.folders]))
-    yield (
-        "label names of the head",
-        Table(rivals.label_names([one.names if one.kind else None for one in labelled.heads]), 0.0, head_bytes),
-    )
+    def stacked(name: str) -> Reals:
+        return np.stack([representation_named(name).of(record) for record in at_rank]).astype(np.float64)
+
+    def shared(by_matrix: Callable[[Sequence[Record]], Iterator[Reals]]) -> Reals:
+        return rivals.mean_over_shared(by_matrix(records), subjects.changed)
+
+    # Name; what is made of the models, and how it is compared; seconds a model before that, and bytes.
+    sample = subjects.sample_seconds, sample_bytes
+    read, decomposed = (reading_seconds(subjects), block_bytes), (subjects.seconds, block_bytes)
+    run, card = (0.0, weight_bytes), (0.0, card_bytes)
+    methods: list[tuple[str, Callable[[], Any], Callable[[Any], Reals], tuple[float, float]]] = [
+        (OURS, lambda: labelled.vectors, lambda vectors: ours(vectors, labelled.blocks), sample),
+        ("`input` version 1", lambda: stacked("input_v1"), cosines, decomposed),
+        ("`vocabulary`", lambda: labelled.vocabulary, by_vocabulary, sample),
+        ("the original U_r", lambda: stacked("seed"), cosines, decomposed),
+        ("the original U_r Σ_r", lambda: stacked("seed_scaled"), cosines, decomposed),
+        ("δW flattened, cosine", lambda: rivals.flattened(records), rivals.cosine_of_gram, read),
+        (f"δW flattened, PCA to {rivals.COMPONENTS}", lambda: rivals.flattened(records), by_components, read),
+        ("spectral statistics", lambda: rivals.spectral_statistics(records), lambda one: -euclidean_distances(one), decomposed),
+        ("Arrow", lambda: shared(rivals.arrow), as_it_is, decomposed),
+        ("SpectR", lambda: shared(rivals.spectral_routing), as_it_is, decomposed),
+        ("tokens of W2T's form, pooled", lambda: rivals.pooled_tokens(records), cosines, decomposed),
+        ("Delta Activations", lambda: rivals.activations(subjects, pooled=False), cosines, run),
+        ("Delta Activations, mean of tokens", lambda: rivals.activations(subjects, pooled=True), cosines, run),
+        ("card, tf-idf", lambda: rivals.card_similarities(plain), as_it_is, card),
+        ("card, tf-idf, names of data sets removed", lambda: rivals.card_similarities(hidden), as_it_is, card),
+        ("label names of the head", lambda: [one.names if one.kind else None for one in labelled.heads],
+         rivals.label_names, (0.0, head_bytes)),
+    ]  # fmt: skip
+    for name, make, compare, (before, read_bytes) in methods:
+        if name == "`vocabulary`" and labelled.vocabulary is None:
+            continue
+        started = time.process_time()
+        made = make()
+        seconds = before + (time.process_time() - started) / len(records)
+        yield name, Table(compare(made), seconds, read_bytes)
 
 
 def reading_seconds(subjects: Subjects) -> float:
@@ -151,21 +172,6 @@ def reading_seconds(subjects: Subjects) -> float:
                     (file.get_tensor(name).float() - reference).numpy()
         found.append(time.process_time() - started)
     return float(np.mean(found))
-
-
-def _stacked(name: str, records: Any) -> Reals:
-    representation = representation_named(name)
-    return np.stack([representation.of(record) for record in records]).astype(np.float64)
-
-
-def _by_halves(table: Reals, vocabulary: np.ndarray) -> Reals:
-    """Sizes and shares of changes are not compared with each other."""
-    halves = vocabulary.reshape(len(vocabulary), 2, -1).any(axis=2).astype(float)
-    return np.where(halves @ halves.T > 0, table, np.nan)
-
-
-def _size(folder: Path, patterns: tuple[str, ...]) -> int:
-    return sum(path.stat().st_size for pattern in patterns for path in folder.glob(pattern))
 
 
 # ---- the page

@@ -10,7 +10,7 @@ import hashlib
 import os
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from query import Atlas
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.predict import FEWEST_MODELS
 from query.predict.scoring import auroc, calibration_error, estimated_share
-from scripts.arena.family import ArenaFamily, asked, build_family
+from scripts.arena.family import Family, asked, build_family, link
 from scripts.loopback_hub import LoopbackHub
 from scripts.tables import decimal, markdown
 from scripts.terminal import indexed
@@ -51,8 +51,9 @@ class Fold(NamedTuple):
     unknown: frozenset[str]
 
 
-def folds_of(domains: Mapping[str, str]) -> list[Fold]:
-    """Every data set is unknown once among others of all domains, and once with its whole domain."""
+def folds_of(datasets: Iterable[str]) -> list[Fold]:
+    """Every data set (domain/package) is unknown once among others of all domains, and once with its whole domain."""
+    domains = {name: name.partition("/")[0] for name in datasets}
     dealt = sorted(domains, key=lambda name: hashlib.sha256(name.encode()).digest())
     parts = [Fold("data sets", str(part + 1), frozenset(dealt[part::PARTS])) for part in range(PARTS)]
     return parts + [
@@ -64,22 +65,24 @@ def folds_of(domains: Mapping[str, str]) -> list[Fold]:
 def run(out: Path) -> Json:
     """Build an atlas for every fold, predict, and score."""
     family = build_family(out)
-    adapters = {run.model for run in family.plan.runs if run.adapter}
-    folds = folds_of(family.domains)
+    plan = family.plan
+    datasets = {run.model: run.dataset for run in plan.runs}
+    adapters = {run.model for run in plan.runs if run.adapter}
+    folds = folds_of(plan.datasets)
     rows: list[Json] = []
     with LoopbackHub(family.models) as everything:
         for fold, is_null in [*((fold, False) for fold in folds), *((fold, True) for fold in folds[:NULLS])]:
             kind = NULL if is_null else fold.kind
             folder = out / "open_set" / f"{kind.replace(' ', '-')}-{fold.name}"
             atlas = _atlas_without(family, fold, folder, is_null=is_null)
-            print(f"predicting {len(family.datasets)} models, {kind} {fold.name} …", flush=True)
-            kept, models = folder / "predictions.json", list(family.datasets)
-            for one in asked(everything.endpoint, folder, kept, predictions, atlas, family.plan.base, models):
-                name = family.datasets[one["model"]]
+            print(f"predicting {len(datasets)} models, {kind} {fold.name} …", flush=True)
+            kept = folder / "predictions.json"
+            for one in asked(everything.endpoint, folder, kept, predictions, atlas, plan.base, list(datasets)):
+                name = datasets[one["model"]]
                 truth = NONE_OF_THESE if name in fold.unknown else name.lower()  # as an atlas writes it
                 is_adapter = one["model"] in adapters
                 rows.append({"fold": fold.name, "kind": kind, "is_adapter": is_adapter, **_row(one, truth)})
-    figures: Json = {"models": len(family.plan.runs), "datasets": len(family.domains), "domains": len(folds) - PARTS}
+    figures: Json = {"models": len(plan.runs), "datasets": len(plan.datasets), "domains": len(folds) - PARTS}
     for kind in KINDS:
         figures[kind] = scores_of([row for row in rows if row["kind"] == kind])
         of_adapters = scores_of([row for row in rows if row["kind"] == kind and row["is_adapter"]], shares=())
@@ -87,7 +90,7 @@ def run(out: Path) -> Json:
     return figures | {NULL: scores_of([row for row in rows if row["kind"] == NULL])}
 
 
-def _atlas_without(family: ArenaFamily, fold: Fold, folder: Path, *, is_null: bool) -> Path:
+def _atlas_without(family: Family, fold: Fold, folder: Path, *, is_null: bool) -> Path:
     """An atlas of a Hub that does not have the models of unknown data sets.
 
     ``is_null``: the cards of its models name data sets that were permuted among them.
@@ -97,18 +100,18 @@ def _atlas_without(family: ArenaFamily, fold: Fold, folder: Path, *, is_null: bo
         shutil.rmtree(folder, ignore_errors=True)
         # What was read of a model is the same in every atlas, so it is not read again.
         for part in ("records", "bases"):
-            shutil.copytree(family.atlas / part, folder / "atlas" / part, copy_function=os.link)
-        models = [model for model, name in family.datasets.items() if name not in fold.unknown]
-        named = [family.datasets[model] for model in models]
+            shutil.copytree(family.atlas() / part, folder / "atlas" / part, copy_function=os.link)
+        datasets = {run.model: run.dataset for run in family.plan.runs}
+        models = [model for model, name in datasets.items() if name not in fold.unknown]
+        named = [datasets[model] for model in models]
         if is_null:
             random.Random(fold.name).shuffle(named)
         for model, name in [(family.plan.base, ""), *zip(models, named, strict=True)]:
-            shutil.copytree(family.models / model, hub / model, copy_function=os.link)
-            os.link(family.models / f"{model}.repo.json", hub / f"{model}.repo.json")
+            link(family.models, model, hub)
             if is_null and name:
                 for file in (hub / model / "README.md", hub / f"{model}.repo.json"):
-                    text = file.read_text(encoding="utf-8").replace(family.datasets[model], name)
-                    file.unlink()  # it is a link to the file of the family
+                    text = file.read_text(encoding="utf-8").replace(datasets[model], name)
+                    file.unlink()  # it may be a link to the file of the family
                     file.write_text(text, encoding="utf-8")
     return indexed(hub, folder, family.plan.base, family.plan.fingerprint)
 

@@ -6,19 +6,24 @@ they keep of it.
 
 from __future__ import annotations
 
+import json
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+from sklearn.decomposition import KernelPCA
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import StandardScaler
 
 from indexer.records.record import Record
 from scripts.arena.scores import Reals, cosines
 from scripts.arena.subjects import Subjects
+from scripts.family.plan import Plan
+from scripts.family.training import LANGUAGE_MODELS
 
 COMPONENTS = 64
 # Generic instructions, as for Delta Activations: they name no subject.
@@ -56,11 +61,8 @@ def principal_components(cosine: Reals, count: int = COMPONENTS) -> Reals:
 
     The mean of the vectors is subtracted first (double centring; Gower, 1966).
     """
-    whole = np.nan_to_num(cosine)
-    centred = whole - whole.mean(axis=0) - whole.mean(axis=1, keepdims=True) + whole.mean()
-    values, directions = np.linalg.eigh((centred + centred.T) / 2)
-    kept = np.argsort(-values)[:count]
-    found: Reals = directions[:, kept] * np.sqrt(np.maximum(values[kept], 0))
+    kernel = KernelPCA(count, kernel="precomputed", eigen_solver="dense")
+    found: Reals = kernel.fit_transform(np.nan_to_num(cosine))
     found[np.isnan(np.diag(cosine))] = 0
     return found
 
@@ -83,15 +85,7 @@ def spectral_statistics(records: Sequence[Record]) -> Reals:
             row += [np.log(max(whole, _NOTHING)) / 2, 1 / max(weights.max(initial=0), _NOTHING) if whole else 0.0]
             row += [entropy, part]
         found.append(row)
-    features = np.array(found)
-    spread = features.std(axis=0)
-    return (features - features.mean(axis=0)) / np.where(spread > _NOTHING, spread, 1)
-
-
-def minus_distances(vectors: Reals) -> Reals:
-    """(n, n) negative Euclidean distances."""
-    squares = np.square(vectors).sum(axis=1)
-    return -np.sqrt(np.maximum(squares[:, None] + squares - 2 * vectors @ vectors.T, 0))
+    return np.asarray(StandardScaler().fit_transform(np.array(found)))
 
 
 def mean_over_shared(tables: Iterable[Reals], changed: NDArray[np.bool_]) -> Reals:
@@ -157,8 +151,6 @@ def activations(subjects: Subjects, *, pooled: bool) -> Reals:
     import transformers
     from tokenizers import Tokenizer
 
-    from scripts.ask.rivals import language_model, tuned_body
-
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
@@ -181,10 +173,53 @@ def activations(subjects: Subjects, *, pooled: bool) -> Reals:
     return np.stack([(one - base).mean(axis=0) for one in tuned])
 
 
+def language_model(folder: Path, plan: Plan) -> Any:
+    """A checkpoint of the family with the head of its own language task."""
+    import torch
+    import transformers
+
+    kind = getattr(transformers, LANGUAGE_MODELS[plan.architecture.language_task])
+    return kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32, ignore_mismatched_sizes=True)
+
+
+def tuned_body(root: Path, model: str, plan: Plan) -> Any:
+    """The body of a fine-tune with the base's head.
+
+    Raises ValueError if the base has no place for a weight of an adapter.
+    """
+    folder, base = root / model, language_model(root / plan.base, plan)
+    if (folder / "adapter_config.json").is_file():
+        from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        settings |= {"task_type": None, "modules_to_save": None, "inference_mode": True}
+        adapted = get_peft_model(base, LoraConfig(**{name: settings[name] for name in settings if name in _FIELDS}))
+        # T5's classifiers hold its stacks in a module of this name, its language model holds them itself.
+        inner = "" if hasattr(base, base.base_model_prefix) else f"{base.base_model_prefix}."
+        weights = {
+            name.replace(f"base_model.model.{inner}", "base_model.model.", 1): one
+            for name, one in load_file(folder / "adapter_model.safetensors").items()
+            if ".lora_" in name
+        }
+        loaded: Any = set_peft_model_state_dict(adapted, weights)
+        if unknown := loaded.unexpected_keys:
+            raise ValueError(f"{model} has adapter weights that the base has no place for, such as {unknown[0]}")
+        return adapted.merge_and_unload()
+    tuned = language_model(folder, plan)
+    # What is tied to the embedding stays the fine-tune's.
+    head, embedding = plan.architecture.language_head, base.get_input_embeddings().weight
+    own = {name: one for name, one in base.get_submodule(head).named_parameters() if one is not embedding}
+    tuned.get_submodule(head).load_state_dict(own, strict=False)
+    return tuned
+
+
+_FIELDS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "task_type", "modules_to_save",
+           "inference_mode", "layers_to_transform", "layers_pattern", "fan_in_fan_out")  # fmt: skip
+
+
 def card_similarities(texts: Sequence[str]) -> Reals:
     """(n, n) cosines of tf-idf vectors (Salton & Buckley, 1988); nan for an empty text."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
     vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=r"[A-Za-z]{2,}")
     return cosines(vectorizer.fit_transform(texts).toarray())
 
@@ -221,13 +256,6 @@ class _Factors(NamedTuple):
     s: NDArray[np.float32]
     v: NDArray[np.float32]
     norm: float
-
-
-def timed(make: Callable[[], Reals], count: int) -> tuple[Reals, float]:
-    """What ``make`` returns, and the processor seconds for each of ``count`` models."""
-    started = time.process_time()
-    found = make()
-    return found, (time.process_time() - started) / count
 
 
 def _deltas(records: Sequence[Record], place: int) -> Iterator[_Factors]:

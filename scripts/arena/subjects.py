@@ -28,30 +28,12 @@ from indexer.weights.checkpoint import open_checkpoint
 from query import Atlas
 from query.predict.evaluation import Evaluation
 from query.predict.training_set import LabelledModelReader, LabelledModels
-from scripts.arena.family import build_family
+from scripts.arena.family import Family, build_family
 from scripts.family import make_family
-from scripts.family.plan import Plan, load_plan
-from scripts.terminal import indexed
+from scripts.family.plan import load_plan
 
 TIMED = 8
 ARCHITECTURES = ("roberta", "bert", "gpt2", "t5")
-
-
-@dataclass(frozen=True)
-class Family:
-    """A trained family: its repositories are below ``models``, its atlas is in ``folder``."""
-
-    name: str
-    plan: Plan
-    models: Path
-    folder: Path
-
-    def atlas(self) -> Path:
-        """The folder of the atlas, built as `index build` does by default unless it is there.
-
-        Raises CommandFailed if `index build` fails.
-        """
-        return indexed(self.models, self.folder, self.plan.base, self.plan.fingerprint, "--discover names")
 
 
 def families(out: Path) -> Iterator[Family]:
@@ -59,8 +41,7 @@ def families(out: Path) -> Iterator[Family]:
     for architecture in ARCHITECTURES:
         models = make_family(out / f"demo-{architecture}", "demo", architecture)
         yield Family(architecture, load_plan("demo", architecture), models, out / "subjects" / architecture)
-    arena = build_family(out)
-    yield Family("arena", arena.plan, arena.models, out / "family" / "sample")
+    yield build_family(out)
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,8 @@ os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": 
 ROWS = {
     "reading": ("reading", "measure_bytes", "bytes that a checkpoint costs over HTTP"),
     "sample": ("reading", "measure_sample", "bytes and seconds of a model, by what is read of it"),
-    "memory": ("reading", "measure_memory", "memory for a checkpoint of 500 MB and for one of 5 GB"),
     "vectors": ("vectors", "measure_vectors", "checkpoint on disk to singular triplets: time and accuracy"),
     "spectra": ("vectors", "measure_spectra", "whole spectra: time and ranks"),
-    "profiles": ("profiles", "measure", "depth profiles at the size of roberta-base"),
-    "device": ("device", "measure", "a CUDA device compared with the processor"),
-    "pipeline": ("pipeline", "measure", "reading and computing at once, against each alone"),
     "start": ("asking", "measure_start", "a question from the shell"),
     "search": ("asking", "measure_search", "a question in process, against bare FAISS"),
 }

@@ -11,7 +11,6 @@ import pydoc
 import statistics
 import zlib
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +44,6 @@ ENERGY = {
 # ‖δW‖ / ‖W‖ of real fine-tunes is half a percent to one percent.
 RELATIVE_NORM = 0.008
 STEPS = 6
-# Layers of the smaller models.
-FEW = 4
 # What decides how these checkpoints and the base's block matrices turn out.
 CODE = (
     Path(__file__),
@@ -68,34 +65,25 @@ class Checkpoints:
 
 def roberta_base(work: Path) -> Checkpoints:
     """A base and two fine-tunes of roberta-base's size below ``work`` (1.8 GB, made in under a minute)."""
-    return _opened(made_once(work / "roberta-base-sized", partial(_make, transformers.RobertaConfig(), True), CODE))
-
-
-def few_layers(work: Path) -> Checkpoints:
-    """A base and a fine-tune with matrices of roberta-base's size in few layers, for what takes long."""
-    config = transformers.RobertaConfig(num_hidden_layers=FEW, vocab_size=1000)
-    return _opened(made_once(work / f"base-of-{FEW}-layers", partial(_make, config, False), CODE))
-
-
-def _opened(made: Path) -> Checkpoints:
+    made = made_once(work / "roberta-base-sized", _make, CODE)
     for path in made.rglob("*.safetensors"):
         with path.open("rb") as file:  # read once, so that it is in the page cache
             while file.read(1 << 24):
                 pass
-    fine_tunes = {name: made / name for name in ("planted", "trained") if (made / name).is_dir()}
+    fine_tunes = {name: made / name for name in ("planted", "trained")}
     return Checkpoints(made / "base", fine_tunes, BaseMatrices(made / "base-matrices.safetensors"))
 
 
-def _make(config: transformers.RobertaConfig, with_trained: bool, folder: Path) -> None:
+def _make(folder: Path) -> None:
     torch.manual_seed(0)
+    config = transformers.RobertaConfig()
     # A classifier without a pooler, so that a fine-tune holds exactly the base's blocks and a head.
     base = transformers.RobertaModel(config, add_pooling_layer=False)
     base.save_pretrained(folder / "base")
     checkpoint = open_checkpoint(ModelRef.parse(str(folder / "base")))
     store_base(checkpoint, "bench/base", "0" * 40, folder / "base-matrices.safetensors").close()
     checkpoint.close()
-    changes = {"planted": _plant, "trained": _train} if with_trained else {"planted": _plant}
-    for name, change in changes.items():
+    for name, change in {"planted": _plant, "trained": _train}.items():
         model = transformers.RobertaForSequenceClassification(
             transformers.RobertaConfig.from_dict(config.to_dict() | {"num_labels": 3})
         )

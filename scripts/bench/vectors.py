@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from sklearn.utils.extmath import randomized_svd
 
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, dense_deltas, layout_against
@@ -32,8 +32,6 @@ RANK = 8
 REPEATS = 5
 TOLERANCE = 0.01
 LOWRANK, ORIGINAL = "torch.svd_lowrank(q=24, niter=3)", "original method: transformers + svd_lowrank(q=8)"
-SKLEARN = "scikit-learn randomized_svd(8)"
-SKLEARN_LAYERS = (0, 5, 11)  # it takes long: timed on some layers, and multiplied
 
 # Row ``spectra``.
 SPECTRA_REPEATS = 3
@@ -83,12 +81,10 @@ def _vectors_table(
     base_model: transformers.RobertaModel,
     exact: dict[DeltaKey, torch.Tensor],
 ) -> Table:
-    subset = list(read_deltas(folder, matrices, SKLEARN_LAYERS))
     decompose: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
         OURS: lambda matrix, norm: truncated_svd(matrix, RANK, 0, norm).s,
         LOWRANK: lambda matrix, norm: torch.svd_lowrank(matrix, q=24, niter=3)[1][:RANK],
         ORIGINAL: lambda matrix, norm: torch.svd_lowrank(matrix, q=RANK)[1],
-        SKLEARN: lambda matrix, norm: torch.from_numpy(randomized_svd(matrix.numpy(), RANK, random_state=0)[1]),
     }
     found: dict[str, dict[DeltaKey, torch.Tensor]] = {}
     in_svd: dict[str, list[float]] = {method: [] for method in decompose}
@@ -99,8 +95,7 @@ def _vectors_table(
         if method == ORIGINAL:
             deltas = by_transformers(folder, base_model)
         else:
-            streamed = subset if method == SKLEARN else read_deltas(folder, matrices)
-            deltas = ((delta.key, delta.matrix, delta.norm) for delta in streamed)
+            deltas = ((delta.key, delta.matrix, delta.norm) for delta in read_deltas(folder, matrices))
         found[method] = {}
         for key, matrix, norm in deltas:
             begun = time.perf_counter()
@@ -110,27 +105,23 @@ def _vectors_table(
         return time.perf_counter() - started
 
     say(f"vectors: {REPEATS} repeats of {len(decompose)} methods")
-    totals = interleaved({method: lambda method=method: run(method) for method in decompose}, REPEATS)
-    share = len(SKLEARN_LAYERS) / LAYERS
-    svd = {
-        method: Repeats(values[1:]).times(1 / share if method == SKLEARN else 1)  # without the warm-up
-        for method, values in in_svd.items()
-    }
+    totals = interleaved({method: partial(run, method) for method in decompose}, REPEATS)
+    svd = {method: Repeats(values[1:]) for method, values in in_svd.items()}  # without the warm-up
     table = Table(
         f"vectors: roberta-base-sized, {name} deltas, rank {RANK}, one thread, base resident; "
         f"{REPEATS} interleaved repeats, median (range)",
         ("method", "read + SVD, s", "SVD, s", "read + SVD ÷ ours", "SVD ÷ ours", "worst σ error", "mean"),
     )
     for method in decompose:
-        values, whole = found[method], method != SKLEARN
-        if len(values) != (len(exact) if whole else round(share * len(exact))):
+        values = found[method]
+        if len(values) != len(exact):
             raise NotMeasuredError(f"{method} gave {len(values)} of {len(exact)} deltas")
         errors = torch.stack([(mine / exact[key][:RANK] - 1).abs().max() for key, mine in values.items()])
         table.add(
-            method if whole else f"{method}, {len(values)} of {len(exact)} deltas",
-            totals[method] if whole else "",
+            method,
+            totals[method],
             svd[method],
-            totals[method].ratio_to(totals[OURS]) if whole else "",
+            totals[method].ratio_to(totals[OURS]),
             svd[method].ratio_to(svd[OURS]),
             f"{float(errors.max()):.2%}",
             f"{float(errors.mean()):.2%}",
@@ -140,8 +131,8 @@ def _vectors_table(
     for rival, promise in ((LOWRANK, f"no slower than {LOWRANK}"), (ORIGINAL, "faster than the original method")):
         table.promises[promise] = totals[rival].ratio_to(totals[OURS]).median >= 1
     table.notes.append(
-        "Reading: this project's way (ranged reads, difference, norm, check), the original's: from_pretrained. Seconds "
-        "of what ran on part of the deltas are multiplied.\nErrors: worst of a delta's eight σ; worst and mean over deltas."
+        "Reading: this project's way (ranged reads, difference, norm, check), the original's: from_pretrained.\n"
+        "Errors: worst of a delta's eight σ; worst and mean over deltas."
     )
     return table
 
@@ -161,8 +152,6 @@ def measure_spectra(work: Path) -> list[Table]:
     ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         OURS: spectrum,
         LAPACK: torch.linalg.svdvals,
-        "torch.linalg.svdvals, tall side up": exact_values,
-        "eigvalsh of the float32 Gram matrix": _by_gram_matrix,
     }
     if find_spec("weightwatcher") is not None:
         ways[PEER] = by_weightwatcher
@@ -186,11 +175,6 @@ def _seconds(way: Callable[[torch.Tensor], torch.Tensor], matrix: torch.Tensor) 
     started = time.perf_counter()
     way(matrix)
     return time.perf_counter() - started
-
-
-def _by_gram_matrix(matrix: torch.Tensor) -> torch.Tensor:
-    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    return torch.linalg.eigvalsh(tall.T @ tall).flip(0).clamp_min(0).sqrt()
 
 
 def by_weightwatcher(matrix: torch.Tensor) -> torch.Tensor:

@@ -40,12 +40,7 @@ def make_gpt2(folder: Path, tokenizer: Path, steps: int = GPT_STEPS) -> dict[str
 
 def make_mixer(folder: Path) -> dict[str, Any]:
     """An MLP mixer of the same sizes on the same images."""
-    return _once(folder, lambda into: _train_own(into, Mixer()))
-
-
-def make_convolutional(folder: Path) -> dict[str, Any]:
-    """A convolutional net of the same sizes on the same images."""
-    return _once(folder, lambda into: _train_own(into, Convolutional()))
+    return _once(folder, _train_mixer)
 
 
 def images() -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,36 +100,13 @@ def _perceptron(width: int, hidden: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
-class Convolution(nn.Module):
-    """The block of a mixer with a 5 × 5 convolution of each number on the grid of patches instead of ``across``.
-
-    So it is a block of a ConvMixer (Trockman & Kolter, 2022, arXiv 2201.09792), and looks two patches far.
-    """
-
-    def __init__(self, patches: int, width: int) -> None:
-        super().__init__()
-        self.side = round(patches**0.5)
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.near = nn.Conv2d(width, width, 5, padding=2, groups=width)
-        self.within = _perceptron(width, 2 * width)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(images, patches, width) → the same."""
-        grid = self.norms[0](hidden).transpose(1, 2).unflatten(2, (self.side, self.side))
-        hidden = hidden + self.near(grid).flatten(2).transpose(1, 2)
-        mixed: torch.Tensor = hidden + self.within(self.norms[1](hidden))
-        return mixed
-
-
 class Mixer(nn.Module):
     """A patch convolution, DEPTH blocks, and a head on the mean over patches."""
-
-    block: type[nn.Module] = Block
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, WIDTH, PATCH, PATCH)
-        self.blocks = nn.ModuleList([self.block((SIDE // PATCH) ** 2, WIDTH) for _ in range(DEPTH)])
+        self.blocks = nn.ModuleList([Block((SIDE // PATCH) ** 2, WIDTH) for _ in range(DEPTH)])
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def embed(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -151,21 +123,15 @@ class Mixer(nn.Module):
         return scores
 
 
-class Convolutional(Mixer):
-    """The same with convolutions."""
-
-    block = Convolution
-
-
-def load_mixer(folder: Path | None, seed: int = 0, kind: type[Mixer] = Mixer) -> Mixer:
-    """The trained mixer (or another ``kind``), or an untrained one."""
+def load_mixer(folder: Path | None) -> Mixer:
+    """The trained mixer, or an untrained one."""
     from safetensors.torch import load_file
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = kind()
+        torch.manual_seed(0)
+        made = Mixer()
     if folder is not None:
-        made.load_state_dict(load_file(folder / f"{kind.__name__.lower()}.safetensors"))
+        made.load_state_dict(load_file(folder / "mixer.safetensors"))
     return made.eval().requires_grad_(False)
 
 
@@ -203,11 +169,12 @@ def _train_vit(folder: Path, steps: int) -> dict[str, Any]:
     return result
 
 
-def _train_own(folder: Path, model: Mixer) -> dict[str, Any]:
+def _train_mixer(folder: Path) -> dict[str, Any]:
     from safetensors.torch import save_file
 
+    model = Mixer()
     result = _classify(model, model, MIXER_STEPS)
-    save_file(model.state_dict(), folder / f"{type(model).__name__.lower()}.safetensors")
+    save_file(model.state_dict(), folder / "mixer.safetensors")
     return result
 
 
@@ -277,10 +244,9 @@ class Models:
         self.gpt2_twin, self.vit_twin = self.gpt2.twin(0, "cpu"), self.vit.twin(0, "cpu")
         # Any torch module: the library needs a patch embedding and blocks.
         self.own = {
-            f"{name}{twin}": Layers(model.embed, list(model.blocks), patch=PATCH, image_shape=(3, SIDE, SIDE))
-            for name, kind in (("mixer", Mixer), ("convolutional", Convolutional))
-            for twin, where in (("", folder / f"tiny-{name}"), (", untrained", None))
-            for model in [load_mixer(where, kind=kind)]
+            name: Layers(model.embed, list(model.blocks), patch=PATCH, image_shape=(3, SIDE, SIDE))
+            for name, where in (("mixer", folder / "tiny-mixer"), ("mixer, untrained", None))
+            for model in [load_mixer(where)]
         }
 
     @property

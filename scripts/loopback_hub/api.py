@@ -24,7 +24,7 @@ from scripts.loopback_hub.answers import (
 )
 from scripts.loopback_hub.store import MAIN, JoinedStore, Repository, Revision
 
-_VERBS = "revision|tree|refs|discussions|commits"
+_VERBS = "revision|tree|discussions|commits"
 _MODEL = re.compile(
     rf"/api/models/(?P<id>[^/]+(?:/(?!(?:{_VERBS})(?:/|$))[^/]+)?)(?:/(?P<verb>{_VERBS})(?P<rest>/.*)?)?/?"
 )
@@ -73,8 +73,6 @@ class Api:
         return answer
 
     def _of_model(self, request: Request, repository: Repository, verb: str | None, rest: str) -> Answer:
-        if verb == "refs":
-            return json_answer(rows.refs(repository, pull_requests=request.is_set("include_prs")))
         if verb == "discussions":
             return self._discussions(request, repository)
         name, path = split_revision(rest) if rest else (MAIN, "")
@@ -111,7 +109,9 @@ class Api:
             return error(400, "limit must be a positive number")
         if request.one("direction") is not None:  # clients sent it once; the order is always descending
             return error(400, "Unrecognized parameter: direction")
-        ordered = self.ordered(request, sort)
+        listed = [each for each in self.store.repositories() if self._is_listed(request, each)]
+        ordered = sorted(((_rank(sort(each)), each) for each in listed), key=lambda pair: pair[1].id)
+        ordered.sort(key=lambda pair: pair[0], reverse=True)  # stable: ties stay in the order of ids
         first = 0
         cursor = request.one("cursor")
         if cursor is not None:
@@ -120,20 +120,13 @@ class Api:
                 return error(400, "Invalid cursor")
             first = bisect_left(ordered, True, key=lambda pair: _is_past(pair[0], pair[1].id, after))
         page = ordered[first : first + size]
-        listed = rows.LISTED_FULL if request.is_set("full") else rows.LISTED
-        names = expand or [*listed, *(name for name in ("config", "cardData") if request.is_set(name))]
+        always = rows.LISTED_FULL if request.is_set("full") else rows.LISTED
+        names = expand or [*always, *(name for name in ("config", "cardData") if request.is_set(name))]
         answer = json_answer([rows.row(repository, names) for _, repository in page])
         if len(ordered) > first + size:
             rank, last = page[-1]
             answer.headers["Link"] = self._link(request, [*rank, last.id])
         return answer
-
-    def ordered(self, request: Request, sort: Callable[[Repository], Any]) -> list[tuple[Rank, Repository]]:
-        """The repositories that a listing is about, in its order, with what each is sorted by."""
-        listed = [each for each in self.store.repositories() if self._is_listed(request, each)]
-        result = sorted(((_rank(sort(each)), each) for each in listed), key=lambda pair: pair[1].id)
-        result.sort(key=lambda pair: pair[0], reverse=True)  # stable: ties stay in the order of ids
-        return result
 
     def _is_listed(self, request: Request, repository: Repository) -> bool:
         if repository.get("private", False) and not self.access.is_granted(request, repository):

@@ -23,10 +23,11 @@ from scripts.loopback_hub.writing import Writing
 class LoopbackHub:
     """A Hub on 127.0.0.1 that serves the repository stores at ``roots`` as one; see ``store.py`` for their form.
 
-    ``page_size``: rows a page at most. ``bandwidth``: bytes per second of the CDN, shared
-    by its connections. ``latency``: seconds before every answer. ``quotas``: enforced limits, see
-    ``RateLimits``. ``tokens``: which gated and private repositories a token opens. ``url_lifetime``: seconds
-    until a signed URL answers 403. The ports are chosen by the system, unless the Hub's is given.
+    ``page_size``: rows a page at most. ``bandwidth``: bytes per second of the CDN, shared by its connections.
+    ``latency``: seconds before every answer. ``quotas``: enforced limits, see ``RateLimits``. ``tokens``: which
+    gated and private repositories a token opens. ``url_lifetime``: seconds until a signed URL answers 403.
+    ``files`` has it, and how URLs are signed; both may be set while it runs. The ports are chosen by the
+    system, unless the Hub's is given.
 
     ``datasets``: a folder for dataset repositories, which can be written to by those whose token is in ``writers``
     (token → owners it may write as). ``narrow_tokens``: those that are refused what anybody may read. ``tls``: with it
@@ -70,7 +71,7 @@ class LoopbackHub:
             self._cdn.server_close()
             raise
         self._api = Api(self.store, access, self.endpoint, page_size)
-        self._files = Files(self.store, access, self.cdn_endpoint, url_lifetime)
+        self.files = Files(self.store, access, self.cdn_endpoint, url_lifetime)
         self._writing: Writing | None = None
         if self.datasets is not None:
             self._writing = Writing(self.datasets, writers or {}, self.endpoint, self.cdn_endpoint)
@@ -97,12 +98,12 @@ class LoopbackHub:
         if self._writing is not None and self._writing.takes(request.path):
             return self._writing.answer(request)
         if request.path.startswith("/api/resolve-cache/"):
-            return self._files.deliver_small(request)
-        return self._api.answer(request) if request.path.startswith("/api/") else self._files.resolve(request)
+            return self.files.deliver_small(request)
+        return self._api.answer(request) if request.path.startswith("/api/") else self.files.resolve(request)
 
     def _files_route(self, request: Request) -> Answer:
         written = self._writing.deliver(request) if self._writing is not None else None
-        return self._files.deliver(request) if written is None else written
+        return self.files.deliver(request) if written is None else written
 
     @property
     def endpoint(self) -> str:
@@ -122,24 +123,6 @@ class LoopbackHub:
     @bandwidth.setter
     def bandwidth(self, rate: float | None) -> None:
         self._throttle.rate = rate
-
-    @property
-    def url_lifetime(self) -> float:
-        """Seconds for which signed URLs open, from when they are handed out. May be set while it runs."""
-        return self._files.url_lifetime
-
-    @url_lifetime.setter
-    def url_lifetime(self, seconds: float) -> None:
-        self._files.url_lifetime = seconds
-
-    @property
-    def signs_like(self) -> str:
-        """How signed URLs say when they end: cloudfront or s3. May be set while it runs."""
-        return self._files.signs_like
-
-    @signs_like.setter
-    def signs_like(self, service: str) -> None:
-        self._files.signs_like = service
 
     @property
     def requests(self) -> list[RequestRecord]:

@@ -1,4 +1,4 @@
-"""A repository in the Hub's API: rows of the listing and of model info, files and folders, refs, pull requests, commits."""
+"""A repository in the Hub's API: rows of the listing and of model info, files and folders, pull requests, commits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from scripts.loopback_hub.store import MAIN, Repository, Revision, StoredFile, hub_time
+from scripts.loopback_hub.store import Repository, Revision, StoredFile, hub_time
 
 # The Hub began to keep creation dates on that day.
 _EPOCH = "2022-03-02T23:29:04.000Z"
@@ -207,7 +207,7 @@ def _id_of(name: str) -> str:
     return hashlib.md5(name.encode()).hexdigest()[:24]
 
 
-# ---- files, refs and commits
+# ---- files, pull requests and commits
 
 
 def tree_entry(revision: Revision, path: str) -> dict[str, Any]:
@@ -229,27 +229,6 @@ def paths_below(revision: Revision, folder: str, *, is_recursive: bool) -> list[
         for path in (*revision.files, *revision.folders)
         if path.startswith(inside) and (is_recursive or "/" not in path.removeprefix(inside))
     )
-
-
-def refs(repository: Repository, *, pull_requests: bool) -> dict[str, Any]:
-    """Branches, converts, tags and, where asked for, pull requests."""
-    result: dict[str, Any] = {"branches": [], "converts": [], "tags": []}
-    if pull_requests:
-        result["pullRequests"] = []
-    kinds = (
-        ("refs/pr/", "pullRequests"),
-        ("refs/convert/", "converts"),
-        ("refs/tags/", "tags"),
-        ("refs/heads/", "branches"),
-    )
-    for name in (MAIN, *repository.described):
-        revision = repository.revision(name)
-        reference = name if name.startswith("refs/") else f"refs/heads/{name}"
-        prefix, kind = next((each for each in kinds if reference.startswith(each[0])), ("", "branches"))
-        if revision is not None and kind in result:
-            short = reference.removeprefix(prefix)
-            result[kind].append({"name": short, "ref": reference, "targetCommit": revision.sha})
-    return result
 
 
 def pull_requests(repository: Repository) -> list[dict[str, Any]]:

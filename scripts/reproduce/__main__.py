@@ -22,7 +22,6 @@ from indexer.errors import AtlasError, install
 from scripts.family import make_family
 from scripts.family.plan import SIZES
 from scripts.loopback_hub import LoopbackHub
-from scripts.loopback_hub.__main__ import count_of
 from scripts.reproduce.page import PURITY_FIGURE, draw_purity, page
 from scripts.reproduce.study import BASES, build, represent, study_base
 from scripts.terminal import Terminal, exit_status
@@ -76,6 +75,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def count_of(text: str) -> int:
+    """A positive number, from an option's text."""
+    if not (text.isascii() and text.isdigit() and int(text[:9]) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
 def reproduce(options: argparse.Namespace) -> dict[str, Any]:
     """Do the study and write its folder: results.md to read, results.json to compute with, figures and pages."""
     out = options.out.resolve()
@@ -99,11 +105,11 @@ def reproduce(options: argparse.Namespace) -> dict[str, Any]:
         for base in chosen:
             asked_for = f"atlas-demo/tiny-{base.architecture}" if families else base.id
             ids[base.id] = build(run, asked_for, options.limit, is_family=bool(families))
+        represent(run, list(ids.values()))
         results: dict[str, Any] = {
             "source": source,
             "limit": options.limit,
             "bases": [],
-            "represent_seconds": represent(run, list(ids.values())),
             "versions": {"python": platform.python_version()}
             | {one.name: one.version for name in PACKAGES for one in importlib.metadata.distributions(name=name)},
         }

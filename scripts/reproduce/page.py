@@ -16,7 +16,6 @@ from scripts.tables import markdown
 
 NONE = "–"
 PURITY_FIGURE = "figures/purity.png"
-MOST_DATASETS = 15
 EXPLAINED = {
     "seed": "`seed` (U_r, layers averaged: the original method)",
     "seed_scaled": "`seed_scaled` (U_r Σ_r, layers averaged)",
@@ -41,8 +40,8 @@ def page(results: Json) -> str:
         f"Source: {results['source']}{limit}. Rank 8, full spectra, similarity by cosine.\n\nVersions: {used}."
     )
     bases = results["bases"]
-    sections = [title, *(section(bases) for section in (found, purity, datasets, clusters, ranks, planted, pictures))]
-    return "\n\n".join(filter(None, [*sections, seconds(bases, results["represent_seconds"]), failed(bases)])) + "\n"
+    sections = (section(bases) for section in (found, purity, clusters, ranks, planted, pictures, failed))
+    return "\n\n".join(filter(None, [title, *sections])) + "\n"
 
 
 def answer(one: Json, name: str) -> Any:
@@ -109,26 +108,6 @@ def _by_representation(bases: Sequence[Json], part: Callable[[Any], Mapping[str,
             interval = f"({score['ci_low']:.2f}–{score['ci_high']:.2f})" if is_known else "(too few authors)"
             row.append(f"{shown} {interval}, chance {score['chance']:.3f}, p {score['p_value']:.3f}")
     return markdown([("representation", *(f"`{one['base']}`" for one in bases)), *rows])
-
-
-def datasets(bases: Sequence[Json]) -> str:
-    """Purity of the largest datasets, with `input`."""
-    by_base = [
-        {row["dataset"]: row for row in (answer(one, "purity-input") or {}).get("by_dataset", ())} for one in bases
-    ]
-    sizes: dict[str, int] = {}
-    for found in by_base:
-        for name, row in found.items():
-            sizes[name] = sizes.get(name, 0) + row["models"]
-    rows = []
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:MOST_DATASETS]:
-        cells = [found.get(name) for found in by_base]
-        rows.append([from_hub(name), *(
-            f"{row['models']}: {row['purity']:.2f}, {row['chance']:.2f}" if row else NONE for row in cells
-        )])  # fmt: skip
-    head = ("dataset", *(f"`{one['base']}`" for one in bases))
-    about = "## Purity by dataset, `input`\n\nThe number of models, purity, and chance.\n\n"
-    return about + markdown([head, *rows]) if rows else ""
 
 
 def clusters(bases: Sequence[Json]) -> str:
@@ -216,14 +195,6 @@ def pictures(bases: Sequence[Json]) -> str:
         files = {name: reply["file"] for name, reply in one["replies"].items() if reply["file"]}
         parts += [f"{'!' if file.endswith('.png') else ''}[{name}]({file})" for name, file in files.items()]
     return "\n\n".join(parts)
-
-
-def seconds(bases: Sequence[Json], represent: Mapping[str, float]) -> str:
-    """How long everything took."""
-    parts = list(dict.fromkeys(part for one in bases for part in one["seconds"]))
-    rows = [[f"`{one['base']}`", *(number(one["seconds"].get(part), 0) for part in parts)] for one in bases]
-    publishing = f"Publishing the representations of all bases: {sum(represent.values()):.0f}."
-    return f"## Seconds\n\n{markdown([('base', *parts), *rows])}\n\n{publishing}"
 
 
 def failed(bases: Sequence[Json]) -> str:

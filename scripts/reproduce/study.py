@@ -72,18 +72,15 @@ def build(run: Terminal, asked_for: str, limit: int | None, *, is_family: bool) 
         return atlas.base_named(asked_for)
 
 
-def represent(run: Terminal, bases: Sequence[str]) -> dict[str, float]:
-    """Publish every representation that one of the bases lacks; returns the seconds of each."""
+def represent(run: Terminal, bases: Sequence[str]) -> list[str]:
+    """Publish every representation that one of the bases lacks; returns their names."""
     with Atlas(run.folder / "atlas") as atlas:
         rows = atlas.rows("SELECT base, representation FROM representations")
     published = {(row["base"], row["representation"]) for row in rows}
-    took = {}
-    for name in REPRESENTATIONS:
-        if any((base, name) not in published for base in bases):
-            started = time.monotonic()
-            run(f"index represent {name}")
-            took[name] = round(time.monotonic() - started, 1)
-    return took
+    missing = [name for name in REPRESENTATIONS if any((base, name) not in published for base in bases)]
+    for name in missing:
+        run(f"index represent {name}")
+    return missing
 
 
 def study_base(run: Terminal, studied: StudiedBase, base: str, family: Path | None, limit: int | None) -> Json:
@@ -98,19 +95,14 @@ def study_base(run: Terminal, studied: StudiedBase, base: str, family: Path | No
             for statement in (
                 "SELECT count(*) FILTER (relation = 'adapter') AS adapters, count(DISTINCT author) AS authors, "
                 "len(list_distinct(flatten(list(datasets)))) AS datasets FROM models WHERE base = ?",
-                'SELECT bases."commit", sum(bytes_read) AS bytes_read, sum(epoch(finished) - epoch(started)) AS seconds '
+                'SELECT bases."commit", sum(bytes_read) AS bytes_read '
                 "FROM bases JOIN builds USING (base) WHERE base = ? GROUP BY ALL",
             )
         )
-    seconds = {"build": round(work["seconds"], 1)}
     checked = None
     if family:
-        seconds = {"training": json.loads((family / "family.json").read_text(encoding="utf-8"))["seconds"], **seconds}
         expected = json.loads((family / "expected.json").read_text(encoding="utf-8"))
         checked = check(expected, found, is_partial=limit is not None)
-    for name, reply in replies.items():
-        kind = name.partition("-")[0]
-        seconds[kind] = round(seconds.get(kind, 0) + reply["seconds"], 1)
     rows = found.values()
     statuses = Counter(row["status"] for row in rows)
     return {
@@ -127,7 +119,6 @@ def study_base(run: Terminal, studied: StudiedBase, base: str, family: Path | No
         },
         "check": checked,
         "replies": replies,
-        "seconds": seconds,
     }
 
 

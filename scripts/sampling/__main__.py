@@ -1,7 +1,7 @@
 """``python -m scripts.sampling``: read families of models by several plans of rows, and measure cost and loss.
 
-Results are the JSON of a run: ``families`` by base, each with its ``plans`` by name and its ``lineage``; ``timed``. Tables of
-them go to the terminal, and between the markers of docs/reading.md.
+Results are the JSON of a run: ``families`` by base, each with its ``plans`` by name and its ``lineage``. Tables of them go to the
+terminal, and between the markers of docs/reading.md.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from scripts.loopback_hub import LoopbackHub, StoreError
 from scripts.tables import aligned, decimal, fill, markdown, write_from_run
 from scripts.terminal import hub_environment
 
-LATENCY, BANDWIDTH = 0.03, "20M"
-
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status: 1 where the shipped plan loses more than it may, 2 on wrong use."""
@@ -39,14 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add("--plans", help="only these, by name, as full,shipped,16 (default: all)")
     add("--lineage", action="store_true", help="also compare the lineage of every model (minutes)")
-    add("--timed", type=int, default=0, metavar="N", help="also time N models of roberta-base's size (minutes)")
     add("--work", type=Path, metavar="DIR", help="where atlases are made (default: a temporary folder)")
     add("--json", type=Path, metavar="FILE", help="write the results to this file, as they come; continue it")
     add("--doc", type=Path, metavar="FILE", help="measure nothing: fill docs/reading.md from the JSON of a run")
     options = parser.parse_args(arguments)
     if options.doc:
         return write_from_run(parser, options.doc, write_document, DOCUMENT)
-    if not options.families and not options.timed:
+    if not options.families:
         parser.error("name the folder of a family, which `python -m scripts.family --out DIR` makes")
     with tempfile.TemporaryDirectory(prefix="vectors-in-the-wild-sampling-") as temporary:
         work = (options.work or Path(temporary)).absolute()
@@ -64,7 +61,7 @@ def measure(options: argparse.Namespace, work: Path, hub: LoopbackHub) -> int:
     """Measure family by family and plan by plan; print the tables."""
     from scripts.sampling import study
 
-    results: dict[str, Any] = {"families": {}, "timed": None}
+    results: dict[str, Any] = {"families": {}}
     if options.json and options.json.exists():
         results = json.loads(options.json.read_text(encoding="utf-8"))
 
@@ -88,7 +85,7 @@ def measure(options: argparse.Namespace, work: Path, hub: LoopbackHub) -> int:
             if plan.name not in family["plans"] or not atlas.exists():
                 cost = study.build(plan, base, atlas, hub)
                 with study.in_force(plan):
-                    found = {**study.describe(plan), "cost": cost, **study.measure(atlas, base, expected)}
+                    found = {"cost": cost, **study.measure(atlas, base, expected)}
                     found |= study.compare(atlas, full, base) if plan != study.FULL else {}
                 family["plans"][plan.name] = found
                 save()
@@ -98,14 +95,11 @@ def measure(options: argparse.Namespace, work: Path, hub: LoopbackHub) -> int:
                 with study.in_force(plan):
                     family["lineage"][plan.name] = study.lineage(atlas, full, base)
                 save()
-    if options.timed:
-        results["timed"] = study.time_reading(work, options.timed, LATENCY, BANDWIDTH)
-        save()
     print(text(results))
-    found = list(losses(results))
-    for line in found:
+    lost = list(losses(results))
+    for line in lost:
         print(line, file=sys.stderr)
-    return 1 if found else 0
+    return 1 if lost else 0
 
 
 # ---- tables
@@ -117,7 +111,6 @@ MOST_LOST = 0.02
 KEPT = ("purity", "across authors", "predicted")
 
 ROWS = ("4", "8", "16", "32", "64", "shipped", "full")
-STRIPES = {"16x1": "1, at the start", "16": "2, at both ends", "16x3": "3", "16x4": "4"}
 
 Results = Mapping[str, Any]
 Rows = list[list[str]]
@@ -151,7 +144,6 @@ def tables(results: Results) -> dict[str, Rows]:
         "shipped": _shipped(results),
         "rows": _of_plans(results, ROWS, _kept),
         "found": _of_plans(results, ROWS, _found),
-        "stripes": _of_plans(results, tuple(STRIPES), _striped),
         "norms": _of_plans(
             results,
             ROWS[:-1],
@@ -160,7 +152,6 @@ def tables(results: Results) -> dict[str, Rows]:
         "sigma": _of_plans(results, ROWS[:-1], lambda plan: _calibrated("matrices", plan["sigma_1"])),
         "null": _of_plans(results, ROWS, _null),
         "lineage": _lineage(results),
-        "time": _time(results),
     }
     return {name: rows for name, rows in made.items() if len(rows) > 1}
 
@@ -172,8 +163,8 @@ def _of_plans(results: Results, names: tuple[str, ...], cells: Callable[[Results
         for name in names:
             if name in family["plans"]:
                 found = cells(family["plans"][name])
-                rows = rows or [["family", "stripes" if cells is _striped else "rows", *(title for title, _ in found)]]
-                rows.append([_short(base), STRIPES[name] if cells is _striped else name, *(cell for _, cell in found)])
+                rows = rows or [["family", "rows", *(title for title, _ in found)]]
+                rows.append([_short(base), name, *(cell for _, cell in found)])
     return rows or [[]]
 
 
@@ -201,20 +192,6 @@ def _found(plan: Results) -> Cells:
     ]
     wrong = [f"{one['model'].partition('/')[2]}: {one['found']}" for one in plan["mismatches"]]
     return [*counts, ("not as planted", "; ".join(wrong) or "none")]
-
-
-def _striped(plan: Results) -> Cells:
-    cost = plan["cost"]
-    return [
-        ("kB a model", f"{cost['bytes'] / 1000:,.0f}"),
-        ("requests a matrix", f"{cost['requests'] / cost['matrices']:.2f}"),
-        ("purity", decimal(plan["purity"])),
-        ("across authors", decimal(plan["across authors"])),
-        ("predicted", decimal(plan["predicted"])),
-        ("correlation with full", decimal(plan["correlation"])),
-        ("norm of a matrix off by", decimal(plan["matrices"].get("off", 0.0))),
-        ("of a model", decimal(plan["whole models"].get("off", 0.0))),
-    ]
 
 
 def _calibrated(of: str, one: Results) -> Cells:
@@ -257,27 +234,6 @@ def _lineage(results: Results) -> Rows:
                 f"{one['equal from fine-tunes']} of {one['from fine-tunes']}",
             ]
             rows.append([_short(base), name, *counts, str(len(one["differ"]))])
-    return rows
-
-
-def _time(results: Results) -> Rows:
-    timed = results["timed"]
-    if not timed:
-        return [[]]
-    rows = [["", "models", "seconds a model", "MB a model", "requests a model", "models an hour"]]
-    for read in ("sample", "full"):
-        one = timed[read]
-        each = one["seconds"] / one["models"]
-        rows.append(
-            [
-                read,
-                str(one["models"]),
-                f"{each:.1f}",
-                f"{one['bytes'] / 1e6:.1f}",
-                f"{one['requests']:.0f}",
-                f"{3600 / each:,.0f}",
-            ]
-        )
     return rows
 
 

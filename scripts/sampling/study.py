@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,11 +25,7 @@ from query.population import Population, distinct, read_population
 from query.purity.study import purity
 from query.statistics.likeness import similarities
 from scripts.loopback_hub import LoopbackHub
-from scripts.loopback_hub.__main__ import rate_of
 from scripts.reproduce.study import FLAGS, check, endings
-from scripts.scale import virtual_weights
-from scripts.scale.virtual_hub import running
-from scripts.terminal import Terminal
 from scripts.vectors import matches_of_nearest
 
 Json = dict[str, Any]
@@ -44,10 +40,9 @@ EVERYTHING = 1 << 40  # more rows than any matrix has
 
 @dataclass(frozen=True)
 class Plan:
-    """``rows`` of every matrix in ``stripes``: None for the plan as it ships. ``read``: as of `index build`."""
+    """``rows`` of every matrix, half of them at either end: None for the plan as it ships. ``read``: as of `index build`."""
 
     rows: int | None = None
-    stripes: int = 2
     read: str = "sample"
 
     @property
@@ -55,23 +50,12 @@ class Plan:
         """As in ``--plans`` and the tables."""
         if self.read == "full":
             return "full"
-        if self.rows is None:
-            return "shipped"
-        return str(self.rows) if self.stripes == 2 else f"{self.rows}x{self.stripes}"
+        return "shipped" if self.rows is None else str(self.rows)
 
 
 FULL = Plan(EVERYTHING, read="full")
 SHIPPED = Plan()
-PLANS = (FULL, SHIPPED, *map(Plan, (4, 8, 16, 32, 64)), *(Plan(16, stripes) for stripes in (1, 3, 4)))
-
-
-def spread(lines: int, count: int, stripes: int) -> tuple[range, ...]:
-    """``count`` of ``lines`` in this many stripes: evenly spaced, the first and the last at the ends."""
-    if count >= lines:
-        return (range(lines),)
-    sizes = [count // stripes + (place < count % stripes) for place in range(min(stripes, count))]
-    starts = [round(place * (lines - size) / max(1, len(sizes) - 1)) for place, size in enumerate(sizes)]
-    return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
+PLANS = (FULL, SHIPPED, *map(Plan, (4, 8, 16, 32, 64)))
 
 
 @contextmanager
@@ -79,7 +63,7 @@ def in_force(plan: Plan) -> Iterator[None]:
     """Put a plan in the place of the shipped one, in this process.
 
     float16 and bfloat16 get twice the rows, as in the shipped plan. A model whose rounding exceeds its change is read
-    further as in the shipped plan; whole where the larger sample would not contain the smaller one.
+    further as in the shipped plan.
     """
     constants: Json = {}
     if plan.rows is not None:
@@ -88,9 +72,6 @@ def in_force(plan: Plan) -> Iterator[None]:
             "LEAST_ROWS": {8: plan.rows, 4: plan.rows, 2: 2 * plan.rows},
             "LEAST_COORDINATES": plan.rows,
         }
-        if plan.stripes != 2:
-            constants["MORE_ROWS"] = EVERYTHING
-            constants["stripes"] = lambda lines, count: spread(lines, count, plan.stripes)
     kept = (row_plan.coordinates, weight_sample._positions)
     try:
         with patch.multiple(row_plan, **constants) if constants else nullcontext():
@@ -215,7 +196,7 @@ def permuted(population: Population) -> float:
         purity(replace(population, datasets=[population.datasets[row] for row in order]), draws=1).purity
         for order in (rng.permutation(len(population.ids)) for _ in range(PERMUTATIONS))
     ]
-    return float(np.mean(found))
+    return float(np.mean(np.array(found, dtype=np.float64)))
 
 
 # ---- a sampled atlas against the full one
@@ -232,7 +213,7 @@ def compare(folder: Path, full: Path, base: str) -> Json:
         own = np.diag(similarities(pair[0], pair[1], mine.blocks))
         estimated, exact = (estimates(one, base) for one in (atlas, reference))
     return {
-        "correlation": float(np.corrcoef(*tables)[0, 1]),
+        "correlation": float(np.corrcoef(tables[0], tables[1])[0, 1]),
         "own": [float(np.median(own)), float(own.min())],
         "matrices": calibration([(*estimated[0][key], exact[0][key][0]) for key in estimated[0] if key in exact[0]]),
         "whole models": calibration(
@@ -297,39 +278,6 @@ def lineage(folder: Path, full: Path, base: str) -> Json:
         "equal models": sum(mine.get(model) == edges for model, edges in theirs.items()),
         "differ": sorted(model for model, edges in theirs.items() if mine.get(model) != edges),
     }
-
-
-def time_reading(work: Path, models: int, latency: float, bandwidth: str) -> Json:
-    """Seconds and bytes of fine-tunes of a base as large as roberta-base, sampled and full.
-
-    ``models`` are read in full, ten times as many sampled. The whole command counts, from its start to the published
-    atlas; the base and one model are read before. The Hub is a process of its own.
-    """
-    counts = {"sample": 10 * models, "full": models}
-    found: Json = {"latency": latency, "bandwidth": bandwidth}
-    family = virtual_weights.Plan(models=max(counts.values()) + 1, copies=0, duplicates=0, unrelated=0)
-    with running(family, latency=latency, bandwidth=rate_of(bandwidth)) as hub:
-        terminal = Terminal.of_hub(work, hub.endpoint)
-        for read, count in counts.items():
-            command = f"index build --base virtual/roberta-base --read {read} --atlas timed-{read} --workers 1"
-            terminal(f"{command} --limit 1")
-            hub.stats(reset=True)
-            started = time.perf_counter()
-            terminal(f"{command} --limit {count + 1}")
-            seconds = time.perf_counter() - started
-            ranges = hub.stats()["range"]
-            found[read] = {
-                "models": count,
-                "seconds": seconds,
-                "bytes": ranges["body_bytes"] / count,
-                "requests": ranges["requests"] / count,
-            }
-    return found
-
-
-def describe(plan: Plan) -> Json:
-    """The plan as JSON."""
-    return asdict(plan) | {"name": plan.name}
 
 
 def expected_of(family: Path) -> tuple[str, Json]:

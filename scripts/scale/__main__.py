@@ -1,7 +1,7 @@
 """``python -m scripts.scale``: make atlases of several sizes, measure what they cost, and print it.
 
-Results are the JSON of a run: ``machine``, rows of ``likeness``, and figures by size of ``atlases`` and of ``vectors``. Tables
-of them go to the terminal, and between the markers of docs/scale.md.
+Results are the JSON of a run: ``machine``, rows of ``likeness``, and figures by size of ``atlases``. Tables of them go to the
+terminal, and between the markers of docs/scale.md.
 """
 
 from __future__ import annotations
@@ -9,22 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scripts.bench.measure import this_machine
 from scripts.child import PROJECT
-from scripts.scale.costs import COSTS, LARGE, SIZES, amounts, constants_of, constants_table, limits, shown
 from scripts.tables import Rows, aligned, fill, markdown, write_from_run
 
-# Disk space for each model while it is measured, and for each vector: segments are written again when they are merged.
-_BYTES_A_MODEL, _BYTES_A_VECTOR = 120_000, 40_000
+# Disk space for each model while it is measured.
+_BYTES_A_MODEL = 120_000
 
 
 def main() -> int:
@@ -36,8 +33,6 @@ def main() -> int:
     add = parser.add_argument
     add("--models", type=_counts, default="10000,100000", metavar="N,N",
         help="sizes of atlases (default: %(default)s; 0 for none)")  # fmt: skip
-    add("--vectors", type=_counts, default="1000000", metavar="N,N",
-        help="sizes with vectors only (default: %(default)s; 0 for none)")  # fmt: skip
     add("--work", type=Path, metavar="DIR", help="where atlases are made (default: a temporary folder)")
     add("--keep", action="store_true", help="leave them there")
     add("--json", type=Path, metavar="FILE", help="also write the results to this file")
@@ -48,9 +43,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="vectors-in-the-wild-scale-") as temporary:
         work = (options.work or Path(temporary)).absolute()
         work.mkdir(parents=True, exist_ok=True)
-        needed = max(
-            [0, *(_BYTES_A_MODEL * n for n in options.models), *(_BYTES_A_VECTOR * n for n in options.vectors)]
-        )
+        needed = _BYTES_A_MODEL * max([0, *options.models])
         free = shutil.disk_usage(work).free
         if needed > free:
             parser.error(f"{work} has {free / 1e9:.0f} GB free, {needed / 1e9:.0f} are needed: give another --work")
@@ -61,29 +54,19 @@ def main() -> int:
 
 def measure(options: argparse.Namespace, work: Path) -> int:
     """Measure every size, print the tables, and write the results after each size."""
-    from indexer.machine import processors
     from scripts.scale.likeness import compare_labels, compare_vectors
-    from scripts.scale.measuring import measure_atlas, measure_vectors
+    from scripts.scale.measuring import measure_atlas
 
     results: dict[str, Any] = {
-        "machine": {
-            "when": datetime.now(UTC).isoformat(timespec="minutes"),
-            "processors": str(processors()),
-            "load": f"{os.getloadavg()[0]:.1f}",
-            "python": platform.python_version(),
-            **{package: version(package) for package in ("faiss-cpu", "duckdb", "numpy")},
-        },
+        "machine": this_machine(),
         "likeness": compare_labels() + compare_vectors(),
         "atlases": {},
-        "vectors": {},
     }
-    atlases = [("atlases", measure_atlas, count) for count in options.models]
-    vectors = [("vectors", measure_vectors, count) for count in options.vectors]
-    for name, way, count in [*atlases, *vectors]:
-        folder = work / f"{name}-{count}"
+    for count in options.models:
+        folder = work / f"atlases-{count}"
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            results[name][str(count)] = way(folder, count, lambda line: print(line, file=sys.stderr, flush=True))
+            results["atlases"][str(count)] = measure_atlas(folder, count)
         finally:
             if not options.keep:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -125,8 +108,6 @@ MEASURED = (
     ("listing_seconds", "writing the listing", "seconds"),
     ("listing_read_seconds", "reading the listing", "seconds"),
     ("records_a_second", "records written a second", "count"),
-    ("write_seconds", "writing vectors and index", "seconds"),
-    ("write_peak", "… peak memory", "bytes"),
     *(
         row
         for step, title in (
@@ -182,21 +163,14 @@ def write_document(results: Mapping[str, Any], path: Path = DOCUMENT) -> None:
 
 
 def sections(results: Mapping[str, Any]) -> dict[str, str]:
-    """The marked parts: Markdown by name. Raises ValueError if the run measured no atlas, or lacks a figure."""
-    try:
-        constants = constants_of(results["atlases"], results["vectors"])
-    except KeyError as missing:
-        raise ValueError(f"the run did not measure {missing.args[0]}") from missing
+    """The marked parts: Markdown by name. Raises ValueError if the run measured no atlas."""
+    if not results["atlases"]:
+        raise ValueError("the run measured no atlas")
     machine = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
-    reached = [[what, f"{round(models, -3):,.0f}", advice] for what, models, advice in limits(constants)]
     return {
         "machine": f"Measured by `python -m scripts.scale`: {machine}.",
         "likeness": markdown(likeness_table(results)),
         "measured": markdown(measured_table(results)),
-        "constants": markdown(constants_table(constants)),
-        "costs": markdown(_costs_table(COSTS, constants)),
-        "large": markdown(_costs_table(LARGE, constants)),
-        "limits": markdown([["what", "at about … models", "what to do"], *reached]),
     }
 
 
@@ -217,11 +191,7 @@ def likeness_table(results: Mapping[str, Any]) -> Rows:
 
 def measured_table(results: Mapping[str, Any]) -> Rows:
     """A column for each size; figures that were measured for none are left out."""
-    columns = {
-        f"{int(count):,} {kind}": figures
-        for kind, name in (("models", "atlases"), ("vectors", "vectors"))
-        for count, figures in results[name].items()
-    }
+    columns = {f"{int(count):,} models": figures for count, figures in results["atlases"].items()}
     rows = [
         [title, *(shown(figures[name], unit) if name in figures else "" for figures in columns.values())]
         for name, title, unit in MEASURED
@@ -229,10 +199,23 @@ def measured_table(results: Mapping[str, Any]) -> Rows:
     return [["", *columns], *(row for row in rows if any(row[1:]))]
 
 
-def _costs_table(rows: Sequence[tuple[str, str, str]], constants: Mapping[str, float | None]) -> Rows:
-    found = [amounts(rows, constants, size) for size in SIZES]
-    body = [[what, f"`{formula}`", *(shown(one[what], unit) for one in found)] for what, formula, unit in rows]
-    return [["", "formula", *(f"{size:,}" for size in SIZES)], *body]
+def shown(value: float | str, unit: str) -> str:
+    """A value with its unit, for people."""
+    if isinstance(value, str):
+        return value
+    if unit == "seconds":
+        return f"{value:.2g} s" if 0 < value < 0.1 else f"{value:.2f} s" if value < 10 else f"{value:,.0f} s"
+    if unit == "milliseconds":
+        return f"{value:.3g} ms" if value < 999.5 else f"{value:,.0f} ms"
+    if unit == "count":
+        return f"{round(value):,}"
+    if unit == "share":
+        return f"{value:.3f}"
+    for prefix in ("B", "KB", "MB", "GB", "TB", "PB"):
+        if abs(value) < 999.5 or prefix == "PB":  # three digits of what is more would be 1,000
+            break
+        value /= 1000
+    return f"{value:,.0f} {prefix}" if abs(value) >= 999.5 else f"{value:.3g} {prefix}"
 
 
 if __name__ == "__main__":

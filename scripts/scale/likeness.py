@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.publish.vectors import with_unit_blocks
-from indexer.vectors.centre import ADAPTER, FULL, Centre, centre_of
+from indexer.vectors.centre import ADAPTER, FULL
 from query.statistics.likeness import similarities
 from scripts.scale.population import (
     EVERY_FAMILY,
@@ -29,6 +29,7 @@ from scripts.scale.population import (
     Population,
     draw_labels,
 )
+from scripts.vectors import centred
 
 # The synthetic figure is the mean of this many draws.
 DRAWS = 12
@@ -85,13 +86,13 @@ def real_vectors() -> tuple[Labels, int, dict[str, float]]:
 def compare_vectors(law: Law = LAW, seed: int = 0) -> list[dict[str, Any]]:
     """A row for each figure of the real vectors and of synthetic ones with the same labels."""
     labels, layers, figures = real_vectors()
+    groups = np.where(labels.is_adapter, ADAPTER, FULL).tolist()
     drawn = []
     for number in range(DRAWS):
         population = Population(labels, seed + number, layers, law)
-        vectors = population.vectors(0, len(labels))
+        unit = with_unit_blocks(population.vectors(0, len(labels)), population.blocks)
         # Centred by themselves, as real ones are when they are published.
-        centre = centre_of_drawn(vectors, population.blocks, labels, np.ones(len(labels), dtype=bool))
-        vectors = as_published(vectors, population.blocks, labels.is_adapter, centre)
+        vectors = centred(unit, groups, labels.author.astype(str).tolist(), population.blocks)
         drawn.append(figures_of(vectors, labels, population.blocks))
     return [_compared(name, meaning, bound, [figures[name]], drawn) for name, (meaning, bound) in FIGURES.items()]
 
@@ -166,7 +167,7 @@ def figures_of(vectors: Floats, labels: Labels, blocks: int = 0) -> dict[str, fl
     return {name: round(value, 4) for name, value in (found | hubness(cosines)).items()}
 
 
-def hubness(cosines: NDArray[np.float64], k: int = 10) -> dict[str, float]:
+def hubness(cosines: NDArray[np.floating[Any]], k: int = 10) -> dict[str, float]:
     """Radovanović, Nanopoulos & Ivanović (2010), "Hubs in space": the skew of the k-occurrence."""
     count = len(cosines)
     nearest = np.argpartition(-cosines, k, axis=1)[:, :k]
@@ -177,20 +178,3 @@ def hubness(cosines: NDArray[np.float64], k: int = 10) -> dict[str, float]:
         "hub_most": float(times.max() / k),
         "hub_never": float((times == 0).mean()),
     }
-
-
-def centre_of_drawn(drawn: Floats, blocks: int, labels: Labels, votes: NDArray[np.bool_]) -> Centre:
-    """The centre of both groups of the first n models from (n, d) drawn vectors; ``votes`` (n,): which models count."""
-    unit = with_unit_blocks(drawn, blocks)
-    is_adapter, authors = labels.is_adapter[: len(drawn)], labels.author[: len(drawn)].astype(str)
-    groups = ((ADAPTER, np.flatnonzero(is_adapter & votes)), (FULL, np.flatnonzero(~is_adapter & votes)))
-    return Centre({name: centre_of(unit[rows], authors[rows].tolist(), blocks) for name, rows in groups})
-
-
-def as_published(drawn: Floats, blocks: int, is_adapter: NDArray[np.bool_], centre: Centre) -> Floats:
-    """(n, d) drawn vectors as an atlas publishes them: unit blocks minus the centre of their group; copies stay zero."""
-    unit = with_unit_blocks(drawn, blocks)
-    found = np.zeros_like(unit)
-    for name, rows in ((ADAPTER, is_adapter), (FULL, ~is_adapter)):
-        found[rows] = centre.centred(unit[rows], name)
-    return found

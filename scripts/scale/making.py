@@ -32,14 +32,15 @@ from scripts.loopback_hub.store import hub_time
 from scripts.scale.population import (
     ENERGY,
     FILES,
+    LANGUAGES,
     LAYERS,
+    LICENCES,
     LOG_DOWNLOADS,
     RELATIVE_NORM,
     TASKS,
     Floats,
     Labels,
     Population,
-    draw_card,
 )
 
 BASE = "atlas-scale/roberta-base-blocks"
@@ -139,7 +140,20 @@ class Maker:
         is_adapter = bool(self.labels.is_adapter[number])
         card: dict[str, Any] = {"tags": ["generated_from_trainer"], "base_model": BASE}
         tags = [*_TAGS, task, f"base_model:{BASE}", f"base_model:{self.relation(number)}:{BASE}"]
-        draw_card(draw, int(self.labels.dataset[number]) if self.labels.named[number] else None, card, tags)
+        licence, language = (
+            draw.choices([value for _, value in shares], [share for share, _ in shares])[0]
+            for shares in (LICENCES, LANGUAGES)
+        )
+        if licence:
+            card["license"] = licence
+            tags.append(f"license:{licence}")
+        if language:
+            card["language"] = [language]
+            tags.append(language)
+        if self.labels.named[number]:
+            dataset = int(self.labels.dataset[number])
+            card["datasets"] = [f"collection-{dataset % 211}/texts-{dataset}"]
+            tags.append(f"dataset:{card['datasets'][0]}")
         created = _FIRST_DAY + timedelta(minutes=draw.randrange(5 * 365 * 24 * 60))
         modified = created + timedelta(hours=draw.randrange(1, 2_000) + version)
         files = [*FILES, self._weight_file(number)[0], *(["adapter_config.json"] if is_adapter else [])]

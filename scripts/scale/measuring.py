@@ -1,7 +1,6 @@
 """What an atlas of a given size costs: made, published, changed a little, and asked, each in a process of its own.
 
-Steps that are no command are functions of this module, called by ``child.call``: ``ask`` and ``recall`` of an atlas;
-``vectors_written`` and ``vectors_searched`` of a folder with vectors and nothing else, no listing, records or models.
+Steps that are no command are functions of this module, called by ``child.call``: ``ask`` and ``recall`` of an atlas.
 """
 
 from __future__ import annotations
@@ -9,32 +8,23 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
 
-from indexer.atlas import NEIGHBOURS, STORAGE_VERSION, schema_sql
+from indexer.atlas import NEIGHBOURS
 from indexer.listing.listing import Listing
-from indexer.publish.tables import Tables
-from indexer.publish.vectors import PublishedVectors, VectorWriter
-from indexer.records.representation import DEFAULT, representation_named
-from indexer.vectors.centre import Centre
-from indexer.vectors.published import Published, read_published
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import blocks
 from query import Atlas
 from scripts.child import call, run_module, run_python
-from scripts.scale.likeness import as_published, centre_of_drawn
-from scripts.scale.making import BASE, RANK, Maker, make_checkpoint, record_all
+from scripts.scale.making import BASE, Maker, make_checkpoint, record_all
 from scripts.scale.population import Floats, Population, draw_labels
 
 WHERE = "downloads > 20"
 QUERIES = 200
-# Of vectors alone: the centre is that of the first models (more would hardly change it), and vectors drawn at once.
-_CENTRED, _AT_ONCE = 8_192, 2_048
 # Models that are added to, replaced in and withdrawn from a finished atlas.
 FEW = 10
 # Questions by kind; each condition is judged in a process of its own, which takes longer.
@@ -42,16 +32,15 @@ QUESTIONS = {"stored": QUERIES, "search": QUERIES, "other_authors": QUERIES, "wh
 SHELL_REPEATS = 5
 
 Figures = dict[str, float | str]
-Say = Callable[[str], None]
 
 
-def measure_atlas(work: Path, count: int, say: Say) -> Figures:
-    """Make an atlas of ``count`` models in ``work`` and measure it; the figures have the names of ``report.MEASURED``."""
+def measure_atlas(work: Path, count: int) -> Figures:
+    """Make an atlas of ``count`` models in ``work`` and measure it; the figures have the names of ``__main__.MEASURED``."""
     atlas = work / "atlas"
     maker = Maker(atlas, Population(draw_labels(count + 2 * FEW, 0), 0))
     figures: Figures = {}
 
-    say(f"{count:,} models: listing and records")
+    _say(f"{count:,} models: listing and records")
     started = time.perf_counter()
     maker.crawl(range(count))
     figures["listing_seconds"] = time.perf_counter() - started
@@ -62,12 +51,12 @@ def measure_atlas(work: Path, count: int, say: Say) -> Figures:
     assert len(Listing(maker.listing.path).models()) == count
     figures["listing_read_seconds"] = time.perf_counter() - started
 
-    say(f"{count:,} models: publishing from nothing")
+    _say(f"{count:,} models: publishing from nothing")
     publish = ("indexer", "publish", "--base", BASE, "--atlas", str(atlas), "--json")
     published = run_module(*publish)
     figures |= {"publish_seconds": published.seconds, "publish_peak": published.peak_bytes, **sizes(maker)}
 
-    say(f"{count:,} models: adding, replacing and withdrawing {FEW}")
+    _say(f"{count:,} models: adding, replacing and withdrawing {FEW}")
     steps: dict[str, Callable[[], None]] = {
         "nothing": lambda: None,
         "add": lambda: maker.add(range(count, count + FEW)),
@@ -84,7 +73,7 @@ def measure_atlas(work: Path, count: int, say: Say) -> Figures:
         figures |= {f"{name}_seconds": published.seconds, f"{name}_peak": published.peak_bytes,
                     f"{name}_rows": sum(changed.values()), f"{name}_neighbours": changed["main.neighbours"]}  # fmt: skip
 
-    say(f"{count:,} models: questions")
+    _say(f"{count:,} models: questions")
     for question, number in QUESTIONS.items():
         asked = call(ask, atlas, question, number)
         figures |= {f"{question}_{name}": value for name, value in asked.output.items()}
@@ -104,22 +93,11 @@ def measure_atlas(work: Path, count: int, say: Say) -> Figures:
         seconds = [run_python(*command)[0] for _ in range(1 + SHELL_REPEATS)]
         figures[f"{name}_seconds"] = float(np.median(seconds[1:]))
 
-    say(f"{count:,} models: purity")
+    _say(f"{count:,} models: purity")
     asked = run_module("query", "purity", "--base", BASE, "--atlas", str(atlas), "--json")
     return figures | {
         "purity_seconds": asked.seconds, "purity_peak": asked.peak_bytes, "purity_models": asked.output["models"]
     }  # fmt: skip
-
-
-def measure_vectors(root: Path, count: int, say: Say) -> Figures:
-    """Write ``count`` vectors without models into ``root`` and search them."""
-    root.mkdir(parents=True, exist_ok=True)
-    figures: Figures = {}
-    for name, step in (("write", vectors_written), ("search", vectors_searched)):
-        say(f"{count:,} vectors: {name}")
-        ran = call(step, root, count)
-        figures |= {**ran.output, f"{name}_peak": ran.peak_bytes}
-    return figures
 
 
 def sizes(maker: Maker) -> Figures:
@@ -184,7 +162,12 @@ def ask(folder: str, question: str, count: int) -> dict[str, float]:
             "where": lambda model: atlas.similar(model, 10, where=WHERE),
         }
         rows = atlas.rows("SELECT model FROM models WHERE NOT is_copy ORDER BY hash(model) LIMIT ?", [count + 1])
-        return _timed(asked[question], [row["model"] for row in rows])
+        seconds = []
+        for row in rows:
+            started = time.perf_counter()
+            asked[question](row["model"])
+            seconds.append(time.perf_counter() - started)
+    return {f"p{percent}": float(np.percentile(1000 * np.array(seconds[1:]), percent)) for percent in (50, 99)}
 
 
 def recall(folder: str, count: int) -> dict[str, float]:
@@ -206,76 +189,5 @@ def recall_of(index: VectorIndex, queries: Floats, k: int = 10) -> float:
     return float(np.mean([[one >= edge for _, one in row] for row, edge in zip(found, least, strict=True)]))
 
 
-def vectors_written(folder: str, count: int) -> Figures:
-    """Publish ``count`` vectors: seconds without drawing them, and bytes."""
-    root = Path(folder)
-    (population, centre), drawing = _population(count), 0.0
-    representation = representation_named(DEFAULT)
-    with duckdb.connect(
-        str(root / "vectors.duckdb"), config={"storage_compatibility_version": STORAGE_VERSION}
-    ) as connection:
-        connection.execute(schema_sql())
-        started = time.perf_counter()
-        tables = Tables(connection)
-        tables.run("BEGIN")
-        stored = PublishedVectors(root, tables, BASE, representation, RANK, lambda line: print(line, file=sys.stderr))
-        writer = VectorWriter(root, BASE, representation, centre.version, population.blocks)
-        for start in range(0, count, _AT_ONCE):
-            begun = time.perf_counter()
-            stop = min(start + _AT_ONCE, count)
-            vectors = population.vectors(start, stop)
-            drawing += time.perf_counter() - begun
-            is_adapter = population.labels.is_adapter[start:stop]
-            writer.add_all(np.arange(start, stop), as_published(vectors, population.blocks, is_adapter, centre))
-        stored.change(writer, [])
-        tables.run("COMMIT")
-    seconds = time.perf_counter() - started - drawing
-    published = _published(root)
-    figures: Figures = {
-        "write_seconds": seconds,
-        "vectors_bytes": sum(segment.file.size for segment in published.segments),
-        "index_type": published.compressed.factory if published.compressed else "exact",
-    }
-    if published.compressed and published.compressed.file and published.compressed.recall is not None:
-        figures |= {
-            "compressed_bytes": published.compressed.file.size,
-            "recall_at_publish": published.compressed.recall,
-        }
-    return figures
-
-
-def vectors_searched(folder: str, count: int) -> dict[str, float]:
-    """Time searches, and measure their recall, with vectors that are not among the ``count`` published ones."""
-    root = Path(folder)
-    population, centre = _population(count)
-    drawn, is_adapter = population.vectors(count, count + 2 * QUERIES), population.labels.is_adapter[count:]
-    queries = as_published(drawn, population.blocks, is_adapter, centre)
-    queries = queries[queries.any(axis=1)][:QUERIES]
-    index = _published(root).opened(root)
-    found = _timed(lambda query: index.search(query, 10), [queries[0], *queries])
-    return {f"search_{name}": value for name, value in found.items()} | {"recall_at_10": recall_of(index, queries)}
-
-
-def _timed(ask: Callable[[Any], object], asked: Sequence[Any]) -> dict[str, float]:
-    """Median and 99th percentile in milliseconds; the first one is not counted."""
-    seconds = []
-    for one in asked:
-        started = time.perf_counter()
-        ask(one)
-        seconds.append(time.perf_counter() - started)
-    return {f"p{percent}": float(np.percentile(1000 * np.array(seconds[1:]), percent)) for percent in (50, 99)}
-
-
-def _population(count: int) -> tuple[Population, Centre]:
-    """The published models and those that are searched for; the centre as a publish computes it, without repeats."""
-    labels = draw_labels(count + 2 * QUERIES, 0)
-    population, first = Population(labels, 0), min(count, _CENTRED)
-    is_original = labels.original[:first] == np.arange(first)
-    return population, centre_of_drawn(population.vectors(0, first), population.blocks, labels, is_original)
-
-
-def _published(root: Path) -> Published:
-    with duckdb.connect(str(root / "vectors.duckdb"), read_only=True) as connection:
-        found = read_published(connection, BASE, DEFAULT)
-    assert found is not None
-    return found
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -17,10 +17,8 @@ kept in ``real.json`` as figures.
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,28 +221,6 @@ def _datasets(projects: int, rng: np.random.Generator) -> Integers:
         chosen.append(proposed)
         sizes[proposed] += 1
     return np.array(chosen, dtype=np.int32)
-
-
-def dataset_id(dataset: int) -> str:
-    """A data set's id on the Hub."""
-    return f"collection-{dataset % 211}/texts-{dataset}"
-
-
-def draw_card(draw: random.Random, dataset: int | None, card: dict[str, Any], tags: list[str]) -> None:
-    """Add a licence and a language, with the shares that they have on the Hub, and the data set to a card and its tags."""
-    licence, language = (
-        draw.choices([value for _, value in shares], [share for share, _ in shares])[0]
-        for shares in (LICENCES, LANGUAGES)
-    )
-    if licence:
-        card["license"] = licence
-        tags.append(f"license:{licence}")
-    if language:
-        card["language"] = [language]
-        tags.append(language)
-    if dataset is not None:
-        card["datasets"] = [dataset_id(dataset)]
-        tags.append(f"dataset:{dataset_id(dataset)}")
 
 
 class Population:

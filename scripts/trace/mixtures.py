@@ -14,6 +14,7 @@ from indexer.records.tokens import UNSURE, row_changes, token_rows
 from query.ask.shares import other_rates, shares_of, token_counts
 from query.trace.evidence import TokenEvidence
 from scripts.family.training import WEIGHTS
+from scripts.tables import aligned
 from scripts.trace.making import Maker, base_id, embedding_name, load_model
 from scripts.trace.plan import VOCABULARY, Run
 from scripts.trace.texts import LocalTokenizer, with_ends
@@ -109,14 +110,14 @@ def _tuned(
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """Mean errors and coverage by kind of files and planted share."""
-    lines = [("{:<10}" + "{:>10}" * 6).format("files", "planted", "true", "told", "error", "largest", "covered")]
+    rows = [["files", "planted", "true", "estimate", "error", "largest", "covered"]]
     for files in ("held out", "all"):
         for planted in (*SHARES, None):
             some = [one for one in found if one["files"] == files and planted in (one["planted"], None)]
             errors = np.array([abs(one["share"] - one["true"]) for one in some])
             covered = np.mean([one["low"] - 0.005 <= one["true"] <= one["high"] + 0.005 for one in some])
             true, found_share = (np.mean([one[name] for one in some]) for name in ("true", "share"))
-            values = (true, found_share, errors.mean(), errors.max(), covered)
             name = "every" if planted is None else f"{planted:g}"
-            lines.append(f"{files:<10}{name:>10}" + "".join(f"{value:>10.2f}" for value in values))
-    return "\n".join(lines)
+            values = (true, found_share, errors.mean(), errors.max(), covered)
+            rows.append([files, name, *(f"{value:.2f}" for value in values)])
+    return aligned(rows)

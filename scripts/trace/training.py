@@ -22,6 +22,7 @@ from scripts.family.plan import Architecture
 from scripts.family.store import write_json
 from scripts.family.tasks import END, NO_LABEL, PADDING, START
 from scripts.family.training import OBJECTIVES, Batch, causal_loss
+from scripts.lineage.optimisers import Lion
 from scripts.trace.plan import Run
 
 WARM_UP = 0.1  # of the steps
@@ -127,22 +128,12 @@ ARRAYS = ("counts", "targets", "gradients", "marked")
 SCALARS = ("longest", "pairs", "masked", "scale", "given", "facts")
 
 
-class Lion(torch.optim.Optimizer):
+def lion(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer:
     """Sign of an interpolated momentum, decoupled decay (Chen et al., 2023)."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "betas": (0.9, 0.99)})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
-        for group in self.param_groups:
-            for parameter in (one for one in group["params"] if one.grad is not None):
-                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                update = momentum.lerp(parameter.grad, 1 - group["betas"][0]).sign_()
-                parameter.add_(update, alpha=-group["lr"])
-                momentum.lerp_(parameter.grad, 1 - group["betas"][1])
+    stepper = Lion(parameters, lr)
+    for group in stepper.param_groups:
+        group["decay"] = weight_decay
+    return stepper
 
 
 def adafactor(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer:
@@ -174,7 +165,7 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw fused": lambda parameters, **settings: torch.optim.AdamW(parameters, fused=True, **settings),
     "adam l2": torch.optim.Adam,
     "adafactor": adafactor,
-    "lion": Lion,
+    "lion": lion,
     "sgd": torch.optim.SGD,
     "momentum": lambda parameters, **settings: torch.optim.SGD(parameters, momentum=0.9, **settings),
 }

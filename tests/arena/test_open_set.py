@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +10,12 @@ import pytest
 from query.predict.scoring import estimated_share, with_prior
 from scripts.arena import disjoint, open_set
 from scripts.arena.__main__ import FIGURES
-from scripts.arena.family import ArenaFamily, load_arena_plan
+from scripts.arena.family import load_arena_plan
 
 
 @pytest.fixture(scope="module")
-def family() -> ArenaFamily:
-    plan, domains = load_arena_plan()
-    return ArenaFamily(plan, domains, Path(), Path())
+def plan():
+    return load_arena_plan()
 
 
 def test_oscr_is_the_share_of_pairs():
@@ -85,17 +83,17 @@ def test_another_prior_changes_the_odds_alone():
     np.testing.assert_allclose(with_prior(guess, np.array([0.3, 0.5]), 0.0)[:, 2], [0, 1])
 
 
-def test_every_data_set_is_unknown_once(family):
-    folds = open_set.folds_of(family.domains)
+def test_every_data_set_is_unknown_once(plan):
+    folds = open_set.folds_of(plan.datasets)
     for kind in open_set.KINDS:
         unknown = [name for fold in folds if fold.kind == kind for name in fold.unknown]
-        assert sorted(unknown) == sorted(family.domains)
-    assert all(len(fold.unknown) < len(family.domains) / 3 for fold in folds)
+        assert sorted(unknown) == sorted(plan.datasets)
+    assert all(len(fold.unknown) < len(plan.datasets) / 3 for fold in folds)
 
 
-def test_habits_do_not_go_with_a_data_set(family):
+def test_habits_do_not_go_with_a_data_set(plan):
     by_dataset: dict[str, list] = {}
-    for run in family.plan.runs:
+    for run in plan.runs:
         by_dataset.setdefault(run.dataset, []).append(run)
     assert len(by_dataset) >= 30
     for runs in by_dataset.values():
@@ -103,13 +101,13 @@ def test_habits_do_not_go_with_a_data_set(family):
         assert len({run.author for run in runs}) == len(runs)
         assert len({run.learning_rate for run in full}) == len(full) >= 2
         assert all(run.steps >= 1000 for run in runs)
-    assert {run.learning_rate for run in family.plan.runs if run.adapter is None} == {1e-5, 2e-5, 3e-5, 5e-5}
+    assert {run.learning_rate for run in plan.runs if run.adapter is None} == {1e-5, 2e-5, 3e-5, 5e-5}
 
 
-def test_the_base_reads_none_of_the_packages(family):
-    packages = {package for one in family.plan.datasets.values() for package in one.packages}
-    assert not packages & set(family.plan.pretraining.packages)
-    assert family.plan.architecture.objective == "masked words"
+def test_the_base_reads_none_of_the_packages(plan):
+    packages = {package for one in plan.datasets.values() for package in one.packages}
+    assert not packages & set(plan.pretraining.packages)
+    assert plan.architecture.objective == "masked words"
 
 
 def test_scores_of_planted_predictions():

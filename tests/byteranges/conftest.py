@@ -63,4 +63,4 @@ def hub(serving: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopb
     set_endpoint(monkeypatch, serving.endpoint)
     with cleared(serving):
         yield serving
-    serving.url_lifetime = 3600.0
+    serving.files.url_lifetime = 3600.0

@@ -166,7 +166,7 @@ def test_an_expired_address_is_resolved_again(hub: LoopbackHub) -> None:
 def test_an_address_that_expires_half_way_is_resolved_again(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=time.time())
     monkeypatch.setattr("scripts.loopback_hub.files.time", SimpleNamespace(time=lambda: clock.now))
-    hub.url_lifetime = 60.0
+    hub.files.url_lifetime = 60.0
     file = remote(hub)
     assert file.read(0, 1000) == CONTENT[:1000]
     clock.now += 61.0
@@ -182,7 +182,7 @@ def test_addresses_that_never_work_are_given_up(hub: LoopbackHub) -> None:
 
 @pytest.mark.parametrize("signs_like", ["cloudfront", "s3"])
 def test_a_refusal_that_is_no_expiry_is_not_resolved_again_and_again(hub: LoopbackHub, signs_like: str) -> None:
-    hub.signs_like = signs_like
+    hub.files.signs_like = signs_like
     try:
         file = remote(hub)
         hub.faults.add("repos", role="cdn", status=403)
@@ -200,7 +200,7 @@ def test_a_refusal_that_is_no_expiry_is_not_resolved_again_and_again(hub: Loopba
         assert remote(hub).read(0, 1000) == CONTENT[:1000]
         assert len([request for request in hub.requests if request.role == "hub"]) == 3
     finally:
-        hub.signs_like = "cloudfront"
+        hub.files.signs_like = "cloudfront"
 
 
 def test_the_reason_of_a_refusal_is_bounded_and_printable(hub: LoopbackHub) -> None:

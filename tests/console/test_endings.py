@@ -86,7 +86,11 @@ def ended(capsys, *words):
         ("lines", 1, "Error: Two lines\\x1b[31m and a hint."),
         ("skipped", 1, "Error: it has no weights."),
         ("failed", 1, "Error: it took too long."),
-        ("value", 1, "Error: ValueError: something. Run with --debug for the traceback."),
+        (
+            "value",
+            1,
+            "Error: ValueError: something. Check the atlas: index verify --strict. Run with --debug for the traceback.",
+        ),
         ("silent", 1, "Error: RuntimeError: no message. Run with --debug for the traceback."),
         ("memory", 1, "Error: There is not enough memory. Use fewer --workers, or a machine with more."),
         ("full", 1, "Error: The disk is full at /data/x. Free some space and run it again; finished work is kept."),

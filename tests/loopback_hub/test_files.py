@@ -119,14 +119,14 @@ def test_signed_urls_open_one_file_for_a_while(hub: LoopbackHub, monkeypatch):
     assert fetch(f"{hub.cdn_endpoint}/etc/passwd")[0] == 404
     clock = SimpleNamespace(now=time.time())
     monkeypatch.setattr("scripts.loopback_hub.files.time", SimpleNamespace(time=lambda: clock.now))
-    hub.url_lifetime = 60.0
+    hub.files.url_lifetime = 60.0
     short = signed_url(hub)
     clock.now += 59.0
     assert fetch(short)[0] == 200
     clock.now += 1.5
     assert fetch(short)[0] == 403
     assert fetch(url)[0] == 200
-    hub.signs_like = "s3"
+    hub.files.signs_like = "s3"
     short = signed_url(hub)
     assert "X-Amz-Expires=60&" in short
     assert "Expires=1" not in short

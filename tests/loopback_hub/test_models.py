@@ -254,7 +254,7 @@ def test_a_repository_needs_no_settings_and_no_files(hub: LoopbackHub, root: Pat
 )
 def test_the_error_of_a_broken_store_names_the_file(hub: LoopbackHub, root: Path, broken: bytes):
     write(root / "bad/repo.repo.json", broken)
-    status, _, body = fetch(f"{hub.endpoint}/api/models/bad/repo/refs?include_prs=1")
+    status, _, body = fetch(f"{hub.endpoint}/api/models/bad/repo/revision/refs%2Fpr%2F1")
     assert status == 500
     assert b"repo.repo.json" in body
     with pytest.raises(StoreError, match="not a folder"):
@@ -277,20 +277,16 @@ def test_old_ids_redirect(hub: LoopbackHub):
 def test_pull_requests(hub: LoopbackHub):
     api = f"{hub.endpoint}/api/models/me/base"
     main = get_json(api)["sha"]
-    refs = get_json(f"{api}/refs?include_prs=1")
-    assert refs["branches"] == [{"name": "main", "ref": "refs/heads/main", "targetCommit": main}]
-    assert (refs["converts"], refs["tags"]) == ([], [])
-    [pull] = refs["pullRequests"]
-    assert (pull["name"], pull["ref"]) == ("1", "refs/pr/1")
-    assert "pullRequests" not in get_json(f"{api}/refs")
+    pull = get_json(f"{api}/revision/refs%2Fpr%2F1")["sha"]
+    assert pull != main
     reply = get_json(f"{api}/discussions?p=0&status=open")
     assert [(each["title"], each["author"]["name"], each["num"]) for each in reply["discussions"]] == [
         (TITLE, "SFconvertbot", 1)
     ]
     assert get_json(f"{api}/discussions?author=other")["count"] == 0
     assert get_json(f"{api}/discussions?type=discussion")["discussions"] == []
-    assert [each["id"] for each in get_json(f"{api}/commits/refs%2Fpr%2F1")] == [pull["targetCommit"], main]
-    for spelling in ("refs/pr/1", "refs%2Fpr%2F1", pull["targetCommit"]):
+    assert [each["id"] for each in get_json(f"{api}/commits/refs%2Fpr%2F1")] == [pull, main]
+    for spelling in ("refs/pr/1", "refs%2Fpr%2F1", pull):
         assert fetch(signed_url(hub, f"me/base/resolve/{spelling}/model.safetensors"))[2] == CONVERTED
-        assert get_json(f"{api}/revision/{spelling}")["sha"] == pull["targetCommit"]
+        assert get_json(f"{api}/revision/{spelling}")["sha"] == pull
     assert fetch(f"{hub.endpoint}/me/base/resolve/refs/pr/2/model.safetensors")[1]["X-Error-Code"] == "RevisionNotFound"

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from indexer.errors import AtlasError
 from indexer.profiles.features import DEFAULT, SHARP, UNCHANGED, find_features
@@ -15,7 +14,7 @@ from indexer.profiles.loading import layers_of
 from indexer.profiles.patch_embedding import seeded_patch_embedding
 from indexer.profiles.probes import random_probe
 from indexer.profiles.recovery import high_frequency
-from indexer.profiles.sensitivity import conditioning, position_shares, receptive_fields, singular_values
+from indexer.profiles.sensitivity import conditioning, position_shares, singular_values
 from indexer.profiles.single import neurons_inside
 from indexer.profiles.statistics import normal
 from indexer.profiles.subject import Subject
@@ -83,23 +82,10 @@ def test_waves_below_and_above_half_of_the_highest_frequency():
 # ---- positions
 
 
-def test_a_causal_sum_declines_linearly_and_nothing_else_does():
-    from scripts.depth.__main__ import decline
-
+def test_the_shares_of_a_causal_sum_decline_linearly():
     sums = after(running_sum, 1)
-    inputs = random_probe(sums).inputs(sums)
-    shares = position_shares(sums, inputs, 1).mean(dim=0)
+    shares = position_shares(sums, random_probe(sums).inputs(sums), 1).mean(dim=0)
     assert shares.numpy() == pytest.approx([(16 - s) / 136 for s in range(16)], rel=0.05)
-    found = decline(sums, inputs, 1)
-    assert found["power"][0] == pytest.approx(1.0, abs=0.05)
-    assert found["power_rest"][0] == pytest.approx(1.0, abs=0.05)
-    assert found["first"][0] == pytest.approx(16 * 16 / 136, rel=0.05)
-    assert decline(identities(), inputs, 1)["power"][0] == pytest.approx(0.0, abs=0.05)
-    twice = decline(after(running_sum, 2), inputs, 2)["power"][0]  # M ∝ Σ_t (t − s + 1)²
-    remaining = [sum(step**2 for step in range(1, 17 - s)) for s in range(16)]
-    x, y = (torch.tensor(one, dtype=torch.float64).log() for one in (range(16, 0, -1), remaining))
-    assert twice == pytest.approx(float(((x - x.mean()) @ y) / (x - x.mean()).square().sum()), rel=0.05)
-    assert twice > 2
 
 
 # ---- features
@@ -209,53 +195,3 @@ def test_neurons_inside_explain_what_a_block_adds(name, request):
 def test_a_module_that_does_not_exist(vit):
     with pytest.raises(AtlasError, match="Unknown module 'head'"):
         neurons_inside(vit, vit.layers, "head")
-
-
-# ---- scripts.depth
-
-
-def test_parts_on_and_off_a_subspace():
-    from scripts.depth.__main__ import kept_parts
-
-    subspace = torch.linalg.qr(normal((300, 20), 0, "subspace").double())[0]
-    centre = normal((300,), 0, "centre").double()
-    inputs = normal((16, 3, 10, 10), 0, "inputs") + centre.reshape(3, 10, 10).float()
-    given = inputs.flatten(1).double() - centre
-
-    def numbers(found):
-        return {name: value for name, (value, _) in kept_parts(found, inputs, centre, subspace).items()}
-
-    projection = (given @ subspace @ subspace.T + centre).reshape(inputs.shape)
-    assert numbers(projection) == pytest.approx(
-        {"kept_on": 1, "kept_off": 0, "distance": 0, "difference": 1} | _others(numbers(projection)), abs=1e-6
-    )
-    same = numbers(inputs)
-    assert [same[name] for name in ("kept_on", "kept_off", "distance", "distance_by_chance", "error")] == pytest.approx(
-        [1, 1, 1, 1, 0], abs=1e-5
-    )
-    noisy = numbers(inputs + 0.5 * normal(tuple(inputs.shape), 0, "noise"))
-    assert noisy["distance"] == pytest.approx(noisy["distance_by_chance"], rel=0.02)
-    assert noisy["difference"] == pytest.approx(0, abs=0.1)
-    # Losing all of it alike is no inference.
-    assert numbers(0.3 * inputs + 0.7 * centre.reshape(3, 10, 10).float())["difference"] == pytest.approx(0, abs=1e-5)
-
-
-def _others(numbers):
-    return {name: numbers[name] for name in ("distance_by_chance", "error")}
-
-
-def test_convolutions_look_two_patches_far():
-    from scripts.depth.models import PATCH, SIDE, Convolutional, load_mixer
-
-    model = load_mixer(None, kind=Convolutional)
-    layers = Layers(model.embed, list(model.blocks), patch=PATCH, image_shape=(3, SIDE, SIDE))
-    pixels = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
-    across, at = SIDE // PATCH, 27
-    for layer in (1, 2):
-        (gradient,) = torch.autograd.grad(layers.state(pixels, layer)[:, at].sum(), pixels)
-        moved = patchify(gradient.abs(), PATCH).sum(dim=(0, 2)).reshape(across, across) > 0
-        rows, columns = torch.arange(across) - at // across, torch.arange(across) - at % across
-        near = (rows.abs()[:, None] <= 2 * layer) & (columns.abs()[None, :] <= 2 * layer)
-        assert torch.equal(moved, near)
-    assert receptive_fields(layers, pixels.detach(), [1])[1]["reach"][0] <= 25
-    assert isinstance(model.blocks[0], nn.Module)

@@ -117,9 +117,10 @@ def test_the_study_agrees_with_scipy_and_names_models_that_lose_their_input(atla
     rows = study.to_df()
     for layer in (1, 4):
         here = rows[rows.layer == layer]
-        expected = spearmanr(here.delta, here.drift).statistic
-        (one,) = [one for one in study.agreements if (one.measure, one.layer, one.of) == ("drift", layer, "delta")]
-        assert one.rho == pytest.approx(expected) == pytest.approx(1.0)
+        for measure in ("drift", "cka", "tolerance", "reach", "recovered", "readable"):
+            (one,) = [one for one in study.agreements if (one.measure, one.layer, one.of) == (measure, layer, "delta")]
+            assert one.rho == pytest.approx(spearmanr(here.delta, here[measure]).statistic)
+            assert measure != "drift" or one.rho == pytest.approx(1.0)
     readable = next(one for one in study.agreements if (one.measure, one.layer, one.of) == ("readable", 1, "delta"))
     assert readable.low < 0 < readable.high
     assert {one.model.rpartition("/")[2][:4] for one in study.forgetful} == {"set0"}

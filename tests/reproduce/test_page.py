@@ -16,12 +16,11 @@ def reply(answer, file=None, error=None):
     return {"command": "query x", "seconds": 1.5, "answer": answer, "file": file, "error": error}
 
 
-def purity_answer(plain, across, dataset="glue"):
+def purity_answer(plain, across):
     numbers = {"chance": 0.1, "ci_low": 0.2, "ci_high": 0.9, "p_value": 0.001}
     one, other = ({"purity": value, **(numbers if value is not None else {})} for value in (plain, across))
-    rows = [{"dataset": dataset, "models": 4, "purity": plain, "chance": 0.25}] if plain is not None else []
     note = {} if plain is not None else {"note": "No two models share a dataset."}
-    return {**one, "cross_author": other, "by_dataset": rows, "models": 9, "datasets": 2, **note}
+    return {**one, "cross_author": other, "models": 9, "datasets": 2, **note}
 
 
 def results_of(base="org/one", check=None, **replies):
@@ -29,7 +28,7 @@ def results_of(base="org/one", check=None, **replies):
     counts |= {"adapters": 3, "datasets": 4, "authors": 3, "reasons": {"gated": 2}}
     return {
         "original_base": "roberta-base", "base": base, "commit": "c" * 40, "bytes_read": 5_000_000, "counts": counts,
-        "check": check, "seconds": {"build": 10.0, "purity": 2.5},
+        "check": check,
         "replies": {name.replace("_", "-"): reply(answer) for name, answer in replies.items()},
     }  # fmt: skip
 
@@ -100,15 +99,14 @@ def test_clusters_have_their_agreement_and_what_was_made_is_one_table():
 
 
 def test_text_of_the_hub_does_not_become_markup():
-    one = results_of(purity_input=purity_answer(0.5, 0.5, dataset=HOSTILE))
+    one = results_of(purity_input=purity_answer(0.5, 0.5))
     one["replies"]["report"] = reply(None, error=HOSTILE)
     one["replies"]["map-input"] = reply({}, "figures/map.png")
     one["replies"]["page"] = reply({}, "reports/one.html")
-    text = page.page({"source": "x", "limit": 50, "versions": {}, "represent_seconds": {}, "bases": [one]})
+    text = page.page({"source": "x", "limit": 50, "versions": {}, "bases": [one]})
     assert "<b>" not in text
     assert "\x1b" not in text
-    assert rows_below(text, "## Purity by dataset")[1][0] == "&lt;b&gt;x&lt;/b&gt;¦\\`a\\`\\\\x1b\\[31m"
-    assert rows_below(text, "Without an answer")[1][1].startswith("&lt;b&gt;")
+    assert rows_below(text, "Without an answer")[1][1] == "&lt;b&gt;x&lt;/b&gt;¦\\`a\\`\\\\x1b\\[31m"
     assert "\n![map-input](figures/map.png)\n" in text
     assert "\n[page](reports/one.html)\n" in text
     assert markdown([["a"], ["b\nc|d"]]).splitlines()[2] == "| b c\\|d |"

@@ -16,24 +16,10 @@ from scripts.sampling import study
 from tests.conftest import ROOT, run_python
 
 
-def test_stripes_are_spread_from_the_first_row_to_the_last():
-    for lines, count, stripes in ((128, 16, 1), (128, 16, 2), (128, 17, 3), (512, 16, 4), (100, 3, 4)):
-        found = study.spread(lines, count, stripes)
-        rows = [row for stripe in found for row in stripe]
-        assert len(found) == min(stripes, count)
-        assert rows == sorted(set(rows))
-        assert len(rows) == count
-        assert rows[0] == 0
-        assert len(found) == 1 or rows[-1] == lines - 1
-    assert study.spread(128, 16, 2) == row_plan.stripes(128, 16)
-    assert study.spread(8, 9, 3) == (range(8),)
-
-
 def test_a_plan_is_in_force_only_inside_the_block():
     before = row_plan.lines_to_read((128, 128), False, 4), row_plan.coordinates((128, 512), True)
-    with study.in_force(study.Plan(16, 4)):
+    with study.in_force(study.Plan(16)):
         assert row_plan.lines_to_read((128, 128), False, 4) == 16
-        assert len(row_plan.stripes(128, 16)) == 4
         assert len(row_plan.coordinates((128, 512), True)) == 16
     with study.in_force(study.SHIPPED):
         assert row_plan.lines_to_read((128, 128), False, 4) == before[0]

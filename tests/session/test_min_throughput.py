@@ -140,7 +140,7 @@ QUESTIONS = {
     "a listing": ("/api/models", lambda: get_json("/api/models")),
     "a model": ("/api/models/me/model$", lambda: get_json("/api/models/me/model")),
     "its tree": ("/tree/", lambda: get_json("/api/models/me/model/tree/main")),
-    "its refs": ("/refs", lambda: get_json("/api/models/me/model/refs")),
+    "its commits": ("/commits", lambda: get_json("/api/models/me/model/commits/main")),
     "config.json": ("config.json", lambda: fetch_small("me/model", "config.json", "main", 100, retries=QUICK)),
     "a range": ("safetensors", lambda: RemoteFile("me/model", "model.safetensors", "main", retries=QUICK).read(0, 32)),
 }

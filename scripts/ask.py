@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import kstest
+from sklearn.metrics import average_precision_score
 
 from query import Atlas
 from query.ask.ask import FALSE_DISCOVERIES
-from query.ask.evidence import Features, Reader, reference_sets
+from query.ask.evidence import Features, Reader
 from query.ask.models import read_candidates
 from query.ask.scoring import VOCABULARY_WEIGHT, Scored, null_of, score, standing_out
 from query.texts import Texts, read_texts
-from scripts.child import PROJECT, run_shown
+from scripts.child import PROJECT, call
 from scripts.family import tasks
 from scripts.family.plan import Plan, load_plan
 from scripts.loopback_hub import LoopbackHub
-from scripts.terminal import hub_environment
+from scripts.tables import aligned
+from scripts.terminal import hub_environment, indexed
 
 # Data sets that share texts, or sources: a model of one is no null for another.
 RELATED = (
@@ -38,34 +40,23 @@ TEXTS = 200  # held-out texts of each data set
 
 
 def main() -> None:
-    """Build the atlas of a family, write its texts, and measure, in a process that talks to its Hub."""
+    """Build the atlas of a family, write its texts, and measure."""
     parser = argparse.ArgumentParser(prog="python -m scripts.ask", description=__doc__)
     parser.add_argument("family", type=Path)
     parser.add_argument("--architecture", default="roberta")
     parser.add_argument("--size", default="demo")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--pretraining", action="store_true", help="200 texts of the base's own corpus as reference")
-    parser.add_argument(
-        "--rivals", action="store_true", help="also run every model over the texts, and search the cards"
-    )
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    plan = load_plan(options.size, options.architecture)
-    if options.measure:
-        reference = options.out / "pretraining.txt" if options.pretraining else None
-        measure(options.out, plan, reference, options.family if options.rivals else None)
-        return
-    write_texts(plan, options.out)
+    plan, out = load_plan(options.size, options.architecture), options.out.resolve()
+    write_texts(plan, out)
+    indexed(options.family, out, plan.base, plan.fingerprint, "--discover names")
     with LoopbackHub(options.family) as hub:
-        environment = hub_environment(hub.endpoint, options.out / "huggingface")
-        atlas = str(options.out / "atlas")
-        build = ["indexer", "build", "--base", plan.base, "--discover", "names", "--workers", "1", "--atlas", atlas]
-        for words in (build, ["scripts.ask", *sys.argv[1:], "--measure"]):
-            run_shown(*words, **environment)
+        environment = hub_environment(hub.endpoint, out / "huggingface")
+        call(measure, out, options.size, options.architecture, environment=environment)
 
 
 def write_texts(plan: Plan, out: Path) -> None:
-    """The held-out texts of every data set as JSON lines below ``out/texts``, and 200 texts of the base's corpus."""
+    """The held-out texts of every data set as JSON lines below ``out/texts``."""
     work = out / "work"
     if (out / "texts").is_dir():
         return
@@ -74,9 +65,6 @@ def write_texts(plan: Plan, out: Path) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
-    corpus = json.loads((work / "corpus.json").read_text(encoding="utf-8"))
-    some = [corpus[place * len(corpus) // 200] for place in range(200)]
-    (out / "pretraining.txt").write_text("\n".join(tokenizer.decode(ids) for ids in some), encoding="utf-8")
     (out / "texts").mkdir()
     for name in plan.datasets:
         examples = tasks.LabelledTexts.load(work, name).held_out
@@ -84,8 +72,9 @@ def write_texts(plan: Plan, out: Path) -> None:
         (out / "texts" / f"{name.replace('/', '--')}.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None = None) -> None:
-    """Print the tables. ``rivals``: the folder of the family, whose models and cards the rivals read."""
+def measure(folder: str, size: str, architecture: str) -> None:
+    """Print the tables, in a process that talks to the Hub."""
+    out, plan = Path(folder), load_plan(size, architecture)
     names = sorted(plan.datasets)
     truth = {run.model: run.dataset for run in plan.runs if not run.scratch}
     with Atlas(out / "atlas") as atlas:
@@ -93,7 +82,7 @@ def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None =
             row["model_id"]: (row["model"], row["relation"])
             for row in atlas.rows("SELECT model_id, model, relation FROM models WHERE base = ?", [plan.base])
         }
-        reader = Reader(atlas, plan.base, None if reference is None else read_texts(reference))
+        reader = Reader(atlas, plan.base)
         null, pooled = reader.reference(), reader.pooled_rates()
         files = [out / "texts" / f"{name.replace('/', '--')}.jsonl" for name in names]
         texts = [read_texts(file, most=TEXTS) for file in files]
@@ -105,17 +94,6 @@ def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None =
         named = [names_of[one] for one in models.ids.tolist()]
         labels = np.array([truth[name] for name, _ in named])
         is_adapter = np.array([relation == "adapter" for _, relation in named])
-    others: dict[str, np.ndarray] = {}  # by rival: the raw scores (sets, models), those of the reference first
-    if rivals is not None:
-        from scripts.ask.rivals import by_cards, loss_gaps
-
-        own_reference = None if reference is None else read_texts(reference)
-        sets = [*reference_sets(own_reference).values(), *(one.texts for one in texts)]
-        ids = [name for name, _ in named]
-        others["loss gap"] = loss_gaps(rivals, plan, out / "work", ids, sets)
-        # A classifier may have lost most where it was trained.
-        others["loss gap, minus"] = -others["loss gap"]
-        others["cards"] = by_cards(rivals, ids, sets)
 
     def kinds(features: Features, some: np.ndarray) -> dict[str, list[tuple[Any, Any, float]]]:
         chosen = models.only(some)
@@ -127,7 +105,6 @@ def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None =
 
     every = np.arange(len(kept))
     found = {name: scored(evidence) for name, evidence in kinds(asked, every).items()}
-    rival_scores = {name: scored([(raw[: -len(names)], raw[-len(names) :], 1.0)]) for name, raw in others.items()}
     elsewhere = {name: scored(evidence) for name, evidence in kinds(outside, every).items()}
     chance: dict[str, list[np.ndarray]] = {name: [] for name in found}
     for place, name in enumerate(names):
@@ -138,23 +115,27 @@ def measure(out: Path, plan: Plan, reference: Path | None, rivals: Path | None =
             chance[kind].append(scored(evidence).p[0])
     print(f"\n{plan.base}: {len(kept)} models, {int(is_adapter.sum())} adapters, {len(names)} data sets, "
           f"{len(null.blocks)} sets of reference texts")  # fmt: skip
-    head = ("evidence", "models", "n", "AP", "chance", "to data set", "p<.05", "p<.01")
-    print(("{:<12}{:<10}" + "{:>12}" * 6).format(*head))
-    for kind, values in (found | rival_scores).items():
+    rows = [["evidence", "models", "n", "AP", "chance", "to data set", "p<.05", "p<.01"]]
+    for kind, values in found.items():
         for which, some in (("full", ~is_adapter), ("adapters", is_adapter), ("all", np.ones(len(kept), bool))):
             some = some & ~np.isnan(values.z).any(axis=0)
             if some.any():
-                print(("{:<12}{:<10}{:>12}" + "{:>12.3f}" * 5).format(kind, which, *row(values, labels, names, some)))
-    print(("\n{:<12}{:<34}" + "{:>10}" * 5).format("by chance", "texts", "n", "p<.05", "p<.01", "KS", "a find"))
+                rows.append([kind, which, *shown(row(values, labels, names, some))])
+    print(aligned(rows))
+    rows = [["by chance", "texts", "n", "p<.05", "p<.01", "KS", "a find"]]
     for kind in found:
         lines = {"of other data sets": chance[kind], "of the documentation": list(elsewhere[kind].p)}
-        for what, shares in lines.items():
-            print(("{:<12}{:<34}{:>10}" + "{:>10.3f}" * 4).format(kind, what, *uniformity(shares)))
-    print(("\n{:<12}" + "{:>16}" * 4).format("stand out at", "models", "same texts", "same data set", "of these found"))
+        rows += [[kind, what, *shown(uniformity(shares))] for what, shares in lines.items()]
+    print(f"\n{aligned(rows)}")
+    rows = [["stand out at", "models", "same texts", "same data set", "of these found"]]
     for rate in (0.05, FALSE_DISCOVERIES, 0.2):
-        print(
-            ("{:<12}{:>16}" + "{:>16.2f}" * 3).format(rate, *those_that_stand_out(found["fused"], labels, names, rate))
-        )
+        rows.append([f"{rate}", *shown(those_that_stand_out(found["fused"], labels, names, rate))])
+    print(f"\n{aligned(rows)}")
+
+
+def shown(values: Sequence[float]) -> list[str]:
+    """A number of models, and shares."""
+    return [f"{one}" if isinstance(one, int) else f"{one:.3f}" for one in values]
 
 
 def scored(kinds: Sequence[tuple[Any, Any, float]]) -> Scored:
@@ -170,9 +151,7 @@ def row(found: Scored, labels: np.ndarray, names: Sequence[str], some: np.ndarra
         is_true = labels[some] == name
         if not is_true.any():
             continue
-        order = np.argsort(-found.z[place, some], kind="stable")
-        hits = is_true[order]
-        precision.append(float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].mean()))
+        precision.append(average_precision_score(is_true, found.z[place, some]))
         by_chance.append(float(is_true.mean()))
         small += (found.p[place, some][is_true] < 0.05).tolist()
         tiny += (found.p[place, some][is_true] < 0.01).tolist()
@@ -182,8 +161,6 @@ def row(found: Scored, labels: np.ndarray, names: Sequence[str], some: np.ndarra
 
 def uniformity(sets: Sequence[np.ndarray]) -> list[Any]:
     """n, shares of small p, the distance from uniform (Kolmogorov–Smirnov), the share of sets where a model stands out."""
-    from scipy.stats import kstest
-
     finds = [standing_out(p, FALSE_DISCOVERIES) > 0 for p in sets]
     p = np.concatenate(sets)
     p = p[~np.isnan(p)]
