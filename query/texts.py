@@ -115,8 +115,8 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     if len(texts) < kept.count:
         notes.append(f"{name} holds {kept.count:,} texts; {len(texts):,} of them, evenly spaced, were used")
     if kept.cut:
-        long = f"{kept.cut:,} long text{'s' * (kept.cut != 1)}"
-        notes.append(f"of {long} of {name} the first {LONGEST_TEXT:,} characters were used")
+        longer = "1 long text" if kept.cut == 1 else f"{kept.cut:,} long texts"
+        notes.append(f"of {longer} of {name} the first {LONGEST_TEXT:,} characters were used")
     return Texts(name, tuple(texts), kept.count, tuple(notes))
 
 
