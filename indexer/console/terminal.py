@@ -23,7 +23,7 @@ import click
 from indexer.console.advice import for_command_line
 from indexer.console.messages import Progress, clean, is_coloured, say, say_more, verbosity
 from indexer.console.output import as_plain, emit
-from indexer.errors import AtlasError, BadArgument, ModelError
+from indexer.errors import WRONG_KINDS, AtlasError, BadArgument, ModelError
 from indexer.version import __version__
 
 __all__ = [
@@ -263,9 +263,6 @@ _OS_ERRORS = {
 }
 
 
-_OF_ODD_VALUES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-
-
 def explain(error: BaseException) -> str:
     """One line for a person: what is wrong, and what to do."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
@@ -289,7 +286,7 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}{at}. Run with --debug for the traceback."
     todo = "Run with --debug for the traceback."
-    if isinstance(error, _OF_ODD_VALUES):  # an atlas from somebody else may hold what no build writes
+    if isinstance(error, WRONG_KINDS):  # an atlas from somebody else may hold what no build writes
         todo = f"Check the atlas: index verify --strict. {todo}"
     return f"{type(error).__name__}: {text.rstrip('.')}. {todo}"
 

@@ -178,14 +178,6 @@ def receptive_fields(
     return found
 
 
-def position_shares(layers: Layers, inputs: torch.Tensor, layer: int, seed: int = 0) -> torch.Tensor:
-    """The share of each input position in Σ_t M[t, s] (see ``receptive_fields``), for each input: (n, positions)."""
-    leaf = inputs.detach().clone().requires_grad_(True)
-    positions = layers.by_position(inputs[:1]).shape[1]
-    hidden = layers.state(leaf, layer)
-    return _normalised(_column_sums(layers, leaf, hidden[:, hidden.shape[1] - positions :], seed))
-
-
 def _column_sums(layers: Layers, leaf: torch.Tensor, hidden: torch.Tensor, seed: int) -> torch.Tensor:
     """Σ_t M[t, s] for each sequence and position s, from independent v_t: (sequences, positions)."""
     places = range(hidden.shape[1])

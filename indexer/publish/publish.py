@@ -6,7 +6,6 @@ renames the copy over the original (see ``indexer.publish.staging``).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 
 from indexer.atlas import AtlasFolder
@@ -15,11 +14,11 @@ from indexer.errors import AtlasError
 from indexer.publish.duplicates import renew_duplicates, renew_initialisations, with_duplicates
 from indexer.publish.profile_tables import renew_profile_tables
 from indexer.publish.publication import Publication, SkippedModels
-from indexer.publish.rows import Entry, record_rows, valid_listing_rows
+from indexer.publish.rows import Entry, record_rows, row_of_base, valid_listing_rows
 from indexer.publish.staging import staged_publish
 from indexer.publish.stored_answers import ANSWERS, renew_answers
 from indexer.publish.tables import Row, Tables
-from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows
+from indexer.publish.validation import InvalidValue, check_rows, valid_rows
 from indexer.publish.vector_update import VectorUpdates
 from indexer.publish.vectors import PublishedVectors
 from indexer.records.identity import ROW_NAMES, Thresholds
@@ -139,22 +138,9 @@ class _Publisher:
             self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **self.publication.build}])
 
     def _base_row(self) -> None:
-        base = self.publication.base
-        layers: dict[str, int] = {}
-        for matrix in base.layout.matrices:
-            layers[matrix.key.stack] = max(layers.get(matrix.key.stack, 0), matrix.key.layer + 1)
         before = self.tables.first("SELECT aliases FROM bases WHERE base = ?", [self.base])
-        row = {
-            "base": self.base,
-            "commit": base.commit,
-            "aliases": sorted({*self.publication.aliases, *(before[0] if before else ())} - {self.base}),
-            "model_type": str(base.config.get("model_type")),
-            "architecture": base.layout.architecture,
-            "layers": [{"stack": stack, "layers": count} for stack, count in layers.items()],
-            "deltas": [str(matrix.key) for matrix in base.layout.matrices],
-            "block_bytes": base.block_bytes,
-            "config": json.dumps(plain_json(dict(base.config))),
-        }
+        aliases = {*self.publication.aliases, *(before[0] if before else ())} - {self.base}
+        row = {**row_of_base(self.publication.base), "aliases": sorted(aliases)}
         try:
             check_rows("bases", [row])
         except InvalidValue as why:

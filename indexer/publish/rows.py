@@ -25,7 +25,7 @@ from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import ListedModel
 from indexer.names import author_of
 from indexer.publish.tables import Row
-from indexer.publish.validation import InvalidValue, check_rows, valid_rows, with_nulls
+from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows, with_nulls
 from indexer.records.difference import signature_of
 from indexer.records.record import RANK_THRESHOLDS, DeltaRecord, FusedMatrixRecord, Record
 from indexer.records.representation import DEFAULT, Representation, Vector
@@ -230,6 +230,23 @@ def rows_of_record(
         found = {"named": named.named, "verdict": named.verdict, "resolved_base": named.parent, "why": named.why}
         adapter_bases = [{"model_id": model_id} | found]
     return {"records": [row], "deltas": deltas, "fused_matrices": fused, "adapter_bases": adapter_bases}
+
+
+def row_of_base(base: StoredBase) -> Row:
+    """The row of a base, without its aliases."""
+    layers: dict[str, int] = {}
+    for matrix in base.layout.matrices:
+        layers[matrix.key.stack] = max(layers.get(matrix.key.stack, 0), matrix.key.layer + 1)
+    return {
+        "base": base.base,
+        "commit": base.commit,
+        "model_type": str(base.config.get("model_type")),
+        "architecture": base.layout.architecture,
+        "layers": [{"stack": stack, "layers": count} for stack, count in layers.items()],
+        "deltas": [str(matrix.key) for matrix in base.layout.matrices],
+        "block_bytes": base.block_bytes,
+        "config": json.dumps(plain_json(dict(base.config))),
+    }
 
 
 def moment(text: Any) -> datetime | None:

@@ -45,6 +45,14 @@ _REFERENCES = (
     ("neighbours", "neighbour_id", "fine_tunes", "model_id"),
     *((table, "base", "bases", "base") for table in _OF_BASES),
 )
+# What holds in every row of a table that a publish wrote, beyond the types of its columns.
+_VALUES = (
+    ("bases", "len(deltas) > 0 AND json_type(config) = 'OBJECT'"),
+    ("internal.vector_masks", "len(model_ids) = list_count(model_ids)"),
+    ("neighbours", "rank > 0 AND abs(similarity) < 1.001"),
+    ("null_similarity", "pairs > 0 AND abs(similarity) < 1.001 AND share BETWEEN 0 AND 1 "
+                        "AND coalesce(share_high, 1) BETWEEN 0 AND 1"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,11 @@ class _Verifier:
                     depths = depth_vectors(connection, row["base"])
                     self.profiled[row["base"]] = {model_id for model_id, vector in depths.items() if vector.any()}
                 for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
-                    published = read_published(connection, row["base"], row["representation"])
+                    try:
+                        published = read_published(connection, row["base"], row["representation"])
+                    except AtlasError as error:
+                        self.report("vectors", f"{row['base']}, {row['representation']}", str(error))
+                        continue
                     if published is not None:
                         self.vectors.append((published, _problems_of_centre(published, connection)))
                 self.profiles = {row["profile_key"] for row in connection.rows("SELECT profile_key FROM profiles")}
@@ -365,3 +377,8 @@ def _problems_of_tables(connection: Connection) -> Iterator[tuple[str, str]]:
             ).fetchall()
             if count:
                 yield table, f"{count} rows contain a {column} that is not in {others}: {HINT}"
+    for table, condition in _VALUES:
+        if table in readable:
+            ((count,),) = connection.execute(f"SELECT count(*) FROM {table} WHERE ({condition}) IS NOT TRUE").fetchall()
+            if count:
+                yield table, f"{count} rows contain values that no publish writes: {HINT}"

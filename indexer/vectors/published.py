@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from indexer.errors import AtlasError
+from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.vectors.centre import GROUPS, Centre, GroupCentre
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.compressed import Compressed, CompressedSearch
@@ -74,13 +76,33 @@ class Published:
         return VectorIndex(segments, self.length, search, self.masks)
 
 
+@contextmanager
+def _refused(base: str, representation: str) -> Iterator[None]:
+    """Within the block, values that no publish writes are an AtlasError; an atlas may be from somebody else."""
+    try:
+        yield
+    except WRONG_KINDS as error:
+        why = " ".join(str(error).split())[:120]
+        raise AtlasError(
+            f"The rows about the vectors of {base}, {representation}, are not valid: {why}.", HINT
+        ) from error
+
+
 def read_published(
     connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str
 ) -> Published | None:
     """The published vectors of a base; None if this representation is not published.
 
-    Raises AtlasError if a mask does not have the number of blocks that the representation has.
+    Raises AtlasError if a mask does not have the number of blocks that the representation has, and for values that no
+    publish writes.
     """
+    with _refused(base, representation):
+        return _read_published(connection, base, representation)
+
+
+def _read_published(
+    connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str
+) -> Published | None:
     key = [base, representation]
 
     def rows(statement: str) -> list[tuple[Any, ...]]:
@@ -139,6 +161,11 @@ def read_published(
 
 def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str) -> Centre | None:
     """The published centre; None if there is none. Raises AtlasError if its rows are not a centre."""
+    with _refused(base, representation):
+        return _read_centre(connection, base, representation)
+
+
+def _read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str) -> Centre | None:
     rows = connection.execute(
         "SELECT vector_group, models, votes, numbers, drift FROM internal.centres "
         "WHERE base = ? AND representation = ? ORDER BY vector_group, block",

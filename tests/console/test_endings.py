@@ -105,7 +105,8 @@ def ended(capsys, *words):
         (
             "recursion",
             1,
-            "Error: RecursionError: maximum recursion depth exceeded. Run with --debug for the traceback.",
+            "Error: RecursionError: maximum recursion depth exceeded. Check the atlas: index verify --strict. "
+            "Run with --debug for the traceback.",
         ),
     ],
 )

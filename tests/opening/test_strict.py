@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -31,6 +32,7 @@ def test_a_good_atlas_passes_every_check(atlas):
         ("UPDATE deltas SET norm = norm * 2 WHERE model_id = 3 AND layer = 0", "row"),
         ("DELETE FROM deltas WHERE model_id = 3 AND layer = 0", "row"),
         ("UPDATE records SET delta_norm = 7 WHERE model_id = 3", "row"),
+        ("UPDATE bases SET deltas = deltas[2:], config = '{}'", "row"),
         ("CREATE VIEW mine AS SELECT 1 AS one", "database"),
         ("CREATE OR REPLACE VIEW failures AS SELECT 1 AS one", "definition"),
     ],
@@ -38,6 +40,24 @@ def test_a_good_atlas_passes_every_check(atlas):
 def test_alterations_are_found(atlas, statement, kind):
     change(atlas, statement)
     assert {one.kind for one in verify_deeply(atlas)} == {kind}
+
+
+def test_values_that_no_publish_writes_are_found(atlas):
+    for statement in (
+        "UPDATE bases SET config = '[1]'",
+        "INSERT INTO null_similarity SELECT base, 'input', 'full', 'full', 300, .5, 'inf', NULL FROM bases",
+        "UPDATE neighbours SET similarity = 'nan' WHERE model_id = 2",
+    ):
+        change(atlas, statement)
+    assert [one.what for one in verify(atlas)] == ["bases", "neighbours", "null_similarity"]
+
+
+def test_rows_about_vectors_that_cannot_be_read_are_named(atlas):
+    execute(atlas.database, "UPDATE representations SET blocks = 1")
+    change(atlas, "INSERT INTO internal.vector_masks SELECT base, 'input', '1', [NULL] FROM bases")
+    for check in (verify, verify_deeply):
+        (found,) = {one for one in check(atlas) if one.kind == "vectors"}
+        assert re.match("The rows about the vectors of [^ ]+, input, are not valid: ", found.problem)
 
 
 def test_a_vector_that_its_record_does_not_make_is_found(atlas):

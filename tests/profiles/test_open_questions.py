@@ -14,7 +14,7 @@ from indexer.profiles.loading import layers_of
 from indexer.profiles.patch_embedding import seeded_patch_embedding
 from indexer.profiles.probes import random_probe
 from indexer.profiles.recovery import high_frequency
-from indexer.profiles.sensitivity import conditioning, position_shares, singular_values
+from indexer.profiles.sensitivity import conditioning, singular_values
 from indexer.profiles.single import neurons_inside
 from indexer.profiles.statistics import normal
 from indexer.profiles.subject import Subject
@@ -77,15 +77,6 @@ def test_waves_below_and_above_half_of_the_highest_frequency():
     assert high_frequency(low + 2 * high) == pytest.approx(0.8)
     assert high_frequency(torch.zeros(1, 3, SIDE, SIDE)) == 0.0
     assert high_frequency(normal((20, 3, 64, 64), 0, "noise")) == pytest.approx(1 - math.pi / 16, abs=0.01)
-
-
-# ---- positions
-
-
-def test_the_shares_of_a_causal_sum_decline_linearly():
-    sums = after(running_sum, 1)
-    shares = position_shares(sums, random_probe(sums).inputs(sums), 1).mean(dim=0)
-    assert shares.numpy() == pytest.approx([(16 - s) / 136 for s in range(16)], rel=0.05)
 
 
 # ---- features
