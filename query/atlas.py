@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from query.invert import invert as _invert
     from query.layers import layers as _layers
     from query.lineage.lineage import lineage as _lineage
-    from query.lineage.result import Lineages
+    from query.lineage.lineage import lineages as _lineages
     from query.map.model_map import model_map as _map
     from query.predict.evaluation import evaluate as _evaluate_prediction
     from query.predict.predict import predict as _predict
-    from query.predict.result import Prediction
+    from query.predict.predict import predict_many as _predict_many
     from query.purity.result import PurityResult
     from query.rank.study import rank_by_depth as _rank
     from query.report.report import report as _report
@@ -113,8 +113,7 @@ class _Question:
     def __get__(self, atlas: object, owner: type) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(import_module(self._module), self._function)
         setattr(Atlas, self._name, function)
-        bound: Callable[..., Any] = getattr(owner if atlas is None else atlas, self._name)
-        return bound
+        return getattr(owner if atlas is None else atlas, self._name)
 
 
 class Atlas(AtlasReader):
@@ -139,9 +138,11 @@ class Atlas(AtlasReader):
         invert = _invert
         layers = _layers
         lineage = _lineage
+        lineages = _lineages
         map = _map
         evaluate_prediction = _evaluate_prediction
         predict = _predict
+        predict_many = _predict_many
         rank = _rank
         report = _report
         show = _show
@@ -157,9 +158,11 @@ class Atlas(AtlasReader):
         invert = _Question("query.invert:invert")
         layers = _Question("query.layers:layers")
         lineage = _Question("query.lineage.lineage:lineage")
+        lineages = _Question("query.lineage.lineage:lineages")
         map = _Question("query.map.model_map:model_map")
         evaluate_prediction = _Question("query.predict.evaluation:evaluate")
         predict = _Question("query.predict.predict:predict")
+        predict_many = _Question("query.predict.predict:predict_many")
         rank = _Question("query.rank.study:rank_by_depth")
         report = _Question("query.report.report:report")
         show = _Question("query.show:show")
@@ -257,57 +260,6 @@ class Atlas(AtlasReader):
         tasks = tasks_of(self, population) if by == "task" else None
         found = clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws, tasks=tasks)
         return replace(found, notes=(*found.notes, *notes_on_sampled(self, population)))
-
-    def predict_many(
-        self,
-        models: Iterable[str | Path] | None = None,
-        *,
-        k: int = 10,
-        base: str | None = None,
-        representation: str = "input",
-        unknown_share: float | None = None,
-        store: bool = False,
-    ) -> list[Answered[Prediction]]:
-        """``predict`` for many models; by default for every indexed model of the base that names no dataset.
-
-        Of ten models or more the ``unknown_share`` is estimated from them, unless it is given. A model without an
-        answer has an ``error`` instead of an ``answer``. ``store``: keep the answers for indexed models in the atlas
-        (table ``predictions``, view ``likely_datasets``).
-        """
-        from query.predict.predict import predict_many, undocumented
-        from query.predict.predict import store as keep
-
-        asked = undocumented(self, base) if models is None else [str(model) for model in models]
-        is_all = models is None
-        found = list(
-            predict_many(
-                self, asked, k=k, base=base, representation=representation, unknown_share=unknown_share,
-                are_indexed=is_all,
-            )
-        )  # fmt: skip
-        if store:
-            keep(self, [one.answer for one in found if one.answer is not None])
-        return found
-
-    def lineages(self, base: str | None = None, *, dates: bool = True, store: bool = False) -> Lineages:
-        """``lineage`` for every indexed model of a base, oldest first.
-
-        The weights are read even if the atlas keeps an answer. ``store``: keep the answers in the atlas (tables and
-        views of lineage); for a model that could not be read (``unanswered``) the stored answer stays. Raises
-        AtlasError if the atlas has no factors, another process is writing to it, or for ``store`` with
-        ``dates=False``: later questions use stored answers and may use dates.
-        """
-        from query.lineage.lineage import every_lineage
-        from query.lineage.result import Lineages
-        from query.lineage.stored import store as keep
-
-        if store and not dates:
-            raise AtlasError("Only answers that may use dates can be stored.", "Leave out `store` or `dates=False`.")
-        canonical = self.base_named(base)
-        answers = tuple(every_lineage(self, canonical, dates=dates))
-        if store:
-            keep(self, canonical, answers)
-        return Lineages(canonical, answers)
 
     def sql(
         self,

@@ -216,8 +216,7 @@ def _by_part(
     atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, representation: str
 ) -> tuple[Means, Means]:
     """The mean cosine of the blocks that both changed, by layer and by family; None if there is no such block."""
-    names = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [first.base])[0]["deltas"]
-    keys = [DeltaKey.parse(name) for name in names]
+    keys = [DeltaKey.parse(name) for name in atlas.base_row(first.base)["deltas"]]
     vectors = (vector_of(atlas, model, representation) for model in (first, second))
     one, other = (vector.astype(np.float64).reshape(len(keys), -1) for vector in vectors)
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)

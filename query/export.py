@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError, require
 from query.figures import checked_output, write_output
 from query.results import Result
+from query.wording import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -52,8 +53,8 @@ class ModelVectors(Result):
     def headline(self) -> str:
         """The number of vectors, and their length."""
         of_blocks = f", in {self.blocks} blocks" if self.blocks else ""
-        count = "1 vector" if len(self) == 1 else f"{len(self):,} vectors"
-        return f"{count} of {self.base}, {self.representation}: {self.matrix.shape[1]:,} numbers each{of_blocks}"
+        what = f"{counted(len(self), 'vector')} of {self.base}, {self.representation}"
+        return f"{what}: {self.matrix.shape[1]:,} numbers each{of_blocks}"
 
     def similarity(self, models: Sequence[str] | None = None) -> NDArray[np.float32]:
         """The similarities (m, n), from -1 to 1, of ``models`` (default: all) to every model, as in ``query similar``.

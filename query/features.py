@@ -135,7 +135,7 @@ def features(
     atlas: AtlasReader | None,
     model: str | Path,
     *,
-    layers: Sequence[int] | None = None,
+    layers: str | Sequence[int] | None = None,
     neurons: str | Sequence[int] = "0-7",
     patch: int | None = None,
     stem: str | None = None,
@@ -148,17 +148,19 @@ def features(
 ) -> FeatureGrid:
     """What single neurons of ``model`` respond to, as images; see :func:`indexer.profiles.single.neuron_features`.
 
-    ``neurons``: numbers, "0-15", "3,7", or "all" with a ``patch``. ``stem``: an image stem in front of a language
-    model's layers. ``plain``: without octaves, blur and jitter. ``module``: block, or attention or mlp for neurons
-    inside the blocks. Raises AtlasError if a layer, neuron or patch does not
-    exist, or the model cannot be read.
+    ``layers``: numbers, or "1,4". ``neurons``: numbers, "0-15", "3,7", or "all" with a ``patch``. ``stem``: an image
+    stem in front of a language model's layers. ``plain``: without octaves, blur and jitter. ``module``: block, or
+    attention or mlp for neurons inside the blocks. Raises AtlasError if a layer, neuron or patch does not exist, or the
+    model cannot be read.
     """
     model = str(model)
     require("Running a model", *READERS)
     from indexer.console.messages import say_more
-    from indexer.profiles.single import canonical_recipe, neuron_features, read_now
+    from indexer.profiles.single import canonical_recipe, neuron_features, parse_layers, read_now
 
     recipe = canonical_recipe(recipe)
+    if isinstance(layers, str):
+        layers = parse_layers(layers)
     chosen = _parse_neurons(neurons, patch)
     subject = read_now(reference_of(atlas, model, base), device)
     found, notes = neuron_features(

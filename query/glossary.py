@@ -5,9 +5,9 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from indexer.atlas import schema_sql
 from indexer.errors import AtlasError
 from indexer.names import nearest
 
@@ -110,8 +110,12 @@ def _ask(statement: str, *parameters: str) -> list[dict[str, Any]]:
     """The rows of a statement on a database with nothing but the schema."""
     import duckdb
 
-    with duckdb.connect(":memory:") as connection:
-        connection.execute(schema_sql())
-        cursor = connection.execute(statement, list(parameters))
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    from indexer.database.catalog import empty_database
+
+    with TemporaryDirectory(prefix="atlas-") as folder:
+        file = Path(folder) / "empty.duckdb"
+        file.write_bytes(empty_database())
+        with duckdb.connect(str(file), read_only=True) as connection:
+            cursor = connection.execute(statement, list(parameters))
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -160,7 +160,7 @@ def invert(
     text: str | None = None,
     *,
     images: Sequence[str | Path] = (),
-    layers: Sequence[int] | None = None,
+    layers: str | Sequence[int] | None = None,
     recipe: str = "default",
     top: int = 1,
     keep: str | None = None,
@@ -175,22 +175,24 @@ def invert(
 ) -> RecoveredWords | RecoveredImages:
     """Recover ``text``, or images, from the output of each layer of ``model``.
 
-    ``images``: files, instead of a text. ``recipe``: default, blank or original. ``top``: nearest words of each
-    position. ``keep``: a slice of the output positions to use ("1:"). ``restrict``: search among the text's own words
-    only. ``shift``: σ of the criterion. ``steps``, ``rate``: of the descent. See
+    ``images``: files, instead of a text. ``layers``: numbers, or "1,4". ``recipe``: default, blank or original.
+    ``top``: nearest words of each position. ``keep``: a slice of the output positions to use ("1:"). ``restrict``:
+    search among the text's own words only. ``shift``: σ of the criterion. ``steps``, ``rate``: of the descent. See
     :func:`indexer.profiles.single.invert_words` and ``invert_images``. Raises AtlasError if options contradict each
     other, or the model cannot be read.
     """
     model = str(model)
     require("Running a model", *READERS)
     from indexer.console.messages import say_more
-    from indexer.profiles.single import canonical_recipe, invert_images, invert_words, read_now
+    from indexer.profiles.single import canonical_recipe, invert_images, invert_words, parse_layers, read_now
 
     if text is not None and (images or stem):
         raise BadArgument(
             "Give a text or images, not both.", "For example: `atlas.invert('MODEL', 'The sky is blue.')`"
         )
     recipe = canonical_recipe(recipe, "blank")
+    if isinstance(layers, str):
+        layers = parse_layers(layers)
     reference = reference_of(atlas, model, base)
 
     def on_progress(layer: int) -> None:

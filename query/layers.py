@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from query.heads import HeadChange, changes_by_head
 from query.lookup import resolve_model
 from query.resolved import ResolvedModel, unrelated_notes
 from query.results import Drawn, ThemeName
-from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, estimated
+from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, rows_in_words
 from query.trace.evidence import TokenEvidence, token_evidence
 from query.wording import MEASURES, counted, percent
 
@@ -93,7 +93,11 @@ class Embedding:
 class Layers(Drawn):
     """Where one model changed; ``norm`` is that of all deltas together, which are in the order of the base."""
 
+    ROWS = "deltas"
     COLUMNS = tuple(Change.__dataclass_fields__)
+    KEYS = (
+        "model", "base", "read", "norm", "norm_error", "layers", "families", "deltas", "embedding", "heads", "notes",
+    )  # fmt: skip
     SHOW_HEADLINE = True
 
     model: str
@@ -120,7 +124,10 @@ class Layers(Drawn):
         """A note on the estimates of a sample; none if all rows were read."""
         if self.read != SAMPLE or self.copy_evidence == CHECKSUM:
             return ()
-        return (estimated(self.model, (one.rows_read for one in self.deltas), self.norm, self.norm_error),)
+        rows, whole = rows_in_words(one.rows_read for one in self.deltas), ""
+        if self.norm:
+            whole = f"; the standard error of the norm of its whole change is {100 * self.norm_error / self.norm:.2g} %"
+        return (f"The norms of {self.model} are estimated from {rows}{whole}.",)
 
     @property
     def layers(self) -> list[Part]:
@@ -168,26 +175,6 @@ class Layers(Drawn):
                 f"{rows.change:.2g} of a row (root mean square over all of them)"
             )
         return f"{most}."
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "model": self.model,
-            "base": self.base,
-            "read": self.read,
-            "norm": self.norm,
-            "norm_error": self.norm_error,
-            "layers": [asdict(part) for part in self.layers],
-            "families": [asdict(part) for part in self.families],
-            "deltas": self.to_rows(),
-            "embedding": asdict(self.embedding) if self.embedding else None,
-            "heads": [asdict(one) for one in self.heads],
-            "notes": list(self.notes),
-        }
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each delta."""
-        return [asdict(one) for one in self.deltas]
 
     def table(self, *, details: bool = False, of: str = "relative_norm") -> list[dict[str, Any]]:
         """A row for each layer, a column for each family: one of MEASURES. Of heads a row for each matrix."""
@@ -298,12 +285,11 @@ def layers(
 
 def _by_head(atlas: AtlasReader, model: ResolvedModel) -> tuple[HeadChange, ...]:
     """Raises AtlasError if there are none."""
-    (about,) = atlas.rows("SELECT config FROM bases WHERE base = ?", [model.base])
     record = model.record
     if record is None:
         (row,) = atlas.rows("SELECT record_key FROM fine_tunes WHERE model_id = ?", [model.model_id])
         record = RecordStore(atlas.folder).read(row["record_key"])
-    found = changes_by_head(record, json.loads(about["config"] or "{}"))
+    found = changes_by_head(record, json.loads(atlas.base_row(model.base)["config"] or "{}"))
     if not found:
         reason = "a sample holds a few heads of each matrix" if record.is_sampled else "no attention matrix changed"
         hint = deepening(atlas, model.base, [model.name]) if record.is_sampled else "Leave `heads` out."
@@ -359,7 +345,7 @@ def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
                 "rows_read": delta.lines,
             }
         )
-    found = replace(_layers(model.name, model.base, rows), copy_evidence=model.copy_evidence)
+    found = _layers(model.name, model.base, rows, model.copy_evidence)
     notes = [f"{note} Exact: `read='full'`" for note in found.estimates]
     return replace(found, notes=(*notes, *unrelated_notes(model)))
 
@@ -372,12 +358,11 @@ def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> L
         [model_id],
     )
     evidence = atlas.rows("SELECT copy_evidence FROM records WHERE model_id = ?", [model_id])
-    found = _layers(model, base, rows)
-    found = replace(found, copy_evidence=evidence[0]["copy_evidence"] if evidence else None)
+    found = _layers(model, base, rows, evidence[0]["copy_evidence"] if evidence else None)
     return replace(found, notes=tuple(f"{note} {deepening(atlas, base, [model])}" for note in found.estimates))
 
 
-def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]]) -> Layers:
+def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]], copy_evidence: str | None) -> Layers:
     """From a row for each delta."""
     total = math.fsum(one["norm"] ** 2 for one in rows)
     order = sorted(rows, key=lambda one: DeltaKey(one["stack"], one["layer"], one["family"]).sort_key)
@@ -386,4 +371,4 @@ def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]]) -> Layers:
         change = Change(**one, share=one["norm"] ** 2 / total if total else 0.0)
         # The kept singular values hold a larger share of the rows that were read than of δW.
         changes.append(change if change.rows_read is None else replace(change, energy=None))
-    return Layers(model, base, math.sqrt(total), tuple(changes))
+    return Layers(model, base, math.sqrt(total), tuple(changes), copy_evidence=copy_evidence)

@@ -1,16 +1,33 @@
-"""The model that a question names: as the atlas holds it, or read on the fly."""
+"""The model that a question names: as the atlas holds it, or read on the fly, as a build would, and not stored."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from indexer.errors import AtlasError, BadArgument, require
-from indexer.names import READS, ModelRef
-from query.resolved import READERS, ResolvedModel, no_record
+from indexer.errors import AtlasError, BadArgument, Failed, ModelError, UnknownRevision, require, unreadable
+from indexer.names import READS, ModelRef, author_of, nearest
+from indexer.quantities import size_in_words
+from query.resolved import (
+    NOT_ON_HUB,
+    READERS,
+    ResolvedModel,
+    base_error,
+    indexed_names,
+    no_record,
+    thresholds,
+    unknown_model,
+    vector_of_record,
+)
+from query.sampled import SAMPLE
 
 if TYPE_CHECKING:
+    from indexer.deltas.single import Described
     from indexer.profiles.single import Reference
+    from indexer.records.record import Record
+    from indexer.vectors.published import PublishedBase
     from query.reader import AtlasReader, IndexedModel
 
 
@@ -32,9 +49,7 @@ def resolve_model(
         raise no_record(known, reference.id)
     if known is not None:  # it could not be read when it was indexed
         reference, base = replace(reference, id=known.model), base or known.base
-    from query.unindexed import read_unindexed  # an indexed model does not need it
-
-    return read_unindexed(atlas, reference, base, representation, read)
+    return _read_unindexed(atlas, reference, base, representation, read)
 
 
 def indexed_model(atlas: AtlasReader, model_id: int) -> ResolvedModel:
@@ -65,19 +80,142 @@ def reference_of(atlas: AtlasReader | None, model: str, base: str | None) -> Ref
         return Reference(model) if base is None else Reference(model, None, "finetune", base)
     try:
         canonical = atlas.base_named(model)
-        return Reference(canonical, _commit_of(atlas, canonical))
+        return Reference(canonical, str(atlas.base_row(canonical)["commit"]))
     except AtlasError:
         pass
     parsed = ModelRef.parse(model)
     known = atlas.find(parsed, base) if parsed.folder is None else None
     if known is not None:
         (row,) = atlas.rows("SELECT relation FROM fine_tunes WHERE model_id = ?", [known.model_id])
-        return Reference(known.model, known.commit, row["relation"], known.base, _commit_of(atlas, known.base))
+        base_commit = str(atlas.base_row(known.base)["commit"])
+        return Reference(known.model, known.commit, row["relation"], known.base, base_commit)
     if base is None:
         return Reference(model)
     canonical = atlas.base_named(base)
-    return Reference(model, None, "finetune", canonical, _commit_of(atlas, canonical))
+    return Reference(model, None, "finetune", canonical, str(atlas.base_row(canonical)["commit"]))
 
 
-def _commit_of(atlas: AtlasReader, base: str) -> str:
-    return str(atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [base])[0]["commit"])
+# ---- models that the atlas does not hold
+
+
+def _read_unindexed(
+    atlas: AtlasReader, reference: ModelRef, base: str | None, representation: str, read: str | None
+) -> ResolvedModel:
+    """Compute the record and the vector of a model, as a build would.
+
+    A folder is read in full if the representation needs that: it costs no traffic.
+    """
+    described, published_base = describe_unindexed(atlas, reference, base)
+    from indexer.deltas.single import read_model
+    from indexer.records.representation import representation_named
+
+    chosen = representation_named(representation)
+    needs_full = not chosen.from_samples and reference.folder is not None
+    with _reading(atlas, reference):
+        record = read_model(described, published_base, read or ("full" if needs_full else SAMPLE))
+    if not chosen.is_held_by(record) and record.is_sampled:
+        raise AtlasError(
+            f"Only a sample of rows was read of {record.identity.model}, which gives no {representation!r} vector.",
+            f"Read all of it ({size_in_words(record.block_bytes)}): `read='full'`",
+        )
+    identity = record.identity
+    published = atlas.published(identity.base, representation)
+    if chosen.version != published.version:
+        raise AtlasError(
+            f"The atlas holds version {published.version} of {representation!r}, this is {chosen.version}.",
+            f"Publish it again: index represent {representation}",
+        )
+    initialisation = _initialisation(atlas, record)
+    vector = vector_of_record(atlas, record, representation, initialisation)
+    same: IndexedModel | None = None
+    if reference.folder is not None:
+        same = _same_content(atlas, identity.commit, identity.base)
+    elif atlas.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [identity.model, identity.base]):
+        same = atlas.find(ModelRef(identity.model), identity.base)
+    is_foreign = record.adapter_base is not None and record.adapter_base.verdict == "foreign"
+    cosine = record.base_cosine
+    return ResolvedModel(
+        name=identity.model,
+        base=identity.base,
+        author=author_of(identity.model),
+        model_id=same.model_id if same is not None else None,
+        is_copy=vector is None,
+        group=record.vector_group,
+        initialisation=initialisation,
+        is_unrelated=is_foreign
+        or (cosine is not None and cosine < thresholds(atlas, identity.base)["unrelated_below"]),
+        base_cosine=cosine,
+        read=record.read,
+        copy_evidence=(SAMPLE if record.is_sampled else "weights") if record.is_copy else None,
+        vector=vector,
+        record=record,
+    )
+
+
+def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
+    """What a model that is not indexed says of itself, and the base to compare it with. Raises AtlasError."""
+    if reference.folder is None and reference.revision is None:
+        # A base, or a bare name that resembles one in the atlas: the Hub is not asked.
+        if (error := base_error(atlas, reference.id)) is not None:
+            raise error
+        if "/" not in reference.id and nearest(reference.id, indexed_names(atlas)):
+            hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
+            raise unknown_model(atlas, reference.id, hint)
+    require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
+    from indexer.deltas.single import describe
+
+    with _reading(atlas, reference):
+        described = describe(reference)
+        return described, atlas.published_base(base, described.claims)
+
+
+@contextmanager
+def _reading(atlas: AtlasReader, reference: ModelRef) -> Iterator[None]:
+    """Turn the errors of reading a model into an AtlasError; if the Hub has none, name the closest ids."""
+    try:
+        yield
+    except ModelError as error:
+        if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
+            name = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
+            hint = f"It could not be read from the Hub: {error.detail}. Check the spelling, or try again later."
+            raise unknown_model(atlas, name, NOT_ON_HUB if error.reason == "not_found" else hint) from error
+        raise unreadable(reference.id, error) from error
+
+
+def _initialisation(atlas: AtlasReader, record: Record) -> int | None:
+    """The initialisation of the atlas whose row spaces agree best with the record's; None if none agrees.
+
+    A model without an initialisation counts as its own.
+    """
+    from indexer.records.row_space import ALIKE, agreement, as_text, from_texts, row_space_of
+
+    mine = row_space_of(record)
+    if mine is None:
+        return None
+    rows = atlas.rows(
+        "SELECT coalesce(initialisation, model_id) AS initialisation, row_space FROM records "
+        "JOIN fine_tunes USING (model_id) WHERE base = ? AND model <> ? AND row_space IS NOT NULL",
+        [record.identity.base, record.identity.model],
+    )
+    texts = [as_text(mine), *(row["row_space"] for row in rows)]
+    sketches = from_texts(texts, len(record.deltas))
+    found = agreement(sketches[:1], sketches[1:])[0]
+    return rows[int(found.argmax())]["initialisation"] if len(found) and found.max() >= ALIKE else None
+
+
+def model_of_folder(atlas: AtlasReader, reference: ModelRef, base: str | None) -> IndexedModel | None:
+    """The indexed model with the content of a folder; None if there is none. Raises AtlasError."""
+    require("Reading a folder", *READERS)
+    from indexer.deltas.single import describe
+
+    return _same_content(atlas, str(describe(reference).row["sha"]), None if base is None else atlas.base_named(base))
+
+
+def _same_content(atlas: AtlasReader, commit: str, base: str | None) -> IndexedModel | None:
+    """A model that was added from a folder, by the hash of its content: the path of the folder is not stored."""
+    rows = atlas.rows(
+        "SELECT model, base FROM fine_tunes WHERE \"commit\" = $1 AND claimed_by = 'folder' "
+        "AND coalesce(base = $2, true) ORDER BY model_id",
+        [commit, base],
+    )
+    return atlas.find(ModelRef(rows[0]["model"]), rows[0]["base"] if base is not None else None) if rows else None

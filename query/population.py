@@ -48,14 +48,14 @@ class LeftOut:
 
     def words(self) -> list[str]:
         """For example "2 copies of the base", "1 duplicate"; empty if no model was left out."""
-        counts = (
-            (self.copies, "copy of the base" if self.copies == 1 else "copies of the base"),
-            (self.unrelated, "unrelated to the base"),
-            (self.duplicates, "duplicate" if self.duplicates == 1 else "duplicates"),
-            (self.sampled, "sampled model" if self.sampled == 1 else "sampled models"),
-            (self.without, "without such a vector"),
+        words = (
+            self.copies and counted(self.copies, "copy of the base", "copies of the base"),
+            self.unrelated and f"{self.unrelated:,} unrelated to the base",
+            self.duplicates and counted(self.duplicates, "duplicate"),
+            self.sampled and counted(self.sampled, "sampled model"),
+            self.without and f"{self.without:,} without such a vector",
         )
-        return [f"{count:,} {what}" for count, what in counts if count]
+        return [one for one in words if one]
 
 
 @dataclass(frozen=True)
@@ -227,12 +227,11 @@ def distinct(population: Population) -> Population:
     rows, datasets = representatives(population)
     copies = population.is_copy | ~population.vectors.any(axis=1)
     unrelated = population.is_unrelated & ~copies
-    left_out = LeftOut(
+    left_out = replace(
+        population.left_out,
         copies=population.left_out.copies + int(copies.sum()),
         unrelated=int(unrelated.sum()),
         duplicates=int((~copies & ~unrelated).sum()) - len(rows),
-        sampled=population.left_out.sampled,
-        without=population.left_out.without,
     )
     return replace(
         population,

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import AtlasFolder, is_on_hub
@@ -98,9 +97,7 @@ class AtlasReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ending: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -184,6 +181,13 @@ class AtlasReader:
             f"This atlas holds {len(bases)} bases ({', '.join(bases) or 'none'}).", "Say which with `base='ID'`."
         )
 
+    def base_row(self, base: str) -> dict[str, Any]:
+        """What the table ``bases`` says of a base, by its canonical id. Raises AtlasError if it has no such row."""
+        rows = self.rows("SELECT * FROM bases WHERE base = ?", [base])
+        if not rows:
+            raise AtlasError(f"The atlas names a base {base} that it does not hold.", "Run `index verify`.")
+        return rows[0]
+
     def crawl_of(self, base: str) -> CrawlSource:
         """The Hub and the options of the latest crawl of ``base``; the public Hub if the atlas does not say."""
         rows = self.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC", [base])
@@ -234,10 +238,6 @@ class AtlasReader:
             f"WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE {condition}) ORDER BY base, model",
             [value],
         )
-
-    def holds(self, model: str, base: str) -> bool:
-        """Whether the model is listed for this base, indexed or not."""
-        return bool(self.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [model, base]))
 
     def published_base(self, base: str | None, claimed: Sequence[str] = ()) -> PublishedBase:
         """The base that is given, else the only one of the atlas, else the first of ``claimed`` that it contains.
@@ -300,18 +300,7 @@ class AtlasReader:
     ) -> float | None:
         """The share of pairs of unrelated models of these ``groups`` that are as similar; None for too few pairs."""
         rows = self.rows("SELECT share FROM background(?, ?, ?, ?, ?)", [base, representation, *groups, similarity])
-        share: float | None = rows[0]["share"]
-        return share
-
-    def background_pairs(self, base: str, groups: tuple[str, str], representation: str = "input") -> int | None:
-        """The number of pairs of unrelated models behind :meth:`background`; None if there are too few."""
-        rows = self.rows(
-            "SELECT any_value(pairs) AS pairs FROM null_similarity WHERE base = ? AND representation = ? "
-            "AND one_group = ? AND other_group = ?",
-            [base, representation, *sorted(groups)],
-        )
-        pairs: int | None = rows[0]["pairs"]
-        return pairs
+        return rows[0]["share"]
 
     def index(self, base: str, representation: str = "input") -> VectorIndex:
         """The memory-mapped vectors of a base, to be searched; they stay open.

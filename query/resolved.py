@@ -71,8 +71,14 @@ def vector_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> 
     vector = atlas.index(model.base, representation).rows([model.model_id]).row(model.model_id)
     if vector is None and model.read == SAMPLE and not sample_gives(representation):
         raise needs_all(atlas, model.base, [model.name], f"{representation!r} vector")
+    if vector is None and representation == "vocabulary":
+        raise AtlasError(
+            f"{model.name} has no vocabulary vector: it is an adapter, its input embedding did not move, or it was "
+            "read by an older version.",
+            "Leave `representation` out.",
+        )
     if vector is None:
-        raise _without_vector(model, representation)
+        raise AtlasError(f"{model.name} has no {representation!r} vector.", "Run `index verify`.")
     return vector
 
 
@@ -94,19 +100,7 @@ def vector_of_record(
     centre = atlas.centre(published.base, representation)
     if centre is None:
         return None
-    vector = centre.centred(whole[None, :], centre.group_of(record.vector_group, initialisation))[0]
-    return vector
-
-
-def _without_vector(model: ResolvedModel, representation: str) -> AtlasError:
-    """The error for a model of the atlas that has no vector of this representation."""
-    if representation == "vocabulary":
-        return AtlasError(
-            f"{model.name} has no vocabulary vector: it is an adapter, its input embedding did not move, or it was "
-            "read by an older version.",
-            "Leave `representation` out.",
-        )
-    return AtlasError(f"{model.name} has no {representation!r} vector.", "Run `index verify`.")
+    return centre.centred(whole[None, :], centre.group_of(record.vector_group, initialisation))[0]
 
 
 def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:

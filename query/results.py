@@ -28,9 +28,10 @@ class Result:
     """The answer to a question: a data class that defines ``headline`` and says with these names what is printed.
 
     ``ROWS``: the attribute whose items are the rows (or define ``to_rows``). ``COLUMNS``: the columns of the rows, in
-    order, also without rows. ``KEYS``: the attributes that the JSON object has, by default every field. ``IS_LIST``:
-    JSON is the list of rows. ``DETAILS``: columns that the table has only with details. ``OPTIONAL_COLUMNS``: columns
-    that a narrow terminal drops, in this order. ``SHOW_HEADLINE``: print ``headline`` above the table.
+    order, also without rows. ``KEYS``: the attributes that the JSON object has, by default every field; "items as
+    models" if the key is another word. ``IS_LIST``: JSON is the list of rows. ``DETAILS``: columns that the table has
+    only with details. ``OPTIONAL_COLUMNS``: columns that a narrow terminal drops, in this order. ``SHOW_HEADLINE``:
+    print ``headline`` above the table.
 
     ``notes``: sentences to read with the answer. Every command prints them on stderr, whatever the format; ``to_dict``
     has them under ``notes``, and so has JSON if the answer is an object. JSON that is a list of rows has no place for
@@ -53,8 +54,11 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object."""
-        names = self.KEYS or [one.name for one in fields(self)]  # type: ignore[arg-type]
-        return {name: plain(getattr(self, name)) for name in names}
+        found = {}
+        for entry in self.KEYS or [one.name for one in fields(self)]:  # type: ignore[arg-type]
+            name, _, key = entry.partition(" as ")
+            found[key or name] = plain(getattr(self, name))
+        return found
 
     def to_rows(self) -> list[dict[str, Any]]:
         """What CSV and JSON lines print: a row for each model, dataset, cluster or layer."""
@@ -190,10 +194,9 @@ def to_frame(
     dicts = [plain(row) for row in rows]
     names = list(dict.fromkeys([*columns, *(name for row in dicts for name in row)]))
     kinds = kinds or {}
-    frame: pandas.DataFrame = frames.DataFrame(
+    return frames.DataFrame(
         {name: _series(frames, [row.get(name) for row in dicts], kinds.get(name)) for name in names}, columns=names
     )
-    return frame
 
 
 def _series(frames: ModuleType, values: list[Any], kind: str | None) -> Any:

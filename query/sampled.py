@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
@@ -16,6 +16,16 @@ SAMPLE = "sample"
 CHECKSUM = "checksum"
 COPY = "copy of the base"
 LIKE_THE_BASE = "like the base in all that was read"
+_FLAGS = {
+    "is_copy": COPY, "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen",
+    "deleted_at_hub": "deleted at the Hub",
+}  # fmt: skip
+
+
+def flags_in_words(model: Mapping[str, Any]) -> list[str]:
+    """What is odd about a model, from those of its flags that ``model`` has. A sample does not prove a copy."""
+    flags = [words for name, words in _FLAGS.items() if model.get(name)]
+    return [LIKE_THE_BASE if words == COPY and model.get("copy_evidence") == SAMPLE else words for words in flags]
 
 
 def sample_gives(representation: str) -> bool:
@@ -58,9 +68,3 @@ def rows_in_words(rows_read: Iterable[int | None]) -> str:
     if partial == len(read):
         return f"{span} rows of each matrix"
     return f"{span} rows of {partial} of {len(read)} matrices, all of the others"
-
-
-def estimated(model: str, rows_read: Iterable[int | None], norm: float, error: float) -> str:
-    """A note that the norms of a sampled model are estimates, with the standard error of the whole change."""
-    of_it = f"; the standard error of the norm of its whole change is {100 * error / norm:.2g} %" if norm else ""
-    return f"The norms of {model} are estimated from {rows_in_words(rows_read)}{of_it}."

@@ -11,11 +11,10 @@ from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import ModelRef, family_order
 from query.lineage.stored import stored_lineage
-from query.lookup import indexed_model
+from query.lookup import indexed_model, model_of_folder
 from query.resolved import base_in_hint, unknown_model, unrelated_notes
 from query.results import Result
-from query.sampled import CHECKSUM, COPY, LIKE_THE_BASE, SAMPLE, rows_in_words
-from query.unindexed import model_of_folder
+from query.sampled import CHECKSUM, SAMPLE, flags_in_words, rows_in_words
 from query.wording import percent
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ _FACTS = (
 )  # fmt: skip
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
 _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")
-_FLAGS = {"is_copy": COPY, "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen",
-          "deleted_at_hub": "deleted at the Hub"}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -82,9 +79,7 @@ class ShownModel(Result, Mapping[str, Any]):
         """The usual facts, families and neighbours; everything with ``details``."""
         if details:
             return {name: value for name, value in self.facts.items() if name not in ("signature", "notes")}
-        flags = [words for name, words in _FLAGS.items() if self.facts.get(name)]
-        if self.facts.get("copy_evidence") == SAMPLE:
-            flags = [LIKE_THE_BASE if words == COPY else words for words in flags]
+        flags = flags_in_words(self.facts)
         if grid := self.facts.get("base_grid"):
             flags.append(f"made from the base in 4 bits ({grid}), whose rounding is not counted as change")
         if self.facts.get("duplicate_of"):
@@ -196,7 +191,7 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         [model_id],
     )
     kept = stored_lineage(atlas, model_id)
-    shown["lineage"] = [] if kept is None else [edge.to_row() | {"told": kept.answered_at} for edge in kept.edges]
+    shown["lineage"] = [] if kept is None else [edge.as_row() | {"told": kept.answered_at} for edge in kept.edges]
     notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
     if shown.get("read") == SAMPLE:
         rows = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model_id])

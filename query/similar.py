@@ -76,6 +76,7 @@ class SimilarModels(Rows[Neighbour]):
     """The models most similar to ``model``, nearest first: a list of :class:`Neighbour` that can also be displayed."""
 
     COLUMNS = (*_FIRST, "author", "relation", "datasets", "matrices")
+    KEYS = ("model", "base", "representation", "items as neighbours", "notes")
     OPTIONAL_COLUMNS = ("expected_by_chance", "author", "relation", "layers", "families", "rank", "datasets")
     SHOW_HEADLINE = True
 
@@ -99,11 +100,6 @@ class SimilarModels(Rows[Neighbour]):
             most = f" {which} the dataset {dataset}."
         like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}."
         return like + most
-
-    def to_dict(self) -> dict[str, Any]:
-        """The model, the rows and the notes."""
-        asked = {"model": self.model, "base": self.base, "representation": self.representation}
-        return asked | {"neighbours": self.to_rows(), "notes": list(self.notes)}
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """The rows as a person reads them: the background in words, ``matrices`` only if they are few.
@@ -311,7 +307,7 @@ def _contributions(
             f"{representation!r} has no part for each matrix, so a similarity cannot be split by layer and family.",
             "Use `representation='input'`.",
         )
-    keys = [DeltaKey.parse(name) for name in atlas.rows("SELECT deltas FROM bases WHERE base = ?", [base])[0]["deltas"]]
+    keys = [DeltaKey.parse(name) for name in atlas.base_row(base)["deltas"]]
     mine = vector.reshape(len(keys), -1).astype("float64")
     index = atlas.index(base, representation)
     near = index.rows(ids)
@@ -346,6 +342,10 @@ def similarity_of(
     shared = None
     if blocks and atlas.published(one.base, representation).per_delta:
         shared = int(shared_blocks(changed_blocks(mine, blocks), changed_blocks(theirs, blocks))[0, 0])
-    groups = (one.group, other.group)
-    pairs = atlas.background_pairs(one.base, groups, representation)
-    return found, atlas.background(one.base, groups, found, representation), pairs, shared
+    (unrelated,) = atlas.rows(
+        "SELECT any_value(pairs) AS pairs FROM null_similarity WHERE base = ? AND representation = ? "
+        "AND one_group = ? AND other_group = ?",
+        [one.base, representation, *sorted((one.group, other.group))],
+    )
+    background = atlas.background(one.base, (one.group, other.group), found, representation)
+    return found, background, unrelated["pairs"], shared

@@ -124,27 +124,6 @@ def run_sql(
     return SqlResult(list(columns), answer["rows"], answer["truncated"], answer["types"])
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A condition that a separate process evaluates while the caller does other things."""
-
-    where: str
-    _question: _Question
-
-    def model_ids(self) -> list[int]:
-        """Wait for the ids. Raises AtlasError as ``run_sql`` does."""
-        shown = self.where if len(self.where) <= 80 else self.where[:77] + "…"
-        try:
-            return [row[0] for row in self._question.answer()["rows"]]
-        except AtlasError as error:
-            message = f"`where` {shown!r}: {error.message}"
-            raise AtlasError(message, error.hint.replace("raise `seconds`", "use `atlas.sql('SELECT …')`")) from error
-
-    def abandon(self) -> None:
-        """Kill the process, because its answer is no longer needed."""
-        self._question.abandon()
-
-
 def asked_condition(
     database: Path,
     where: str,
@@ -162,7 +141,7 @@ def asked_condition(
     if not where.strip():
         raise BadArgument("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
     request = {"condition": where, "view": view, "limit": None, **_opened_as(database, stand_ins)}
-    return Condition(where, _Question({**request, "seconds": _CONDITION_SECONDS, "parameters": None}, started))
+    return Condition({**request, "seconds": _CONDITION_SECONDS, "parameters": None}, started)
 
 
 def _opened_as(database: Path, stand_ins: Sequence[str]) -> dict[str, Any]:
@@ -206,7 +185,7 @@ class _Question:
     """A request to a process of its own. Raises AtlasError if it cannot be sent."""
 
     def __init__(self, request: dict[str, Any], started: Started | None = None) -> None:
-        self._seconds = request["seconds"]
+        self._request, self._seconds = request, request["seconds"]
         if not (math.isfinite(self._seconds) and self._seconds > 0):
             raise AtlasError(f"{self._seconds} s is not a valid time limit.", "Give a number of seconds above 0.")
         try:
@@ -254,6 +233,20 @@ class _Question:
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
+
+
+class Condition(_Question):
+    """A condition that a separate process evaluates while the caller does other things."""
+
+    def model_ids(self) -> list[int]:
+        """Wait for the ids. Raises AtlasError as ``run_sql`` does."""
+        where = self._request["condition"]
+        shown = where if len(where) <= 80 else where[:77] + "…"
+        try:
+            return [row[0] for row in self.answer()["rows"]]
+        except AtlasError as error:
+            message = f"`where` {shown!r}: {error.message}"
+            raise AtlasError(message, error.hint.replace("raise `seconds`", "use `atlas.sql('SELECT …')`")) from error
 
 
 def _ended_early(code: int, complaint: bytes, seconds: float) -> AtlasError:

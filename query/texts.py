@@ -96,7 +96,9 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
             if kind == "parquet":
                 found = _of_parquet(file, field, name)
             elif kind == "csv":
-                found = _of_csv(file, field, name, _CSV.get(Path(path).suffix.lower(), _separator(start)))
+                # Where the name does not say it: a tab if the first line has one.
+                separator = "\t" if b"\t" in start.split(b"\n", 1)[0] else ","
+                found = _of_csv(file, field, name, _CSV.get(Path(path).suffix.lower(), separator))
             elif kind == "json":
                 found = _of_json(file, field, name)
             else:
@@ -229,11 +231,6 @@ def _is_object(start: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _separator(start: bytes) -> str:
-    """Of CSV whose name does not say it: a tab if the first line has one."""
-    return "\t" if b"\t" in start.split(b"\n", 1)[0] else ","
 
 
 def _chosen(field: str | None, names: Iterable[str], where: str) -> str:

@@ -27,7 +27,6 @@ from query.wording import percent
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
-    from query.sql import Condition
 
 MOST_TEXTS = 200  # of a file; more texts hardly change the answer
 FEWEST_TEXTS = 5  # fewer say little
@@ -96,16 +95,12 @@ def ask(
 def _models_for(
     atlas: AtlasReader, base: str, texts: Texts, k: int, own: Texts | None, where: str | None, device: str
 ) -> LikelyModels:
-    condition: Condition | None = None
+    allowed_ids = None
     if where is not None:
         from query.sql import asked_condition  # rarely needed, so not at the top
 
-        condition = asked_condition(atlas.database, where, stand_ins=atlas.stand_ins)
-    try:
-        allowed_ids = None if condition is None else condition.model_ids()  # before the texts run: it may be wrong
-    finally:
-        if condition is not None:
-            condition.abandon()
+        # Before the texts run: it may be wrong.
+        allowed_ids = asked_condition(atlas.database, where, stand_ins=atlas.stand_ins).model_ids()
     reader = Reader(atlas, base, own, device)
     models = read_candidates(atlas, base, reader.reference().rates.shape[1])
     found, cosines, notes = _scored(reader, models, [texts])
@@ -164,9 +159,8 @@ def _texts_for(
     reader = Reader(atlas, asked.base, own, device)
     models = read_candidates(atlas, asked.base, reader.reference().rates.shape[1])
     place = int(np.searchsorted(models.ids, asked.model_id or -1))
-    if (
-        asked.vector is not None or place == len(models) or models.ids[place] != asked.model_id
-    ):  # it was read for this question, or is a duplicate
+    # Unless it was read for this question, or is a duplicate, it is among them.
+    if asked.vector is not None or place == len(models) or models.ids[place] != asked.model_id:
         place = len(models)
         vector, (_, evidence) = vector_of(atlas, asked, "input"), token_evidence(atlas, asked)
         models = models.with_newcomer(vector, asked.model_id or -1, evidence)
@@ -186,13 +180,9 @@ def _texts_for(
             by_vectors=_or_none(cosines[1][one, place]),
             texts=len(some[one]),
             is_answer=likely[one] and rank == 1,
-            **{}
-            if shares is None
-            else {
-                "share": float(shares.shares[one]),
-                "share_low": float(shares.low[one]),
-                "share_high": float(shares.high[one]),
-            },
+            share=None if shares is None else float(shares.shares[one]),
+            share_low=None if shares is None else float(shares.low[one]),
+            share_high=None if shares is None else float(shares.high[one]),
         )
         for rank, one in enumerate(order, start=1)
     )

@@ -59,11 +59,11 @@ def reference_sets(own: Texts | None = None) -> dict[str, tuple[str, ...]]:
 class Reader:
     """Computes features of sets of texts with one base, or finds them in the cache.
 
-    ``own``: reference texts of the user's. The base is loaded when something is not in the cache.
+    ``own``: the user's own reference texts. The base is loaded when something is not in the cache.
     """
 
     def __init__(self, atlas: AtlasReader, base: str, own: Texts | None = None, device: str = "cpu") -> None:
-        (row,) = atlas.rows('SELECT deltas, "commit" FROM bases WHERE base = ?', [base])
+        row = atlas.base_row(base)
         self._base, self._commit, self._keys = base, str(row["commit"]), [str(key) for key in row["deltas"]]
         self._length = atlas.index(base).length // len(self._keys)
         self._device, self._state = device, atlas.state
@@ -84,8 +84,7 @@ class Reader:
 
     def pooled_rates(self) -> NDArray[np.float32]:
         """(rows,) the token rates of all reference texts together, each set with the same weight."""
-        found: NDArray[np.float32] = self.reference().rates[: len(self._reference)].mean(axis=0)
-        return found
+        return self.reference().rates[: len(self._reference)].mean(axis=0)
 
     def of(self, texts: Texts) -> Features:
         """The features of one set of texts."""

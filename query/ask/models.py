@@ -148,8 +148,7 @@ class Candidates:
         def summed(tile: slice) -> NDArray[np.float32]:
             some = sizes(tile)
             norms[tile] = np.maximum(np.sqrt(np.einsum("ij,ij->i", some, some)), _NOTHING_LEFT)
-            total: NDArray[np.float32] = (1 / norms[tile]).astype(np.float32) @ some
-            return total
+            return (1 / norms[tile]).astype(np.float32) @ some
 
         def multiply(tile: slice) -> None:
             moved = sizes(tile).T
@@ -165,8 +164,7 @@ class Candidates:
             product /= norms
             left = (norms > _NOTHING_LEFT) - 2 * product[-1] + mean @ mean
             centred = product[:-1] - (one @ mean)[:, None]
-            found: Floats = np.divide(centred, np.sqrt(left), out=np.zeros_like(centred), where=left > _NOTHING_LEFT)
-            return found
+            return np.divide(centred, np.sqrt(left), out=np.zeros_like(centred), where=left > _NOTHING_LEFT)
 
         return [cosines(one, product) for one, product in zip(asked, products, strict=True)]
 

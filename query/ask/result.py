@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,6 @@ class LikelyModel:
     author: str
     relation: str
 
-    def as_row(self) -> dict[str, Any]:
-        """The keys of the command's JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LikelyModels(Rows[LikelyModel]):
@@ -45,10 +41,8 @@ class LikelyModels(Rows[LikelyModel]):
     ``searched``: the number of models compared; ``standing_out`` of them score higher than chance explains.
     """
 
-    COLUMNS = (
-        "rank", "model", "score", "p_value", "expected_by_chance", "by_vocabulary", "by_vectors", "datasets", "author",
-        "relation",
-    )  # fmt: skip
+    COLUMNS = tuple(LikelyModel.__dataclass_fields__)
+    KEYS = ("file", "base", "texts", "searched", "standing_out", "items as models", "notes")
     OPTIONAL_COLUMNS = ("author", "relation", "by_vocabulary", "by_vectors", "p_value", "datasets")
     SHOW_HEADLINE = True
 
@@ -75,11 +69,6 @@ class LikelyModels(Rows[LikelyModel]):
         named = f" (on its card: {', '.join(first.datasets)})" if first.datasets else ""
         return f"{count:,} of {among} {stand} as tuned on {like}: {which}{named}."
 
-    def to_dict(self) -> dict[str, Any]:
-        """What was asked, the rows and the notes."""
-        asked = {"file": self.file, "base": self.base, "texts": self.texts, "searched": self.searched}
-        return asked | {"standing_out": self.standing_out, "models": self.to_rows(), "notes": list(self.notes)}
-
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """The rows with few digits."""
         return [row | _short(row) for row in self.to_rows()]
@@ -105,10 +94,6 @@ class LikelyTexts:
     share_low: float | None = None
     share_high: float | None = None
 
-    def as_row(self) -> dict[str, Any]:
-        """The keys of the command's JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextsOfModel(Rows[LikelyTexts]):
@@ -118,10 +103,8 @@ class TextsOfModel(Rows[LikelyTexts]):
     """
 
     IS_LIST = False
-    COLUMNS = (
-        "rank", "file", "score", "p_value", "by_vocabulary", "by_vectors", "texts", "is_answer", "share", "share_low",
-        "share_high",
-    )  # fmt: skip
+    COLUMNS = tuple(LikelyTexts.__dataclass_fields__)
+    KEYS = ("model", "base", "answer", "items as files", "notes")
     OPTIONAL_COLUMNS = ("texts", "by_vocabulary", "by_vectors", "p_value")
     SHOW_HEADLINE = True
 
@@ -146,11 +129,6 @@ class TextsOfModel(Rows[LikelyTexts]):
             else ""
         )
         return f"{self.model} was probably tuned on texts like those of {short[self.answer]}.{named}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The answer, a row for each file, and the notes."""
-        asked = {"model": self.model, "base": self.base, "answer": self.answer}
-        return asked | {"files": self.to_rows(), "notes": list(self.notes)}
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """The rows with few digits."""

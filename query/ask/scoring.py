@@ -92,12 +92,15 @@ def null_of(raw: Sequence[Floats], weights: Sequence[float]) -> Null:
     """From the raw scores (r, models) of the reference sets for each kind, NaN in a column for a model without it."""
     moments = [_moments(one) for one in raw]
 
-    def left_out(kind: int) -> Floats:
+    def left_out(one: Floats) -> Floats:
         """z-scores of each set among the others."""
-        return standardised(raw[kind], *_moments_of_others(raw[kind]))
+        count = len(one) - 1
+        mean = (one.sum(axis=0) - one) / max(count, 1)
+        square = (np.square(one).sum(axis=0) - one**2) / max(count, 1)
+        return standardised(one, mean, _spread(square - mean**2, count))
 
     with ThreadPoolExecutor() as pool:
-        z = _sum(list(pool.map(left_out, range(len(raw)))), weights)
+        z = _sum(list(pool.map(left_out, raw)), weights)
     means = np.stack([mean for mean, _ in moments])
     present = _present(means)
     patterns = []
@@ -120,14 +123,6 @@ def _moments(raw: Floats) -> tuple[Floats, Floats]:
     mean = raw.mean(axis=0)
     square = np.square(raw).mean(axis=0)
     return mean, _spread(square - mean**2, len(raw))
-
-
-def _moments_of_others(raw: Floats) -> tuple[Floats, Floats]:
-    """(r, models) the same for every set without its own score."""
-    count = len(raw) - 1
-    mean = (raw.sum(axis=0) - raw) / max(count, 1)
-    square = (np.square(raw).sum(axis=0) - raw**2) / max(count, 1)
-    return mean, _spread(square - mean**2, count)
 
 
 def _spread(variance: Floats, count: int) -> Floats:
@@ -154,8 +149,7 @@ def standardised(asked: Floats, mean: Floats, spread: Floats) -> Floats:
 def tail(ordered: Floats, z: Floats) -> Floats:
     """The share of the ascending ``ordered`` that is at least ``z``: (1 + number) / (1 + size)."""
     higher = len(ordered) - np.searchsorted(ordered, z, side="left")
-    shares: Floats = (1 + higher) / (1 + len(ordered))
-    return shares
+    return (1 + higher) / (1 + len(ordered))
 
 
 def standing_out(p: Floats, rate: float) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
     from query.trace.evidence import TokenEvidence
-    from query.trace.vocabulary import Tokenizer
+    from query.trace.words import Tokenizer
 
 Floats = NDArray[np.float64]
 
@@ -81,9 +81,7 @@ def other_rates(codes: NDArray[np.uint8]) -> Floats:
     return rates / rates.sum()
 
 
-def shares_of(
-    counts: Sequence[csr_array], covered: Sequence[float], met: Floats, other: Floats, seed: int = 0
-) -> Shares | None:
+def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats, other: Floats) -> Shares | None:
     """The shares of files with these token ``counts`` (texts, rows); None if a file has no token that was read.
 
     ``covered``: see ``token_counts``. ``met`` (rows,): the probability that each token was met, NaN for one that is not
@@ -94,7 +92,7 @@ def shares_of(
         return None
     known = np.nan_to_num(met)
     inside = np.maximum(np.array(covered), 1e-9)
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
 
     def rates(weights: Sequence[Floats] | None) -> Floats:
         """(rows, files + 1), columns of sum 1."""

@@ -6,14 +6,17 @@ It stops at once, and does not wait for incomplete requests.
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
 import socket
 import subprocess
 import threading
+import webbrowser
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import h11
 import uvicorn
@@ -30,6 +33,7 @@ from query.browse.session import BrowseSession
 from query.map.page import SCRIPTS, filled, page_file
 
 if TYPE_CHECKING:
+    from query.reader import AtlasReader
     from query.sql import Started
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -48,6 +52,7 @@ HEADERS = {
 }
 _REQUEST_SECONDS = 5.0  # limit for receiving a whole request
 _MOST_CONNECTIONS = 200
+_BACKLOG = 64  # connections that wait to be accepted
 _GRACE = 1  # seconds for running answers at the end
 _LONGEST_QUERY = 20_000  # characters of an SQL statement or condition
 LONGEST_TEXT = 200_000  # bytes of a text that is asked about
@@ -154,13 +159,11 @@ def _with_text(handler: Handler) -> Handler:
 class _Guard:
     """Refuses everything except requests to this machine with the token, and the first with the ticket.
 
-    Requests are GET and HEAD, and POST where a text is asked about. Nothing is written.
-
-    Every answer, including refusals, has the same additional headers.
+    Requests are GET and HEAD, and POST where a text is asked about. Nothing is written. Every answer, including
+    refusals, has the same additional headers.
     """
 
     def __init__(self, inner: ASGIApp, token: str, ticket: str, fragment: str) -> None:
-
         self._inner, self._token = inner, token
         self._ticket, self._fragment = ticket, fragment
         self._to_this_machine = TrustedHostMiddleware(self._guarded, allowed_hosts=list(HOSTS), www_redirect=False)
@@ -175,7 +178,6 @@ class _Guard:
         await self._to_this_machine(scope, receive, with_headers)
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-
         if scope["type"] != "http":
             return
         given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
@@ -298,15 +300,48 @@ async def _in_thread(ask: Callable[[], Any]) -> Response:
 # ---- the server
 
 
-def serve(session: BrowseSession, listening: socket.socket, token: str, ticket: str, fragment: str) -> None:
-    """Serve until a signal, which is then raised again; see ``site`` for the arguments."""
-    ending = asyncio.Event()
-    config = uvicorn.Config(
-        site(session, token, ending, ticket, fragment), log_config=None, access_log=False, server_header=False,
-        lifespan="off", ws="none", loop="asyncio", http=_Protocol, limit_concurrency=_MOST_CONNECTIONS,
-        timeout_graceful_shutdown=_GRACE,
-    )  # fmt: skip
-    _Server(config, ending).run(sockets=[listening])
+def browse(
+    atlas: AtlasReader,
+    base: str | None = None,
+    *,
+    port: int = 0,
+    opens: bool = True,
+    method: str | None = None,
+    on_address: Callable[[str], None] = print,
+) -> None:
+    """Serve until the process is stopped by a signal, which is then raised again (KeyboardInterrupt).
+
+    ``base``: the base to show first. ``port``: 0 for any free port. ``on_address`` is called with the address, which
+    contains the token that every request needs. ``opens``: open a browser there. ``method``: umap, tsne or pca; None:
+    tsne below 1,000 models, else umap, or pca if umap-learn is not installed. Raises AtlasError if the port is in use
+    or needs privileges.
+    """
+    canonical = None if base is None else atlas.base_named(base)
+    token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24) if opens else ""
+    fragment = "" if canonical is None else f"#base={quote(canonical, safe='')}"
+    try:
+        listening = socket.create_server((HOSTS[0], port), backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        in_use = error.errno == errno.EADDRINUSE
+        what = f"Port {port} is in use." if in_use else f"Binding to port {port} requires elevated privileges."
+        raise AtlasError(what, "Omit `port` to use any free port.") from error
+    with listening:
+        session, ending = BrowseSession(atlas, method), asyncio.Event()
+        root = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/"
+        on_address(f"{root}{token}/{fragment}")
+        config = uvicorn.Config(
+            site(session, token, ending, ticket, fragment), log_config=None, access_log=False, server_header=False,
+            lifespan="off", ws="none", loop="asyncio", http=_Protocol, limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=_GRACE,
+        )  # fmt: skip
+        try:
+            if opens:
+                webbrowser.open(root + ticket)
+            _Server(config, ending).run(sockets=[listening])
+        finally:
+            session.stop()
 
 
 class _Server(uvicorn.Server):

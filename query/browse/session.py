@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -76,8 +74,10 @@ class BrowseSession:
 
     def bases(self) -> list[dict[str, Any]]:
         """Every base with models, and how many it has, the largest first."""
-        with self._open() as atlas:
-            return atlas.rows("SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base")
+        with self._lock:
+            return self._atlas.rows(
+                "SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base"
+            )
 
     def renew(self) -> None:
         """Switch to the latest generation."""
@@ -92,15 +92,15 @@ class BrowseSession:
     def state(self, base: str) -> dict[str, Any]:
         """The generation, whether a newer one is published, and the state of the layout of ``base``."""
         layout = self.layout(base)
-        with self._open() as atlas:
-            generation = {"generation": atlas.generation, "isOvertaken": atlas.is_outdated}
+        with self._lock:
+            generation = {"generation": self._atlas.generation, "isOvertaken": self._atlas.is_outdated}
         return generation | {"places": layout.state, "why": layout.why}
 
     def layout(self, base: str) -> LayoutJob:
         """The layout of a base, which is started when it is first needed."""
-        with self._open() as atlas:
+        with self._lock:
             if base not in self._layouts:
-                self._layouts[base] = LayoutJob(atlas, base, self._method)
+                self._layouts[base] = LayoutJob(self._atlas, base, self._method)
                 if self._is_over:
                     self._layouts[base].stop()
             return self._layouts[base]
@@ -110,13 +110,13 @@ class BrowseSession:
         layout = self.layout(base)
         state = layout.state  # it may change at any moment
         found = layout.found if state == "ready" else None
-        with self._open() as atlas:
+        with self._lock:
             key = (base, state)
             if key not in self._payloads:
-                bases = [row["base"] for row in atlas.rows("SELECT DISTINCT base FROM models ORDER BY base")]
-                data = read_payload(atlas, base, found) | {
+                bases = [row["base"] for row in self._atlas.rows("SELECT DISTINCT base FROM models ORDER BY base")]
+                data = read_payload(self._atlas, base, found) | {
                     "bases": [[one, shown(one)] for one in bases],
-                    "generation": atlas.generation,
+                    "generation": self._atlas.generation,
                     "places": state,
                     "why": shown(layout.why),
                     "subtitle": shown(found.subtitle) if found else "",
@@ -126,8 +126,8 @@ class BrowseSession:
 
     def model(self, model_id: int) -> dict[str, Any]:
         """See ``model_page``. Raises AtlasError if there is no such model."""
-        with self._open() as atlas:
-            return model_page(atlas, model_id)
+        with self._lock:
+            return model_page(self._atlas, model_id)
 
     def answered(self, question: str, asked: str, started: Started, text: bytes | None = None) -> dict[str, Any]:
         """The answer of `query predict`, `trace` or `ask`, from a process of its own. Raises AtlasError.
@@ -147,23 +147,23 @@ class BrowseSession:
 
     def matching(self, base: str, condition: str, started: Started) -> list[int]:
         """Ids of the models that satisfy an SQL condition, run in the sandbox of ``query sql``. Raises AtlasError."""
-        with self._open() as atlas:
-            database, stand_ins = atlas.database, atlas.stand_ins
+        with self._lock:
+            database, stand_ins = self._atlas.database, self._atlas.stand_ins
         ids = asked_condition(database, condition, stand_ins=stand_ins, started=started).model_ids()
-        with self._open() as atlas:
-            mine = atlas.rows("SELECT model_id FROM models WHERE base = ?", [base])
+        with self._lock:
+            mine = self._atlas.rows("SELECT model_id FROM models WHERE base = ?", [base])
         return sorted({row["model_id"] for row in mine}.intersection(ids))
 
     def sql(self, statement: str, started: Started) -> SqlResult:
         """The result of a SELECT, run in the sandbox of ``query sql``. Raises AtlasError."""
-        with self._open() as atlas:
-            database, stand_ins = atlas.database, atlas.stand_ins
+        with self._lock:
+            database, stand_ins = self._atlas.database, self._atlas.stand_ins
         return run_sql(database, statement, limit=MOST_ROWS, seconds=MOST_SECONDS, stand_ins=stand_ins, started=started)
 
     def tables(self) -> list[dict[str, Any]]:
         """Every table and view, with its columns and their types."""
-        with self._open() as atlas:
-            return atlas.rows(
+        with self._lock:
+            return self._atlas.rows(
                 "SELECT table_name AS name, list([column_name, data_type] ORDER BY column_index) AS columns "
                 "FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main' GROUP BY ALL ORDER BY ALL"
             )
@@ -179,11 +179,6 @@ class BrowseSession:
             if self._lock.acquire(timeout=0.05):  # and never released
                 self._atlas.close()
                 break
-
-    @contextmanager
-    def _open(self) -> Iterator[AtlasReader]:
-        with self._lock:
-            yield self._atlas
 
 
 # ---- the data of the page

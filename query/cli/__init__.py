@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from indexer.console.terminal import AtlasGroup
-from query.cli.ask import ASK
 from query.cli.atlas import ATLAS
 from query.cli.bases import BASES
 from query.cli.models import MODELS
@@ -47,5 +46,5 @@ def main() -> None:
     """Ask an atlas of fine-tuned models."""
 
 
-for command in (*MODELS, *RUNNING, *ASK, *BASES, *ATLAS):
+for command in (*MODELS, *RUNNING, *BASES, *ATLAS):
     main.add_command(command)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from indexer.console.terminal import FiniteRange, atlas_option, emit, handle_sigterm, output_options, say
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, require
 from query.cli.options import (
+    LONGEST_LINE,
     ROWS_ON_A_TERMINAL,
     Question,
     base_option,
@@ -90,9 +91,14 @@ def schema(name: str | None, output: str) -> None:
     """List the tables, views and macros for `query sql`, or the columns of the one called NAME."""
     from query.glossary import schema as schema_of
 
-    emit(schema_of(name), output)
-    if name is not None and output == "table" and sys.stdout.isatty():
-        say("whole comments: query help COLUMN, or a pipe")
+    found = schema_of(name)
+    if output != "table" or not sys.stdout.isatty():
+        emit(found, output)
+        return
+    # A table would cut the comments to the width of the terminal.
+    formatter = click.HelpFormatter(max_width=LONGEST_LINE)
+    formatter.write_dl([(" ".join(filter(None, parts)), comment) for *parts, comment in map(dict.values, found)])
+    click.echo(formatter.getvalue(), nl=False)
 
 
 @click.command("help", cls=Question)
@@ -150,7 +156,8 @@ def browse(base: str | None, port: int, opens: bool, method: str | None, atlas: 
 
     The page is served to this machine only, until Ctrl-C. The printed address contains its key.
     """
-    from query.browse.browse import browse as serve
+    require("Browsing", "starlette", "uvicorn")
+    from query.browse.server import browse as serve
 
     handle_sigterm()
 

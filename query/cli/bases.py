@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,18 +53,7 @@ if TYPE_CHECKING:
     details_option,
 )  # fmt: skip
 def purity(
-    base: str | None,
-    representation: str,
-    by: str,
-    k: int | None,
-    no_kin: bool,
-    within: tuple[str, ...],
-    confusions: bool,
-    out: str | None,
-    theme: ThemeName,
-    details: bool,
-    atlas: str,
-    output: str,
+    by: str, no_kin: bool, out: str | None, theme: ThemeName, details: bool, atlas: str, output: str, **options: Any
 ) -> None:
     """Measure whether models tuned on the same dataset are close to each other.
 
@@ -71,12 +61,9 @@ def purity(
     """
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        result = opened.purity(
-            base, representation=representation, k=k, kin=not no_kin, confusions=confusions, within=within,
-            by="task" if by == "task" else "dataset",
-        )  # fmt: skip
-        whole = result.to_dict(by_model=by == "model", confusions=confusions)
-        by = "confusion" if confusions else by
+        result = opened.purity(**options, kin=not no_kin, by="task" if by == "task" else "dataset")
+        whole = result.to_dict(by_model=by == "model", confusions=options["confusions"])
+        by = "confusion" if options["confusions"] else by
         rows, table = result.lines(by), result.table(details=details, by=by)
         print_result(result, output, rows=rows, whole=whole, table=table, file=file, theme=theme)
 
@@ -117,7 +104,7 @@ def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, 
 )  # fmt: skip
 def draw_map(base: str | None, atlas: str, output: str, out: str, theme: ThemeName, **options: Any) -> None:
     """Draw the fine-tunes of a base as points; points are close if the vectors are."""
-    from query.map.model_map import TABLE, checked_map_file, viewer_command
+    from query.map.model_map import TABLE, checked_map_file
 
     file = checked_map_file(out)
     with opened_atlas(atlas) as opened:
@@ -125,7 +112,8 @@ def draw_map(base: str | None, atlas: str, output: str, out: str, theme: ThemeNa
         drawn.write(file, theme=theme)
         print_result(drawn, output, file=file)
         if file.suffix.lower() == TABLE:
-            say(f"to view it: {viewer_command(file)}")
+            viewer = f"embedding-atlas {shlex.quote(str(file))} --text model --x x --y y --neighbors neighbors"
+            say(f"to view it: {viewer}")
 
 
 @question(

@@ -71,16 +71,16 @@ def print_batch(
 
 
 def predict_batch(
-    opened: Atlas, names: Sequence[str] | None, base: str | None, store: bool, output: str, options: Mapping[str, Any]
+    opened: Atlas, names: Sequence[str] | None, store: bool, output: str, options: Mapping[str, Any]
 ) -> None:
     """Print predictions for ``names``, or for the models of a base without a dataset; a table has only the best answer.
 
     Raises AtlasError at the end if a model has no answer.
     """
-    from query.predict.predict import FEWEST_MODELS, predict_many, undocumented
+    from query.predict.predict import FEWEST_MODELS, undocumented
 
-    asked = undocumented(opened, base) if names is None else list(names)
-    if not asked:
+    count = len(undocumented(opened, options["base"]) if names is None else names)
+    if not count:
         emit([], output)
         return
     kept: list[Prediction] = []
@@ -96,18 +96,9 @@ def predict_batch(
         return [(model if name != prediction.model else {}) | answer | counts]
 
     try:
-        with Progress(len(asked), "models") as progress:
-            many = list(
-                predict_many(
-                    opened,
-                    asked,
-                    base=base,
-                    are_indexed=names is None,
-                    on_progress=lambda _: progress.update(1),
-                    **options,
-                )
-            )
-        print_batch(many, len(asked), output, rows)
+        with Progress(count, "models") as progress:
+            many = opened.predict_many(names, on_progress=lambda _: progress.update(1), **options)
+        print_batch(many, count, output, rows)
         shares = {one.unknown_share for one in kept}
         if len(kept) >= FEWEST_MODELS and len(shares) == 1:
             say(f"{percent(shares.pop())} of the models are assumed to be tuned on data that no other author names")
@@ -121,9 +112,9 @@ def predict_batch(
 
 def store_predictions(opened: Atlas, predictions: Sequence[Prediction]) -> None:
     """Store them in the atlas, and print how many."""
-    from query.predict.predict import store
+    from query.predict.predict import keep
 
-    stored = store(opened, predictions)
+    stored = keep(opened, predictions)
     skipped = len(predictions) - stored
     say(f"the atlas keeps the predictions for {stored} models")
     if skipped:

@@ -1,7 +1,8 @@
-"""The commands about one model or two."""
+"""The commands about one model or two, and the one about texts: which models were tuned on them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -83,13 +84,13 @@ def show(model: str, base: str | None, details: bool, atlas: str, output: str) -
     representation_option,
     _read_option,
 )
-def compare(a: str, b: str, base: str | None, representation: str, read: str | None, atlas: str, output: str) -> None:
+def compare(a: str, b: str, atlas: str, output: str, **options: Any) -> None:
     """Compare models A and B: how similar their changes are, and what cards and weights say.
 
     Each is an indexed id, any other Hub id, or a local folder; both must have the same base.
     """
     with opened_atlas(atlas) as opened:
-        print_result(opened.compare(a, b, base=base, representation=representation, read=read), output)
+        print_result(opened.compare(a, b, **options), output)
 
 
 @question(
@@ -105,21 +106,11 @@ def compare(a: str, b: str, base: str | None, representation: str, read: str | N
     out_option(),
     theme_option,
 )
-def layers(
-    model: str,
-    base: str | None,
-    of: str,
-    heads: bool,
-    read: str | None,
-    out: str | None,
-    theme: ThemeName,
-    atlas: str,
-    output: str,
-) -> None:
+def layers(model: str, of: str, out: str | None, theme: ThemeName, atlas: str, output: str, **options: Any) -> None:
     """Show where MODEL changed, by layer and family: an indexed id, any other Hub id, or a local folder."""
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        found = opened.layers(model, base, read=read, heads=heads)
+        found = opened.layers(model, **options)
         if file is not None:
             found.write(file, theme, of)
         print_result(found, output, file=file, table=found.table(of=of))
@@ -147,7 +138,6 @@ def layers(
 )  # fmt: skip
 def predict(
     model: str | None,
-    base: str | None,
     undocumented: bool,
     store: bool,
     evaluate: bool,
@@ -175,14 +165,14 @@ def predict(
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
         if undocumented or names is not None:
-            predict_batch(opened, names, base, store, output, options | {"unknown_share": unknown_share})
+            predict_batch(opened, names, store, output, options | {"unknown_share": unknown_share})
         elif model is not None:
-            prediction = opened.predict(model, base=base, unknown_share=unknown_share, **options)
+            prediction = opened.predict(model, unknown_share=unknown_share, **options)
             print_result(prediction, output, details=details)
             if store:
                 store_predictions(opened, [prediction])
         else:
-            evaluation = opened.evaluate_prediction(base, **options)
+            evaluation = opened.evaluate_prediction(**options)
             print_result(evaluation, output, details=details, file=file, theme=theme)
 
 
@@ -262,29 +252,50 @@ def lineage(
     _read_option,
     details_option,
 )  # fmt: skip
-def trace(
-    model: str,
-    base: str | None,
-    text: str | None,
-    field: str | None,
-    each: bool,
-    max_length: int | None,
-    all_rows: bool,
-    read: str | None,
-    details: bool,
-    atlas: str,
-    output: str,
-) -> None:
+def trace(model: str, details: bool, atlas: str, output: str, **options: Any) -> None:
     """Show what MODEL was trained on, from its input embedding: only rows of tokens in the training text moved.
 
     With --text, show which texts were certainly not used in any step that changed the embedding.
     """
     with opened_atlas(atlas) as opened:
-        found = opened.trace(
-            model, base, text=text, field=field, each=each, max_length=max_length, all_rows=all_rows, read=read,
-            say=say,
-        )  # fmt: skip
-        print_result(found, output, details=details)
+        print_result(opened.trace(model, say=say, **options), output, details=details)
 
 
-MODELS = (similar, show, trace, compare, layers, predict, lineage)
+@question(
+    click.argument("files", nargs=-1, metavar="FILE"),
+    neighbours_option("Number of models to show.", 10, "--limit"),
+    base_option,
+    click.option("--field", metavar="NAME", help='Field of a row that holds the text. Default: "text".'),
+    click.option(
+        "--reference", metavar="FILE", type=Path,
+        help="Texts that no model was tuned on, ideally like those the base was trained on. Default: shipped texts.",
+    ),
+    click.option("--where", metavar="SQL", help='Only models that satisfy this condition, e.g. "downloads > 100".'),
+    click.option("--model", metavar="MODEL", help="Find which of the files in --among this model was tuned on."),
+    click.option(
+        "--among", metavar="FILE", multiple=True, type=Path,
+        help="With --model: a file of texts, or a folder of such files. More of them may follow.",
+    ),
+    click.option("--device", default="cpu", show_default=True, help="Device: cpu, cuda, cuda:1 …"),
+)  # fmt: skip
+def ask(files: tuple[str, ...], atlas: str, output: str, **options: Any) -> None:
+    """Find the models that were probably tuned on texts like those in FILE: lines, JSON lines, CSV, TSV or Parquet.
+
+    With --model and --among, find which files a model was tuned on, or none of them. If FILE is "-", texts are read
+    from stdin. The texts run through the base model once; no fine-tune is run.
+    """
+    is_of_model = options["model"] is not None
+    if bool(options["among"]) != is_of_model or (not is_of_model and len(files) != 1):
+        raise click.UsageError("Name one FILE of texts, or use --model with --among FILE.")
+    if is_of_model:
+        options["among"] = (*options["among"], *map(Path, files))
+    file = None if is_of_model else files[0]
+    if options["where"] is not None:
+        from query.sql import prepare
+
+        prepare()
+    with opened_atlas(atlas) as opened:
+        print_result(opened.ask(file, options.pop("k"), **options), output)
+
+
+MODELS = (similar, show, trace, compare, layers, predict, lineage, ask)

@@ -49,14 +49,13 @@ _stem_option = click.option(
 )
 def depth(
     model: str | None,
-    against: str,
     study: bool,
-    base: str | None,
     out: str | None,
     theme: ThemeName,
     details: bool,
     atlas: str,
     output: str,
+    **options: Any,
 ) -> None:
     """Show how much of its input each layer of MODEL keeps, next to how much its weights changed.
 
@@ -66,19 +65,13 @@ def depth(
         raise click.UsageError("Name a MODEL, or use --study without one.")
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        found = opened.depth_study(base) if model is None else opened.depth(model, against=against, base=base)
+        found = opened.depth_study(options["base"]) if model is None else opened.depth(model, **options)
         print_result(found, output, details=details, file=file, theme=theme)
 
 
 def _atlas_if_there(folder: str) -> AbstractContextManager[Atlas | None]:
     """The atlas, or None where none was named and the default folder does not exist: running a model needs none."""
     return nullcontext() if folder == DEFAULT_ATLAS and not Path(folder).exists() else opened_atlas(folder)
-
-
-def _layers(text: str | None) -> tuple[int, ...] | None:
-    from indexer.profiles.single import parse_layers
-
-    return parse_layers(text)
 
 
 @question(
@@ -109,16 +102,7 @@ def _layers(text: str | None) -> tuple[int, ...] | None:
     _device_option,
     theme_option,
 )  # fmt: skip
-def invert(
-    model: str,
-    text: str | None,
-    layers: str | None,
-    out: str | None,
-    theme: ThemeName,
-    atlas: str,
-    output: str,
-    **options: Any,
-) -> None:
+def invert(model: str, out: str | None, theme: ThemeName, atlas: str, output: str, **options: Any) -> None:
     """Recover TEXT, or an image, from the output of each layer of MODEL.
 
     Without TEXT, recover images (by default those of scikit-learn). MODEL must then be a ViT, or have an image stem
@@ -128,7 +112,7 @@ def invert(
 
     file = picture_file(out)
     with _atlas_if_there(atlas) as opened:
-        found = invert(opened, model, text, layers=_layers(layers), **options)
+        found = invert(opened, model, **options)
         print_result(found, output, file=file, theme=theme)
 
 
@@ -158,15 +142,13 @@ def invert(
     _device_option,
     theme_option,
 )  # fmt: skip
-def features(
-    model: str, out: str, layers: str | None, theme: ThemeName, atlas: str, output: str, **options: Any
-) -> None:
+def features(model: str, out: str, theme: ThemeName, atlas: str, output: str, **options: Any) -> None:
     """Draw what single neurons of MODEL respond to: images found by gradient ascent on their activation."""
     from query.features import features
 
     file = picture_file(out)
     with _atlas_if_there(atlas) as opened:
-        found = features(opened, model, layers=_layers(layers), **options)
+        found = features(opened, model, **options)
         print_result(found, output, file=file, theme=theme)
 
 

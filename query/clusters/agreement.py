@@ -67,8 +67,7 @@ def compared(
         part = np.flatnonzero(named if among == "all" else named & (clusters >= 0))
         codes = codes_of([names[row] for row in part.tolist()])
         numbers = _four_measures(clusters[part], codes, draws, rng)
-        for measure in measures:
-            rows.append(_row(labels, measure, among, numbers.get(measure), len(part), "labels"))
+        rows += [_row(labels, measure, among, numbers.get(measure), len(part), "labels") for measure in measures]
     return rows
 
 

@@ -83,6 +83,10 @@ class DepthStudy(Drawn):
     """
 
     ROWS = "means"
+    KEYS = (
+        "base", "probe", "models", "authors", "means as layers", "agreements as agreement", "forgetful", "data_share",
+        "notes",
+    )  # fmt: skip
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("chance", "models", "datasets", "95 %", "drift", "cka", "tolerance_own")
 
@@ -96,20 +100,6 @@ class DepthStudy(Drawn):
     data_share: tuple[dict[str, Any], ...]
     profiles: tuple[Profiled, ...]
     notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, without the profiles themselves."""
-        return {
-            "base": self.base,
-            "probe": self.probe,
-            "models": self.models,
-            "authors": self.authors,
-            "layers": list(self.means),
-            "agreement": [vars(one) for one in self.agreements],
-            "forgetful": [vars(one) | {"datasets": list(one.datasets)} for one in self.forgetful],
-            "data_share": list(self.data_share),
-            "notes": list(self.notes),
-        }
 
     @property
     def headline(self) -> str:

@@ -88,13 +88,6 @@ def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
     return found
 
 
-def earlier(candidates: Sequence[Candidate], created: datetime | None, *, dates: bool) -> list[Candidate]:
-    """The candidates created up to a day after ``created``; all of them if it is unknown or dates are not used."""
-    if created is None or not dates:
-        return list(candidates)
-    return [one for one in candidates if one.created is None or one.created <= created + SAME_DAY]
-
-
 @dataclass(frozen=True)
 class Factors:
     """The leading part of the change of one matrix by its stored factors, d = us · vᵀ.

@@ -123,8 +123,7 @@ class Combination:
     @property
     def mean(self) -> Floats:
         """Each member's weight, averaged over the matrices."""
-        found: Floats = self.weights.mean(axis=0)
-        return found
+        return self.weights.mean(axis=0)
 
     @property
     def spread(self) -> float:

@@ -5,7 +5,7 @@ The method is a matching pursuit on task vectors with exact checks first; see do
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,16 @@ import numpy as np
 
 from indexer.errors import AtlasError, ModelError, require, unreadable
 from indexer.names import ModelRef
-from query.lineage.candidates import Candidate, FactorStore, earlier, read_candidates
-from query.lineage.result import CONFIRMED, CONTRADICTED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage
+from query.lineage.candidates import SAME_DAY, Candidate, FactorStore, read_candidates
+from query.lineage.result import CONFIRMED, CONTRADICTED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage, Lineages
 from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
+from query.lineage.stored import store as keep
 from query.lineage.thresholds import SURE, Thresholds, probability
+from query.lookup import describe_unindexed
 from query.resolved import NOT_ON_HUB, READERS, no_record, unknown_model
 from query.sampled import SAMPLE
-from query.unindexed import describe_unindexed
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -98,20 +99,25 @@ def lineage(
     return Tracer(atlas, published.base, dates=dates, thresholds=thresholds).of_described(described)
 
 
-def every_lineage(atlas: AtlasReader, base: str | None = None, *, dates: bool = True) -> Iterator[Lineage]:
-    """The lineage of every indexed model of a base, oldest first, from its weights.
+def lineages(atlas: AtlasReader, base: str | None = None, *, dates: bool = True, store: bool = False) -> Lineages:
+    """``lineage`` for every indexed model of a base, oldest first, from its weights.
 
     A model that cannot be read has a ``failure``, and its stored answer if there is one. After _MAX_FAILURES models in
-    a row for which the Hub did not answer, the others are not read.
+    a row for which the Hub did not answer, the others are not read. ``store``: keep the answers in the atlas (tables
+    and views of lineage), except those of models that could not be read. Raises AtlasError if the atlas has no factors,
+    another process is writing to it, or for ``store`` with ``dates=False``: later questions use stored answers and may
+    use dates.
     """
+    if store and not dates:
+        raise AtlasError("Only answers that may use dates can be stored.", "Leave out `store` or `dates=False`.")
     tracer = Tracer(atlas, atlas.base_named(base), dates=dates)
+    answers: list[Lineage] = []
     in_a_row, failure = 0, ""
     for model_id in tracer.indexed():
         if in_a_row < _MAX_FAILURES:
             try:
-                answer = tracer.of_indexed(model_id)
+                answers.append(tracer.of_indexed(model_id))
                 in_a_row = 0
-                yield answer
                 continue
             except AtlasError as error:
                 cause = error.__cause__
@@ -123,7 +129,10 @@ def every_lineage(atlas: AtlasReader, base: str | None = None, *, dates: bool = 
         if stored is None:
             (row,) = atlas.rows("SELECT model FROM fine_tunes WHERE model_id = ?", [model_id])
             stored = Lineage(row["model"], tracer.base, model_id, (), 0, 0)
-        yield replace(stored, notes=(), failure=failure)
+        answers.append(replace(stored, notes=(), failure=failure))
+    if store:
+        keep(atlas, tracer.base, answers)
+    return Lineages(tracer.base, tuple(answers))
 
 
 class Tracer:
@@ -168,9 +177,8 @@ class Tracer:
         declared = declared_by(self.atlas, model_id, self.base)
         asked = self._candidates.get(model_id)
         if asked is None:  # a copy of the base, or weights of another origin: nothing needs to be read
-            flags = self.atlas.rows("SELECT model, is_copy, copy_evidence FROM models WHERE model_id = ?", [model_id])[
-                0
-            ]
+            statement = "SELECT model, is_copy, copy_evidence FROM models WHERE model_id = ?"
+            (flags,) = self.atlas.rows(statement, [model_id])
             model = flags["model"]
             if flags["is_copy"]:
                 zero = "all its deltas are zero" + (" in all that was read" if flags["copy_evidence"] == SAMPLE else "")
@@ -276,7 +284,10 @@ class Tracer:
 
         store = selection.store
         others = [one for one in self._candidates.values() if one.model_id not in {asked.model_id, *without}]
-        possible = self._near(asked, earlier(others, asked.created, dates=self.dates))
+        if self.dates and asked.created is not None:
+            latest = asked.created + SAME_DAY
+            others = [one for one in others if one.created is None or one.created <= latest]
+        possible = self._near(asked, others)
         candidates = store.load(possible)
         if possible and not candidates:
             raise AtlasError(

@@ -90,7 +90,7 @@ class Edge:
         how, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
         return f"{how} from {self.parent}{comma}{otherwise}"
 
-    def to_row(self) -> dict[str, Any]:
+    def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
         return {
             "parent": self.parent,
@@ -120,6 +120,7 @@ class Lineage(Drawn):
 
     IS_LIST = True
     SHOW_HEADLINE = True
+    KEYS = ("model", "base", "edges as parents", "bytes_read", "models_read", "_time as told", "notes")
     DETAILS = ("same", "bytes_read", "told")
     OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
 
@@ -141,21 +142,9 @@ class Lineage(Drawn):
         steps = "; ".join(f"{edge.description} (its card: {edge.card})" for edge in self.edges)
         return f"{self.model}, by its weights: {steps}."
 
-    def to_dict(self) -> dict[str, Any]:
-        """The model, its base, its parents and the cost of the answer."""
-        return {
-            "model": self.model,
-            "base": self.base,
-            "parents": [edge.to_row() for edge in self.edges],
-            "bytes_read": self.bytes_read,
-            "models_read": self.models_read,
-            "told": self._time,
-            "notes": list(self.notes),
-        }
-
     def to_rows(self) -> list[dict[str, Any]]:
         """The command's JSON: one row for each edge."""
-        return [edge.to_row() | {"bytes_read": self.bytes_read, "told": self._time} for edge in self.edges]
+        return [edge.as_row() | {"bytes_read": self.bytes_read, "told": self._time} for edge in self.edges]
 
     @property
     def _time(self) -> str | None:

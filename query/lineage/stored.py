@@ -41,8 +41,7 @@ def declared_by(atlas: AtlasReader, model_id: int, base: str) -> DeclaredParents
 
 def declared_in(atlas: AtlasReader, names: Sequence[str], base: str) -> DeclaredParents:
     """The same for a list of names."""
-    rows = atlas.rows("SELECT base, aliases FROM bases WHERE base = ?", [base])
-    own = {name.lower() for row in rows for name in (row["base"], *row["aliases"])}
+    own = {name.lower() for name in (base, *atlas.base_row(base)["aliases"])}
     models = frozenset(name for name in names if name.lower() not in own)
     rows = atlas.rows("SELECT model FROM fine_tunes WHERE model IN (SELECT unnest(?::VARCHAR[]))", [list(models)])
     return DeclaredParents(models, frozenset(row["model"] for row in rows), any(name.lower() in own for name in names))

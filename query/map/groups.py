@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Places = NDArray[np.float64]
+# x, y and radius of the smallest disc that contains half of a group's points, in the map's own units.
+Disc = tuple[float, float, float]
 
 _POINTS, _CENTRES = 4000, 400  # points of a group that are used, and that are tried as the centre of its disc
 _WIDEST = 0.13  # of the map's longer side: with a larger radius, a group is scattered
@@ -16,15 +17,6 @@ _FEWEST = 2  # points of a group with a disc
 _DIRECTIONS = 16
 _FARTHEST = 0.1  # of the longer side, between a disc and its name
 _STEPS = 7
-
-
-@dataclass(frozen=True)
-class Disc:
-    """The smallest disc that contains half of a group's points, in the map's own units."""
-
-    x: float
-    y: float
-    radius: float
 
 
 def group_discs(places: Places, codes: Sequence[int], count: int) -> tuple[Disc | None, ...]:
@@ -49,7 +41,7 @@ def group_discs(places: Places, codes: Sequence[int], count: int) -> tuple[Disc 
         best = int(radii.argmin())
         x, y = points[distances[best] <= radii[best]].mean(axis=0)
         is_scattered = radii[best] > _WIDEST * span
-        discs.append(None if is_scattered else Disc(float(x), float(y), float(radii[best])))
+        discs.append(None if is_scattered else (float(x), float(y), float(radii[best])))
     return tuple(discs)
 
 
@@ -92,13 +84,14 @@ def room_for_names(
 
 def _candidates(disc: Disc, width: float, height: float, reach: float) -> list[tuple[float, float]]:
     """Centres of boxes around a disc, the nearest first; at each distance, above and below before the sides."""
+    centre_x, centre_y, radius = disc
     angles = np.pi / 2 + np.pi * np.arange(_DIRECTIONS) / _DIRECTIONS * 2
     order = sorted(angles, key=lambda angle: (round(abs(np.cos(angle)), 6), -np.sin(angle)))
     found = []
     for step in range(1, _STEPS + 1):
-        distance = disc.radius * min(1.0, step / 2) + reach * step / _STEPS
+        distance = radius * min(1.0, step / 2) + reach * step / _STEPS
         found += [
-            (disc.x + np.cos(angle) * (distance + width / 2), disc.y + np.sin(angle) * (distance + height / 2))
+            (centre_x + np.cos(angle) * (distance + width / 2), centre_y + np.sin(angle) * (distance + height / 2))
             for angle in order
         ]
     return found

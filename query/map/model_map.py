@@ -7,7 +7,6 @@ represents its duplicates. All of them are counted.
 from __future__ import annotations
 
 import io
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,6 +27,7 @@ from query.population import LeftOut, Population, distinct, notes_on_sampled, re
 from query.reader import PUBLIC_HUB
 from query.results import Drawn, plain
 from query.statistics.likeness import points
+from query.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,8 +102,7 @@ class ModelMap(Drawn):
     @property
     def title(self) -> str:
         """What the map shows."""
-        models = "1 fine-tune" if len(self.points) == 1 else f"{len(self.points):,} fine-tunes"
-        return f"{models} of {self.base}"
+        return f"{counted(len(self.points), 'fine-tune')} of {self.base}"
 
     @property
     def subtitle(self) -> str:
@@ -326,32 +325,17 @@ def map_table(drawn: ModelMap) -> bytes:
     near = drawn.neighbours or ((),) * len(points)
     clusters = next((one for one in (drawn.coloring, *drawn.other_colorings) if one.column == "cluster"), None)
     of_cluster = clusters.of if isinstance(clusters, ColorGroups) else lambda _: None
-    columns = {
-        "id": pa.array(range(len(points)), pa.int64()),
-        "model_id": pa.array([one.model_id for one in points], pa.int64()),
-        "model": pa.array([one.model for one in points], pa.string()),
-        "author": pa.array([one.author for one in points], pa.string()),
-        "datasets": pa.array([list(one.datasets) for one in points], pa.list_(pa.string())),
-        "relation": pa.array([one.relation for one in points], pa.string()),
-        "licence": pa.array([one.licence for one in points], pa.string()),
-        "downloads": pa.array([one.downloads for one in points], pa.int64()),
-        "created": pa.array([one.created for one in points], pa.timestamp("s")),
-        "x": pa.array([one.x for one in points], pa.float64()),
-        "y": pa.array([one.y for one in points], pa.float64()),
-        "cluster": pa.array([of_cluster(row) for row in range(len(points))], pa.string()),
-        "neighbors": pa.array(
-            [
-                {"ids": [one.place for one in row], "distances": [max(0.0, 1 - one.cosine) for one in row]}
-                for row in near
-            ],
-            pa.struct({"ids": pa.list_(pa.int64()), "distances": pa.list_(pa.float64())}),
-        ),
-    }
+    text, whole, fraction = pa.string(), pa.int64(), pa.float64()
+    schema = pa.schema({
+        "id": whole, "model_id": whole, "model": text, "author": text, "datasets": pa.list_(text), "relation": text,
+        "licence": text, "downloads": whole, "created": pa.timestamp("s"), "x": fraction, "y": fraction,
+        "cluster": text, "neighbors": pa.struct({"ids": pa.list_(whole), "distances": pa.list_(fraction)}),
+    })  # fmt: skip
+    rows = []
+    for row, (point, those) in enumerate(zip(points, near, strict=True)):
+        distances = [max(0.0, 1 - one.cosine) for one in those]
+        neighbours = {"ids": [one.place for one in those], "distances": distances}
+        rows.append(vars(point) | {"id": row, "cluster": of_cluster(row), "neighbors": neighbours})
     target = io.BytesIO()
-    pq.write_table(pa.table(columns), target, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(rows, schema), target, compression="zstd")
     return target.getvalue()
-
-
-def viewer_command(file: Path) -> str:
-    """The command that opens the table in embedding-atlas."""
-    return f"embedding-atlas {shlex.quote(str(file))} --text model --x x --y y --neighbors neighbors"

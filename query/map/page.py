@@ -152,7 +152,7 @@ def coloring_data(coloring: Coloring, places: Places) -> dict[str, Any]:
     placed = np.isfinite(places).all(axis=1)
     groups = [[shown(group.group), group.models] for group in coloring.groups]
     discs = group_discs(places[placed], np.asarray(coloring.codes)[placed].tolist(), len(coloring.shown))
-    rounded = [one and [_rounded(number, 5) for number in (one.x, one.y, one.radius)] for one in discs]
+    rounded = [disc and [_rounded(number, 5) for number in disc] for disc in discs]
     return {"kind": "groups", "groups": groups, "codes": list(coloring.codes), "discs": rounded, **named}
 
 

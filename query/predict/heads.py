@@ -84,8 +84,7 @@ def _matching(
     if similarity is not None and numbers:
         table = similarity(list(numbers)) @ table
     nothing = np.zeros((1, len(sweeps.labels)), np.float32)
-    shares: Floats = np.concatenate([table, nothing])[codes[rows]]
-    return shares
+    return np.concatenate([table, nothing])[codes[rows]]
 
 
 def _jaccard(named: Sequence[tuple[str, int | None, frozenset[str]]]) -> Floats:
@@ -99,5 +98,4 @@ def _jaccard(named: Sequence[tuple[str, int | None, frozenset[str]]]) -> Floats:
     common = (incidence @ incidence.T).toarray()
     sizes = common.diagonal()
     codes = codes_of([entry[:2] for entry in named])
-    overlap: Floats = common / (sizes[:, None] + sizes[None, :] - common) * (codes[:, None] == codes[None, :])
-    return overlap
+    return common / (sizes[:, None] + sizes[None, :] - common) * (codes[:, None] == codes[None, :])

@@ -6,7 +6,7 @@ The vocabulary is the representation of that name, which describes the tokens of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,30 +111,32 @@ def _check(unknown_share: float | None) -> None:
 
 def predict_many(
     atlas: AtlasReader,
-    models: Iterable[str],
+    models: Iterable[str | Path] | None = None,
     *,
     k: int = 10,
     base: str | None = None,
     representation: str = "input",
     unknown_share: float | None = None,
-    are_indexed: bool = False,
+    store: bool = False,
     on_progress: Callable[[int], None] | None = None,
-) -> Iterator[Answered[Prediction]]:
-    """:func:`predict` for each of ``models``; the labelled models are read once.
+) -> list[Answered[Prediction]]:
+    """``predict`` for many models; by default for every indexed model of the base that names no dataset.
 
-    Without an ``unknown_share`` it is estimated from all of these models of a base together if there are ten or more
-    (with a vocabulary, where the base has such vectors), so the first answer comes when all models were read.
-    ``are_indexed``: the names come from the atlas, and must not
-    be read as folders of this machine. ``on_progress`` is called with the number of models read.
+    Of ten models or more of a base (with a vocabulary, where the base has such vectors) the ``unknown_share`` is
+    estimated from all of them together, unless it is given. A model without an answer has an ``error`` instead of an
+    ``answer``. ``store``: keep the answers for indexed models in the atlas (table ``predictions``, view
+    ``likely_datasets``). ``on_progress`` is called with the number of models read.
     """
     _check(unknown_share)
-    labelled = LabelledModelReader(atlas, representation)
+    labelled = LabelledModelReader(atlas, representation)  # they are read once
+    are_indexed = models is None
 
     def ask(model: str) -> Prediction:
+        # A name that comes from the atlas must not be read as a folder of this machine.
         return _predict(atlas, ModelRef(model) if are_indexed else model, labelled, k, base)
 
     many: list[Answered[Prediction]] = []
-    for one in answered(models, ask):
+    for one in answered(undocumented(atlas, base) if models is None else map(str, models), ask):
         many.append(one)
         if on_progress is not None:
             on_progress(len(many))
@@ -149,10 +151,12 @@ def predict_many(
         elif len(found) >= FEWEST_MODELS:
             none = [answer.probability for one in found for answer in one.answers if answer.dataset == NONE_OF_THESE]
             shares[of_base] = estimated_share(np.array(none), np.array([one.unknown_share for one in found]))
-    for one in many:
+    for place, one in enumerate(many):
         if one.answer is not None and one.answer.base in shares:
-            one = replace(one, answer=one.answer.with_unknown_share(shares[one.answer.base]))
-        yield one
+            many[place] = replace(one, answer=one.answer.with_unknown_share(shares[one.answer.base]))
+    if store:
+        keep(atlas, [one.answer for one in many if one.answer is not None])
+    return many
 
 
 def undocumented(atlas: AtlasReader, base: str | None = None) -> list[str]:
@@ -165,9 +169,9 @@ def undocumented(atlas: AtlasReader, base: str | None = None) -> list[str]:
     return [row["model"] for row in rows]
 
 
-def predict_indexed(atlas: AtlasReader, model_id: int, *, k: int = 10, representation: str = "input") -> Prediction:
-    """The prediction for an indexed model by its id. Raises AtlasError."""
-    return _predict(atlas, indexed_model(atlas, model_id), LabelledModelReader(atlas, representation), k)
+def predict_indexed(atlas: AtlasReader, model_id: int) -> Prediction:
+    """The prediction for an indexed model by its id, with ten votes. Raises AtlasError."""
+    return _predict(atlas, indexed_model(atlas, model_id), LabelledModelReader(atlas), 10)
 
 
 def _predict(
@@ -359,7 +363,7 @@ def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ..
     return tuple(sorted(found, key=lambda voter: (-voter.vote, -voter.similarity, voter.model)))
 
 
-def store(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
+def keep(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
     """Store predictions in the atlas in place of earlier ones for the same models; return the number of models.
 
     Models that the atlas does not contain are skipped. The query layer only reads: the indexer writes, under its lock.

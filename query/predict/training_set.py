@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from indexer.vectors.masks import changed_blocks, shared_blocks
 from query.population import Head, Population, distinct, head_of, notes_on_sampled, read_population
-from query.predict.dataset_runs import DatasetRuns
+from query.predict.dataset_runs import DatasetRuns, Reals
 from query.predict.heads import HeadMatches
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Booleans, Floats, Integers
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
     from query.reader import AtlasReader
-
-Reals = NDArray[np.float64]
 
 VOCABULARY = "vocabulary"
 
@@ -75,7 +73,7 @@ class LabelledModels:
 
 
 class LabelledModelReader:
-    """Reads the labelled models of each base once. ``notes``: on those of the latest that a sample gives no vector."""
+    """Reads the labelled models of each base once. ``notes``: on the sampled models of the latest, without a vector."""
 
     def __init__(self, atlas: AtlasReader, representation: str = "input") -> None:
         self.representation = representation
@@ -184,8 +182,7 @@ class Features:
     @property
     def known(self) -> Reals:
         """(rows,): the share of the truth that is among the answers."""
-        known: Reals = self.truth.sum(axis=1)
-        return known
+        return self.truth.sum(axis=1)
 
 
 class TrainingSet:
@@ -271,7 +268,8 @@ class TrainingSet:
             block = slice(start, start + step)
             to_members = similarities(vectors[self.rows[block]], vectors[members], blocks)
             if are_halves:
-                to_members[~_share_a_block(vectors[self.rows[block]], vectors[members])] = _APART
+                mine, theirs = (changed_blocks(vectors[chosen], _HALVES) for chosen in (self.rows[block], members))
+                to_members[shared_blocks(mine, theirs) == 0] = _APART
             nearest = np.maximum.reduceat(to_members, starts, axis=1)
             order[block] = np.argsort(-nearest, axis=1, kind="stable")
             similarity[block] = np.take_along_axis(nearest, order[block], axis=1)
@@ -318,8 +316,7 @@ class TrainingSet:
             if not rank.shape[1]:
                 return np.zeros(len(rank), dtype=np.float32)
             column = np.minimum((rank < wanted[:, None]).sum(axis=1), rank.shape[1] - 1)
-            found: Floats = np.where(rank[:, -1] > 0, similarity[np.arange(len(rank)), column], 0)
-            return found
+            return np.where(rank[:, -1] > 0, similarity[np.arange(len(rank)), column], 0)
 
         first = similarity_at(np.minimum(1, counts))
         middle = (similarity_at((counts + 1) // 2) + similarity_at(counts // 2 + 1)) / 2
@@ -344,7 +341,3 @@ class _Nearest:
     order: NDArray[np.int32]
     similarity: Floats
     comparable: Booleans | None
-
-
-def _share_a_block(mine: Floats, theirs: Floats) -> Booleans:
-    return np.asarray(shared_blocks(changed_blocks(mine, _HALVES), changed_blocks(theirs, _HALVES)) > 0)

@@ -149,8 +149,7 @@ class LabelledOrder:
             matches &= counted > rank
             hits += matches
         gains = hits.T / np.maximum(limits, 1) - np.where(matching > 0, matching / np.maximum(self.pool, 1), 0)
-        found: Floats = gains.sum(axis=1) / np.maximum((matching > 0).sum(axis=1), 1)
-        return found
+        return gains.sum(axis=1) / np.maximum((matching > 0).sum(axis=1), 1)
 
     @cached_property
     def _by_left(self) -> Integers:

@@ -20,9 +20,6 @@ _SHOWN = 15  # datasets, models or pairs on a terminal
 _DRAWN = 40  # datasets in a picture
 _WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
 _APART = 0.16  # of a row, between the two forms
-_TITLES = {
-    "confusion": "taken for each other more often than by chance, in both directions",
-}
 _BREAKDOWNS = ("by_dataset", "by_model", "confusions", "within")
 _WIDE = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
 
@@ -257,7 +254,9 @@ class PurityResult(Drawn, PurityScore):
                 for row in rows
                 if row["among"] == others and row["is_notable"]
             ]
-        title = _TITLES.get(by, f"by {by}")
+        title = f"by {by}"
+        if by == "confusion":
+            title = "taken for each other more often than by chance, in both directions"
         if not details:
             title += "" if len(rows) <= _SHOWN else f", the first {_SHOWN} of {len(rows)}"
             rows = [
@@ -268,31 +267,25 @@ class PurityResult(Drawn, PurityScore):
                 }
                 for row in rows[:_SHOWN]
             ]
-        neighbours = [
-            {
+
+        def line(among: str, score: PurityScore, permuted: PurityScore | WithinScore, models: int) -> dict[str, Any]:
+            has_interval = permuted is score and score.ci_low is not None
+            return {
                 "among": among,
                 "purity": decimal(score.purity),
-                "95 %": "" if score.ci_low is None else span(score.ci_low, score.ci_high),
-                "chance": decimal(score.chance),
-                "p": _p_in_words(score),
-                "effect": "" if score.effect is None else f"{score.effect:.1f}",
-                "models": score.models,
+                "95 %": span(score.ci_low, score.ci_high) if has_interval else "",
+                "chance": decimal(permuted.chance),
+                "p": _p_in_words(permuted),
+                "effect": "" if permuted.effect is None else f"{permuted.effect:.1f}",
+                "models": models,
                 "datasets": score.datasets,
             }
-            for among, score in (("all", self), ("by other authors", self.cross_author))
-        ]
+
+        forms = (("all", self), ("by other authors", self.cross_author))
+        neighbours = [line(among, score, score, score.models) for among, score in forms]
         neighbours += [
-            {
-                "among": f"{among}, labels exchanged within {one.within}",
-                "purity": decimal(score.purity),
-                "95 %": "",
-                "chance": decimal(one.chance),
-                "p": _p_in_words(one),
-                "effect": "" if one.effect is None else f"{one.effect:.1f}",
-                "models": one.movable,
-                "datasets": score.datasets,
-            }
-            for among, score in (("all", self), ("by other authors", self.cross_author))
+            line(f"{among}, labels exchanged within {one.within}", score, one, one.movable)
+            for among, score in forms
             for one in score.within
         ]
         whole = {"base": self.base, "representation": self.representation, "neighbours": self._renamed(neighbours)}

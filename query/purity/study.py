@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -106,7 +106,12 @@ def purity(
             pairs = [(row, -1 - author) for row, author in enumerate(authors.tolist())]
             pairs += [(row, len(rows) + tree) for row, tree in enumerate(kin.tolist())]
             families = components(range(len(rows)), pairs)
-        reach = _reach(labels, authors, families, k)
+        # An upper limit on the length of each list that the observed labels use: the number of matches, plus the size
+        # of the model's family and of the largest group of authors left out.
+        holders = Counter(name for names in labels for name in names)
+        looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
+        away = np.bincount(units_of(authors.tolist(), _MOST_UNITS)).max()
+        reach: Integers = looked_at + np.bincount(families)[families] + away
         order = neighbour_order(population.vectors, rows, population.blocks, reach)
         strata = {name: codes_of([values[row] for row in rows]) for name, values in within.items()}
         for form, excluded in enumerate((kin, families)):
@@ -176,38 +181,14 @@ def habits_with_labels(population: Population, strata: Mapping[str, Sequence[Has
     return tuple(notes)
 
 
-def _reach(labels: Sequence[frozenset[str]], authors: Integers, families: Integers, k: int | None) -> Integers:
-    """An upper limit on the length of each list that the observed labels use.
-
-    It is the number of matches, plus the size of the model's family and of the largest group of authors left out.
-    """
-    holders = Counter(name for names in labels for name in names)
-    looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
-    away = np.bincount(units_of(authors.tolist(), _MOST_UNITS)).max()
-    reach: Integers = looked_at + np.bincount(families)[families] + away
-    return reach
-
-
-@dataclass(frozen=True)
-class NullDistribution:
-    """The mean of purity minus chance under permutations of the labels.
-
-    ``reached`` of ``permutations`` are at least the observed value. ``is_exact``: these are all that there are, each
-    counted once; otherwise they were drawn. ``effect``: how many standard deviations of the permutations the observed
-    value is above their mean; None if all of them are equal.
-    """
-
-    p_value: float
-    permutations: int
-    reached: int
-    is_exact: bool
-    effect: float | None
-
-
 def null_distribution(
     trial: LabelledOrder, observed: float, draws: int | None, rng: np.random.Generator
-) -> NullDistribution:
+) -> dict[str, Any]:
     """Compare ``observed``, the mean of purity minus chance, with permutations of the labels.
+
+    Returns these fields of ``PurityScore``: ``p_value``; ``permutations``, and how many ``reached`` the observed value;
+    ``is_exact``: whether these are all that there are, each counted once, otherwise they were drawn; ``effect``: how
+    many standard deviations of the permutations the observed value is above their mean; None if all of them are equal.
 
     If there are few arrangements of the labels (20,000, or ``draws``), each is tried, and p is the share that reaches
     the observed value, itself included. Otherwise p is (1 + reached)/(1 + permutations) of random ones:
@@ -218,16 +199,15 @@ def null_distribution(
     carried, sweeps = trial.sweep_kinds, trial.sweeps
     looks = max(1, len(trial.order) * int(trial.matching(carried).max(initial=1) if trial.k is None else trial.k))
     most = min(_MOST_DRAWS, max(_DRAWS, int(_LOOKS / looks))) if draws is None else draws
-    is_small = looks * _DRAWS <= _LOOKS
+    is_small, is_exact = looks * _DRAWS <= _LOOKS, False
     step = max(1, _AT_ONCE // looks)
     reached, done, values = 0, 0, np.zeros(0)
     if is_small and (outcomes := sweeps.outcomes(carried)) <= min(most, _MOST_COUNTED):
         arrangements = sweeps.every(carried)
         parts = iter(lambda: list(islice(arrangements, step)), [])
         values = np.concatenate([trial.excesses(np.array(part)) for part in parts])
-        reached, done = int((values >= observed).sum()), outcomes
-        return NullDistribution(reached / done, done, reached, True, _effect(observed, values))
-    if is_small:
+        reached, done, is_exact = int((values >= observed).sum()), outcomes, True
+    elif is_small:
         target = _DRAWS if draws is None else draws
         while True:
             counts = [min(step, target - start) for start in range(done, target, step)]
@@ -245,12 +225,14 @@ def null_distribution(
         values = np.array(map_parts(trial.excess, first, is_long=is_long))
         rest = map_parts(lambda kinds: trial.reaches(kinds, observed), moves, is_long=is_long)
         reached = int((values >= observed).sum()) + sum(rest)
-    return NullDistribution((1 + reached) / (1 + done), done, reached, False, _effect(observed, values))
-
-
-def _effect(observed: float, values: Floats) -> float | None:
     spread = float(values.std())
-    return (observed - float(values.mean())) / spread if spread > _TIE else None
+    return {
+        "p_value": reached / done if is_exact else (1 + reached) / (1 + done),
+        "permutations": done,
+        "reached": reached,
+        "is_exact": is_exact,
+        "effect": (observed - float(values.mean())) / spread if spread > _TIE else None,
+    }
 
 
 def _score(
@@ -288,7 +270,7 @@ def _score(
         ci_high=ends[1] if ends else None,
         ci_reason=None if ends else TOO_FEW_AUTHORS,
         authors=len(np.unique(authors[scored])),
-        **asdict(null),
+        **null,
         by_dataset=tuple(by_dataset),
         note=note,
         by_model=tuple(
@@ -314,7 +296,7 @@ def _within(name: str, trial: LabelledOrder, score: PurityScore, draws: int | No
 
     moves = (trial.sweeps.permuted(trial.sweep_kinds, rng) for _ in range(_CHANCE_DRAWS))
     chance = map_parts(mean_purity, moves, is_long=len(trial.order) >= _MANY)
-    return replace(found, chance=float(np.mean(chance)), **asdict(null))
+    return replace(found, chance=float(np.mean(chance)), **null)
 
 
 # ---- intervals: purity without one author at a time
@@ -387,5 +369,4 @@ def _hits_without(trial: LabelledOrder, units: Integers, rows: Integers, limits:
     lost = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
     before = np.zeros((len(rows), width + 1), dtype=np.int32)
     np.cumsum(matches, axis=1, out=before[:, 1:])
-    found: Integers = before[first, limits + passed] - lost
-    return found
+    return before[first, limits + passed] - lost

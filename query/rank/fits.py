@@ -170,8 +170,7 @@ def _search(
     def residuals(some: Floats) -> Floats:
         shapes = columns(some[:, None])
         offsets, factors = solve(shapes, y)
-        squares: Floats = np.square(y - offsets[:, None] - factors[:, None] * shapes).sum(axis=1)
-        return squares
+        return np.square(y - offsets[:, None] - factors[:, None] * shapes).sum(axis=1)
 
     looked = residuals(places)
     best = int(looked.argmin())

@@ -7,7 +7,7 @@ The rank at a threshold is the smallest r for which the r largest singular value
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -53,33 +53,20 @@ class FamilyRanks:
 
     ``ranks``: the mean over models, None where no model is known or changed. ``spread``: the standard deviation over
     models (n − 1 in the denominator; None for fewer than two). ``counts``: the number of models behind both.
+    ``fit``: the best of the ``fits`` (:func:`query.rank.fits.best_fit`).
     """
 
     ranks: tuple[float | None, ...]
     spread: tuple[float | None, ...]
+    fit: Fit | None
     counts: tuple[int, ...]
     fits: tuple[Fit, ...]
-
-    @property
-    def fit(self) -> Fit | None:
-        """The best form; see :func:`query.rank.fits.best_fit`."""
-        return best_fit(self.fits)
 
     @property
     def mean(self) -> float | None:
         """The mean over the known layers."""
         known = [rank for rank in self.ranks if rank is not None]
         return sum(known) / len(known) if known else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented keys first."""
-        return {
-            "ranks": list(self.ranks),
-            "spread": list(self.spread),
-            "fit": asdict(self.fit) if self.fit else None,
-            "counts": list(self.counts),
-            "fits": [asdict(fit) for fit in self.fits],
-        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,10 +92,6 @@ class RankStudy(Drawn):
     left_out: LeftOut
     lacking: tuple[str, ...]
     notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object."""
-        return super().to_dict() | {"families": {name: family.to_dict() for name, family in self.families.items()}}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each family and layer; ``fitted`` is the value of the best form there."""
@@ -167,7 +150,6 @@ class RankStudy(Drawn):
             "rank of": SYMBOLS[self.of] + f" at {100 * self.threshold:g} % of the energy",
             "models": self.models,
             **({"relations": list(self.relations)} if self.relations else {}),
-            "left out": self.left_out.words() or "none",
             "lacking spectra": len(self.lacking),
             ("all fits" if details else "best fit") + " (x = layer)": fits,
             **by_layer,
@@ -310,11 +292,13 @@ def rank_by_depth(
     for family, layers in columns.items():
         found = [layers.get(layer, np.empty(0)) for layer in range(max(layers) + 1)]
         means = tuple(float(one.mean()) if len(one) else None for one in found)
+        fits = fit_forms(means)
         families[family] = FamilyRanks(
             ranks=means,
             spread=tuple(float(one.std(ddof=1)) if len(one) > 1 else None for one in found),
+            fit=best_fit(fits),
             counts=tuple(len(one) for one in found),
-            fits=fit_forms(means),
+            fits=fits,
         )
     return RankStudy(
         base=canonical,

@@ -6,6 +6,7 @@ A candidate is a row with the ``model_id``, ``model``, ``record_key`` and ``has_
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
         raise AtlasError(what, f"Run: `build({base!r}, spectra=True)`")
     chosen: list[Candidate] = []
     groups: set[int] = set()
-    counts = {"copies": 0, "unrelated": 0, "duplicates": 0, "sampled": 0}
+    counts: Counter[str] = Counter()
     for row in rows:
         if row["is_copy"]:
             counts["copies"] += 1
@@ -116,10 +117,9 @@ def read_ranks(
 
 def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
     """In the order of STACKS, then of FAMILIES, by layer; a fused matrix comes where its first part would."""
-    (base_row,) = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [base])
-    if base_row["deltas"] is None:
+    if (names := atlas.base_row(base)["deltas"]) is None:
         raise AtlasError(f"The atlas does not say which matrices {base} has.", "Run `index rebuild`.")
-    keys = [DeltaKey.parse(name) for name in base_row["deltas"]]
+    keys = [DeltaKey.parse(name) for name in names]
     keys.sort(key=lambda key: (STACKS.index(key.stack), FAMILIES.index(key.family), key.layer))
     if not whole:
         return keys

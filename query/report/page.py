@@ -204,7 +204,7 @@ def page(source: Source, sections: Iterable[Section]) -> str:
     environment.globals |= {
         name: getattr(wording, name) for name in ("count", "counted", "day", "decimal", "percent", "size")
     } | {"code": code, "shorten": shorten, "enumerated": enumerated, "for_command_line": for_command_line}
-    written: str = environment.get_template("report.html").render(
+    return environment.get_template("report.html").render(
         source=source,
         published=day(atlas["published"]),
         found=source.number("SELECT count(*) FROM fine_tunes WHERE base = ?"),
@@ -212,4 +212,3 @@ def page(source: Source, sections: Iterable[Section]) -> str:
         sections=list(sections),
         themes=THEMES,
     )
-    return written

@@ -12,6 +12,7 @@ from indexer.console.messages import say
 from indexer.errors import AtlasError
 from indexer.quantities import size_in_words
 from query.figures import checked_output, write_output
+from query.glossary import words
 from query.report import studies, training, views
 from query.report.page import Section, Source, page
 from query.results import Result
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 # Anchor, title, and the function that finds the facts of the section, in the order of the page. Its words are the macro
 # of this name in pages/sections.html.
 _SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], dict[str, Any]]], ...] = (
-    ("words", "The terms used here", views.glossary),
+    ("words", "The terms used here", lambda *_: {"terms": words()}),
     ("crawl", "What was found, read and left out", views.crawl),
     ("names", "Datasets and authors", views.names),
     ("purity", "Do models tuned on the same data lie together?", studies.purity_section),

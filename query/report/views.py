@@ -8,11 +8,10 @@ from collections import Counter
 from typing import Any
 
 from indexer.errors import AtlasError
-from query.glossary import words
 from query.reader import PUBLIC_HUB
 from query.report.page import Section, Source, enumerated, shorten
 from query.report.reasons import REASONS, STATUSES, UNEXPLAINED, claim_in_words
-from query.sampled import COPY, LIKE_THE_BASE, SAMPLE
+from query.sampled import flags_in_words
 from query.wording import count, counted, percent
 
 _BUILDS = 8  # rows, the latest first
@@ -20,12 +19,6 @@ _REASONS = 40
 _MOST, _MOST_NAMES = 20, 25  # rows of a table
 _MOST_MODELS = 2000  # with more rows, browsers scroll badly
 _USUAL_RANK = 8
-_FLAGS = {"is_copy": COPY, "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen"}
-
-
-def glossary(_source: Source, _section: Section) -> dict[str, Any]:
-    """The words used on the page."""
-    return {"terms": words()}
 
 
 def crawl(source: Source, section: Section) -> dict[str, Any]:
@@ -60,7 +53,6 @@ def crawl(source: Source, section: Section) -> dict[str, Any]:
         "count(*) FILTER (\"read\" = 'sample') AS sampled, sum(block_bytes) FILTER (\"read\" = 'sample') AS rest "
         "FROM models WHERE base = ?"
     )
-    (base,) = source.rows('SELECT "commit" FROM bases WHERE base = ?')
     (atlas,) = source.atlas.rows("SELECT * FROM atlas_info")
     builds = source.rows("SELECT * FROM builds WHERE base = ? ORDER BY build_id DESC")
     latest = {
@@ -101,7 +93,7 @@ def crawl(source: Source, section: Section) -> dict[str, Any]:
         "read": read,
         "rejected": source.number("SELECT count(*) FROM rejected_listing_rows WHERE base = ?"),
         "atlas": atlas,
-        "commit": base["commit"],
+        "commit": source.atlas.base_row(source.base)["commit"],
         "no_build": None if builds else section.unavailable("The atlas has no record of a build of this base."),
         "builds": source.table(
             "Builds, the latest first",
@@ -325,10 +317,7 @@ def models(source: Source, _section: Section) -> dict[str, Any]:
         raise AtlasError("No model is indexed, so there is nothing to list.", "")
     shown = []
     for row in rows:
-        remarks = [words for flag, words in _FLAGS.items() if row[flag]]
-        if row["copy_evidence"] == SAMPLE:
-            remarks = [LIKE_THE_BASE if words == COPY else words for words in remarks]
-        remarks += ["duplicate"] if row["duplicate_of"] is not None else []
+        remarks = [*flags_in_words(row), *(["duplicate"] if row["duplicate_of"] is not None else [])]
         licence = shorten(row["licence"] or "", 40)
         facts = [row["model"], row["relation"], row["datasets"], licence, row["downloads"], row["created"]]
         shown.append([*facts, ", ".join(remarks)])

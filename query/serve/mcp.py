@@ -174,8 +174,7 @@ class Workers:
                     worker.end()
         if answer is None:
             raise AtlasError(error)
-        found: dict[str, Any] = answer
-        return found
+        return answer
 
 
 class _Worker:
@@ -191,8 +190,7 @@ class _Worker:
     def ask(self, tool: str, arguments: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
         """The answer, or None and an error. Raises EOFError or OSError if the process has ended."""
         self._line.send((tool, arguments))
-        answer: tuple[dict[str, Any] | None, str] = self._line.recv()
-        return answer
+        return self._line.recv()
 
     def end(self) -> None:
         """Kill it and its children. The pipe stays open: a thread that waits for it gets an EOFError."""

@@ -18,26 +18,7 @@ from indexer.names import is_hub_id
 from query.ask.ask import MOST_TEXTS
 from query.atlas import Atlas, contents
 from query.results import Result
-from query.serve.answers import (
-    Ancestry,
-    Answer,
-    Asked,
-    Bases,
-    Changed,
-    Clustered,
-    Compared,
-    CrossAuthor,
-    Datasets,
-    LikelyDataset,
-    Predicted,
-    Purity,
-    Rows,
-    Shown,
-    Similar,
-    Traced,
-    bounded,
-    rounded,
-)
+from query.serve import answers
 
 MOST_NEIGHBOURS = 200
 MOST_ROWS = 1_000
@@ -57,6 +38,7 @@ Base = Annotated[str | None, Field(description="Id of the base model. Needed if 
 Vectors = Annotated[
     str, Field(description="Vectors to compare; the tool `bases` lists the published ones. `input` is the best.")
 ]
+Where = Annotated[str | None, Field(description='SQL condition on the view `models`, e.g. "downloads > 100".')]
 
 A = TypeVar("A")
 
@@ -71,11 +53,11 @@ class Tools:
                  self.lineage, self.purity, self.clusters, self.datasets, self.sql)  # fmt: skip
         self.all: dict[str, Callable[..., Any]] = {tool.__name__: tool for tool in tools}
 
-    def answer(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Answer | None, str]:
+    def answer(self, tool: str, arguments: Mapping[str, Any]) -> tuple[answers.Answer | None, str]:
         """The shortened answer of a tool, or None and an error in one line."""
         try:
             found = self.all[tool](**arguments)
-            return bounded(found), ""
+            return answers.bounded(found), ""
         except AtlasError as error:
             message = self._for_agents(error.message) or for_command_line(error.message)
             # An agent cannot follow advice about the command line.
@@ -121,53 +103,51 @@ class Tools:
         notes = [] if found is None else [self._for_agents(one) or for_command_line(one) for one in found.notes]
         common = {"summary": "" if found is None else found.headline, "notes": list(dict.fromkeys(notes))}
         known = {**({} if found is None else found.to_dict()), **common, "shortened": [], **parts}
-        return cast(A, {name: rounded(as_plain(known[name])) for name in kind.__annotations__})
+        return cast(A, {name: answers.rounded(as_plain(known[name])) for name in kind.__annotations__})
 
-    def bases(self) -> Bases:
+    def bases(self) -> answers.Bases:
         """List the base models of the atlas, how many fine-tunes of each are indexed, and the published vectors."""
-        return self._answer(Bases, None, bases=[row for row in contents(self._atlas) if is_hub_id(row["base"])])
+        return self._answer(answers.Bases, None, bases=[row for row in contents(self._atlas) if is_hub_id(row["base"])])
 
     def similar(
         self,
         model: Model,
         k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS, description="Number of neighbours to list.")] = 10,
-        where: Annotated[
-            str | None, Field(description='SQL condition on the view `models`, e.g. "downloads > 100".')
-        ] = None,
+        where: Where = None,
         other_authors: Annotated[bool, Field(description="Leave out models of the same author.")] = False,
         representation: Vectors = "input",
         explain: Annotated[
             bool, Field(description="Add how much each family and layer contributes (`because`).")
         ] = False,
         base: Base = None,
-    ) -> Similar:
+    ) -> answers.Similar:
         """Find the fine-tuned models whose weights changed most like those of a model, nearest first."""
         found = self._atlas.similar(
             model, k, where=where, other_authors=other_authors, representation=representation, base=base,
             explain=explain,
         )  # fmt: skip
-        return self._answer(Similar, found, neighbours=[{"because": None, **one.as_row()} for one in found])
+        return self._answer(answers.Similar, found, neighbours=[{"because": None, **one.as_row()} for one in found])
 
     def predict(
         self,
         model: Model,
         k: Annotated[int, Field(ge=1, le=100, description="Number of nearest models used for the vote.")] = 10,
         base: Base = None,
-    ) -> Predicted:
+    ) -> answers.Predicted:
         """Predict which datasets a model was tuned on, from its weights and its head."""
         found = self._atlas.predict(model, k=k, base=base)
-        answers = [{name: row[name] for name in LikelyDataset.__annotations__} for row in found.to_rows()]
-        return self._answer(Predicted, found, answers=answers)
+        likely = [{name: row[name] for name in answers.LikelyDataset.__annotations__} for row in found.to_rows()]
+        return self._answer(answers.Predicted, found, answers=likely)
 
-    def show(self, model: Model, base: Base = None) -> Shown:
+    def show(self, model: Model, base: Base = None) -> answers.Shown:
         """Show what is known of an indexed model: card, datasets, norms, ranks, duplicates, neighbours."""
         found = self._atlas.show(model, base)
         known = found.to_dict()
-        facts = {name: known[name] for name in known.keys() - _NOT_FOR_AGENTS if known[name] not in (None, [], "")}
-        facts = {name: facts[name] for name in known if name in facts}
-        return self._answer(Shown, found, model=found["model"], facts=facts)
+        kept = [name for name in known if name not in _NOT_FOR_AGENTS and known[name] not in (None, [], "")]
+        facts = {name: known[name] for name in kept}
+        return self._answer(answers.Shown, found, model=found["model"], facts=facts)
 
-    def trace(self, model: Model, base: Base = None) -> Traced:
+    def trace(self, model: Model, base: Base = None) -> answers.Traced:
         """Find what a model was trained on from its input embedding: words, length of inputs, masked or not."""
         found = self._atlas.trace(model, base)
         known = found.to_dict()
@@ -176,7 +156,7 @@ class Tools:
             for name, value in known.items()
             if name not in ("model", "base", "words", "notes") and value not in (None, [])
         }
-        return self._answer(Traced, found, facts=facts, words=[one.word for one in found.words])
+        return self._answer(answers.Traced, found, facts=facts, words=[one.word for one in found.words])
 
     def ask(
         self,
@@ -189,25 +169,23 @@ class Tools:
             ),
         ],
         k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS, description="Number of models to list.")] = 10,
-        where: Annotated[
-            str | None, Field(description='SQL condition on the view `models`, e.g. "downloads > 100".')
-        ] = None,
+        where: Where = None,
         base: Base = None,
-    ) -> Asked:
+    ) -> answers.Asked:
         """Find the models that were probably tuned on texts like these.
 
         The texts run through the base model on this machine; the first question about a base downloads it.
         """
-        return self._answer(Asked, self._atlas.ask(texts, k, where=where, base=base))
+        return self._answer(answers.Asked, self._atlas.ask(texts, k, where=where, base=base))
 
-    def compare(self, a: Model, b: Model, base: Base = None) -> Compared:
+    def compare(self, a: Model, b: Model, base: Base = None) -> answers.Compared:
         """Compare two models: how similar their weight changes are, in which layers, and what their cards say."""
         found = self._atlas.compare(a, b, base=base)
-        return self._answer(Compared, found, facts=found.to_dict())
+        return self._answer(answers.Compared, found, facts=found.to_dict())
 
-    def layers(self, model: Model, base: Base = None) -> Changed:
+    def layers(self, model: Model, base: Base = None) -> answers.Changed:
         """Show where a model changed: the size of the change of each layer and each family of matrices."""
-        return self._answer(Changed, self._atlas.layers(model, base))
+        return self._answer(answers.Changed, self._atlas.layers(model, base))
 
     def lineage(
         self,
@@ -215,9 +193,9 @@ class Tools:
         dates: Annotated[bool, Field(description="Let upload dates decide which model came first.")] = True,
         fresh: Annotated[bool, Field(description="Read the weights even if the atlas has a stored answer.")] = False,
         base: Base = None,
-    ) -> Ancestry:
+    ) -> answers.Ancestry:
         """Find which model a model was made from (continued, merged, LoRA merged, copied, recast), by its weights."""
-        return self._answer(Ancestry, self._atlas.lineage(model, base, dates=dates, fresh=fresh))
+        return self._answer(answers.Ancestry, self._atlas.lineage(model, base, dates=dates, fresh=fresh))
 
     def purity(
         self,
@@ -227,11 +205,12 @@ class Tools:
             int | None,
             Field(ge=1, description="Number of neighbours. Default: as many as share a dataset with the model."),
         ] = None,
-    ) -> Purity:
+    ) -> answers.Purity:
         """Measure whether models tuned on the same dataset are close to each other, also across authors."""
         found = self._atlas.purity(base, representation=representation, k=k)
         across = found.to_dict()["cross_author"]
-        return self._answer(Purity, found, cross_author={name: across[name] for name in CrossAuthor.__annotations__})
+        across = {name: across[name] for name in answers.CrossAuthor.__annotations__}
+        return self._answer(answers.Purity, found, cross_author=across)
 
     def clusters(
         self,
@@ -241,7 +220,7 @@ class Tools:
         min_size: Annotated[int | None, Field(ge=2, description="Size of the smallest cluster (hdbscan).")] = None,
         count: Annotated[int | None, Field(ge=2, description="Number of clusters (kmeans).")] = None,
         members_of: Annotated[int | None, Field(description="Also list the models of this cluster.")] = None,
-    ) -> Clustered:
+    ) -> answers.Clustered:
         """Group the fine-tunes of a base by their vectors, and measure how well groups and datasets agree."""
         found = self._atlas.clusters(base, representation=representation, method=method, min_size=min_size, count=count)
         rows = [
@@ -249,17 +228,17 @@ class Tools:
             for row in found.to_dict()["clusters"]
         ]
         members = [] if members_of is None else found.names_in(members_of)
-        return self._answer(Clustered, found, clusters=rows, members=members)
+        return self._answer(answers.Clustered, found, clusters=rows, members=members)
 
     def datasets(
         self,
         search: Annotated[str, Field(description="Part of the dataset's name; empty: all.")] = "",
         limit: Annotated[int, Field(ge=1, le=MOST_ROWS, description="Maximum number of datasets.")] = 100,
         base: Base = None,
-    ) -> Datasets:
+    ) -> answers.Datasets:
         """List the datasets that indexed models name, most models first."""
         rows = self._atlas.datasets(search, base=base).to_rows()
-        return self._answer(Datasets, None, datasets=rows[:limit], truncated=len(rows) > limit)
+        return self._answer(answers.Datasets, None, datasets=rows[:limit], truncated=len(rows) > limit)
 
     def sql(
         self,
@@ -268,11 +247,11 @@ class Tools:
         ],
         limit: Annotated[int, Field(ge=1, le=MOST_ROWS, description="Maximum number of rows.")] = 100,
         seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS, description="Time limit in seconds.")] = 10.0,
-    ) -> Rows:
+    ) -> answers.Rows:
         """Run one read-only SELECT (DuckDB) on the atlas, in a process that has access to nothing else."""
         found = self._atlas.sql(statement, limit=limit, seconds=seconds)
         is_wide = len(found.columns) > MOST_COLUMNS
-        return Rows(
+        return answers.Rows(
             summary=found.headline,
             notes=list(found.notes),
             shortened=[f"columns: {MOST_COLUMNS} of {len(found.columns)}"] if is_wide else [],

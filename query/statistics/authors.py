@@ -147,8 +147,7 @@ class AuthorRuns:
         for sweeps, columns in self.exchangeable:
             for part in columns:
                 is_movable[sweeps[:, part]] = len(np.unique(carried[sweeps[:, part]])) > 1
-        found: Integers = np.flatnonzero((self.of_model >= 0) & is_movable[self.of_model])
-        return found
+        return np.flatnonzero((self.of_model >= 0) & is_movable[self.of_model])
 
 
 def _contents(row: Sequence[int], columns: Sequence[slice]) -> tuple[tuple[int, ...], ...]:
@@ -296,5 +295,4 @@ def _mean_ranks(values: Floats, weights: Floats) -> Floats:
         return np.broadcast_to(rankdata(values), weights.shape)
     below = (values[:, None] < values[None, :]).astype(float)
     equal = (values[:, None] == values[None, :]).astype(float)
-    found: Floats = weights @ below + (weights @ equal + 1) / 2
-    return found
+    return weights @ below + (weights @ equal + 1) / 2

@@ -25,8 +25,7 @@ def similarities(mine: Reals, theirs: Reals, blocks: int = 0) -> Reals:
     if not blocks:
         return products
     shared = shared_blocks(changed_blocks(mine, blocks), changed_blocks(theirs, blocks))
-    scaled: Reals = products / divisors(shared, blocks)
-    return scaled
+    return products / divisors(shared, blocks)
 
 
 def points(vectors: Reals, blocks: int = 0) -> Reals:
@@ -54,5 +53,4 @@ def points(vectors: Reals, blocks: int = 0) -> Reals:
     else:
         placed = similarities(vectors, vectors[chosen], blocks) @ (directions[:, kept] / np.sqrt(held[kept]))
     norms = np.linalg.norm(placed, axis=1, keepdims=True)
-    unit: Reals = np.divide(placed, norms, out=np.zeros_like(placed), where=norms > 0).astype(vectors.dtype)
-    return unit
+    return np.divide(placed, norms, out=np.zeros_like(placed), where=norms > 0).astype(vectors.dtype)

@@ -51,14 +51,12 @@ class TokenEvidence:
     @property
     def is_met(self) -> NDArray[np.bool_]:
         """(n,) the rows that moved for certain, or, of the class statistical, probably."""
-        met: NDArray[np.bool_] = (self.codes > 0) & (self.codes < UNSURE)
-        return met
+        return (self.codes > 0) & (self.codes < UNSURE)
 
     @property
     def is_untouched(self) -> NDArray[np.bool_]:
         """(n,) the rows that did not move; of the class exact that is certain."""
-        untouched: NDArray[np.bool_] = self.codes == 0
-        return untouched
+        return self.codes == 0
 
     @property
     def ranks(self) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from indexer.untrusted import tidy
 from query.trace.evidence import TokenEvidence
 
 if TYPE_CHECKING:
-    from query.trace.vocabulary import Tokenizer
+    from query.trace.words import Tokenizer
 
 CERTAIN, POSSIBLE = "certainly_not_used", "possible"
 CONFIDENCE = 0.95
@@ -136,8 +136,8 @@ def kept_tokens(longest: int | None, pairs: bool | None) -> int | None:
     return max(1, longest - 2 if pairs is False else (longest - 4) // 2)
 
 
-def share_upper(counts: NDArray[np.int64], untouched: NDArray[np.bool_], confidence: float = CONFIDENCE) -> float:
-    """An upper limit, with this confidence, on the share f of the texts that was used.
+def share_upper(counts: NDArray[np.int64], untouched: NDArray[np.bool_]) -> float:
+    """An upper limit, with 95 % confidence, on the share f of the texts that was used.
 
     ``counts`` (m,): how many of the texts hold a token; ``untouched`` (m,): whether its row did not move. If each text
     was used with probability f, a token of n texts is untouched with probability (1 - f)^n at most. Of the T tokens of
@@ -150,7 +150,7 @@ def share_upper(counts: NDArray[np.int64], untouched: NDArray[np.bool_], confide
         held = counts >= least
         number = int((held & untouched).sum())
         if number:
-            limit = min(limit, 1 - ((1 - confidence) / len(floors) * number / int(held.sum())) ** (1 / least))
+            limit = min(limit, 1 - ((1 - CONFIDENCE) / len(floors) * number / int(held.sum())) ** (1 / least))
     return limit
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,15 @@ from query.trace.evidence import (
     tokenizer_of_model,
 )
 from query.trace.texts import USUAL_LENGTH, ComparedTexts, compare_texts, kept_tokens
-from query.trace.vocabulary import BaseTokenizer, Tokenizer
-from query.trace.words import Script, Word, distinctive_scores, pieces_of, scripts_of, words_of
+from query.trace.words import (
+    BaseTokenizer,
+    Script,
+    Tokenizer,
+    Word,
+    distinctive_scores,
+    scripts_of,
+    words_of,
+)
 from query.wording import counted, percent
 
 if TYPE_CHECKING:
@@ -44,6 +51,7 @@ MOST_OTHERS = 512  # models that a word is compared with
 _OFFSETS = {"roberta": 2, "xlm-roberta": 2, "xlm-roberta-xl": 2, "camembert": 2, "longformer": 2, "opt": 2, "bart": 2,
             "mbart": 2, "data2vec-text": 2, "mpnet": 2, "xmod": 2, "ernie_m": 2, "blenderbot": 0}  # fmt: skip
 _MASKS = ("[MASK]", "<mask>")
+_AT_ONCE = 20_000  # tokens whose texts are asked for at a time
 # Of rows that moved in a file in half precision, this share may look untouched: measured .15 for bfloat16.
 _HIDDEN = 0.15
 
@@ -60,6 +68,10 @@ class TracedModel(Result):
 
     SHOW_HEADLINE = True
     ROWS = "words"
+    KEYS = (
+        "model", "base", "trace_class as class", "rows_read", "tokens_met", "share_met", "longest_input", "pairs",
+        "masked", "decay_times_rate", "words", "scripts", "text", "notes",
+    )  # fmt: skip
     COLUMNS = ("word", "score", "tokens")
 
     model: str
@@ -74,8 +86,8 @@ class TracedModel(Result):
     decay_times_rate: float | None
     words: tuple[Word, ...]
     scripts: tuple[Script, ...]
+    text: ComparedTexts | None
     notes: tuple[str, ...]
-    text: ComparedTexts | None = None
 
     @property
     def headline(self) -> str:
@@ -91,40 +103,26 @@ class TracedModel(Result):
         said = f"; words that set it apart: {', '.join(words)}" if words else ""
         length = f", in inputs of up to {counted(self.longest_input, 'token')}" if self.longest_input else ""
         sentence = f"{self.model} {met}{length}{said}."
-        if self.text is None:
+        if (text := self.text) is None:
             return sentence
-        return f"{sentence} {self._of_texts(self.text)}"
-
-    def _of_texts(self, text: ComparedTexts) -> str:
+        texts = counted(text.texts, "text")
         if text.certainly_not_used is not None and text.share_upper is not None:
             return (
-                f"Of {counted(text.texts, 'text')}, {text.certainly_not_used:,} were certainly not used in any step "
-                f"that changed its embedding, and at most {percent(text.share_upper)} can have been (95 % confidence)."
+                f"{sentence} Of {texts}, {text.certainly_not_used:,} were certainly not used in any step that changed "
+                f"its embedding, and at most {percent(text.share_upper)} can have been (95 % confidence)."
             )
         if text.likelihood is None:
-            return f"None of the tokens of {counted(text.texts, 'text')} was read."
-        return f"The tokens of {counted(text.texts, 'text')} were met with a mean probability of {text.likelihood:.2f}."
+            return f"{sentence} None of the tokens of {texts} was read."
+        return f"{sentence} The tokens of {texts} were met with a mean probability of {text.likelihood:.2f}."
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object."""
-        found = {
-            "model": self.model,
-            "base": self.base,
-            "class": self.trace_class,
-            **{
-                name: getattr(self, name)
-                for name in ("rows_read", "tokens_met", "share_met", "longest_input", "pairs", "masked",
-                             "decay_times_rate")
-            },
-            "words": [asdict(one) for one in self.words],
-            "scripts": [asdict(one) for one in self.scripts],
-        }  # fmt: skip
-        if self.text is not None:
-            text = asdict(self.text)
-            if text["by_text"] is None:
-                del text["by_text"]
-            found["text"] = text
-        return found | {"notes": list(self.notes)}
+        """The documented JSON object; ``text`` and its ``by_text`` only if they were asked for."""
+        found = super().to_dict()
+        if self.text is None:
+            del found["text"]
+        elif self.text.by_text is None:
+            del found["text"]["by_text"]
+        return found
 
     def table(self, *, details: bool = False) -> Any:
         """The facts, the words and, with texts, what is said of each."""
@@ -175,9 +173,9 @@ def trace(
         require("Reading an embedding", *READERS)
         if found.group == "adapter":
             raise AtlasError(f"{found.name} is an adapter: its embedding is the base's.", "Leave `all_rows` out.")
-        (facts,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [found.base])
+        base_commit = str(atlas.base_row(found.base)["commit"])
         evidence = evidence_of_all_rows(
-            *_place_of(found, str(model), row), ModelRef(found.base), str(facts["commit"]), evidence,
+            *_place_of(found, str(model), row), ModelRef(found.base), base_commit, evidence,
             say or (lambda sentence: None),
         )  # fmt: skip
     if evidence is None or evidence.kind == FROZEN:
@@ -186,7 +184,7 @@ def trace(
             notes.append("Nothing can be said of the texts. `query ask` compares them by the block matrices.")
         return TracedModel(
             found.name, found.base, NONE if evidence is None else FROZEN, 0 if evidence is None else len(evidence.rows),
-            None, None, None, None, None, None, (), (), tuple(notes),
+            None, None, None, None, None, None, (), (), None, tuple(notes),
         )  # fmt: skip
 
     is_there = evidence.codes != MISSING
@@ -204,7 +202,9 @@ def trace(
         special = np.array(tokenizer.special_ids, dtype=np.int64)
         masked = _masked(tokenizer, evidence)
         is_word = evidence.is_met & ~np.isin(evidence.rows, special)
-        pieces = pieces_of(tokenizer, evidence.rows[is_word].tolist())
+        ids = evidence.rows[is_word].tolist()
+        parts = (tokenizer.words(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
+        pieces = [piece for part in parts for piece in part]
         scores = distinctive_scores(evidence.ranks, others)
         words = words_of(evidence.rows[is_word], pieces, scores[is_word], WORDS)
         scripts = scripts_of(pieces)
@@ -249,8 +249,8 @@ def trace(
         decay_times_rate=decay if not evidence.is_share and decay > 0 else None if evidence.is_share else 0.0,
         words=tuple(words),
         scripts=tuple(scripts),
-        notes=tuple(notes),
         text=judged,
+        notes=tuple(notes),
     )
 
 
@@ -283,17 +283,14 @@ def tokenizer_for(
     try:
         require("Naming tokens", *READERS)
         if evidence.vocabulary == evidence.base_vocabulary:
-            (facts,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [found.base])
-            return _base_tokenizer(found.base, str(facts["commit"]), evidence.base_vocabulary), ""
+            return _base_tokenizer(found.base, str(atlas.base_row(found.base)["commit"]), evidence.base_vocabulary), ""
         return tokenizer_of_model(*_place_of(found, name, row)), ""
     except AtlasError as error:
         return None, str(error)
 
 
-@lru_cache(maxsize=4)
-def _base_tokenizer(base: str, commit: str, vocabulary: int) -> BaseTokenizer:
-    """Kept for the next question: it runs in a process of its own, which takes a second to start."""
-    return BaseTokenizer(base, commit, vocabulary)
+# Kept for the next question: it runs in a process of its own, which takes a second to start.
+_base_tokenizer = lru_cache(maxsize=4)(BaseTokenizer)
 
 
 def _masked(tokenizer: Tokenizer, evidence: TokenEvidence) -> bool | None:
@@ -312,8 +309,7 @@ def longest_input(atlas: AtlasReader, base: str, evidence: TokenEvidence) -> int
     """The tokens of the longest input: position rows count from an offset that depends on the architecture."""
     if evidence.positions is None:
         return None
-    (row,) = atlas.rows("SELECT model_type FROM bases WHERE base = ?", [base])
-    length = evidence.positions - _OFFSETS.get(str(row["model_type"]), 0)
+    length = evidence.positions - _OFFSETS.get(str(atlas.base_row(base)["model_type"]), 0)
     return length if length > 0 else None
 
 

@@ -126,7 +126,7 @@ def _purity(order: NDArray[np.uint16], codes: NDArray[np.intp], labels: Labels, 
     if draws != 0:
         observed = float((purity - chance).mean()) - _TIE
         null = null_distribution(trial, observed, draws, np.random.default_rng(0))
-        found |= {"p_value": null.p_value, "effect": null.effect}
+        found |= {"p_value": null["p_value"], "effect": null["effect"]}
     return found
 
 

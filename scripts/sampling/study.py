@@ -21,7 +21,6 @@ import indexer
 from indexer.console.messages import verbosity
 from indexer.records import row_plan, weight_sample
 from query import Atlas
-from query.lineage.lineage import every_lineage
 from query.population import Population, distinct, read_population
 from query.purity.study import purity
 from query.statistics.likeness import similarities
@@ -265,10 +264,7 @@ def lineage(folder: Path, full: Path, base: str) -> Json:
     for one in (folder, full):
         with Atlas(one) as atlas:
             answers.append(
-                {
-                    found.model: {(edge.parent, edge.kind) for edge in found.edges}
-                    for found in every_lineage(atlas, base)
-                }
+                {found.model: {(edge.parent, edge.kind) for edge in found.edges} for found in atlas.lineages(base)}
             )
     mine, theirs = answers
     steps = [{(model, *edge) for model, edges in one.items() for edge in edges} for one in answers]

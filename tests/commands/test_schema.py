@@ -59,3 +59,10 @@ def test_a_terminal_gets_forty_rows_and_a_pipe_all(small_atlas, run):
     answer = at_terminal(code).splitlines()
     assert len(answer) == 42
     assert "only the first 40 rows are shown; for all: --limit N" in answer[-1]
+
+
+def test_a_narrow_terminal_gets_whole_comments():
+    code = "from query.cli import main; main(['schema', 'models'], prog_name='query')"
+    answer = "".join(at_terminal(code, columns=50).split())  # lines may break within a word
+    for row in schema("models"):
+        assert "".join("".join(row.values()).split()) in answer

@@ -71,7 +71,7 @@ def test_columns_that_need_a_model_to_be_read_are_explained():
     assert set(Comparison.COLUMNS) <= known["compare"]
     assert set(Layers.COLUMNS) <= known["layers"]
     assert set(RankStudy.COLUMNS) <= known["rank"]
-    assert set(Edge("", None, "", 1, 0).to_row()) <= known["lineage"]
+    assert set(Edge("", None, "", 1, 0).as_row()) <= known["lineage"]
     assert {"layer", "output", "right", "closer_ratio", "top"} <= known["invert"]
     shown = ("tolerance", "tolerance_own", "readable", "recovered", "verified", "reach", "cka", "drift", "image_error")
     assert {name for name in shown if name in MEASURES} <= known["depth"]

@@ -82,7 +82,7 @@ def test_groups_are_named_where_they_lie():
     found = group_discs(places, codes.tolist(), 4)
     assert found[3] is None  # scattered over the whole map
     for heap, centre in zip(found, centres, strict=False):
-        assert np.hypot(heap.x - centre[0], heap.y - centre[1]) < 0.3
+        assert np.hypot(heap[0] - centre[0], heap[1] - centre[1]) < 0.3
     frame = (-3.0, -3.0, 13.0, 13.0)
     names = room_for_names(places, codes.tolist(), found, [(2.0, 0.5)] * 4, frame, 0.1)
     assert names[3] is None

@@ -264,4 +264,4 @@ def test_of_many_models_the_share_of_unknown_data_is_estimated(population, monke
     has_vectors = True  # but none of these models has one
     assert {one.answer.unknown_share for one in predict_many(None, map(str, range(12)))} == {few[0].unknown_share}
     with pytest.raises(AtlasError, match="from 0 to 1"):
-        list(predict_many(None, ["0"], unknown_share=2.0))
+        predict_many(None, ["0"], unknown_share=2.0)

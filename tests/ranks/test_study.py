@@ -120,11 +120,11 @@ def test_hostile_names_are_drawn_as_they_are(atlas, tmp_path):
 
 def test_holes_one_layer_and_no_fit_can_be_drawn(tmp_path):
     from query.population import LeftOut
-    from query.rank.fits import fit_forms
+    from query.rank.fits import best_fit, fit_forms
 
     def family(*ranks):
-        spread = tuple(None if rank is None else 1.0 for rank in ranks)
-        return FamilyRanks(ranks, spread, tuple(int(rank is not None) for rank in ranks), fit_forms(ranks))
+        spread, fits = tuple(None if rank is None else 1.0 for rank in ranks), fit_forms(ranks)
+        return FamilyRanks(ranks, spread, best_fit(fits), tuple(int(rank is not None) for rank in ranks), fits)
 
     families = {
         "query": family(None, 3.0, None, 5.0), "gate_feedforward1": family(None, None), "output": family(7.0),

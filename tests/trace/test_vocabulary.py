@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import query.trace.vocabulary
+import query.trace.words
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from indexer.profiles.tokenizer import tokenizer_at
 from indexer.records.tokens import token_rows
 from query.trace.evidence import tokenizer_of_model
-from query.trace.vocabulary import BaseTokenizer
+from query.trace.words import BaseTokenizer
 
 ROWS = 3000
 
@@ -43,7 +43,7 @@ def starts(folder, monkeypatch):
         found.append(commit)
         return tokenizer_at(ModelRef.parse(str(folder)), None)
 
-    monkeypatch.setattr(query.trace.vocabulary, "tokenizer_of_model", started)
+    monkeypatch.setattr(query.trace.words, "tokenizer_of_model", started)
     return found
 
 
