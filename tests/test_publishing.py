@@ -17,8 +17,8 @@ from indexer.deltas.base import BaseMatrices
 from indexer.errors import AtlasError
 from indexer.publish import staging
 from indexer.publish.maintenance import represent
-from indexer.publish.publish import Publication, publish
-from indexer.publish.rows import Entry
+from indexer.publish.publish import publish
+from indexer.publish.rows import Entry, Publication
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
 from query import Atlas

@@ -23,8 +23,8 @@ from indexer.database.reading import Reading
 from indexer.deltas.stored_base import stored_bases
 from indexer.listing.listing import ListedModel, Listing
 from indexer.publish.maintenance import represent, status
-from indexer.publish.publish import Publication, publish
-from indexer.publish.rows import Entry, record_rows, valid_listing_rows
+from indexer.publish.publish import publish
+from indexer.publish.rows import Entry, Publication, record_rows, valid_listing_rows
 from indexer.publish.tables import Tables
 from indexer.publish.validation import MOST_CHARACTERS, MOST_ITEMS, InvalidValue, check_rows, plain_json, valid_rows
 from indexer.records.record import write_record

@@ -29,8 +29,8 @@ from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.hub import BaseFacts, model_row
 from indexer.publish.previous_atlas import published_rank
-from indexer.publish.publish import Publication, publish
-from indexer.publish.rows import Entry
+from indexer.publish.publish import publish
+from indexer.publish.rows import Entry, Publication
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Thresholds, Unit, canonical_json
 from indexer.records.store import RecordStore
 from indexer.untrusted import printable

@@ -32,7 +32,8 @@ from indexer.profiles.measurement import ProfileRequest, parse_layers
 from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import WORKING_BYTES, Source, download_base, read_subject
-from indexer.publish.publish import Publication, publish
+from indexer.publish.publish import publish
+from indexer.publish.rows import Publication
 from indexer.quantities import duration_in_words, size_in_words
 
 # For the estimate: multiplications and additions a second of one thread, and the least that a model costs.

@@ -15,7 +15,8 @@ from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.names import ModelRef, nearest
 from indexer.profiles.store import ProfileStore
-from indexer.publish.publish import Publication, publish
+from indexer.publish.publish import publish
+from indexer.publish.rows import Publication
 from indexer.publish.stored_answers import forget_answers
 from indexer.records.store import RecordStore
 

@@ -16,8 +16,8 @@ from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
 from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_models, published_rank
-from indexer.publish.publish import Publication, publish
-from indexer.publish.rows import Entry
+from indexer.publish.publish import publish
+from indexer.publish.rows import Entry, Publication
 from indexer.quantities import some_of
 from indexer.records.representation import representation_named
 from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record

@@ -7,17 +7,15 @@ renames the copy over the original (see ``indexer.publish.staging``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import translated_errors
-from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.questions import BadRow
 from indexer.publish.duplicates import renew_duplicates, renew_initialisations, with_duplicates
 from indexer.publish.profile_tables import renew_profile_tables
-from indexer.publish.rows import Entry, record_rows, row_of_base, valid_listing_rows
+from indexer.publish.rows import Entry, Publication, record_rows, row_of_base, valid_listing_rows
 from indexer.publish.staging import staged_publish
 from indexer.publish.stored_answers import ANSWERS, renew_answers
 from indexer.publish.tables import Row, Tables
@@ -27,7 +25,6 @@ from indexer.publish.vectors import PublishedVectors
 from indexer.quantities import some_of
 from indexer.records.identity import ROW_NAMES, Thresholds
 from indexer.records.store import RecordStore
-from indexer.vectors.choice import IndexChange
 
 # Rows that are collected before they are inserted.
 _ROWS_AT_ONCE = 10_000
@@ -38,26 +35,6 @@ _LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
 
 # Skipped models that the message names; all are in the database.
 _MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class Publication:
-    """Everything to publish for one base: its listing entries and the build that produced them.
-
-    Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
-    that are ``withdrawn`` are deleted: they were renamed or removed. ``purged``: also rewrite the vector files that
-    contain them, which otherwise happens only some publishes later.
-    """
-
-    base: StoredBase
-    aliases: Sequence[str]
-    entries: Sequence[Entry]
-    rank: int
-    withdrawn: Sequence[str] = ()
-    purged: bool = False
-    rejected_rows: Sequence[Row] | None = None
-    build: Row | None = None
-    index: IndexChange | None = None
 
 
 def publish(

@@ -33,6 +33,7 @@ from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
 from indexer.untrusted import printable
+from indexer.vectors.choice import IndexChange
 from indexer.vectors.files import MOST_NUMBERS
 
 # Columns that are fields of a card's facts, dataset claims and results, and of a record.
@@ -79,6 +80,26 @@ class Entry:
         # NaN is allowed here: a hostile row must not stop a publish.
         text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Everything to publish for one base: its listing entries and the build that produced them.
+
+    Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
+    that are ``withdrawn`` are deleted: they were renamed or removed. ``purged``: also rewrite the vector files that
+    contain them, which otherwise happens only some publishes later.
+    """
+
+    base: StoredBase
+    aliases: Sequence[str]
+    entries: Sequence[Entry]
+    rank: int
+    withdrawn: Sequence[str] = ()
+    purged: bool = False
+    rejected_rows: Sequence[Row] | None = None
+    build: Row | None = None
+    index: IndexChange | None = None
 
 
 def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:

@@ -9,7 +9,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from indexer.atlas import AtlasFolder
 from indexer.publish.centring import Centring
 from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.profile_tables import depth_vectors
-from indexer.publish.rows import record_rows
+from indexer.publish.rows import Publication, record_rows
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue
 from indexer.publish.vectors import PublishedVectors, UncentredVectors
@@ -28,9 +27,6 @@ from indexer.vectors.background import Background, author_groups
 from indexer.vectors.centre import GROUPS
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.ties import NEAR
-
-if TYPE_CHECKING:
-    from indexer.publish.publish import Publication
 
 # Largest sample of a group in a null distribution: half a million pairs within a group.
 MOST_MODELS = 1_024
