@@ -68,7 +68,7 @@ def remembered(hub):
         vars(repository).update(copy.deepcopy(facts))
         for path in objects.iterdir():
             if path.name not in kept:
-                path.unlink()
+                path.unlink(missing_ok=True)  # the Hub may still be renaming what the killed process sent
 
     return restore
 
