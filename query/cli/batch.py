@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -50,7 +51,8 @@ def print_batch(
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal failed
-        with Progress(count, "models") as progress:
+        # Answers that are all there already have shown their progress.
+        with nullcontext() if isinstance(found, list) else Progress(count, "models") as progress:
             for one in found:
                 if one.answer is not None:
                     yield from ({"asked": one.asked} | row for row in rows_of(one.asked, one.answer))
@@ -59,7 +61,8 @@ def print_batch(
                 else:
                     failed += 1
                     yield {"asked": one.asked, "error": for_command_line(one.error or "")}
-                progress.update(1)
+                if progress is not None:
+                    progress.update(1)
 
     emit(rows(), output)
     for note in notes[:_MOST_NOTES]:

@@ -279,7 +279,7 @@ def trace(model: str, details: bool, atlas: str, output: str, **options: Any) ->
     click.option("--device", default="cpu", show_default=True, help="Device: cpu, cuda, cuda:1 …"),
 )  # fmt: skip
 def ask(files: tuple[str, ...], atlas: str, output: str, **options: Any) -> None:
-    """Find the models that were probably tuned on texts like those in FILE: lines, JSON lines, CSV, TSV or Parquet.
+    """Find the models that were probably tuned on texts like those in FILE: lines, JSON, CSV, TSV or Parquet.
 
     With --model and --among, find which files a model was tuned on, or none of them. If FILE is "-", texts are read
     from stdin. The texts run through the base model once; no fine-tune is run.
