@@ -6,13 +6,14 @@ h_l (l = 1 … L) is the output of block l; h_0 is the input of the first block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from indexer.errors import AtlasError
 
@@ -87,7 +88,13 @@ class Layers:
         return torch.device("cpu") if weights is None else weights.device
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Token ids (sequences, positions) as the continuous input."""
+        """Token ids (sequences, positions) as the continuous input. Raises AtlasError if the model lacks one."""
+        # Those of a tokenizer come from the processor; those that were computed on a GPU are looked up without a wait.
+        if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.tokens):
+            raise AtlasError(
+                f"The model has {len(self.tokens)} tokens, the input has token {int(ids.max())}.",
+                "Its tokenizer does not fit its weights: choose another model.",
+            )
         return self.tokens[ids.to(self.device)]
 
     def states(self, inputs: torch.Tensor, chosen: Collection[int]) -> States:
@@ -183,6 +190,30 @@ class _DeepestLayerReached(Exception):
     """Stops a forward pass."""
 
 
+class CheckedIndices(TorchDispatchMode):
+    """Raises IndexError before an index beyond a table is used.
+
+    The processor raises an error too. A GPU fails later, and with it all that this process does on it from then on.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        pairs: Iterable[tuple[int, torch.Tensor | None]] = ()
+        match name:
+            case "embedding":
+                pairs = [(args[0].shape[0], args[1])]
+            case "gather" | "index_select":
+                pairs = [(args[0].shape[args[1]], args[2])]
+            case "index":
+                pairs = zip(args[0].shape, args[1], strict=False)
+        for size, index in pairs:
+            if index is not None and index.dtype != torch.bool and index.numel():
+                low, high = map(int, index.aminmax())
+                if low < (-size if name == "index" else 0) or high >= size:
+                    raise IndexError(f"indices {low} to {high} of {size} rows")
+        return func(*args, **kwargs or {})
+
+
 def fitting_tokens(layers: Layers, wanted: int = TOKENS) -> int:
     """How many tokens a sequence may have: ``wanted``, or less if the model has fewer positions.
 
@@ -190,7 +221,7 @@ def fitting_tokens(layers: Layers, wanted: int = TOKENS) -> int:
     """
     for tokens in range(wanted, FEWEST_TOKENS - 1, -1):
         try:
-            with torch.no_grad():
+            with torch.no_grad(), CheckedIndices():
                 layers.state(layers.embed(layers.ordinary_ids[:1].expand(1, tokens)), 1)
         except (IndexError, RuntimeError):
             continue

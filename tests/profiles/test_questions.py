@@ -19,6 +19,7 @@ from query.depth.depth import sentence
 from query.figures import draw
 from tests.atlas_builder import BASE, family, write_atlas
 from tests.database import execute
+from tests.device import DEVICES
 from tests.profiles.profiled import BASE_RECOVERED, profiled_atlas
 
 
@@ -181,8 +182,9 @@ def first_line(found, capsys):
 
 
 @pytest.mark.slow
-def test_words_come_back(atlas, gpt2, capsys):
-    found = atlas.invert(gpt2, "the sky is blue .", top=3)
+@pytest.mark.parametrize("device", DEVICES)
+def test_words_come_back(atlas, gpt2, capsys, device):
+    found = atlas.invert(gpt2, "the sky is blue .", top=3, device=device)
     lead = first_line(found, capsys)
     assert lead.startswith(f"From the output of layer 1 of {found.model} 100")
     assert lead.endswith("from that of layer 3.")
@@ -194,7 +196,8 @@ def test_words_come_back(atlas, gpt2, capsys):
     as_json = json.loads(json.dumps(found.to_dict()))["layers"]
     assert as_json[0]["right"] == 1.0
     assert all(one["condition"] >= 1 and 1 <= one["directions"] <= 64 for one in as_json)
-    assert atlas.invert(gpt2, "the sky is blue .").to_dict()["layers"][0]["output"] == found.layers[0].output
+    again = atlas.invert(gpt2, "the sky is blue .", device=device)
+    assert again.to_dict()["layers"][0]["output"] == found.layers[0].output
 
 
 def test_words_by_the_original_recipe_and_from_some_positions(atlas, gpt2):
@@ -206,8 +209,9 @@ def test_words_by_the_original_recipe_and_from_some_positions(atlas, gpt2):
 
 
 @pytest.mark.slow
-def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit, gpt2, capsys):
-    found = atlas.invert(vit, layers=[1])
+@pytest.mark.parametrize("device", DEVICES)
+def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit, gpt2, capsys, device):
+    found = atlas.invert(vit, layers=[1], device=device)
     assert first_line(found, capsys).endswith(
         f"are recovered with an error of {found.layers[0].error:.3f} (0 is perfect)."
     )
@@ -217,23 +221,24 @@ def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit
     assert {"high_frequency", "condition", "directions"} <= set(found.table()[0])
     assert 0 < found.layers[0].high_frequency < 1
     assert draw(found.figure(), ".png").startswith(b"\x89PNG")
-    assert atlas.invert(gpt2, layers=[1], stem="image").layers[0].error < 1.0
+    assert atlas.invert(gpt2, layers=[1], stem="image", device=device).layers[0].error < 1.0
 
 
 @pytest.mark.slow
-def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, capsys):
-    found = atlas.features(gpt2, neurons="all", patch=20, layers=[2])
+@pytest.mark.parametrize("device", DEVICES)
+def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, capsys, device):
+    found = atlas.features(gpt2, neurons="all", patch=20, layers=[2], device=device)
     (rows,) = [one.change_by_row for one in found.features]
     assert found.features[0].unchanged >= 43 / 64  # of 64 patches, those behind it
     assert sum(rows[3:]) == 0  # patch 20 lies in the third row of eight: nothing behind it is changed
-    grid = atlas.features(vit, neurons="0-2", layers=[1, 2])
+    grid = atlas.features(vit, neurons="0-2", layers=[1, 2], device=device)
     assert [(one.layer, one.neuron) for one in grid.features] == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
     beaten = sum(one.activation > one.best_probe for one in grid.features)
     assert beaten >= 4
     lead = first_line(grid, capsys)
     assert lead.startswith(f"Of 6 neurons in 2 layers of {grid.model} {beaten} respond more")
     assert draw(grid.figure("dark"), ".png").startswith(b"\x89PNG")
-    inside = atlas.features(vit, neurons="63", layers=[1], module="mlp", plain=True)
+    inside = atlas.features(vit, neurons="63", layers=[1], module="mlp", plain=True, device=device)
     assert (inside.to_dict()["module"], inside.features[0].neuron) == ("mlp", 63)
     assert {"unchanged", "consistency"} <= set(inside.table()[0])
     wanted = json.loads(json.dumps(grid.to_dict()))

@@ -12,7 +12,7 @@ from torch import nn
 import indexer.profiles
 from indexer.errors import AtlasError, Failed
 from indexer.profiles.features import SHARP, find_features
-from indexer.profiles.layers import Layers, chosen_layers, nearest_tokens, patchify
+from indexer.profiles.layers import CheckedIndices, Layers, chosen_layers, nearest_tokens, patchify
 from indexer.profiles.measurement import LayerRow, ProfileRequest, measure
 from indexer.profiles.probes import Probe, random_probe
 from indexer.profiles.recovery import (
@@ -373,3 +373,30 @@ def test_public_names_stay_functions_after_their_modules_are_imported():
     """A module of the name of its function took its place from the second import on."""
     names = [getattr(indexer.profiles, name) for name in indexer.profiles.__all__ for _ in range(2)]
     assert not [one for one in names if isinstance(one, ModuleType)]
+
+
+def test_an_index_beyond_a_table_is_found_before_it_is_used():
+    """``gather`` itself raises a RuntimeError, and on a GPU nothing until later."""
+    table = torch.arange(12.0).reshape(4, 3)
+    inside, beyond, before = torch.tensor([3, -4]), torch.tensor([0, 4]), torch.tensor([-5])
+    with CheckedIndices():
+        assert table[inside].tolist() == table[[3, 0]].tolist()
+        assert table[table[:, 0] > 4].shape == (2, 3)
+        assert table[:, torch.tensor([2])].gather(1, torch.zeros(4, 1, dtype=torch.long)).shape == (4, 1)
+        for wrong in (
+            lambda: table[beyond],
+            lambda: table[before],
+            lambda: table[:, torch.tensor([3])],
+            lambda: table.gather(-1, torch.tensor([[3]])),
+            lambda: table.index_select(0, beyond),
+            lambda: table.index_select(0, torch.tensor([-1])),
+            lambda: nn.functional.embedding(beyond, table),
+        ):
+            with pytest.raises(IndexError, match=r"indices .* of [34] rows"):
+                wrong()
+
+
+def test_tokens_that_the_model_lacks_are_named():
+    model = Layers(nn.Embedding(9, 4), [nn.Identity()])
+    with pytest.raises(AtlasError, match="has 9 tokens, the input has token 12"):
+        model.embed(torch.tensor([[1, 12]]))
