@@ -153,17 +153,17 @@ class Combinations:
         a + b ≠ 1, so the sum contains a + b − 1 times the base in addition to the two changes.
         """
         rows = [member + 1 for member in members] + ([self._count + 1] if spherical else [])
-        solved = [_least_squares(gram, rows) for gram in self._gram]
-        weights, left = np.array([one for one, _ in solved]), sum(rest for _, rest in solved)
+        weights, every = _least_squares(self._gram, rows)
+        left = float(every.sum())
         error = float(np.abs(weights[:, :-1].sum(axis=1) - 1 - weights[:, -1]).max()) if spherical else 0.0
         kept = weights[:, :-1] if spherical else weights
         return Combination(tuple(members), kept, left / self._total if self._total else 0.0, error)
 
     def one_recipe(self, members: Sequence[int]) -> Combination:
         """The best sum with the same weights in all matrices. Only this identifies weights that parents share."""
-        weights, left = _least_squares(self._gram.sum(axis=0), [member + 1 for member in members])
+        weights, left = _least_squares(self._gram.sum(axis=0, keepdims=True), [member + 1 for member in members])
         tiled = np.tile(weights, (len(self._gram), 1))
-        return Combination(tuple(members), tiled, left / self._total if self._total else 0.0)
+        return Combination(tuple(members), tiled, float(left[0]) / self._total if self._total else 0.0)
 
     def all_up_to(self, size: int) -> list[Combination]:
         """All choices of up to ``size`` members: with one recipe, by matrix, and for pairs by SLERP."""
@@ -175,13 +175,18 @@ class Combinations:
         return found
 
 
-def _least_squares(gram: Floats, rows: Sequence[int]) -> tuple[Floats, float]:
-    """The weights of ``rows`` that explain row 0 best, and the energy they leave."""
-    inner, right = gram[np.ix_(rows, rows)], gram[rows, 0]
-    norms = np.sqrt(np.diag(inner))
+def _least_squares(grams: Floats, rows: Sequence[int]) -> tuple[Floats, Floats]:
+    """For each of the matrices of inner products the weights of ``rows`` that explain row 0 best, and what they leave.
+
+    ``grams``: (matrices, models, models). Returns (matrices, rows) and the energies, (matrices,).
+    """
+    inner, right = grams[:, rows][:, :, rows], grams[:, rows, 0]
+    norms = np.sqrt(np.einsum("kii->ki", inner))
     scale = np.where(norms > 0, norms, 1)  # a matrix that a model did not change has no norm, and gets no weight
-    w = np.linalg.lstsq(inner / np.outer(scale, scale), right / scale, rcond=1e-12)[0] / scale
-    return w, max(float(gram[0, 0] - 2 * w @ right + w @ inner @ w), 0.0)
+    inverse = np.linalg.pinv(inner / (scale[:, :, None] * scale[:, None, :]), rcond=1e-12)
+    w = np.einsum("kij,kj->ki", inverse, right / scale) / scale
+    explained = 2 * np.einsum("ki,ki->k", w, right) - np.einsum("ki,kij,kj->k", w, inner, w)
+    return w, np.maximum(grams[:, 0, 0] - explained, 0.0)
 
 
 def residual(m: ModelParts, others: Sequence[ModelParts], base: Weights) -> dict[str, NDArray[np.float32]]:
