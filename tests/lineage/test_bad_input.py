@@ -11,6 +11,7 @@ import pytest
 from indexer.errors import AtlasError
 from query import Atlas
 from query.lineage.result import Edge
+from tests.checkpoints import gpt2, save
 from tests.conftest import Shell
 from tests.hubs import use_endpoint
 
@@ -46,11 +47,8 @@ def undeclared(*models):
 
 
 def test_a_model_of_another_architecture_is_refused_in_a_line(forest, trees, own, tmp_path):
-    from transformers import GPT2Config, GPT2Model
-
-    GPT2Model(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64, n_positions=16)).save_pretrained(
-        tmp_path / "gpt"
-    )
+    kind = gpt2(1, 32)
+    save(tmp_path / "gpt", kind, kind.random(0))
     ran = Shell(trees.endpoint, tmp_path)("query", "lineage", "./gpt")
     assert ran.code == 1
     assert "its architecture is gpt2" in ran.err

@@ -203,19 +203,6 @@ def test_a_model_that_changed_has_no_lineage_until_it_is_asked_again(forest, tre
     assert not [pair for pair in kept if child in pair]
 
 
-def test_answers_are_printed_while_another_process_writes(forest, trees, tmp_path):
-    import shutil
-
-    from indexer.atlas import AtlasFolder
-
-    shutil.copytree(forest.atlas, tmp_path / "atlas")
-    with AtlasFolder(tmp_path / "atlas").locked("index build"):
-        ran = Shell(trees.endpoint, tmp_path)("query", "lineage", "--all", "--json")
-    assert ran.code == 1
-    assert "is being written to by `index build`" in ran.err
-    assert json.loads(ran.out)  # the answers are not lost
-
-
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_the_tree_is_drawn(forest, trees, tmp_path, suffix):
     pytest.importorskip("matplotlib")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 
 import duckdb
@@ -13,6 +12,7 @@ from query import Atlas
 from query.lineage.thresholds import SURE
 from tests.conftest import Shell
 from tests.hubs import RawServer, use_endpoint
+from tests.tiny_hub import served_shell
 
 pytestmark = pytest.mark.slow
 
@@ -47,23 +47,35 @@ def test_all_without_a_hub_keeps_every_edge_and_prints_one_reason(forest, own, t
     assert all(row["told"] for row in json.loads(ran.out))
 
 
-def test_a_model_that_cannot_be_read_keeps_its_edge_and_the_status_is_1(forest, own, tmp_path):
-    from scripts.loopback_hub import LoopbackHub
-
-    gone = forest.one("nf4")
-    store = shutil.copytree(forest.store, tmp_path / "store", copy_function=os.link)
-    shutil.rmtree(store / gone)
-    (store / f"{gone}.repo.json").unlink()
-    with duckdb.connect(str(own / "atlas.duckdb"), read_only=True) as connection:
-        ((model_id,),) = connection.execute("SELECT model_id FROM fine_tunes WHERE model = ?", [gone]).fetchall()
-    before = [row for row in edges(own) if row[0] == model_id]
-    with LoopbackHub(store) as hub:
-        ran = Shell(hub.endpoint, tmp_path)("query", "lineage", "--all", "--json")
+def test_a_model_that_cannot_be_read_keeps_its_edge_and_the_status_is_1(made, atlas, tmp_path):
+    gone = "bob/imdb-1"
+    store = shutil.copytree(made.parent / "store", tmp_path / "store")
+    with served_shell(store) as shell:
+        first = shell("query", "lineage", "--all", "--json")
+        assert first.code == 0, first.err
+        before = edges(atlas.root)
+        shutil.rmtree(store / gone)
+        (store / f"{gone}.repo.json").unlink()
+        ran = shell("query", "lineage", "--all", "--json")
     assert ran.code == 1
     assert f"{gone} cannot be read" in ran.err
-    assert [row for row in edges(own) if row[0] == model_id] == before
+    after = edges(atlas.root)
+    assert len(after) == len(before) == 9
+    with duckdb.connect(str(atlas.database), read_only=True) as connection:
+        ((model_id,),) = connection.execute("SELECT model_id FROM fine_tunes WHERE model = ?", [gone]).fetchall()
+    # Rows say when they were answered: all others are new.
+    assert [row for row in after if row in before] == [row for row in before if row[0] == model_id]
     rows = json.loads(ran.out)
+    assert len(rows) == 9
     assert {row["model"] for row in rows if row["told"]} == {gone}
+
+
+def test_answers_are_printed_while_another_process_writes(made, atlas, tmp_path):
+    with served_shell(made.parent / "store", tmp_path) as shell, atlas.locked("index build"):
+        ran = shell("query", "lineage", "--all", "--json")
+    assert ran.code == 1
+    assert "is being written to by `index build`" in ran.err
+    assert len(json.loads(ran.out)) == 9  # the answers are not lost
 
 
 def test_a_stored_answer_needs_no_hub_and_fresh_reads_the_weights(forest, answers, own, tmp_path):
