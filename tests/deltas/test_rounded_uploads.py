@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import shutil
 
@@ -49,20 +50,33 @@ def uploads(folder, base, weights):
 
 
 @pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """The weights of a base, its matrices, and ``uploads_of(size)``: records of one change of that size in every form."""
+    folder, weights = tmp_path_factory.mktemp("planted"), made.weights()
+    base = made.base_of(folder, weights)
+
+    @functools.cache  # several tests ask for the same sizes
+    def uploads_of(size):
+        return uploads(folder / str(size), base, made.changed(weights, size))
+
+    return weights, base, uploads_of
+
+
+@pytest.fixture(scope="module")
 def real(family, tmp_path_factory):
-    """Records of every full fine-tune of the family in every form, by model and form."""
+    """Records of every full fine-tune of the family, by model and form: of every second model in all forms."""
     folder = tmp_path_factory.mktemp("real")
     checkpoint = open_checkpoint(ModelRef("base", folder=family / BASE))
     base = store_base(checkpoint, made.BASE, made.BASE_COMMIT, folder / "base.safetensors")
     found = {}
-    for path in sorted(family.glob("*/*/model.safetensors")):
+    for number, path in enumerate(sorted(family.glob("*/*/model.safetensors"))):
         model, name = path.parent.relative_to(family).as_posix(), path.parent.name
         try:
             tensors = {key: value for key, value in load_file(path).items() if value.is_floating_point()}
         except SafetensorError:  # one of the family's odd repositories, which are tested elsewhere
             continue
-        for form, chain in UPLOADS.items():
-            copy = folder / name / form.replace(" ", "-")
+        for form in UPLOADS if number % 2 else ("original", "bf16 as fp32"):
+            chain, copy = UPLOADS[form], folder / name / form.replace(" ", "-")
             copy.mkdir(parents=True)
             (copy / "config.json").write_bytes((path.parent / "config.json").read_bytes())
             made.save_file(made.cast(tensors, *chain), copy / "model.safetensors", metadata={"format": "pt"})
@@ -76,11 +90,12 @@ def real(family, tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_real_model_is_one_with_each_of_its_casts_and_these_with_one_another(real):
-    assert len(real) >= 10
+    assert len(real) >= 20
+    assert sum(set(forms) == set(UPLOADS) for forms in real.values()) >= 10
     missed = [
         (model, one, other)
         for model, forms in real.items()
-        for one, other in itertools.combinations(UPLOADS, 2)
+        for one, other in itertools.combinations(forms, 2)
         if not is_one(forms[one], forms[other]) or not is_one(forms[other], forms[one])
     ]
     assert missed == []
@@ -91,7 +106,7 @@ def test_no_real_model_is_one_with_another_in_whatever_form(real):
     merged = [
         (one, other)
         for (one, first), (other, second) in itertools.combinations(real.items(), 2)
-        for here, there in itertools.product(UPLOADS, repeat=2)
+        for here, there in itertools.product(first, second)
         if is_one(first[here], second[there])
     ]
     copies = {pair for pair in merged if difference_of(real[pair[0]]["original"], real[pair[1]]["original"]) < 1e-6}
@@ -101,15 +116,14 @@ def test_no_real_model_is_one_with_another_in_whatever_form(real):
 @pytest.mark.slow
 @pytest.mark.parametrize("learnt", [3e-5, 1e-4, 1e-3], ids=["below rounding", "like rounding", "above rounding"])
 @pytest.mark.parametrize("step", a_few([1e-6, 1e-5, 1e-4], {1e-5}))
-def test_a_step_more_is_another_model_in_whatever_form(tmp_path, learnt, step):
-    weights = made.weights()
-    base = made.base_of(tmp_path, weights)
+def test_a_step_more_is_another_model_in_whatever_form(planted, tmp_path, learnt, step):
+    weights, base, uploads_of = planted
     tuned = made.changed(weights, learnt)  # the flattest spectrum: factors carry no information here
     further = {
         name: one + step * torch.randn(one.shape, generator=torch.Generator().manual_seed(5)).sign()
         for name, one in tuned.items()
     }
-    first, second = (uploads(tmp_path / name, base, one) for name, one in (("tuned", tuned), ("further", further)))
+    first, second = uploads_of(learnt), uploads(tmp_path, base, further)
     for one, other in itertools.combinations(first, 2):
         assert difference_of(first[one], first[other]) <= LIMIT, (one, other)
     is_within_limit = difference_of(first["original"], second["original"]) <= LIMIT  # a thousandth of what was learnt
@@ -135,10 +149,8 @@ def test_where_hardly_a_weight_was_changed_the_sample_alone_says_nothing(tmp_pat
 
 
 @pytest.mark.slow
-def test_records_of_earlier_versions_are_compared_as_before(tmp_path):
-    weights = made.weights()
-    base = made.base_of(tmp_path, weights)
-    forms = uploads(tmp_path, base, made.changed(weights, 1e-4))
+def test_records_of_earlier_versions_are_compared_as_before(planted):
+    forms = planted[2](1e-4)
     earlier = {name: dataclasses.replace(one, sample=None, precision="") for name, one in forms.items()}
     assert difference_of(forms["original"], forms["bf16"]) == 0.0
     assert difference_of(earlier["original"], forms["bf16"]) > LIMIT
@@ -146,11 +158,9 @@ def test_records_of_earlier_versions_are_compared_as_before(tmp_path):
 
 
 @pytest.mark.slow
-def test_rounding_adds_less_to_a_norm_than_is_allowed_and_a_longer_training_more(tmp_path):
-    weights = made.weights()
-    base = made.base_of(tmp_path, weights)
+def test_rounding_adds_less_to_a_norm_than_is_allowed_and_a_longer_training_more(planted):
     for size in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2):
-        forms = uploads(tmp_path / str(size), base, made.changed(weights, size))
+        forms = planted[2](size)
         for form in forms.values():
             for one, other in zip(forms["original"].deltas, form.deltas, strict=True):
                 assert norms_fit(one.norm, other.norm, one.base_norm)
