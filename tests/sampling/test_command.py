@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
+from indexer.console.messages import verbosity
 from indexer.records import row_plan
 from scripts.sampling import __main__ as report
 from scripts.sampling import study
-from tests.conftest import ROOT, run_python
+from scripts.terminal import hub_environment
+from tests.conftest import run_python
+from tests.hubs import served
+from tests.test_package import modules_after
 
 
 def test_a_plan_is_in_force_only_inside_the_block():
@@ -35,24 +37,17 @@ def test_calibration_by_hand():
 
 
 @pytest.mark.slow
-def test_the_whole_command_and_its_document(mini_family, tmp_path):
-    # Its Hub has to be named before huggingface_hub is imported: no fork.
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.sampling",
-        mini_family,
-        "--plans",
-        "shipped,16",
-        "--lineage",
-        "--json",
-        "r.json",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+def test_the_whole_command_and_its_document(mini_family, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "LoopbackHub", lambda folder: served(folder, monkeypatch))  # its client is loaded here
+    monkeypatch.setattr(verbosity, "quiet", True)
+    for name in hub_environment("", tmp_path):  # what the command sets is to be undone
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    words = [str(mini_family), "--plans", "shipped,16", "--lineage", "--json", str(tmp_path / "r.json")]
+    status = report.main([*words, "--work", str(tmp_path / "work")])
     results = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert done.returncode == bool(list(report.losses(results))), done.stderr
-    assert done.stdout == report.text(results) + "\n"
+    said = capsys.readouterr()
+    assert status == bool(list(report.losses(results))), said.err
+    assert said.out == report.text(results) + "\n"
     ((_, found),) = results["families"].items()
     full, sample = found["plans"]["full"], found["plans"]["16"]
     assert set(found["plans"]) == {"full", "shipped", "16"}
@@ -70,6 +65,10 @@ def test_the_whole_command_and_its_document(mini_family, tmp_path):
     filled = copy.read_text(encoding="utf-8")
     assert filled != original
     assert re.sub(text_between, "", filled, flags=re.DOTALL) == re.sub(text_between, "", original, flags=re.DOTALL)
+
+
+def test_the_hub_can_be_named_before_its_client_is_loaded():
+    assert "huggingface_hub" not in modules_after("import scripts.sampling.__main__")
 
 
 @pytest.mark.parametrize(
