@@ -23,21 +23,25 @@ pytestmark = pytest.mark.slow
 
 
 @cache
-def fresh_draws(name, seed, is_fitted=True):
-    """Learn from 200 authors; predict models of 200 others, one of each sweep, so that they are independent."""
+def learnt(name, seed):
+    """Of 200 authors, what is fitted; and the models of 200 others, one of each sweep, so that they are independent."""
     simulation = SIMULATIONS[name]
     seen = simulation.draw(200, "a", seed=100 + seed)
     fresh = replace(simulation, longest_sweep=1).draw(200, "b", seed=200 + seed)
     training = TrainingSet(joined(seen, unlabelled(fresh)), 10)
-    fitted = fit(training, [])
-    if not is_fitted:
-        fitted = uncalibrated(fitted.none)
     names = list(training.sweeps.answers)
     truth = np.zeros((len(fresh.models), len(names) + 1))
     for row, (dataset,) in enumerate(fresh.datasets):
         truth[row, names.index(dataset) if dataset in names else -1] = 1
     places = np.arange(len(seen.models), len(training.rows))
-    return fitted.probabilities(training.features(places)), truth
+    return fit(training, []), training.features(places), truth
+
+
+@cache
+def fresh_draws(name, seed, is_fitted=True):
+    """The probabilities of each answer for the models of the 200 others, and what is true."""
+    fitted, features, truth = learnt(name, seed)
+    return (fitted if is_fitted else uncalibrated(fitted.none)).probabilities(features), truth
 
 
 def best_answers(probabilities, truth):
@@ -111,7 +115,7 @@ def test_a_model_of_an_unseen_dataset_is_predicted_as_none_of_these():
     found = simulation.draw(150, "a", seed=4)
     rng = np.random.default_rng(9)
     by_vectors = []
-    for number in range(20):
+    for number in range(10):
         vector = rng.normal(size=24)
         head = Head(CLASSIFIER, 3, frozenset({f"new{number} x", f"new{number} y", "z"}))
         facts = {"model_id": None, "declared": (), "duplicates": (), "notes": ()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -72,6 +73,12 @@ def blind(layout, seed):
     )
 
 
+@cache
+def evaluated(layout, seed, k):
+    """The evaluation of blind models, which several tests look at."""
+    return evaluate_models(blind(layout, seed), k=k)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "k"),
@@ -86,8 +93,7 @@ def test_nothing_is_fitted_where_nothing_is_to_fit(layout, k):
     hits, chances, sweeps = Counter(), Counter(), 0
     losses = {kind: [] for kind in EVIDENCE}
     for seed in SEEDS:
-        found = blind(layout, seed)
-        evaluation = evaluate_models(found, k=k)
+        evaluation = evaluated(layout, seed, k)
         common = Counter()
         answers = Counter()
         for one in evaluation.outcomes:
@@ -114,8 +120,7 @@ def test_nothing_is_fitted_where_nothing_is_to_fit(layout, k):
 def test_each_kind_of_evidence_alone_is_at_chance(layout, kind):
     hits = sweeps = 0.0
     for seed in SEEDS:
-        found = blind(layout, seed)
-        evaluation = evaluate_models(found)
+        evaluation = evaluated(layout, seed, 10)
         score = next(one for one in evaluation.scores if one.evidence == kind)
         hits += score.accuracy * evaluation.sweeps
         sweeps += evaluation.sweeps
@@ -155,8 +160,7 @@ def test_none_of_these_is_as_probable_as_frequent_where_nothing_tells_it(novel):
 def test_the_majority_is_the_share_of_the_commonest_dataset():
     """Left out, a model's own sweep made the right dataset the rarest, and the baseline was never right at all."""
     for layout in ("balanced", "unbalanced"):
-        found = blind(layout, 1)
-        evaluation = evaluate_models(found)
+        found, evaluation = blind(layout, 1), evaluated(layout, 1, 10)
         pairs = {(a, next(iter(d))) for a, d in zip(found.authors, found.datasets, strict=True)}
         commonest = Counter(dataset for _, dataset in pairs).most_common(1)[0][1]
         majority = next(one for one in evaluation.scores if one.evidence == "majority")
