@@ -11,6 +11,7 @@ import torch
 
 from scripts.coverage.__main__ import DIRECTIONS, Outcome, directions_of, outcomes
 from scripts.coverage.kinds import KINDS
+from tests.conftest import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # two dozen builds
 
@@ -36,7 +37,14 @@ ROBOT = "robot policies: act, which has no base"
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     chosen = [kind for kind in KINDS if kind.name in (*INDEXED, *REFUSED, ROBOT)]
     assert len(chosen) == len(INDEXED) + len(REFUSED) + 1
-    return {each.kind: each for each in outcomes(chosen, tmp_path_factory.mktemp("kinds"))}
+
+    def run(*words: str, **environment: str) -> None:
+        ran = run_python("-m", *words, env=environment)
+        assert ran.code == 0, ran.err
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scripts.child.run_shown", run)  # its process is a fork, which has loaded the libraries
+        return {each.kind: each for each in outcomes(chosen, tmp_path_factory.mktemp("kinds"))}
 
 
 @pytest.mark.parametrize("name", INDEXED)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from scripts.loopback_hub import LoopbackHub
 from scripts.reproduce import __main__ as command
 from scripts.reproduce import study
 from scripts.terminal import Terminal
+from tests.conftest import start_python
 from tests.tiny_hub import BASE
 
 
@@ -22,6 +25,11 @@ def test_a_study_from_crawl_to_answers(tiny_store, tmp_path, monkeypatch, capsys
         "purity-unpublished": (f"query purity --base {BASE} --representation delta", None),
     }
     monkeypatch.setattr(study, "questions", lambda *_: asked)
+
+    def started(words, *, cwd, env, text, **streams):
+        return start_python(*words[1:], cwd=cwd, env=env, **streams)
+
+    monkeypatch.setattr("scripts.terminal.subprocess", SimpleNamespace(Popen=started, PIPE=subprocess.PIPE))
     with LoopbackHub(tiny_store(4)) as hub:
         run = Terminal.of_hub(tmp_path, hub.endpoint)
         base = study.build(run, BASE, 9, is_family=False)
