@@ -207,7 +207,7 @@ def test_adding_one_model_in_full_completes_it_alone(sampled):
 @pytest.mark.slow
 def test_one_after_the_other_is_all_at_once(at_once, tmp_path):
     folder = tmp_path / "atlas"
-    for limit in (3, 7, None):
+    for limit in (3, None):
         build(folder, limit=limit)
     statement = "SELECT model, delta_norm, duplicate_of, duplicate_group, copy_evidence, record_key FROM models"
     named = "SELECT m.model, o.model AS other FROM models m LEFT JOIN models o ON o.model_id = m.duplicate_of"

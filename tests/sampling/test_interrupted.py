@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import time
 
 import pytest
 
+import indexer
+from indexer.database.reading import Reading
 from tests.checkpoints import claim, roberta
 from tests.conftest import start_python
 from tests.patience import PATIENCE
@@ -36,6 +39,17 @@ def store(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def begun(store, tmp_path_factory):
+    """Folders with an atlas of one model, and of all, by the number of models."""
+    made = {}
+    for count in (1, MODELS):
+        with served_shell(store, tmp_path_factory.mktemp("begun")) as shell:
+            build(shell, "--limit", str(count))
+            made[count] = shell.folder
+    return made
+
+
 @pytest.fixture
 def shell(store, tmp_path):
     with served_shell(store, tmp_path) as running:
@@ -51,9 +65,8 @@ def build(shell, *words):
 @pytest.mark.parametrize(
     ("workers", "connections", "read"), [("4", "1", "sample"), ("1", "3", "sample"), ("4", "1", "full")]
 )
-def test_workers_share_the_connections(shell, workers, connections, read):
-    build(shell, "--limit", "1")  # the base is there
-    shell.hub.reset_log()
+def test_workers_share_the_connections(begun, shell, workers, connections, read):
+    shutil.copytree(begun[1] / "atlas", shell.folder / "atlas")  # the base is there
     shell.hub.latency = 0.1
     report = build(shell, "--workers", workers, "--connections", connections, "--read", read)
     assert report["indexed"] == (MODELS if read == "full" else MODELS - 1)
@@ -63,7 +76,7 @@ def test_workers_share_the_connections(shell, workers, connections, read):
     assert most <= int(connections)
     if workers == "1":
         assert most >= 2  # of several workers each may be the only one at work
-    assert shell("index", "verify", "--strict").code == 0
+    assert not indexer.verify(shell.folder / "atlas", strict=True)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +87,9 @@ def test_workers_share_the_connections(shell, workers, connections, read):
         pytest.param("deepen", "2", signal.SIGINT),
     ],
 )
-def test_a_stop_with_a_hanging_hub_ends_in_seconds_and_keeps_what_is_done(shell, command, workers, stop):
+def test_a_stop_with_a_hanging_hub_ends_in_seconds_and_keeps_what_is_done(begun, shell, command, workers, stop):
     if command == "deepen":
-        build(shell)
-    shell.hub.reset_log()
+        shutil.copytree(begun[MODELS] / "atlas", shell.folder / "atlas")
     shell.hub.faults.add("m[34].*safetensors", role="cdn", since=3, hang=600.0)
     process = start_python(
         "-m", "indexer", command, "--base", made.BASE, "--workers", workers,
@@ -96,16 +108,18 @@ def test_a_stop_with_a_hanging_hub_ends_in_seconds_and_keeps_what_is_done(shell,
     assert process.returncode == 128 + stop
     assert "Traceback" not in said
     shell.hub.faults.clear()
-    assert shell("index", "verify").code == 0
+    assert not indexer.verify(shell.folder / "atlas")
     if command == "build":
         assert build(shell)["indexed"] >= 1
-    ran = shell("index", "deepen", "--base", made.BASE, "--workers", "1", "--json")
-    assert ran.code == 0, ran.err
-    found = shell("query", "sql", 'SELECT "read", count(*) AS n FROM models GROUP BY 1', "--json").json
-    assert [tuple(row.values()) for row in (found["rows"] if isinstance(found, dict) else found)] == [("full", MODELS)]
+    else:
+        ran = shell("index", "deepen", "--base", made.BASE, "--workers", "1", "--json")
+        assert ran.code == 0, ran.err
+    with Reading(shell.folder / "atlas" / "atlas.duckdb") as connection:
+        found = connection.rows('SELECT "read", count(*) AS n FROM models GROUP BY 1')
+    assert found == [{"read": "full" if command == "deepen" else "sample", "n": MODELS}]
 
 
-def test_commands_say_what_they_read(shell):
+def test_commands_say_what_they_read(begun, shell):
     ran = shell("index", "build", "--base", made.BASE, "--dry-run")
     assert "with --read full" in ran.out + ran.err
     refused = shell("index", "build", "--base", made.BASE, "--read", "sample", "--spectra")
@@ -113,12 +127,12 @@ def test_commands_say_what_they_read(shell):
     assert refused.err.strip().count("\n") <= 1
     assert "--spectra" in refused.err
     assert "--read" in refused.err
-    build(shell)
-    ran = shell("index", "deepen", "ann/m0", "--dry-run")
+    atlas = str(begun[MODELS] / "atlas")
+    ran = shell("index", "deepen", "ann/m0", "--dry-run", "--atlas", atlas)
     assert ran.code == 0, ran.err
     assert "1 model" in ran.out + ran.err
     for words in (["ann/m99"], [], ["ann/m0", "--limit", "1"]):
-        wrong = shell("index", "deepen", *words)
+        wrong = shell("index", "deepen", *words, "--atlas", atlas)
         assert wrong.code != 0
         assert "Traceback" not in wrong.err
         assert wrong.err.strip().count("\n") <= 2
