@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -57,11 +58,16 @@ def filled(folder: str, name: str, **parts: Any) -> str:
 
     ``parts`` are escaped unless they are Markup. ``is_served``: the page asks a server (``query browse``).
     """
+    return _environment(folder).get_template(name).render(parts)
+
+
+@cache
+def _environment(folder: str) -> Environment:
+    """The templates, kept: compiling them takes longer than filling them."""
     folders = ChoiceLoader([PackageLoader(f"query.{one}", "pages") for one in dict.fromkeys((folder, "map"))])
-    environment = Environment(
+    return Environment(
         loader=folders, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
-    return environment.get_template(name).render(parts)
 
 
 def page_file(folder: str, name: str) -> str:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -188,9 +188,9 @@ class Section:
         return {theme: f"data:{_PICTURES[suffix]};base64,{payload}" for theme, payload in drawn.items()}
 
 
-def page(source: Source, sections: Iterable[Section]) -> str:
-    """The whole page."""
-    (atlas,) = source.atlas.rows("SELECT published FROM atlas_info")
+@cache
+def _environment() -> Environment:
+    """The templates and what they use; kept, because compiling the templates takes longer than filling them."""
     # Everything printed is made printable and escaped, unless it is Markup, which comes only from functions that
     # escape what they are given.
     environment = Environment(
@@ -204,11 +204,21 @@ def page(source: Source, sections: Iterable[Section]) -> str:
     environment.globals |= {
         name: getattr(wording, name) for name in ("count", "counted", "day", "decimal", "percent", "size")
     } | {"code": code, "shorten": shorten, "enumerated": enumerated, "for_command_line": for_command_line}
-    return environment.get_template("report.html").render(
-        source=source,
-        published=day(atlas["published"]),
-        found=source.number("SELECT count(*) FROM fine_tunes WHERE base = ?"),
-        indexed=source.number("SELECT count(*) FROM models WHERE base = ?"),
-        sections=list(sections),
-        themes=THEMES,
+    return environment
+
+
+def page(source: Source, sections: Iterable[Section]) -> str:
+    """The whole page."""
+    (atlas,) = source.atlas.rows("SELECT published FROM atlas_info")
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            source=source,
+            published=day(atlas["published"]),
+            found=source.number("SELECT count(*) FROM fine_tunes WHERE base = ?"),
+            indexed=source.number("SELECT count(*) FROM models WHERE base = ?"),
+            sections=list(sections),
+            themes=THEMES,
+        )
     )

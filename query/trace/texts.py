@@ -82,6 +82,7 @@ def compare_texts(
     place[evidence.rows] = np.arange(len(evidence.rows))
     kept = length or USUAL_LENGTH
     is_untouched = evidence.is_untouched
+    all_untouched = set(np.flatnonzero(is_untouched).tolist())
     is_exact = evidence.kind == "exact"
     judged: list[ComparedText] = []
     holders: dict[int, int] = {}  # rows that were read: the number of texts that hold the token
@@ -98,14 +99,15 @@ def compare_texts(
             total += float(probabilities[every].sum())
             weight += len(every)
         # Unigram models split a text as a whole, so a token must be in the text's own reading, too.
-        counting = [one[np.isin(one, every)] for one in readings[1:]]
-        for row in np.intersect1d(counting[0], counting[1]).tolist():
+        own = set(every.tolist())
+        counting = [own.intersection(one.tolist()) for one in readings[1:]]
+        for row in counting[0] & counting[1]:
             holders[row] = holders.get(row, 0) + 1
-        against = [one[is_untouched[one]] for one in counting]
-        is_certain = is_exact and all(len(one) > 0 for one in against)
+        against = [one & all_untouched for one in counting]
+        is_certain = is_exact and all(against)
         certain += is_certain
         if each:
-            ids = evidence.rows[np.unique(against[0])]
+            ids = evidence.rows[sorted(against[0])]
             judged.append(
                 ComparedText(
                     tidy(text, SHOWN_CHARACTERS),

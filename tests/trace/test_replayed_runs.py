@@ -25,6 +25,7 @@ def out(tmp_path_factory) -> Iterator[Path]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BASES, "bert", replace(BASES["bert"], steps=8))
+        patch.setattr("scripts.trace.texts.FILES_READ", 15)  # of each package; there are texts enough
         patch.setattr(torch, "set_num_threads", lambda threads: None)  # other tests run meanwhile
         yield tmp_path_factory.mktemp("trace")
 
