@@ -116,7 +116,8 @@ def test_pairs_within_datasets_against_loops():
 
 
 def test_what_is_printed(tmp_path):
-    written = [*models(1.0), Model("a9/adapter", np.ones(40), ("d0",), relation="adapter")]
+    some = [one for one in models(1.0) if one.owner in ("a0", "a1", "a2", "a3")]
+    written = [*some, Model("a9/adapter", np.ones(40), ("d0",), relation="adapter")]
     folder = write_atlas(tmp_path, written)
 
     def asked(*words):
