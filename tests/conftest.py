@@ -310,6 +310,18 @@ def made_of_twelve(tiny_store, tmp_path_factory) -> Path:
     return made_once(tmp_path_factory, "made-of-twelve", make)
 
 
+@pytest.fixture(scope="session")
+def umap_alone() -> None:
+    """UMAP, with the library that would search for neighbours as plain Python: they are all given to it.
+
+    In a new environment, compiling that library takes two thirds of the twenty seconds before UMAP is ready.
+    """
+    numba = pytest.importorskip("numba")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba.config, "DISABLE_JIT", True)
+        pytest.importorskip("pynndescent")
+
+
 @pytest.fixture
 def atlas(made, tmp_path):
     """A copy of it that a test may change."""

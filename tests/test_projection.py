@@ -56,6 +56,13 @@ def test_pca_does_not_depend_on_the_order_of_the_models():
     np.testing.assert_allclose(project(vectors, "pca").places[order], project(vectors[order], "pca").places, atol=1e-5)
 
 
+@pytest.fixture(autouse=True)
+def quick(request):
+    """The slow tests are those of UMAP."""
+    if request.node.get_closest_marker("slow"):
+        request.getfixturevalue("umap_alone")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["umap", "tsne"])
 def test_neighbourhoods_are_kept(method):

@@ -247,6 +247,7 @@ def test_tsne_places_the_models_of_a_small_atlas(atlas):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("umap_alone")
 def test_of_many_models_the_neighbours_that_are_kept_are_used(atlas, monkeypatch):
     """They are the ones that would be found again, so nobody moves."""
     exact = model_map(atlas, BASE, method="umap")
