@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-import duckdb
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import indexer
 from indexer.atlas import AtlasFolder
+from indexer.database.reading import Reading
 from indexer.records.record import read_record
 from tests.conftest import Shell
 from tests.image_models.written import (
@@ -83,11 +85,15 @@ def atlas(tmp_path_factory: pytest.TempPathFactory):
         yield store, shell, made, change
 
 
+def rows_of(folder: Path, statement: str) -> list[dict[str, Any]]:
+    with Reading(folder / "atlas.duckdb") as connection:
+        return connection.rows(statement)
+
+
 def record_of(shell: Shell, model: str):
     folder = AtlasFolder(shell.folder / "atlas")
-    with duckdb.connect(str(folder.database), read_only=True) as connection:
-        (key,) = connection.execute("SELECT record_key FROM models WHERE model = ?", [model]).fetchone()
-    return read_record(folder.record(key))
+    (row,) = rows_of(folder.root, f"SELECT record_key FROM models WHERE model = '{model}'")
+    return read_record(folder.record(row["record_key"]))
 
 
 @pytest.mark.parametrize("model", ["u0/style-1", "u2/style-0"])
@@ -114,15 +120,18 @@ def test_the_base_is_a_sample_and_is_not_fetched_whole(atlas) -> None:
     assert kept.stat().st_size < 0.6 * whole
     path = "transformer/diffusion_pytorch_model.safetensors"
     assert shell.hub.body_bytes(BASE, path) < 0.7 * whole
-    assert shell("index", "verify", "--strict").code == 0
+    assert not indexer.verify(shell.folder / "atlas", strict=True)
 
 
 def test_neighbours_duplicates_and_labels(atlas) -> None:
     _, shell, *_ = atlas
     found = shell("query", "similar", "u1/style-1", "-k", "2", "--json").json
     assert {row["model"] for row in found} == {"u0/style-1", "u2/style-1"}
-    rows = shell("query", "sql", "SELECT model, trigger_words, adapter_kind, duplicate_of IS NOT NULL AS twice FROM "
-                 "models WHERE model IN ('u1/style-1', 'x/again', 'u1/style-0') ORDER BY model", "--json").json  # fmt: skip
+    rows = rows_of(
+        shell.folder / "atlas",
+        "SELECT model, trigger_words, adapter_kind, duplicate_of IS NOT NULL AS twice FROM models "
+        "WHERE model IN ('u1/style-1', 'x/again', 'u1/style-0') ORDER BY model",
+    )
     by_model = {row["model"]: row for row in rows}
     assert by_model["u1/style-1"]["trigger_words"] == ["TOK1"]
     assert sum(row["twice"] for row in rows) == 1
@@ -143,16 +152,13 @@ def test_a_merge_of_two_is_found_by_lineage(atlas) -> None:
 
 def test_what_needs_the_whole_base_says_so_and_is_read_with_it(atlas, tmp_path: Path) -> None:
     _, shell, *_ = atlas
-    (row,) = shell(
-        "query", "sql", "SELECT status, reason, detail FROM fine_tunes WHERE model = 'x/dora'", "--json"
-    ).json
+    (row,) = rows_of(shell.folder / "atlas", "SELECT status, reason, detail FROM fine_tunes WHERE model = 'x/dora'")
     assert (row["status"], row["reason"]) == ("skipped", "base_sampled")
     assert "--read full" in row["detail"]
     ran = shell("index", "build", "--base", BASE, "--read", "full", "--atlas", str(tmp_path / "whole"), "--json")
     assert ran.code == 0, ran.err
     assert ran.json["skipped"] == 0
-    rows = shell("query", "sql", "SELECT adapter_kind FROM models WHERE model = 'x/dora'", "--json",
-                 "--atlas", str(tmp_path / "whole")).json  # fmt: skip
+    rows = rows_of(tmp_path / "whole", "SELECT adapter_kind FROM models WHERE model = 'x/dora'")
     assert rows == [{"adapter_kind": "DoRA"}]
 
 
@@ -172,7 +178,7 @@ def test_a_full_fine_tune_is_read_by_its_component(atlas) -> None:
     # With it what was skipped for want of it is read.
     ran = shell("index", "build", "--base", BASE, "--read", "full", "--json")
     assert ran.code == 0, ran.err
-    (row,) = shell("query", "sql", "SELECT status FROM fine_tunes WHERE model = 'x/dora'", "--json").json
+    (row,) = rows_of(shell.folder / "atlas", "SELECT status FROM fine_tunes WHERE model = 'x/dora'")
     assert row["status"] == "indexed"
 
 
@@ -184,7 +190,7 @@ def test_a_file_of_ones_own_is_added_and_asked_about(atlas) -> None:
     assert asked.json[0]["model"] == "u2/style-1"
     ran = shell("index", "add", "./mine", "--base", BASE)
     assert ran.code == 0, ran.err
-    rows = shell("query", "sql", "SELECT adapter_kind FROM models WHERE model LIKE 'local:%'", "--json").json
+    rows = rows_of(shell.folder / "atlas", "SELECT adapter_kind FROM models WHERE model LIKE 'local:%'")
     assert rows == [{"adapter_kind": "LoRA"}]
 
 
