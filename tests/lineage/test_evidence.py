@@ -19,7 +19,7 @@ from query.lineage.evidence import (
     rounding,
     share_on_levels,
 )
-from query.lineage.siblings import shared_updates, step_kept
+from query.lineage.siblings import _ALIKE, _DIFFERENT, _UNCLEAR, _compare, shared_updates, step_kept
 from scripts.lineage.merging import dare, int8, nf4, slerp, ties
 
 NAMES = ("0.query", "1.value", "2.feedforward1")
@@ -269,3 +269,22 @@ def test_equal_share_counts_entries():
     other.weights["0.query"][0, :64] += 1
     total = sum(rows * columns for rows, columns in SHAPES)
     assert equal_share(m, other) == pytest.approx(1 - 64 / total)
+
+
+def test_rows_of_embeddings_are_compared_up_to_a_factor():
+    """Against the distance in double precision; rows at distances on either side of both limits, 1e-5 and 4e-5."""
+    rng = np.random.default_rng(4)
+    other = rng.standard_normal((400, 96)).astype(np.float32)
+    apart = rng.standard_normal(other.shape)
+    apart -= (apart * other).sum(axis=1, keepdims=True) / np.square(other).sum(axis=1, keepdims=True) * other
+    apart *= np.linalg.norm(other, axis=1, keepdims=True) / np.linalg.norm(apart, axis=1, keepdims=True)
+    far = 10 ** rng.uniform(-6, -3, (400, 1))
+    one = (rng.uniform(0.5, 2, (400, 1)) * (other + far * apart)).astype(np.float32)
+    one[0] = other[1] = other[2] = one[2] = 0  # no multiple of anything; a multiple of no row; equal rows
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    factor = (a * b).sum(axis=1) / np.maximum(np.square(b).sum(axis=1), 1e-300)
+    distance = np.linalg.norm(a - factor[:, None] * b, axis=1) / np.maximum(np.linalg.norm(a, axis=1), 1e-300)
+    expected = np.select([distance <= 1e-5, distance <= 4e-5], [_ALIKE, _UNCLEAR], _DIFFERENT)
+    assert min(np.bincount(expected)) > 40
+    assert np.array_equal(_compare(parts(A, tokens=one), parts(A, tokens=other)), expected)
+    assert expected[:3].tolist() == [_ALIKE, _DIFFERENT, _ALIKE]
