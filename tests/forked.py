@@ -32,6 +32,8 @@ import threading
 import time
 import traceback
 import types
+import typing
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module, reload
@@ -239,15 +241,30 @@ def remember_soon() -> None:
     import_module("indexer.database.reading")._SETTLED_SECONDS = 0.05  # type: ignore[attr-defined]
 
 
+@cache
+def _copied_hub_constants(_loaded: int) -> list[tuple[types.ModuleType, str]]:
+    """Where huggingface_hub has a constant a second time, by `from constants import NAME`: the module, and the name.
+
+    Asked for each number of modules that are loaded. A fork that looks for them copies thousands of pages of memory:
+    to look at an object is to count one more reference to it.
+    """
+    constants = sys.modules["huggingface_hub.constants"]
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("huggingface_hub.") and module is not constants
+    ]
+    return [
+        (module, name) for module in modules for name in vars(module).keys() & vars(constants).keys() if name.isupper()
+    ]
+
+
 def renew_hub_constants() -> None:
     """What huggingface_hub read from the environment when it was loaded, as it would read it now."""
     constants = sys.modules["huggingface_hub.constants"]
     reload(constants)
-    for name, module in list(sys.modules.items()):
-        if name.startswith("huggingface_hub.") and module is not constants:
-            for copied in vars(module).keys() & vars(constants).keys():  # by `from constants import NAME`
-                if copied.isupper():
-                    setattr(module, copied, getattr(constants, copied))
+    for module, name in _copied_hub_constants(len(sys.modules)):
+        setattr(module, name, getattr(constants, name))
     sys.modules["huggingface_hub.hf_api"].api.endpoint = constants.ENDPOINT  # type: ignore[attr-defined]
 
 
@@ -321,6 +338,12 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
     catalog.empty_database()
     import_module("indexer.publish.validation").columns()
     import_module("duckdb").close()  # else forks have the default connection without its threads, and wait for them
+    # What libraries have put aside for the end of this process is none of a fork's, which would copy 9,000 pages of
+    # memory to tidy up before it leaves: as long as half of a small command takes.
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    typing._cleanups.clear()  # type: ignore[attr-defined]
+    _copied_hub_constants(len(sys.modules))
     gc.collect()
     gc.freeze()  # a million objects of libraries, which no fork will free: it does not go through them either
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
@@ -332,6 +355,7 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
             listening.close()
             for name in LOADED_BY_TESTS:
                 import_module(name)
+            _copied_hub_constants(len(sys.modules))
             gc.collect()
             gc.freeze()
             while until not in select.select([workers, until], [], [])[0]:
