@@ -46,9 +46,21 @@ LOADED = (
     "torch", "numpy", "duckdb", "faiss", "pyarrow.parquet", "safetensors.torch", "click", "pandas", "yaml", "regex",
     "scipy.linalg", "scipy.special", "sklearn.cluster", "httpx2", "httpcore2", "h11", "filelock",
     "huggingface_hub.hf_api", "huggingface_hub.file_download",
-    # What a command begins with. None of these asks the environment while it is loaded, but for huggingface_hub.
-    "indexer.builds.commands", "indexer.builds.worker", "indexer.cli", "indexer.publish.maintenance",
-    "indexer.publish.verification", "query.atlas", "query.cli",
+    "encodings.idna", "pyarrow.pandas_compat", "safetensors.numpy", "jinja2",
+    # What a command begins with, and what most go on with. None of these asks the environment while it is loaded, but
+    # for huggingface_hub.
+    "indexer.builds.commands", "indexer.builds.deepen", "indexer.builds.executor", "indexer.builds.profiling",
+    "indexer.builds.view", "indexer.builds.worker", "indexer.cli", "indexer.library", "indexer.publish.maintenance",
+    "indexer.publish.verification", "indexer.share.merge", "indexer.share.pull", "indexer.share.push", "query.ask.ask",
+    "query.atlas", "query.cli", "query.clusters.study", "query.compare", "query.export", "query.lineage.lineage",
+    "query.map.model_map", "query.predict.predict", "query.purity.study", "query.rank.study", "query.report.report",
+    "query.show", "query.similar", "query.sql",
+)  # fmt: skip
+# What commands work out from files of these packages, once.
+_WORKED_OUT = (
+    ("indexer.database.catalog", "expected"), ("indexer.database.catalog", "empty_database"),
+    ("indexer.publish.validation", "columns"), ("indexer.architectures.architecture", "_catalogue"),
+    ("indexer.cards.datasets", "alias_table"), ("query.glossary", "_glossary"),
 )  # fmt: skip
 # What most processes of a test run load before their first test.
 LOADED_BY_TESTS = (
@@ -333,10 +345,8 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
     one_tls_context()
     import_module("httpx2").Client().close()
     remember_soon()
-    catalog = import_module("indexer.database.catalog")  # what commands ask of schema.sql
-    catalog.expected()
-    catalog.empty_database()
-    import_module("indexer.publish.validation").columns()
+    for module, function in _WORKED_OUT:
+        getattr(import_module(module), function)()
     import_module("duckdb").close()  # else forks have the default connection without its threads, and wait for them
     # What libraries have put aside for the end of this process is none of a fork's, which would copy 9,000 pages of
     # memory to tidy up before it leaves: as long as half of a small command takes.
