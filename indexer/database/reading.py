@@ -134,12 +134,6 @@ def earlier_database(path: Path) -> Iterator[EarlierRows]:
         yield rows
 
 
-def earlier_rows(path: Path, tables: Sequence[str], statements: Sequence[str]) -> list[list[dict[str, Any]]] | None:
-    """The answer of ``earlier_database`` to one question."""
-    with earlier_database(path) as rows:
-        return rows(tables, statements)
-
-
 def _has_log(path: Path) -> bool:
     return os.path.lexists(path.with_name(path.name + ".wal"))
 
