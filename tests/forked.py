@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import json
@@ -356,6 +357,7 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
     _copied_hub_constants(len(sys.modules))
     gc.collect()
     gc.freeze()  # a million objects of libraries, which no fork will free: it does not go through them either
+    _join_pages()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
     while until not in (ready := select.select([listening, workers, until], [], [])[0]):
         if listening in ready:
@@ -373,6 +375,22 @@ def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None
             return
         workers.close()
         workers = listening
+
+
+def _join_pages() -> None:
+    """Put the memory of this process into pages of 2 MiB where it can be: a fork copies an entry for each page.
+
+    It takes half a second, and spares each command a third of the time that it takes to fork and to end. Only a fork
+    that writes to such a page has it in small ones again. Linux does it since 6.1; elsewhere nothing happens.
+    """
+    size, collapse = 2 << 20, 25  # MADV_COLLAPSE, which the module mmap of Python 3.11 does not know
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines() if sys.platform == "linux" else ():
+        place, rights, *_, name = line.split(maxsplit=5) if line.count(" ") > 5 else [*line.split(), ""]
+        if "w" in rights and name.strip() in ("", "[heap]"):
+            start, end = (int(word, 16) for word in place.split("-"))
+            for page in range(-(-start // size) * size, end - size + 1, size):
+                madvise(ctypes.c_void_p(page), ctypes.c_size_t(size), collapse)
 
 
 def _fork_for(listening: socket.socket, prepare: Callable[[], None]) -> None:
