@@ -22,6 +22,7 @@ from indexer.builds.options import BuildOptions
 from indexer.builds.plan import Planned, existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
+from indexer.database.reading import EarlierDatabase
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import ModelError
 from indexer.listing.listing import ListedModel, Listing, select
@@ -68,13 +69,16 @@ class Build:
         watcher: Watcher | None = None,
         listing: Listing | None = None,
         asks_hub: bool = True,
+        earlier: EarlierDatabase | None = None,
     ) -> None:
         self.folder = folder
+        # What was published before; closed once the plan is made.
+        self.earlier = earlier or EarlierDatabase(folder.database)
         self.options = options
         spectra = SPECTRA_FORM if options.spectra else False
         self.spec = Spec(rank=options.rank, spectra=spectra, svd=SVD_METHOD)
         self.watcher = watcher or Watcher()
-        self.base = BuildBase(folder, facts, options, self.watcher.say)
+        self.base = BuildBase(folder, facts, options, self.watcher.say, self.earlier)
         self.store = RecordStore(folder)
         self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # to find the bases of adapters
         self.listing = listing or Listing(folder.listing(facts.id))
@@ -116,7 +120,7 @@ class Build:
             selected = self.selected()
         chosen = {model.id for model in selected}
         asked_length = options.index.budget if options.index else None
-        published = published_rank(self.folder, self.facts.id)
+        published = published_rank(self.earlier, self.facts.id)
         if self.options.read == "sample":
             self.spec = replace(self.spec, sample=self.base.shape.row_plan)
         template = Unit(
@@ -161,7 +165,8 @@ class Build:
 
     def estimate(self, planned: Sequence[Planned]) -> Estimate:
         """What is to be read, and how long that takes."""
-        return estimate_of(planned, self.base.shape, self.options.read, self.folder.database)
+        with self.earlier:
+            return estimate_of(planned, self.base.shape, self.options.read, self.earlier)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
@@ -257,6 +262,7 @@ class Build:
 
     def work(self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]) -> Iterator[Result[Unit]]:
         """Do what is planned and publish nothing; after each model ``settled`` (by id) has its new entry."""
+        self.earlier.close()
         units = [one.unit for one in planned if one.unit is not None]
         self.watcher.started(self.facts.id, len(units))
         if not units:

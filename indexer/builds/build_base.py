@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.options import BuildOptions
-from indexer.database.reading import earlier_rows
+from indexer.database.reading import EarlierDatabase
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import Listing
@@ -29,10 +29,16 @@ class BuildBase:
     """The base with these ``facts``. ``say`` is called with remarks."""
 
     def __init__(
-        self, folder: AtlasFolder, facts: BaseFacts, options: BuildOptions, say: Callable[[str], None]
+        self,
+        folder: AtlasFolder,
+        facts: BaseFacts,
+        options: BuildOptions,
+        say: Callable[[str], None],
+        earlier: EarlierDatabase,
     ) -> None:
         self.facts = facts
         self._folder = folder
+        self._earlier = earlier
         self._options = options
         self._say = say
         self._opened_hashes: tuple[str | None, ...] = ()
@@ -160,6 +166,6 @@ class BuildBase:
             "SELECT model, base, downloads FROM fine_tunes JOIN records USING (model_id) WHERE is_copy "
             "AND relation = 'finetune'"
         )
-        (rows,) = earlier_rows(self._folder.database, ["fine_tunes", "records"], [statement]) or ([],)
+        rows = self._earlier.rows(["fine_tunes", "records"], statement) or []
         found = [row for row in rows if row["base"] == self.facts.id and is_hub_id(row["model"])]
         return tuple(row["model"] for row in sorted(found, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES])

@@ -14,6 +14,7 @@ from indexer.builds.estimate import children_sentence, family_tree
 from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.cards.local import local_name, local_row, place_of
+from indexer.database.reading import EarlierDatabase
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError, UnknownRevision, require, unreadable, without_user
 from indexer.listing.claim_filter import NO_PATH
@@ -102,13 +103,14 @@ def build(
 
         DaskExecutor(chosen.scheduler).connect().close(timeout=5)  # raises before a long crawl
     reports = []
-    with folder.locked(f"index build --base {' --base '.join(names)}"):
+    earlier = EarlierDatabase(folder.database)
+    with folder.locked(f"index build --base {' --base '.join(names)}"), earlier:
         remove_leftovers(folder)
         found = [find_base(folder, name) for name in dict.fromkeys(names)]
         for facts in found:
-            check_rank(folder, facts.id, chosen.rank)
+            check_rank(earlier, facts.id, chosen.rank)
         for facts in found:
-            one = Build(folder, facts, chosen, watcher)
+            one = Build(folder, facts, chosen, watcher, earlier=earlier)
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
             one.base.check()
             was_listed = one.listing.path.exists()
@@ -153,7 +155,7 @@ def add(
     with folder.locked("index add"):
         facts = find_base(folder, base)
         one = Build(folder, facts, replace(chosen, workers=1, retry_failed=True), watcher)
-        check_rank(folder, facts.id, chosen.rank)
+        check_rank(one.earlier, facts.id, chosen.rank)
         if reference.folder is not None:
             row, claimed_by = local_row(reference, _name_of_folder(reference.folder, name, one.listing)), BY_FOLDER
         else:

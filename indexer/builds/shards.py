@@ -15,6 +15,7 @@ from indexer.builds.commands import facts_of_stored, find_base, prepare, update_
 from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
+from indexer.database.reading import EarlierDatabase
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument
 from indexer.listing.listing import Listing
@@ -66,8 +67,9 @@ def work(
     watcher, folder = Watcher(progress), AtlasFolder(atlas)
     prepare(chosen, watcher)
     facts = find_base(folder, base)
-    check_rank(folder, facts.id, chosen.rank)
     one = Build(folder, facts, chosen, watcher)
+    with one.earlier:
+        check_rank(one.earlier, facts.id, chosen.rank)
     with folder.locked(f"index work --base {base} --shard {share}", wait=True):
         if not one.listing.is_crawled:
             one.base.check()
@@ -116,7 +118,8 @@ def publish_records(
     with folder.locked("index publish"):
         remove_leftovers(folder)
         chosen = [stored[base] for base in dict.fromkeys(wanted or stored) if base]
-        ranks = [rank_to_publish(folder, base, rank) for base in chosen]  # all, before anything is published
+        with EarlierDatabase(folder.database) as earlier:
+            ranks = [rank_to_publish(folder, earlier, base, rank) for base in chosen]  # all, before any is published
         return [
             _publish(folder, base, listings[base.base], replace(options, rank=found), watcher)
             for base, found in zip(chosen, ranks, strict=True)
@@ -130,7 +133,8 @@ def _publish(
     build.superseded = move_records(build.store, base.base, listing.renamed)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)
-    before = published_rank(folder, base.base)
+    with build.earlier:
+        before = published_rank(build.earlier, base.base)
     if before is not None and not counts["indexed"]:
         raise AtlasError(
             f"This publish would take all {before.vectors} vectors of {base.base} out of the atlas: "

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import time as clock
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import schema_sql
 from indexer.database.catalog import Found, definitions, examine, plain_tables, refuse
@@ -24,6 +24,9 @@ from indexer.errors import AtlasError
 from indexer.regular_files import regular_status
 from indexer.storage.atomic_files import copy_file
 from indexer.storage.checksums import check_once, stamp_of
+
+if TYPE_CHECKING:
+    import duckdb
 
 _COPY_NOTE = "another program has the database open for writing; reading a private copy"
 _LOG_NOTE = "the changes in {name} were not published and are not read"
@@ -92,25 +95,49 @@ class Reading(Connection):
         self._cleanup.close()
 
 
-def earlier_rows(path: Path, tables: Sequence[str], statements: Sequence[str]) -> list[list[dict[str, Any]]] | None:
-    """Rows of a database of any schema, as dicts, a list for each statement; None if it cannot be read.
+class EarlierDatabase:
+    """A database of any schema, whose rows are read as dicts. The first question opens it, for those that follow too.
 
-    The statements may query ``tables`` and use no functions. A file with computed columns in these tables, or with
-    objects that shadow a name, is not queried.
+    It is looked at only once, so it must not be published again before ``close``, after which a question opens it anew.
     """
-    if not path.is_file():
-        return None
-    keys = {(schema or "main", table) for schema, _, table in (name.rpartition(".") for name in tables)}
-    try:
-        with translated_errors(path), ExitStack() as cleanup:
-            file = _private_copy(path, cleanup) if _has_log(path) else path
-            connection = cleanup.enter_context(attached(file))
-            if not keys <= plain_tables(connection, file):
-                return None
-            use(connection)
-            return [rows_as_dicts(connection.execute(statement)) for statement in statements]
-    except (AtlasError, OSError):
-        return None
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._cleanup = path, ExitStack()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._tables: frozenset[tuple[str, str]] = frozenset()
+
+    def rows(self, tables: Sequence[str], statement: str) -> list[dict[str, Any]] | None:
+        """Rows of a statement, which may query ``tables`` and use no functions; None if they cannot be read.
+
+        A file with computed columns in these tables, or with objects that shadow a name, is not queried. After an
+        error the file is opened again, because DuckDB may answer nothing more: a damaged table does not affect others.
+        """
+        keys = {(schema or "main", table) for schema, _, table in (name.rpartition(".") for name in tables)}
+        try:
+            with translated_errors(self._path):
+                if self._connection is None:
+                    if not self._path.is_file():
+                        return None
+                    file = _private_copy(self._path, self._cleanup) if _has_log(self._path) else self._path
+                    connection = self._cleanup.enter_context(attached(file))
+                    self._tables = plain_tables(connection, file)
+                    use(connection)
+                    self._connection = connection
+                return rows_as_dicts(self._connection.execute(statement)) if keys <= self._tables else None
+        except (AtlasError, OSError):
+            self.close()
+            return None
+
+    def close(self) -> None:
+        """Close the file, and remove the copy."""
+        self._connection = None
+        self._cleanup.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _has_log(path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import published_bases
 from indexer.database.deepening import deepening, without_a_full_model
-from indexer.database.reading import Reading
+from indexer.database.reading import EarlierDatabase, Reading
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing
@@ -82,7 +82,8 @@ def rebuild(
     deleted, so that the next build reads their models again. Raises AtlasError if there is nothing to rebuild from and,
     unless ``force``, if the result would lose models; nothing is changed then.
     """
-    before = PreviousAtlas.read(folder) if before is None else before
+    earlier = EarlierDatabase(folder.database)
+    before = PreviousAtlas.read(earlier) if before is None else before
     store = RecordStore(folder)
     records: list[RecordHeader] = []
     failures: list[FailureRecord] = []
@@ -108,7 +109,8 @@ def rebuild(
     for name in sorted(newest):
         of_base = [one for one in records if one.identity.base == name]
         failed = [one for one in failures if one.identity.base == name]
-        plans.append(_plan(folder, newest[name], of_base, failed, before, index))
+        plans.append(_plan(folder, newest[name], of_base, failed, before, index, earlier))
+    earlier.close()
     entries = [entry for publication, _, _ in plans for entry in publication.entries]
     lost = before.missing_after(entries, damaged)
     without_base = {base for base, _ in before.models} | {one.identity.base for one in records}
@@ -158,13 +160,14 @@ def _plan(
     failures: Sequence[FailureRecord],
     before: PreviousAtlas,
     index: IndexChange | None,
+    earlier: EarlierDatabase,
 ) -> tuple[Publication, Listing, list[ListedModel]]:
     """What to publish for one base, its listing, and the models that the listing lacks."""
     listing = Listing(folder.listing(base.base))
     records = [one for one in records if one.identity.base_commit == base.commit]
     # The published rank if there are records of it, else that of most records.
     ranks = Counter(one.identity.spec.rank for one in records)
-    published = published_rank(folder, base.base)
+    published = published_rank(earlier, base.base)
     rank = max(ranks, key=lambda rank: (ranks[rank], rank), default=USUAL_RANK)
     if published is not None and published.rank in ranks:
         rank = published.rank
@@ -172,7 +175,7 @@ def _plan(
     identities = [(one.identity, one.made) for one in records]
     identities += [(one.identity, one.when) for one in failures if one.reason != "renamed"]
     known = {one.id for one in listed} | listing.removed | listing.renamed.keys()
-    restored = known_models(folder, base.base, known, identities)
+    restored = known_models(earlier, base.base, known, identities)
 
     # For every model the record of its current commit, else the newest record, else the failure.
     of_model: dict[str, list[RecordHeader]] = {}

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.database.reading import earlier_rows
+from indexer.database.reading import EarlierDatabase
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel
@@ -42,11 +42,11 @@ class PreviousAtlas:
     models: dict[tuple[str, str], str | None] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: AtlasFolder) -> PreviousAtlas:
+    def read(cls, earlier: EarlierDatabase) -> PreviousAtlas:
         """Each table is read separately, so that a damaged one does not affect the others."""
-        representations = _rows_of(folder, "representations", "FROM representations ORDER BY representation")
-        bases = _rows_of(folder, "bases", "SELECT base, aliases FROM bases")
-        models = _rows_of(folder, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id")
+        representations = _rows_of(earlier, "representations", "FROM representations ORDER BY representation")
+        bases = _rows_of(earlier, "bases", "SELECT base, aliases FROM bases")
+        models = _rows_of(earlier, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id")
         known = (EXACT, *COMPRESSED)  # older versions had indexes that are now replaced by `auto`
         return cls(
             list(dict.fromkeys(row["representation"] for row in representations)),
@@ -82,7 +82,7 @@ class PreviousAtlas:
 
 
 def known_models(
-    folder: AtlasFolder, base: str, listed: Collection[str], identities: Iterable[tuple[Identity, str]]
+    earlier: EarlierDatabase, base: str, listed: Collection[str], identities: Iterable[tuple[Identity, str]]
 ) -> list[ListedModel]:
     """The models of a base that are not ``listed``, according to the database or else to the records.
 
@@ -90,11 +90,11 @@ def known_models(
     """
     found: dict[str, ListedModel] = {}
     now = datetime.now(UTC)
-    rows = _rows_of(folder, "fine_tunes", "FROM fine_tunes ORDER BY model_id")
+    rows = _rows_of(earlier, "fine_tunes", "FROM fine_tunes ORDER BY model_id")
     wanted = [row for row in rows if row["base"] == base and row["model"] not in listed]
     values: dict[str, dict[int, list[str]]] = {"tag": {}, "raw": {}}
     for table, column in (("tags", "tag"), ("model_datasets", "raw")) if wanted else ():
-        for row in _rows_of(folder, table, f"SELECT DISTINCT model_id, {column} FROM {table} ORDER BY ALL"):
+        for row in _rows_of(earlier, table, f"SELECT DISTINCT model_id, {column} FROM {table} ORDER BY ALL"):
             values[column].setdefault(row["model_id"], []).append(row[column])
     for row in wanted:
         card = {
@@ -137,9 +137,9 @@ def known_models(
     return list(found.values())
 
 
-def _rows_of(folder: AtlasFolder, table: str, statement: str) -> list[dict[str, Any]]:
+def _rows_of(earlier: EarlierDatabase, table: str, statement: str) -> list[dict[str, Any]]:
     """Rows of one table; empty if it cannot be read."""
-    return (earlier_rows(folder.database, [table], [statement]) or [[]])[0]
+    return earlier.rows([table], statement) or []
 
 
 def _utc(when: datetime) -> datetime:
@@ -163,9 +163,9 @@ class PublishedRank:
     budget: int | None = None
 
 
-def published_rank(folder: AtlasFolder, base: str) -> PublishedRank | None:
+def published_rank(earlier: EarlierDatabase, base: str) -> PublishedRank | None:
     """The rank of a published base; None if it has no vectors or the database cannot be read."""
-    found = _rows_of(folder, "representations", "FROM representations")
+    found = _rows_of(earlier, "representations", "FROM representations")
     rows = [row for row in found if row["base"] == base and row["rank"] and row["vectors"]]
     if not rows:
         return None
@@ -174,9 +174,9 @@ def published_rank(folder: AtlasFolder, base: str) -> PublishedRank | None:
     return PublishedRank(min(row["rank"] for row in rows), sum(row["vectors"] for row in rows), budget)
 
 
-def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
+def check_rank(earlier: EarlierDatabase, base: str, rank: int) -> None:
     """Raises AtlasError if the base is published at another rank: vectors of two ranks cannot be compared."""
-    found = published_rank(folder, base)
+    found = published_rank(earlier, base)
     if found is not None and found.rank != rank:
         raise AtlasError(
             f"This atlas holds {base} at rank {found.rank}; vectors of rank {rank} cannot be compared with those.",
@@ -184,15 +184,15 @@ def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
         )
 
 
-def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) -> int:
+def rank_to_publish(folder: AtlasFolder, earlier: EarlierDatabase, base: StoredBase, asked: int | None) -> int:
     """The rank ``asked`` for, else the published one, else that of the records.
 
     Raises AtlasError if the rank asked for is not the published one, or if none was asked for and the records differ.
     """
     if asked is not None:
-        check_rank(folder, base.base, asked)
+        check_rank(earlier, base.base, asked)
         return asked
-    found = published_rank(folder, base.base)
+    found = published_rank(earlier, base.base)
     if found is not None:
         return found.rank
     ranks = Counter(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.report import Progress, Watcher
+from indexer.database.reading import EarlierDatabase
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import join_listings
@@ -68,7 +69,10 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
         try:
             in_several = _gather(sources, bases, target, say)
             # What is published now: all representations of all of them, and how each base is searched.
-            found = [PreviousAtlas.read(one) for one in sources]
+            found = []
+            for one in sources:
+                with EarlierDatabase(one.database) as earlier:
+                    found.append(PreviousAtlas.read(earlier))
             aliases: dict[str, tuple[str, ...]] = {}
             for previous in found:
                 for base, names in previous.aliases.items():
@@ -110,8 +114,11 @@ def _check_bases(sources: Sequence[AtlasFolder], bases: Sequence[dict[str, Store
                 f"{name} occurs at two commits: {places}; their vectors cannot be compared.",
                 f"Bring one up to date first: index build --base {name}",
             )
-        published = [(source, published_rank(source, name)) for source, _ in holders if source.database.is_file()]
-        ranks = {found.rank: source for source, found in published if found is not None}
+        ranks = {}
+        for source, _ in holders:
+            with EarlierDatabase(source.database) as earlier:
+                if found := published_rank(earlier, name):
+                    ranks[found.rank] = source
         if len(ranks) > 1:
             places = " and ".join(f"rank {rank} in {source.root}" for rank, source in ranks.items())
             raise AtlasError(

@@ -8,7 +8,8 @@ import duckdb
 import pytest
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
-from indexer.database import catalog
+from indexer.database import catalog, reading
+from indexer.database.reading import EarlierDatabase
 from indexer.database.secure_connection import attached
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import status
@@ -87,7 +88,8 @@ def test_a_publish_puts_our_own_views_and_macros_in_their_place(mine, near):
 def test_a_rebuild_asks_nothing_of_a_file_that_would_run_something(mine):
     attack(mine, ['CREATE MACRO "="(a, b) AS (SELECT sum(x.range) FROM range(1000000000) x, range(1000000000) y)'])
     folder = AtlasFolder(mine)
-    assert published_rank(folder, BASE) is None
+    with EarlierDatabase(folder.database) as earlier:
+        assert published_rank(earlier, BASE) is None
     with staged_publish(folder, from_scratch=True) as sibling:
         assert sibling.kept_ids == {}
 
@@ -95,10 +97,27 @@ def test_a_rebuild_asks_nothing_of_a_file_that_would_run_something(mine):
 def test_ids_and_rank_are_read_of_another_schema(mine):
     attack(mine, ["UPDATE atlas_info SET schema_version = 2", "ALTER TABLE tags ADD COLUMN more INTEGER"])
     folder = AtlasFolder(mine)
-    assert published_rank(folder, BASE).rank == 8
+    with EarlierDatabase(folder.database) as earlier:
+        assert published_rank(earlier, BASE).rank == 8
     with staged_publish(folder, from_scratch=True) as sibling:
         assert sibling.kept_ids == {(name, BASE): number for number, name in enumerate(NAMES, 1)}
         assert sibling.connection.execute("SELECT next_model_id FROM atlas_info").fetchone() == (len(NAMES) + 1,)
+
+
+def test_a_database_is_opened_once_for_several_questions_and_again_after_an_error(mine, monkeypatch):
+    opened = []
+    monkeypatch.setattr(reading, "attached", lambda path: opened.append(path) or attached(path))
+    with EarlierDatabase(mine / "atlas.duckdb") as earlier:
+        for _ in range(2):
+            assert len(earlier.rows(["fine_tunes"], "SELECT model FROM fine_tunes")) == 6
+        assert earlier.rows(["no_table"], "SELECT 1 AS n") is None
+        assert len(opened) == 1
+        assert earlier.rows(["bases"], "SELECT damaged FROM bases") is None
+        assert earlier.rows(["bases"], "SELECT base FROM bases") == [{"base": BASE}]
+        assert len(opened) == 2
+        (mine / "atlas.duckdb").unlink()
+        earlier.close()
+        assert earlier.rows(["bases"], "SELECT base FROM bases") is None
 
 
 def test_another_schema_is_reported(mine):
