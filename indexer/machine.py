@@ -86,7 +86,7 @@ def check_device(device: str) -> None:
     import torch
 
     try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        torch.zeros(1, dtype=torch.float64, device=device).item()  # mps has no such numbers, meta none at all
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
         raise AtlasError(f"The device {device!r} cannot be used here: {reason}.", "Use `device='cpu'`.") from error

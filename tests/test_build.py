@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, Shell, start_python
+from tests.conftest import Shell, start_python
 from tests.database import read_rows
 from tests.patience import PATIENCE, wait_for
 from tests.tiny_hub import BASE, DATASETS, OLD_ID, served_shell
@@ -257,11 +255,24 @@ def test_of_several_bases_an_unknown_one_is_reported_before_any_is_built(shell):
     assert not [request for request in shell.hub.requests if request.path.endswith(".safetensors")]
 
 
+# What a process begins with that was started behind `<&- >&- 2>&-`: no such descriptor, and None for each stream.
+WITHOUT_STREAMS = """
+import os, sys
+for number, name in enumerate(("stdin", "stdout", "stderr")):
+    os.close(number)
+    setattr(sys, name, None)
+    setattr(sys, f"__{name}__", None)
+from indexer.cli import main
+main()
+"""
+
+
 @pytest.mark.slow
 def test_a_build_without_standard_streams_is_a_build(shell):
-    words = f"{sys.executable} -m indexer build --base {BASE} --workers 2 --limit 4 <&- >&- 2>&-"
-    environment = {**os.environ, **shell.environment, "HF_ENDPOINT": shell.endpoint, "PYTHONPATH": str(ROOT)}
-    assert subprocess.run(["bash", "-c", words], cwd=shell.folder, env=environment, check=False).returncode == 0
+    words = ("build", "--base", BASE, "--workers", "2", "--limit", "4")
+    environment = {**shell.environment, "HF_ENDPOINT": shell.endpoint}
+    process = start_python("-c", WITHOUT_STREAMS, *words, cwd=shell.folder, env=environment)
+    assert process.wait(PATIENCE) == 0
     assert rows(shell, "SELECT count(*) FROM models") == [(4,)]
 
 

@@ -171,6 +171,7 @@ def test_a_worker_killed_in_the_middle_costs_nothing(shell):
 
 
 HUNGRY = """
+import mmap
 import time
 import indexer.builds.worker
 from indexer.deltas.vectorise import vectorise
@@ -179,8 +180,9 @@ def hungry(unit, *others, **more):
     if unit.model.id == "dan/squad-3":
         eaten = []
         while True:  # until the nanny kills it; the limit protects the machine if that takes long
-            if len(eaten) < 48:
-                eaten.append(bytearray(b"x" * (32 << 20)))
+            if len(eaten) < 12:
+                eaten.append(bytearray(128 << 20))
+                eaten[-1][:: mmap.PAGESIZE] = bytes(len(eaten[-1]) // mmap.PAGESIZE)  # each page is used
             time.sleep(0.05)
     return vectorise(unit, *others, **more)
 

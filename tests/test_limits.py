@@ -98,7 +98,7 @@ def watched(hub, folder, options, start):
     while process.poll() is None:
         own = max(own, peak_of(process.pid))
         peaks |= {pid: max(peaks.get(pid, 0), peak_of(pid)) for pid in workers_of(process.pid)}
-        time.sleep(0.02)
+        time.sleep(0.05)
     ended = time.monotonic()
     out, said = process.communicate()
     assert process.returncode == 0, said

@@ -224,7 +224,7 @@ def test_whatever_is_added_replaced_or_withdrawn_lists_are_those_of_brute_force(
     store = Store(tmp_path)
     store.publish(draw(rng, list(range(1, 121))))
     next_id = 121
-    for _ in range(12):
+    for _ in range(8):
         new = list(range(next_id, next_id + int(rng.integers(0, 12))))
         next_id += len(new)
         replaced = rng.choice(sorted(store.truth), 3, replace=False).tolist()
@@ -283,16 +283,16 @@ def test_old_lists_that_do_not_change_are_not_written_again(tmp_path):
 def test_segments_stay_few_and_large_ones_are_seldom_written_again(tmp_path):
     rng = np.random.default_rng(3)
     store = Store(tmp_path)
-    store.publish(draw(rng, list(range(1, 301))))
+    store.publish(draw(rng, list(range(1, 121))))
     first = store.published().segments[0].file.name
-    for start in range(301, 351):
+    for start in range(121, 141):
         store.publish(draw(rng, [start]), neighbours=False)
         assert len(store.published().segments) <= 5
     assert first in {one.file.name for one in store.published().segments}
-    for start in range(351, 501, 5):
+    for start in range(141, 201, 5):
         store.publish(draw(rng, list(range(start, start + 5))), neighbours=False)
     assert first not in {one.file.name for one in store.published().segments}
-    assert len(store.published().opened(tmp_path)) == 500
+    assert len(store.published().opened(tmp_path)) == 200
 
 
 def test_merging_takes_the_newest_of_like_size(tmp_path):

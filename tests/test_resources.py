@@ -100,6 +100,7 @@ def test_without_a_limit_half_of_what_is_free_is_used(monkeypatch):
     [
         AssertionError("Torch not compiled with CUDA enabled"),
         RuntimeError("Torch not compiled with CUDA enabled.\nmore"),
+        TypeError("Torch not compiled with CUDA enabled"),
     ],
 )
 def test_the_error_for_a_missing_device(monkeypatch, error):

@@ -28,7 +28,6 @@ from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.hub import BaseFacts, model_row
-from indexer.publish.previous_atlas import published_rank
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Thresholds, Unit, canonical_json
@@ -116,7 +115,7 @@ class Build:
             selected = self.selected()
         chosen = {model.id for model in selected}
         asked_length = options.index.budget if options.index else None
-        published = published_rank(self.folder, self.facts.id)
+        published = self.base.published
         if self.options.read == "sample":
             self.spec = replace(self.spec, sample=self.base.shape.row_plan)
         template = Unit(
@@ -128,9 +127,9 @@ class Build:
             spec=self.spec,
             device=options.device,
             keep_factors=options.keep_factors,
-            vector_length=asked_length or (published.budget if published is not None else None),
+            vector_length=asked_length or (published.rank.budget if published.rank is not None else None),
         )
-        mirrors = {name.lower(): self.facts.id for name in (*options.same_as, *self.base.copies_read)}
+        mirrors = {name.lower(): self.facts.id for name in (*options.same_as, *published.copies)}
         parents = Parents(
             self.facts.ids,
             models,
@@ -161,7 +160,7 @@ class Build:
 
     def estimate(self, planned: Sequence[Planned]) -> Estimate:
         """What is to be read, and how long that takes."""
-        return estimate_of(planned, self.base.shape, self.options.read, self.folder.database)
+        return estimate_of(planned, self.base.shape, self.options.read, self.base.published.bytes_per_second)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.options import BuildOptions
-from indexer.database.reading import earlier_rows
+from indexer.database.reading import earlier_database
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import Listing
@@ -19,10 +19,24 @@ from indexer.listing.mirrors import known_mirrors
 from indexer.names import is_hub_id
 from indexer.network.hub import BaseFacts, model_row
 from indexer.network.rate_limit import limit_bandwidth
+from indexer.publish.previous_atlas import PublishedRank, rank_of
 from indexer.untrusted import printable
 
 # At most this many models that were found to be copies of the base are asked for their children as its mirrors.
 _MOST_COPIES = 20
+
+
+@dataclass(frozen=True)
+class Published:
+    """What an atlas says of a base: the rank of its records, and the copies of it among its fine-tunes.
+
+    ``copies``: models whose weights turned out to be the base's, the most downloaded first. ``bytes_per_second``: of
+    all builds of the atlas so far; None before the first.
+    """
+
+    rank: PublishedRank | None
+    copies: tuple[str, ...]
+    bytes_per_second: float | None
 
 
 class BuildBase:
@@ -124,7 +138,7 @@ class BuildBase:
         """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
         listing.note_base(self.facts.ids)
         self.note_mirrors(listing)
-        found = [*listing.mirrors(), *known_mirrors(self.facts.ids), *self.copies_read]
+        found = [*listing.mirrors(), *known_mirrors(self.facts.ids), *self.published.copies]
         return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
 
     def note_mirrors(self, listing: Listing) -> None:
@@ -154,12 +168,19 @@ class BuildBase:
         listing.note_mirrors(self._options.same_as, self.facts.id)
 
     @cached_property
-    def copies_read(self) -> tuple[str, ...]:
-        """Models whose weights turned out to be the base's, the most downloaded first."""
-        statement = (
+    def published(self) -> Published:
+        """What the atlas says of it, read when it is first asked for: a publish of this build changes nothing of it."""
+        copies = (
             "SELECT model, base, downloads FROM fine_tunes JOIN records USING (model_id) WHERE is_copy "
             "AND relation = 'finetune'"
         )
-        (rows,) = earlier_rows(self._folder.database, ["fine_tunes", "records"], [statement]) or ([],)
+        builds = "SELECT bytes_read, seconds FROM builds WHERE bytes_read > 0 AND seconds > 0"
+        with earlier_database(self._folder.database) as earlier:
+            rank = rank_of(earlier, self.facts.id)
+            (rows,) = earlier(["fine_tunes", "records"], [copies]) or ([],)
+            (built,) = earlier(["builds"], [builds]) or ([],)
         found = [row for row in rows if row["base"] == self.facts.id and is_hub_id(row["model"])]
-        return tuple(row["model"] for row in sorted(found, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES])
+        found = sorted(found, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES]
+        seconds = sum(row["seconds"] for row in built)
+        rate = sum(row["bytes_read"] for row in built) / seconds if seconds else None
+        return Published(rank, tuple(row["model"] for row in found), rate)

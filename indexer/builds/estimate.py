@@ -6,13 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from huggingface_hub import get_token
 
 from indexer.builds.plan import Planned
-from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import BaseShape
 from indexer.errors import Skipped
 from indexer.listing.listed_models import ListedModel
@@ -152,16 +150,12 @@ class Estimate:
         }
 
 
-def estimate_of(planned: Sequence[Planned], base: BaseShape, read: str, database: Path) -> Estimate:
-    """What is to be read, and how long that takes at the rate of the atlas's builds so far.
+def estimate_of(planned: Sequence[Planned], base: BaseShape, read: str, rate: float | None) -> Estimate:
+    """What is to be read, and how long that takes at the ``rate`` of the atlas's builds so far, in bytes a second.
 
     Bytes are those of the full models' block matrices, or of a sample of their rows; a model whose row names no dtypes
     is assumed to be stored like the base.
     """
-    statement = "SELECT bytes_read, seconds FROM builds WHERE bytes_read > 0 AND seconds > 0"
-    (rows,) = earlier_rows(database, ["builds"], [statement]) or ([],)
-    seconds = sum(row["seconds"] for row in rows)
-    rate = sum(row["bytes_read"] for row in rows) / seconds if seconds else None
     units = [one.unit for one in planned if one.unit is not None]
     full = [one.entry.listed.row for one in planned if one.unit is not None and one.entry.listed.relation != "adapter"]
     sizes = [_item_bytes(row, base.item_bytes) for row in full]

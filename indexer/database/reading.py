@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import time as clock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import schema_sql
 from indexer.database.catalog import Found, definitions, examine, plain_tables, refuse
@@ -24,6 +24,9 @@ from indexer.errors import AtlasError
 from indexer.regular_files import regular_status
 from indexer.storage.atomic_files import copy_file
 from indexer.storage.checksums import check_once, stamp_of
+
+if TYPE_CHECKING:
+    import duckdb
 
 _COPY_NOTE = "another program has the database open for writing; reading a private copy"
 _LOG_NOTE = "the changes in {name} were not published and are not read"
@@ -92,25 +95,43 @@ class Reading(Connection):
         self._cleanup.close()
 
 
-def earlier_rows(path: Path, tables: Sequence[str], statements: Sequence[str]) -> list[list[dict[str, Any]]] | None:
-    """Rows of a database of any schema, as dicts, a list for each statement; None if it cannot be read.
+# Rows that statements give, as dicts, a list for each; the first argument names the tables that they query.
+EarlierRows = Callable[[Sequence[str], Sequence[str]], list[list[dict[str, Any]]] | None]
 
-    The statements may query ``tables`` and use no functions. A file with computed columns in these tables, or with
-    objects that shadow a name, is not queried.
+
+@contextmanager
+def earlier_database(path: Path) -> Iterator[EarlierRows]:
+    """A database of any schema, to ask for rows: the answer is None if they cannot be read.
+
+    The statements may query the tables that are named and use no functions. A file with computed columns in these
+    tables, or with objects that shadow a name, is not queried. The file is opened by the first question, and again
+    after one that failed, because a damaged table can make the connection useless for others.
     """
-    if not path.is_file():
-        return None
-    keys = {(schema or "main", table) for schema, _, table in (name.rpartition(".") for name in tables)}
-    try:
-        with translated_errors(path), ExitStack() as cleanup:
-            file = _private_copy(path, cleanup) if _has_log(path) else path
-            connection = cleanup.enter_context(attached(file))
-            if not keys <= plain_tables(connection, file):
+    opened: tuple[duckdb.DuckDBPyConnection, frozenset[tuple[str, str]]] | None = None
+    with ExitStack() as cleanup:
+
+        def rows(tables: Sequence[str], statements: Sequence[str]) -> list[list[dict[str, Any]]] | None:
+            nonlocal opened
+            try:
+                with translated_errors(path):
+                    if opened is None:
+                        if not path.is_file():
+                            return None
+                        file = _private_copy(path, cleanup) if _has_log(path) else path
+                        connection = cleanup.enter_context(attached(file))
+                        opened = connection, plain_tables(connection, file)
+                    connection, plain = opened
+                    names = (name.rpartition(".") for name in tables)
+                    if not {(schema or "main", table) for schema, _, table in names} <= plain:
+                        return None
+                    use(connection)
+                    return [rows_as_dicts(connection.execute(statement)) for statement in statements]
+            except (AtlasError, OSError):
+                opened = None
+                cleanup.close()
                 return None
-            use(connection)
-            return [rows_as_dicts(connection.execute(statement)) for statement in statements]
-    except (AtlasError, OSError):
-        return None
+
+        yield rows
 
 
 def _has_log(path: Path) -> bool:

@@ -27,7 +27,7 @@ from indexer.database.secure_connection import attached
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.publish.rows import row_of_base, rows_of_record
-from indexer.publish.verification import Disagreement, verify
+from indexer.publish.verification import Disagreement, not_valid, verify
 from indexer.records.record import Record
 from indexer.records.representation import REPRESENTATIONS, representation_named
 from indexer.records.store import RecordStore
@@ -74,6 +74,8 @@ def verify_deeply(folder: AtlasFolder) -> list[Disagreement]:
             found += _check_rows(folder, connection)
     except AtlasError as error:
         found.append(Disagreement("database", folder.database.name, error.message))
+    except WRONG_KINDS as error:
+        found.append(Disagreement("database", folder.database.name, not_valid(error)))
     return found
 
 
@@ -109,11 +111,14 @@ def _check_catalog(path: Path) -> Iterator[Disagreement]:
 
 
 def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagreement]:
+    deltas = dict[str, int]()  # how many a published base has
     for base in stored_bases(folder):
         for row in connection.rows('SELECT * FROM bases WHERE base = ? AND "commit" = ?', (base.base, base.commit)):
             with suppress(*WRONG_KINDS):  # JSON may be nested too deeply to be read; it differs then
                 row["config"] = json.dumps(json.loads(row["config"] or "null"))
-            if other := [name for name, value in row_of_base(base).items() if not _is_same(row[name], value)]:
+            made = row_of_base(base)
+            deltas[base.base] = len(made["deltas"])
+            if other := [name for name, value in made.items() if not _is_same(row[name], value)]:
                 yield Disagreement("row", base.base, f"bases differs from its matrices in {', '.join(sorted(other))}")
     opened: list[tuple[Published, Vectors, Centre | None]] = []
     for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
@@ -126,6 +131,12 @@ def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagre
         if published.representation not in REPRESENTATIONS:
             what = printable(published.representation, 60)
             yield Disagreement("vectors", what, "is not a representation of this version")
+            continue
+        made_of = REPRESENTATIONS[published.representation]
+        blocks = (made_of.blocks or deltas.get(published.base)) if made_of.centred else 0
+        if blocks is not None and published.masks.blocks != blocks:
+            what = f"{published.base}, {published.representation}"
+            yield Disagreement("vectors", what, f"has {published.masks.blocks} blocks; its vectors have {blocks}")
             continue
         try:
             centre = None

@@ -10,12 +10,12 @@ from typing import Any
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import published_bases
 from indexer.database.deepening import deepening, without_a_full_model
-from indexer.database.reading import Reading
+from indexer.database.reading import EarlierRows, Reading, earlier_database
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
-from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_models, published_rank
+from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_models, rank_of
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
 from indexer.quantities import some_of
@@ -82,7 +82,6 @@ def rebuild(
     deleted, so that the next build reads their models again. Raises AtlasError if there is nothing to rebuild from and,
     unless ``force``, if the result would lose models; nothing is changed then.
     """
-    before = PreviousAtlas.read(folder) if before is None else before
     store = RecordStore(folder)
     records: list[RecordHeader] = []
     failures: list[FailureRecord] = []
@@ -105,10 +104,12 @@ def rebuild(
 
     newest = {base.base: base for base in reversed(stored_bases(folder))}
     plans = []
-    for name in sorted(newest):
-        of_base = [one for one in records if one.identity.base == name]
-        failed = [one for one in failures if one.identity.base == name]
-        plans.append(_plan(folder, newest[name], of_base, failed, before, index))
+    with earlier_database(folder.database) as earlier:
+        before = PreviousAtlas.read(earlier) if before is None else before
+        for name in sorted(newest):
+            of_base = [one for one in records if one.identity.base == name]
+            failed = [one for one in failures if one.identity.base == name]
+            plans.append(_plan(folder, newest[name], of_base, failed, before, earlier, index))
     entries = [entry for publication, _, _ in plans for entry in publication.entries]
     lost = before.missing_after(entries, damaged)
     without_base = {base for base, _ in before.models} | {one.identity.base for one in records}
@@ -157,6 +158,7 @@ def _plan(
     records: Sequence[RecordHeader],
     failures: Sequence[FailureRecord],
     before: PreviousAtlas,
+    earlier: EarlierRows,
     index: IndexChange | None,
 ) -> tuple[Publication, Listing, list[ListedModel]]:
     """What to publish for one base, its listing, and the models that the listing lacks."""
@@ -164,7 +166,7 @@ def _plan(
     records = [one for one in records if one.identity.base_commit == base.commit]
     # The published rank if there are records of it, else that of most records.
     ranks = Counter(one.identity.spec.rank for one in records)
-    published = published_rank(folder, base.base)
+    published = rank_of(earlier, base.base)
     rank = max(ranks, key=lambda rank: (ranks[rank], rank), default=USUAL_RANK)
     if published is not None and published.rank in ranks:
         rank = published.rank
@@ -172,7 +174,7 @@ def _plan(
     identities = [(one.identity, one.made) for one in records]
     identities += [(one.identity, one.when) for one in failures if one.reason != "renamed"]
     known = {one.id for one in listed} | listing.removed | listing.renamed.keys()
-    restored = known_models(folder, base.base, known, identities)
+    restored = known_models(earlier, base.base, known, identities)
 
     # For every model the record of its current commit, else the newest record, else the failure.
     of_model: dict[str, list[RecordHeader]] = {}

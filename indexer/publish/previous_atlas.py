@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.database.reading import earlier_rows
+from indexer.database.reading import EarlierRows, earlier_database
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel
@@ -42,11 +42,11 @@ class PreviousAtlas:
     models: dict[tuple[str, str], str | None] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: AtlasFolder) -> PreviousAtlas:
+    def read(cls, rows: EarlierRows) -> PreviousAtlas:
         """Each table is read separately, so that a damaged one does not affect the others."""
-        representations = _rows_of(folder, "representations", "FROM representations ORDER BY representation")
-        bases = _rows_of(folder, "bases", "SELECT base, aliases FROM bases")
-        models = _rows_of(folder, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id")
+        representations = _rows_of(rows, "representations", "FROM representations ORDER BY representation")
+        bases = _rows_of(rows, "bases", "SELECT base, aliases FROM bases")
+        models = _rows_of(rows, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id")
         known = (EXACT, *COMPRESSED)  # older versions had indexes that are now replaced by `auto`
         return cls(
             list(dict.fromkeys(row["representation"] for row in representations)),
@@ -82,7 +82,7 @@ class PreviousAtlas:
 
 
 def known_models(
-    folder: AtlasFolder, base: str, listed: Collection[str], identities: Iterable[tuple[Identity, str]]
+    earlier: EarlierRows, base: str, listed: Collection[str], identities: Iterable[tuple[Identity, str]]
 ) -> list[ListedModel]:
     """The models of a base that are not ``listed``, according to the database or else to the records.
 
@@ -90,11 +90,11 @@ def known_models(
     """
     found: dict[str, ListedModel] = {}
     now = datetime.now(UTC)
-    rows = _rows_of(folder, "fine_tunes", "FROM fine_tunes ORDER BY model_id")
+    rows = _rows_of(earlier, "fine_tunes", "FROM fine_tunes ORDER BY model_id")
     wanted = [row for row in rows if row["base"] == base and row["model"] not in listed]
     values: dict[str, dict[int, list[str]]] = {"tag": {}, "raw": {}}
     for table, column in (("tags", "tag"), ("model_datasets", "raw")) if wanted else ():
-        for row in _rows_of(folder, table, f"SELECT DISTINCT model_id, {column} FROM {table} ORDER BY ALL"):
+        for row in _rows_of(earlier, table, f"SELECT DISTINCT model_id, {column} FROM {table} ORDER BY ALL"):
             values[column].setdefault(row["model_id"], []).append(row[column])
     for row in wanted:
         card = {
@@ -137,9 +137,9 @@ def known_models(
     return list(found.values())
 
 
-def _rows_of(folder: AtlasFolder, table: str, statement: str) -> list[dict[str, Any]]:
+def _rows_of(rows: EarlierRows, table: str, statement: str) -> list[dict[str, Any]]:
     """Rows of one table; empty if it cannot be read."""
-    return (earlier_rows(folder.database, [table], [statement]) or [[]])[0]
+    return (rows([table], [statement]) or [[]])[0]
 
 
 def _utc(when: datetime) -> datetime:
@@ -165,7 +165,13 @@ class PublishedRank:
 
 def published_rank(folder: AtlasFolder, base: str) -> PublishedRank | None:
     """The rank of a published base; None if it has no vectors or the database cannot be read."""
-    found = _rows_of(folder, "representations", "FROM representations")
+    with earlier_database(folder.database) as rows:
+        return rank_of(rows, base)
+
+
+def rank_of(earlier: EarlierRows, base: str) -> PublishedRank | None:
+    """``published_rank`` by a database that is open."""
+    found = _rows_of(earlier, "representations", "FROM representations")
     rows = [row for row in found if row["base"] == base and row["rank"] and row["vectors"]]
     if not rows:
         return None

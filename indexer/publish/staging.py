@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder
 from indexer.database import catalog
-from indexer.database.reading import earlier_rows
+from indexer.database.reading import earlier_database
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
 from indexer.publish.tables import Tables
 from indexer.records.identity import canonical_json
@@ -79,11 +79,11 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
         if folder.database.exists():
             copy_file(folder.database, copy, through_links=True)
             if from_scratch:
-                # What can be read of a database of any schema.
-                files = earlier_rows(copy, _NAMING, [f"SELECT faiss_file FROM {table}" for table in _NAMING])
-                named = None if files is None else frozenset(row["faiss_file"] for rows in files for row in rows)
                 statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
-                rows, given = earlier_rows(copy, ("fine_tunes", "atlas_info"), statements) or ([], [])
+                with earlier_database(copy) as earlier:  # what can be read of a database of any schema
+                    files = earlier(_NAMING, [f"SELECT faiss_file FROM {table}" for table in _NAMING])
+                    rows, given = earlier(("fine_tunes", "atlas_info"), statements) or ([], [])
+                named = None if files is None else frozenset(row["faiss_file"] for found in files for row in found)
                 kept_ids = {(row["model"], row["base"]): row["model_id"] for row in rows}
                 next_id = max([1, *(row["next_model_id"] for row in given), *(1 + one for one in kept_ids.values())])
                 copy.unlink()

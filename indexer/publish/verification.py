@@ -15,7 +15,7 @@ from indexer.atlas import AtlasFolder
 from indexer.database.connection import Connection
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, base_in
-from indexer.errors import AtlasError
+from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import Listing
 from indexer.profiles.store import ProfileStore
 from indexer.publish.origin import fetched_again, read_origin
@@ -85,6 +85,12 @@ def verify(folder: AtlasFolder) -> list[Disagreement]:
     return [replace(one, problem=f"{_ADVICE.sub('', one.problem)}; run `{again}`") for one in verifier.found]
 
 
+def not_valid(error: Exception) -> str:
+    """The problem of a database whose values end a check with ``error``, one of WRONG_KINDS."""
+    why = " ".join(str(error).split())[:120]
+    return f"contains values that no publish writes ({type(error).__name__}: {why}): {HINT}"
+
+
 class _Verifier:
     """Collects the problems of one atlas in ``found``."""
 
@@ -105,7 +111,16 @@ class _Verifier:
         self.found.append(Disagreement(kind, what, problem))
 
     def run(self, has_records: bool) -> None:
-        """Check everything. Records, bases and listings are pulled together: without records there are none."""
+        """Check everything. Records, bases and listings are pulled together: without records there are none.
+
+        A check that the values of the database end is itself a problem of the atlas.
+        """
+        try:
+            self._check(has_records)
+        except WRONG_KINDS as error:
+            self.report("database", self.folder.database.name, not_valid(error))
+
+    def _check(self, has_records: bool) -> None:
         self._check_database()
         if has_records:
             self._check_bases()

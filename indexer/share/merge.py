@@ -14,6 +14,7 @@ from pathlib import Path
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.report import Progress, Watcher
+from indexer.database.reading import earlier_database
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import join_listings
@@ -68,7 +69,10 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
         try:
             in_several = _gather(sources, bases, target, say)
             # What is published now: all representations of all of them, and how each base is searched.
-            found = [PreviousAtlas.read(one) for one in sources]
+            found = []
+            for one in sources:
+                with earlier_database(one.database) as earlier:
+                    found.append(PreviousAtlas.read(earlier))
             aliases: dict[str, tuple[str, ...]] = {}
             for previous in found:
                 for base, names in previous.aliases.items():

@@ -93,8 +93,8 @@ def read_published(
 ) -> Published | None:
     """The published vectors of a base; None if this representation is not published.
 
-    Raises AtlasError if a mask does not have the number of blocks that the representation has, and for values that no
-    publish writes.
+    Raises AtlasError if a mask does not have the number of blocks that the representation has, if a vector cannot be
+    divided into them, and for values that no publish writes.
     """
     with _refused(base, representation):
         return _read_published(connection, base, representation)
@@ -131,6 +131,9 @@ def _read_published(
         compressed = Compressed(factory, trained_on, candidates, recall, queries, stored, file)
     masks = Masks.none()
     if blocks:
+        if length % blocks:
+            why = f"have {length} numbers, which {blocks} blocks do not divide"
+            raise AtlasError(f"The vectors of {base}, {representation}, {why}.", HINT)
         members = rows("SELECT changed, model_ids FROM internal.vector_masks WHERE base = ? AND representation = ?")
         if any(len(changed) != blocks or set(changed) - {"0", "1"} for changed, _ in members):
             raise AtlasError(f"The masks of {base}, {representation}, do not have {blocks} blocks.", HINT)

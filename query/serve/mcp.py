@@ -20,7 +20,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
 from indexer.console.messages import clean
-from indexer.errors import AtlasError, require
+from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.names import is_hub_id
 from indexer.version import __version__
 from query.glossary import definition, schema
@@ -229,4 +229,7 @@ def _work(line: Connection, folder: Path, models: Path | None) -> None:
             line.send(tools.answer(tool, arguments))
         except Exception as error:
             traceback.print_exc()
-            line.send((None, f"{tool} failed unexpectedly ({type(error).__name__}); the server's log has the details."))
+            why = f"{tool} failed unexpectedly ({type(error).__name__}); the server's log has the details."
+            if isinstance(error, WRONG_KINDS):
+                why += " The atlas may contain what no build writes: `index verify --strict` finds it."
+            line.send((None, why))

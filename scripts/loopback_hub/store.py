@@ -139,7 +139,7 @@ class Store:
         if not self.root.is_dir():
             raise StoreError(f"{root} is not a folder")
         self._lock = threading.Lock()
-        self._hashes: dict[Path, tuple[tuple[int, ...], tuple[str, int]]] = {}
+        self._files: dict[tuple[str, str], tuple[tuple[int, ...], StoredFile]] = {}
         self._settings: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
     def repository(self, repo_id: str) -> Repository | None:
@@ -213,42 +213,47 @@ class Store:
 
     def files_below(self, folder: Path) -> Iterator[StoredFile]:
         """Every regular file below ``folder``, in git's order; links that leave the root are not there."""
-        found: dict[str, Path] = {}
-        pending = [folder] if folder.resolve().is_relative_to(self.root) else []
+        real = folder.resolve()
+        found: dict[str, str] = {}
+        pending = [("", str(real))] if real.is_relative_to(self.root) else []
         while pending:
-            current = pending.pop()
+            below, current = pending.pop()
             try:
                 entries = [entry for entry in os.scandir(current) if self._is_inside(entry)]
             except (FileNotFoundError, NotADirectoryError):
                 continue
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    pending.append(Path(entry.path))
+                    pending.append((f"{below}{entry.name}/", entry.path))
                 elif entry.is_file():
-                    location = Path(entry.path)
-                    found[location.relative_to(folder).as_posix()] = location.resolve()
+                    # No link leads to this folder, so there is none to follow but the entry itself.
+                    is_link = entry.is_symlink()
+                    found[f"{below}{entry.name}"] = os.path.realpath(entry.path) if is_link else entry.path
         for path in sorted(found, key=os.fsencode):
             try:
                 yield self._describe(path, found[path])
             except FileNotFoundError:
                 continue  # removed since the folder was read
 
-    def _describe(self, path: str, location: Path) -> StoredFile:
-        is_lfs = is_in_lfs(path.rsplit("/", 1)[-1])
-        status = location.stat()
-        signature = (is_lfs, *_signature(status))
+    def _describe(self, path: str, location: str) -> StoredFile:
+        place = Path(location)
+        status = place.stat()
+        signature = _signature(status)
         with self._lock:
-            known = self._hashes.get(location)
-        if known is None or known[0] != signature:
-            known = (signature, _hash_file(location, status.st_size, is_lfs))
-            if _is_settled(status):
-                with self._lock:
-                    self._hashes[location] = known
-        digest, size = known[1]
-        if not is_lfs:
-            return StoredFile(path, location, size, status.st_mtime_ns, oid=digest)
-        pointer = lfs_pointer(digest, size)
-        return StoredFile(path, location, size, status.st_mtime_ns, blob_id(pointer), digest, len(pointer))
+            known = self._files.get((path, location))
+        if known is not None and known[0] == signature:
+            return known[1]
+        is_lfs = is_in_lfs(path.rsplit("/", 1)[-1])
+        digest, size = _hash_file(place, status.st_size, is_lfs)
+        if is_lfs:
+            pointer = lfs_pointer(digest, size)
+            file = StoredFile(path, place, size, status.st_mtime_ns, blob_id(pointer), digest, len(pointer))
+        else:
+            file = StoredFile(path, place, size, status.st_mtime_ns, oid=digest)
+        if _is_settled(status):
+            with self._lock:
+                self._files[path, location] = signature, file
+        return file
 
     def _read_settings(self, path: Path) -> dict[str, Any]:
         status = path.stat()

@@ -28,7 +28,7 @@ def config_of(name: str) -> transformers.PretrainedConfig:
 
 def build(name: str, head: str = "") -> nn.Module:
     """A tiny model with random weights, bare or with a head. Raises ValueError where it has no such head."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # not those of GPUs, for which torch would note the stack each time
     maker = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
     model = maker.from_config(config_of(name)).float().eval()
     with torch.no_grad():

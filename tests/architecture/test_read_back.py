@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import nn
 
@@ -19,7 +20,7 @@ from indexer.architectures.pattern import Settings
 from indexer.errors import Skipped
 from indexer.names import FAMILIES, STACKS, DeltaKey
 from tests.architecture.live_models import EVERY, HEADS
-from tests.architecture.planting import build, plant
+from tests.architecture.planting import build, config_of, plant
 
 
 def saved(model: nn.Module, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
@@ -40,9 +41,9 @@ def found_deltas(base: dict, tuned: dict, base_layout: Layout, layout: Layout) -
     }
 
 
-def check(name: str, head: str, folder: Path) -> Layout:
-    """Plant in one model and read back; returns the tuned checkpoint's layout."""
-    model = build(name, head)
+def check(name: str, head: str, folder: Path, model: nn.Module | None = None) -> Layout:
+    """Plant in one model, if need be built first, and read back; returns the tuned checkpoint's layout."""
+    model = build(name, head) if model is None else model
     base, config = saved(model, folder / "base")
     planted = plant(model, name)
     tuned, tuned_config = saved(model, folder / "tuned")
@@ -58,16 +59,19 @@ def check(name: str, head: str, folder: Path) -> Layout:
     return layout
 
 
-def heads_of(name: str, order: Sequence[str] = HEADS) -> Iterator[str]:
-    """The heads that transformers has for this type, in this order."""
+def heads_of(name: str, order: Sequence[str] = HEADS) -> Iterator[tuple[str, nn.Module]]:
+    """The heads that transformers has for this type, in this order, each with its model."""
+    made_for = type(config_of(name))
     for head in order:
         if head == "CausalLM" and len(EVERY[name].stacks) == 2:
             continue  # wraps the decoder alone, under a base_model of another shape
+        if made_for not in getattr(transformers, f"AutoModelFor{head}")._model_mapping:
+            continue  # building it would say the same, after loading every type
         try:
-            build(name, head)
+            model = build(name, head)
         except (ValueError, AttributeError):
             continue
-        yield head
+        yield head, model
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -77,7 +81,8 @@ def test_planted_deltas_are_read_back_from_the_bare_model(name: str, tmp_path: P
 
 @pytest.mark.parametrize("name", ["roberta", "deberta-v2", "gpt2", "llama", "t5", "vit"])
 def test_planted_deltas_are_read_back_from_a_model_with_a_head(name: str, tmp_path: Path) -> None:
-    check(name, next(heads_of(name)), tmp_path)
+    head, model = next(heads_of(name))
+    check(name, head, tmp_path, model)
 
 
 @pytest.mark.slow
@@ -87,15 +92,15 @@ def test_planted_deltas_are_read_back_under_its_first_and_last_head(name: str, t
     first = next(heads_of(name), None)
     if first is None:
         pytest.skip("transformers has no head for it")
-    for head in {first, next(heads_of(name, HEADS[::-1]))}:
-        check(name, head, tmp_path / head)
+    for head, model in dict([first, next(heads_of(name, HEADS[::-1]))]).items():
+        check(name, head, tmp_path / head, model)
 
 
 @pytest.mark.study
 @pytest.mark.parametrize("name", EVERY)
 def test_planted_deltas_are_read_back_under_every_head(name: str, tmp_path: Path) -> None:
-    for head in heads_of(name):
-        check(name, head, tmp_path / head)
+    for head, model in heads_of(name):
+        check(name, head, tmp_path / head, model)
 
 
 def test_data_files_are_part_of_the_package_and_share_no_model_type() -> None:

@@ -188,10 +188,10 @@ def test_errors_are_in_a_browsers_words(served, folder):
         assert not re.search(r"--|`|query sql|query \w+ |DESCRIBE|\bwhere\b '", one), one
         assert len(one) > 20
         assert one.endswith((".", "!", "?", ")", '"')), one
-    with Served(folder, seconds=2.0) as running:
+    with Served(folder, seconds=1.0) as running:
         late = running.json("sql", q="SELECT len(range(100000000)), " + ENDLESS.removeprefix("SELECT "))["error"]
     assert late in (
-        "The statement took longer than 2 s. Narrow it.",
+        "The statement took longer than 1 s. Narrow it.",
         "The statement needs more than the 1GB of memory it may have. Narrow it, or aggregate.",
     )
 

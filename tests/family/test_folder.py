@@ -19,7 +19,7 @@ from scripts import family as package
 from scripts.family import make_family, store, tasks
 from scripts.family.plan import load_plan
 from scripts.family.repositories import MARKER
-from tests.conftest import ROOT
+from tests.conftest import ROOT, family_of
 from tests.family.folders import BASE, block_matrices, described, models_of, weights
 
 pytestmark = pytest.mark.slow
@@ -187,7 +187,7 @@ def test_an_interrupted_family_goes_on_where_it_was_and_comes_out_the_same(mini)
     lost = "nightly-builds/tiny-roberta-mirror"
     (mini / f"{lost}.repo.json").unlink()
     times = {model: (mini / f"{model}.repo.json").stat().st_mtime_ns for model in models_of(mini)}
-    make_family(mini, "mini")
+    family_of(mini, "mini")  # the command that make_family runs
     assert {model: described(mini, model)["sha"] for model in models_of(mini)} == commits
     assert all((mini / f"{model}.repo.json").stat().st_mtime_ns == then for model, then in times.items())
     again = json.loads((mini / "family.json").read_text())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,13 +76,21 @@ def test_other_architectures_are_only_data(tmp_path, architecture):
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_it(tmp_path):
-    """That an interrupted family is finished by the same command: tests/family/test_folder.py."""
-    words = ("-m", "scripts.family", "--out", tmp_path / "out", "--size", "mini")
+def test_ctrl_c_stops_it(mini_family, tmp_path):
+    """Once it has made a repository: the base is there, its fine-tunes are to be trained again.
+
+    That an interrupted family is finished by the same command: tests/family/test_folder.py.
+    """
+    root = Path(shutil.copytree(mini_family, tmp_path / "out"))
+    (root / "family.json").rename(root / "family.started.json")
+    for model in models_of(root):
+        if model != BASE:
+            (root / f"{model}.repo.json").unlink()
+    words = ("-m", "scripts.family", "--out", root, "--size", "mini")
     running = start_python(*words, stderr=subprocess.PIPE)
-    wait_for(lambda: list(tmp_path.glob("out/*/*.repo.json")))
+    wait_for(lambda: len(list(root.glob("*/*.repo.json"))) > 1)
     os.killpg(running.pid, signal.SIGINT)
     _, said = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130
     assert "Traceback" not in said
-    assert not (tmp_path / "out" / "family.json").exists()
+    assert not (root / "family.json").exists()

@@ -97,7 +97,7 @@ REFUSED = {
         ],
         "trigger 'thief'",
     ),
-    "a billion rows": (["INSERT INTO internal.removed_vectors SELECT 'b', 'input', 0, 1 FROM range(30000000)"], "rows"),
+    "a billion rows": (["INSERT INTO internal.removed_vectors SELECT 'b', 'input', 0, 1 FROM range(9000000)"], "rows"),
 }
 
 # Not used: those of schema.sql stand in.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from contextlib import nullcontext
@@ -98,3 +99,23 @@ def test_a_memory_that_others_can_write_is_not_believed(mine, comparisons):
     os.mkfifo(memory)
     opened(mine)
     assert len(comparisons) == 3
+
+
+def test_an_earlier_database_is_opened_once_and_a_damaged_table_hides_no_other(tmp_path, monkeypatch):
+    path, opened = tmp_path / "atlas.duckdb", []
+    with duckdb.connect(str(path)) as made:
+        for table in ("whole", "broken"):
+            made.execute(f"CREATE TABLE {table} AS SELECT '{table} ' || hash(i) AS word FROM range(100000) t(i)")
+    attached = reading.attached
+    monkeypatch.setattr(reading, "attached", lambda *given: opened.append(given) or attached(*given))
+    asked = [([table], [f"SELECT count(DISTINCT word) AS n FROM {table}"]) for table in ("whole", "broken", "whole")]
+    with reading.earlier_database(path) as rows:
+        assert [rows(*one) for one in asked] == [[[{"n": 100_000}]]] * 3
+    assert len(opened) == 1
+
+    content = bytearray(path.read_bytes())
+    places = [found.start() for found in re.finditer(b"broken ", content)]
+    content[places[len(places) // 2]] ^= 1  # of a value: the first ones belong to the file's catalog
+    path.write_bytes(content)
+    with reading.earlier_database(path) as rows:
+        assert [rows(*one) for one in asked] == [[[{"n": 100_000}]], None, [[{"n": 100_000}]]]

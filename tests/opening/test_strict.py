@@ -33,6 +33,8 @@ def test_a_good_atlas_passes_every_check(atlas):
         ("DELETE FROM deltas WHERE model_id = 3 AND layer = 0", "row"),
         ("UPDATE records SET delta_norm = 7 WHERE model_id = 3", "row"),
         ("UPDATE bases SET deltas = deltas[2:], config = '{}'", "row"),
+        ("UPDATE representations SET blocks = 7", "vectors"),
+        ("UPDATE representations SET blocks = 0", "vectors"),
         ("CREATE VIEW mine AS SELECT 1 AS one", "database"),
         ("CREATE OR REPLACE VIEW failures AS SELECT 1 AS one", "definition"),
     ],
@@ -50,6 +52,19 @@ def test_values_that_no_publish_writes_are_found(atlas):
     ):
         change(atlas, statement)
     assert [one.what for one in verify(atlas)] == ["bases", "neighbours", "null_similarity"]
+
+
+@pytest.mark.parametrize(
+    "broken", ["indexer.publish.verification.depth_vectors", "indexer.publish.deep_verification.row_of_base"]
+)
+def test_values_that_end_a_check_are_a_problem(atlas, monkeypatch, broken):
+    def fail(*_):
+        raise TypeError("'NoneType' object is not iterable")
+
+    monkeypatch.setattr(broken, fail)
+    (found,) = verify_deeply(atlas)
+    assert (found.kind, found.what) == ("database", "atlas.duckdb")
+    assert "no publish writes (TypeError: 'NoneType' object is not iterable): run `index rebuild`" in found.problem
 
 
 def test_rows_about_vectors_that_cannot_be_read_are_named(atlas):

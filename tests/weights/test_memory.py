@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from scripts.loopback_hub import LoopbackHub
+from tests.conftest import run_python
 from tests.patience import PATIENCE
 from tests.weights.folders import FORMS, write_config
 
@@ -52,9 +51,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, form: str) -> None:
     expected = sum(range(100))
     del state
     gc.collect()
-    growth, count, total = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True, timeout=PATIENCE
-    ).stdout.split()
+    growth, count, total = run_python("-c", MEASURE, tmp_path, timeout=PATIENCE).out.split()
     assert (int(count), float(total)) == (100, expected)
     assert int(growth) < 12_000
 
@@ -66,13 +63,7 @@ def test_memory_over_http(tmp_path: Path) -> None:
     write_config(folder)
     save_file({f"{i:03}": torch.full((1024, 512), float(i)) for i in range(50)}, folder / "model.safetensors")
     with LoopbackHub(tmp_path) as hub:
-        growth, count, total = subprocess.run(
-            [sys.executable, "-c", MEASURE, "me/big", "hub"],
-            env={**os.environ, "HF_ENDPOINT": hub.endpoint},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=PATIENCE,
-        ).stdout.split()
+        ran = run_python("-c", MEASURE, "me/big", "hub", env={"HF_ENDPOINT": hub.endpoint}, timeout=PATIENCE)
+        growth, count, total = ran.out.split()
     assert (int(count), float(total)) == (50, sum(range(50)))
     assert int(growth) < 12_000
