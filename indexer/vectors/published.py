@@ -131,7 +131,7 @@ def _read_published(
         compressed = Compressed(factory, trained_on, candidates, recall, queries, stored, file)
     masks = Masks.none()
     if blocks:
-        if length % blocks:
+        if segments and length % blocks:  # without vectors the length says nothing
             why = f"have {length} numbers, which {blocks} blocks do not divide"
             raise AtlasError(f"The vectors of {base}, {representation}, {why}.", HINT)
         members = rows("SELECT changed, model_ids FROM internal.vector_masks WHERE base = ? AND representation = ?")

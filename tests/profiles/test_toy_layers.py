@@ -60,8 +60,8 @@ def test_identity_keeps_everything():
 
 @pytest.mark.slow
 def test_the_original_invertible_toy_is_recovered_and_certified():
-    positions, width = 4, 64
-    embedding = vocabulary(1024, width, 1.0)
+    positions, width = 8, 64
+    embedding = vocabulary(2048, width, 1.0)
     layers = Layers(embedding, [Mixing(positions, width, seed) for seed in range(2)])
     probe = random_probe(layers, 8, positions)
     states = layers.states(probe.inputs(layers), [1, 2])

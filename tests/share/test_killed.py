@@ -1,4 +1,4 @@
-"""Killed at seven moments of a push and of a pull: readers see the state before or after, and the next try ends it."""
+"""Killed at ten moments of a push and of a pull: readers see the state before or after, and the next try ends it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.share.conftest import NAME, atlas_content, is_whole, open_hub, pushed
 
 pytestmark = pytest.mark.slow
 
-TIMES = 7
+TIMES = 10
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def killable(shell, *words):
 
 
 def moments(total: int) -> list[int]:
-    """Seven of them, spread, the first and nearly the last among them."""
+    """Ten of them, spread, the first and nearly the last among them."""
     return [1 + number * (total - 2) // (TIMES - 1) for number in range(TIMES)]
 
 
