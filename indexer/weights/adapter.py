@@ -24,11 +24,13 @@ from indexer.records.record import WHOLE_MATRICES
 from indexer.untrusted import load_json, shown
 from indexer.weights.adapter_forms import (
     FORMS,
+    FROM_BASE,
     MARKER,
     SAVED_WHOLE,
     Form,
     Shapes,
     check_parts,
+    checked_form,
     checked_number,
     is_complete,
     rank_of,
@@ -54,36 +56,6 @@ _LOOSE_PARTS = {
 _TEXT_ENCODERS = ("text_encoder", "lora_te")
 # The key of the settings in the metadata of a file that diffusers saved.
 _SETTINGS = "lora_adapter_metadata"
-
-# What is refused, and why, in the words of the message.
-_PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT",
-            "CARTRIDGE")  # fmt: skip
-_WITHOUT_WEIGHTS = {
-    **dict.fromkeys(_PROMPTS, "it trains a prompt and changes no weights"),
-    "LN_TUNING": "it trains layer norms and changes no block matrix",
-    "TRAINABLE_TOKENS": "it trains rows of the embedding and changes no block matrix",
-    "XLORA": "it mixes several adapters by input, so the weights have no single change",
-    "POLY": "it mixes several adapters by task, so the weights have no single change",
-}
-# Settings in adapter_config.json of adapters that are not W + s·B@A, and their usual names.
-_UNSUPPORTED = {
-    "layer_replication": "layer replication",
-    "use_qalora": "QA-LoRA",
-    "use_bdlora": "block-diagonal LoRA",
-    "kasa_config": "KaSA",
-    "monteclora_config": "MonteCLoRA",
-    "arrow_config": "Arrow routing",
-    "alora_invocation_tokens": "activated LoRA",
-}
-# Initialisations that do not change the base's weights (peft 0.21: tuners/lora/layer.py, update_layer).
-_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-# Initialisations that subtract a part of the base, which can be computed from the base alone.
-_FROM_BASE = {"pissa": "PiSSA", "olora": "OLoRA"}
-_WHY_NOT = {
-    "corda": "what it subtracts from the base depends on the data it was prepared with",
-    "loftq": "it was trained on a quantised base",
-    "lora_ga": "what it subtracts from the base depends on gradients",
-}
 
 _SHARED = re.compile(r"(?:base_model\.)?(?P<part>vera_[AB])(?:\.[^.]+)?")
 
@@ -200,7 +172,7 @@ def _is_mlx(config: Mapping[str, Any]) -> bool:
 
 def _peft_plan(checkpoint: Checkpoint, config: Mapping[str, Any]) -> AdapterPlan:
     """The plan of an adapter with PEFT's adapter_config.json. Raises Skipped."""
-    form, start = _checked_kind(config)
+    form, start = checked_form(config)
     peft_type = str(config["peft_type"])
     modules: dict[str, dict[str, str]] = {}
     shared: dict[str, str] = {}
@@ -243,7 +215,7 @@ def _peft_plan(checkpoint: Checkpoint, config: Mapping[str, Any]) -> AdapterPlan
     kind = form.name
     if form.name == "LoRA":
         is_dora = config.get("use_dora") or any("lora_magnitude_vector" in names for names in modules.values())
-        kind = "DoRA" if is_dora else _FROM_BASE[start] if start else "rsLoRA" if config.get("use_rslora") else "LoRA"
+        kind = "DoRA" if is_dora else FROM_BASE[start] if start else "rsLoRA" if config.get("use_rslora") else "LoRA"
     return AdapterPlan(kind, peft_type, config, modules, scales, start, shared, passed_over=_notes(passed_over))
 
 
@@ -372,33 +344,6 @@ def _settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
         if dot:
             by_component.setdefault(component, {})[key] = value
     return {name: one for name, one in by_component.items() if "lora_alpha" in one and "r" in one}
-
-
-def _checked_kind(config: Mapping[str, Any]) -> tuple[Form, str | None]:
-    """The form of an adapter, and "pissa" or "olora" if it starts so. Raises Skipped for what cannot be read."""
-    kind = config.get("peft_type")
-    if kind is None:
-        raise Skipped("malformed", "adapter_config.json does not say what kind of adapter it is (peft_type)")
-    if not isinstance(kind, str) or kind not in FORMS:
-        why = _WITHOUT_WEIGHTS.get(kind, "it is an adapter of another kind") if isinstance(kind, str) else "unknown"
-        raise Skipped("adapter_unsupported", f"{why}: peft_type {shown(kind, 40)}")
-    if kind != "LORA":
-        return FORMS[kind], None
-    for setting, name in _UNSUPPORTED.items():
-        if config.get(setting):
-            raise Skipped("adapter_unsupported", f"it uses {name} ({setting})")
-    start = config.get("init_lora_weights", True)
-    known = start.lower() if isinstance(start, str) else start
-    if isinstance(known, str) and known in _FROM_BASE:
-        return FORMS[kind], known
-    if not any(known is one or (isinstance(known, str) and known == one) for one in _INITIALISATIONS):
-        why = "its initialisation changes the base's weights, or is unknown"
-        if isinstance(known, str) and known.startswith("pissa_niter_"):
-            why = "what it subtracted from the base came from a random approximation, which cannot be repeated"
-        elif isinstance(known, str) and known in _WHY_NOT:
-            why = _WHY_NOT[known]
-        raise Skipped("adapter_unsupported", f"{why}: init_lora_weights {shown(start, 40)}")
-    return FORMS[kind], None
 
 
 def _targeted_parameters(config: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The kinds of adapters by PEFT's names: which tensors a module has, and the factor of its change."""
+"""The kinds of adapters by PEFT's names: which are read, which tensors a module has, and the factor of its change."""
 
 from __future__ import annotations
 
@@ -19,6 +19,36 @@ Shapes = Mapping[str, tuple[int, ...]]
 # Defaults of PEFT for settings that a file leaves out, by peft_type.
 _ALPHA = {"LORA": ("lora_alpha", 8), "ADALORA": ("lora_alpha", 8), "LOHA": ("alpha", 8), "LOKR": ("alpha", 8)}
 _PEFT_DEFAULT_RANK = 8
+
+# What is refused, and why, in the words of the message.
+_PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT",
+            "CARTRIDGE")  # fmt: skip
+_WITHOUT_WEIGHTS = {
+    **dict.fromkeys(_PROMPTS, "it trains a prompt and changes no weights"),
+    "LN_TUNING": "it trains layer norms and changes no block matrix",
+    "TRAINABLE_TOKENS": "it trains rows of the embedding and changes no block matrix",
+    "XLORA": "it mixes several adapters by input, so the weights have no single change",
+    "POLY": "it mixes several adapters by task, so the weights have no single change",
+}
+# Settings in adapter_config.json of adapters that are not W + s·B@A, and their usual names.
+_UNSUPPORTED = {
+    "layer_replication": "layer replication",
+    "use_qalora": "QA-LoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+    "arrow_config": "Arrow routing",
+    "alora_invocation_tokens": "activated LoRA",
+}
+# Initialisations that do not change the base's weights (peft 0.21: tuners/lora/layer.py, update_layer).
+_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+# Initialisations that subtract a part of the base, which can be computed from the base alone.
+FROM_BASE = {"pissa": "PiSSA", "olora": "OLoRA"}
+_WHY_NOT = {
+    "corda": "what it subtracts from the base depends on the data it was prepared with",
+    "loftq": "it was trained on a quantised base",
+    "lora_ga": "what it subtracts from the base depends on gradients",
+}
 
 
 @dataclass(frozen=True)
@@ -73,6 +103,33 @@ FORMS = {
 # Tensors that an adapter saves whole, and the names of the parts of adapters.
 SAVED_WHOLE = re.compile(r"\.modules_to_save(\.[^.]+)?(?=\.)")
 MARKER = re.compile(r"\.(lora|hada|lokr|oft|boft|hra|ia3|vera|fourierft)_[A-Za-z0-9_]+(\.|$)|^(base_model\.)?vera_[AB]")
+
+
+def checked_form(config: Mapping[str, Any]) -> tuple[Form, str | None]:
+    """The form of an adapter, and "pissa" or "olora" if it starts so. Raises Skipped for what cannot be read."""
+    kind = config.get("peft_type")
+    if kind is None:
+        raise Skipped("malformed", "adapter_config.json does not say what kind of adapter it is (peft_type)")
+    if not isinstance(kind, str) or kind not in FORMS:
+        why = _WITHOUT_WEIGHTS.get(kind, "it is an adapter of another kind") if isinstance(kind, str) else "unknown"
+        raise Skipped("adapter_unsupported", f"{why}: peft_type {shown(kind, 40)}")
+    if kind != "LORA":
+        return FORMS[kind], None
+    for setting, name in _UNSUPPORTED.items():
+        if config.get(setting):
+            raise Skipped("adapter_unsupported", f"it uses {name} ({setting})")
+    start = config.get("init_lora_weights", True)
+    known = start.lower() if isinstance(start, str) else start
+    if isinstance(known, str) and known in FROM_BASE:
+        return FORMS[kind], known
+    if not any(known is one or (isinstance(known, str) and known == one) for one in _INITIALISATIONS):
+        why = "its initialisation changes the base's weights, or is unknown"
+        if isinstance(known, str) and known.startswith("pissa_niter_"):
+            why = "what it subtracted from the base came from a random approximation, which cannot be repeated"
+        elif isinstance(known, str) and known in _WHY_NOT:
+            why = _WHY_NOT[known]
+        raise Skipped("adapter_unsupported", f"{why}: init_lora_weights {shown(start, 40)}")
+    return FORMS[kind], None
 
 
 def rank_of(form: Form, parts: Mapping[str, torch.Tensor]) -> int:

@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from torch import nn
 
 from indexer.errors import AtlasError, ModelError
 from indexer.names import ModelRef
 from indexer.profiles import tokenizer as module
+from indexer.profiles.layers import Layers
 from indexer.profiles.single import Reference, invert_words, read_now
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
 from indexer.weights.checkpoint import open_checkpoint
@@ -94,3 +97,9 @@ def test_a_question_about_such_a_model_is_answered_in_one_line(tmp_path):
     with pytest.raises(AtlasError, match="The tokenizer fails") as caught:
         invert_words(read_now(Reference(str(folder))), "x" * 60 + " a b")
     assert "\n" not in str(caught.value)
+
+
+def test_tokens_that_the_model_lacks_are_named():
+    model = Layers(nn.Embedding(9, 4), [nn.Identity()])
+    with pytest.raises(AtlasError, match="has 9 tokens, the input has token 12"):
+        model.embed(torch.tensor([[1, 12]]))

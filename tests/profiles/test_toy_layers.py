@@ -393,9 +393,3 @@ def test_an_index_beyond_a_table_is_found_before_it_is_used():
         ):
             with pytest.raises(IndexError, match=r"indices .* of [34] rows"):
                 wrong()
-
-
-def test_tokens_that_the_model_lacks_are_named():
-    model = Layers(nn.Embedding(9, 4), [nn.Identity()])
-    with pytest.raises(AtlasError, match="has 9 tokens, the input has token 12"):
-        model.embed(torch.tensor([[1, 12]]))
