@@ -115,7 +115,7 @@ class Build:
             selected = self.selected()
         chosen = {model.id for model in selected}
         asked_length = options.index.budget if options.index else None
-        published = self.base.published
+        previous = self.base.previous
         if self.options.read == "sample":
             self.spec = replace(self.spec, sample=self.base.shape.row_plan)
         template = Unit(
@@ -127,9 +127,9 @@ class Build:
             spec=self.spec,
             device=options.device,
             keep_factors=options.keep_factors,
-            vector_length=asked_length or (published.rank.budget if published.rank is not None else None),
+            vector_length=asked_length or (previous.rank.budget if previous.rank is not None else None),
         )
-        mirrors = {name.lower(): self.facts.id for name in (*options.same_as, *published.copies)}
+        mirrors = {name.lower(): self.facts.id for name in (*options.same_as, *previous.copies)}
         parents = Parents(
             self.facts.ids,
             models,
@@ -160,7 +160,7 @@ class Build:
 
     def estimate(self, planned: Sequence[Planned]) -> Estimate:
         """What is to be read, and how long that takes."""
-        return estimate_of(planned, self.base.shape, self.options.read, self.base.published.bytes_per_second)
+        return estimate_of(planned, self.base.shape, self.options.read, self.base.previous.bytes_per_second)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""

@@ -27,8 +27,8 @@ _MOST_COPIES = 20
 
 
 @dataclass(frozen=True)
-class Published:
-    """What an atlas says of a base: the rank of its records, and the copies of it among its fine-tunes.
+class PreviousBase:
+    """What the earlier builds of an atlas left: the rank of a base's records, copies of it, and their speed.
 
     ``copies``: models whose weights turned out to be the base's, the most downloaded first. ``bytes_per_second``: of
     all builds of the atlas so far; None before the first.
@@ -138,7 +138,7 @@ class BuildBase:
         """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
         listing.note_base(self.facts.ids)
         self.note_mirrors(listing)
-        found = [*listing.mirrors(), *known_mirrors(self.facts.ids), *self.published.copies]
+        found = [*listing.mirrors(), *known_mirrors(self.facts.ids), *self.previous.copies]
         return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
 
     def note_mirrors(self, listing: Listing) -> None:
@@ -168,8 +168,8 @@ class BuildBase:
         listing.note_mirrors(self._options.same_as, self.facts.id)
 
     @cached_property
-    def published(self) -> Published:
-        """What the atlas says of it, read when it is first asked for: a publish of this build changes nothing of it."""
+    def previous(self) -> PreviousBase:
+        """What the atlas said of it before this build published."""
         copies = (
             "SELECT model, base, downloads FROM fine_tunes JOIN records USING (model_id) WHERE is_copy "
             "AND relation = 'finetune'"
@@ -183,4 +183,4 @@ class BuildBase:
         found = sorted(found, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES]
         seconds = sum(row["seconds"] for row in built)
         rate = sum(row["bytes_read"] for row in built) / seconds if seconds else None
-        return Published(rank, tuple(row["model"] for row in found), rate)
+        return PreviousBase(rank, tuple(row["model"] for row in found), rate)
