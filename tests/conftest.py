@@ -54,17 +54,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from tests.forked import (  # noqa: E402
-    OF_TESTS,
-    Forker,
-    Started,
-    can_fork,
-    one_tls_context,
-    remember_soon,
-    renew_hub_constants,
-    spawn_by_fork,
-    worker_python,
-)
+from tests.fork_server import one_tls_context, remember_soon, renew_hub_constants  # noqa: E402
+from tests.forked import OF_TESTS, Forker, Started, can_fork, spawn_by_fork, worker_python  # noqa: E402
 from tests.halves import leave_out_what_is_late, longest_first  # noqa: E402
 from tests.training import small_family  # noqa: E402
 
