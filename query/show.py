@@ -198,8 +198,10 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         shown["rows_read"] = rows_in_words(row["rows_read"] for row in rows)
         if shown["copy_evidence"] != CHECKSUM:
             notes.append(f"Its norms are estimates. {deepening(atlas, shown['base'], [shown['model']])}")
-    if shown.get("passed_over"):
-        notes.append(f"Parts of the adapter were not read: {'; '.join(shown['passed_over'])}.")
+    passed_over = shown.get("passed_over") or []
+    if parts := [one for one in passed_over if not one.endswith(".")]:
+        notes.append(f"Parts of the adapter were not read: {'; '.join(parts)}.")
+    notes += [one for one in passed_over if one.endswith(".")]  # sentences on its settings
     if others:
         count = f"{others:,} others" if others > 1 else "another"
         notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
+from indexer.publish.rows import rows_of_record
 from indexer.records.identity import Identity, Spec
 from indexer.records.record import DeltaRecord, Record, StoredFile, ranks_at, read_record, write_record
 
@@ -64,6 +65,15 @@ def test_a_record_comes_back_as_it_was(tmp_path):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
             assert getattr(one, name).dtype == getattr(other, name).dtype
     np.testing.assert_array_equal(back.vectors["input.2"], record.vectors["input.2"])
+
+
+def test_what_an_adapters_settings_leave_open_stays_with_it(tmp_path):
+    record = make_record(adapter_kind="LoRA", passed_over=("factors: 1",), adapter_notes=("Its alpha was ignored.",))
+    write_record(record, tmp_path / "r.safetensors")
+    back = read_record(tmp_path / "r.safetensors")
+    assert (back.passed_over, back.adapter_notes) == (record.passed_over, record.adapter_notes)
+    row = rows_of_record(1, "k", back)["records"][0]
+    assert row["passed_over"] == ["factors: 1", "Its alpha was ignored."]
 
 
 def test_every_altered_byte_and_every_truncation_is_noticed(tmp_path):

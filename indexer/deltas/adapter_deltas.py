@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -75,17 +76,21 @@ def adapter_deltas(
         matrices = located[module.path]
         parts = {name: tensor.to(torch.float32) for name, tensor in module.parts.items()} | drawn
         factors = _factors(plan, module, parts, matrices, weight_of)
+        magnitudes = parts.get("lora_magnitude_vector")
         for matrix in matrices:
+            lengths = None if magnitudes is None else _rows(magnitudes.reshape(-1, 1), matrix, module.path)
             if factors is not None:
                 a, b = matrix.extract_lora(*factors)
-                magnitudes = parts.get("lora_magnitude_vector")
-                if magnitudes is None:
+                if lengths is None:
                     yield LoraDelta(matrix.key, a, b, module.scale)
                 else:
-                    change = _dora(a, b * module.scale, _rows(magnitudes.reshape(-1, 1), matrix, module.path))
-                    yield WeightDelta(matrix.key, change, rows=parts["lora_A"])
+                    change = _dora(partial(_plus_product, a, b * module.scale), lengths)
+                    yield WeightDelta(matrix.key, change, rows=parts.get("lora_A"))
             else:
-                yield WeightDelta(matrix.key, _function(plan, module, parts, matrix))
+                change = _function(plan, module, parts, matrix)
+                if lengths is not None:
+                    change = _dora(partial(_plus_change, change), lengths)
+                yield WeightDelta(matrix.key, change)
     yield from _saved_whole(checkpoint, architecture, layout, weight_of)
 
 
@@ -297,9 +302,21 @@ def _products(kind: str, parts: Mapping[str, torch.Tensor]) -> tuple[Product, Pr
     return of(1), of(2)
 
 
-def _dora(a: torch.Tensor, b: torch.Tensor, magnitudes: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def _plus_product(a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(weight, b, a)
+
+
+def _plus_change(change: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor) -> torch.Tensor:
+    return weight + change(weight)
+
+
+def _dora(
+    turn: Callable[[torch.Tensor], torch.Tensor], magnitudes: torch.Tensor
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The change from W to ``turn`` (W) with rows as long as ``magnitudes`` (out, 1) says."""
+
     def change(weight: torch.Tensor) -> torch.Tensor:
-        turned = torch.addmm(weight, b, a)
+        turned = turn(weight)
         lengths = torch.linalg.vector_norm(turned, dim=1, keepdim=True)
         return turned * (magnitudes / lengths) - weight
 

@@ -135,6 +135,7 @@ def vectorise(
             adapter_base=adapter_base,
             adapter_kind=adapter_plan(checkpoint).kind if checkpoint.kind == "adapter" else "",
             passed_over=adapter_plan(checkpoint).passed_over if checkpoint.kind == "adapter" else (),
+            adapter_notes=adapter_plan(checkpoint).notes if checkpoint.kind == "adapter" else (),
             bytes_read=checkpoint.bytes_read + (stack.bytes_read if stack else 0),
             block_bytes=block_bytes,
             seconds=time.perf_counter() - started,

@@ -188,7 +188,7 @@ def rows_of_record(
         "base_grid": record.base_grid or None,
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),
         "adapter_kind": record.adapter_kind or None,
-        "passed_over": list(record.passed_over) or None,
+        "passed_over": [*record.passed_over, *record.adapter_notes] or None,
         "row_space": None if space is None else as_text(space),
         "delta_norm": record.norm,
         "delta_norm_error": record.norm_error,

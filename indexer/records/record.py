@@ -172,8 +172,8 @@ class Record:
     for other models and in older records. ``tokens``: None for adapters, in older records, and where the input
     embedding cannot be compared with the base's. ``adapter_kind``: the method of an adapter
     (``indexer.weights.adapter.AdapterPlan``), "" for other models and in older records; ``passed_over``: what was
-    not read of it. ``base_grid``: the 4-bit form to which the base had been rounded before training ("nf4" or "nf4
-    double"), "" if it had not been.
+    not read of it; ``adapter_notes``: sentences on settings that its files leave open. ``base_grid``: the 4-bit form to
+    which the base had been rounded before training ("nf4" or "nf4 double"), "" if it had not been.
     """
 
     identity: Identity
@@ -199,6 +199,7 @@ class Record:
     tokens: TokenChanges | None = None
     adapter_kind: str = ""
     passed_over: tuple[str, ...] = ()
+    adapter_notes: tuple[str, ...] = ()
     base_grid: str = ""
 
     @property
@@ -296,7 +297,11 @@ def write_record(record: Record, path: Path) -> None:
         "stands_on": asdict(record.adapter_base) if record.adapter_base else None,
         "precision": record.precision,
         "base_grid": record.base_grid,
-        "adapter": {"kind": record.adapter_kind, "passed_over": list(record.passed_over)},
+        "adapter": {
+            "kind": record.adapter_kind,
+            "passed_over": list(record.passed_over),
+            **({"notes": list(record.adapter_notes)} if record.adapter_notes else {}),
+        },
         "tokens": record.tokens and {name: getattr(record.tokens, name) for name in _TOKEN_FIELDS},
     } | {name: getattr(record, name) for name in _FIELDS}
     text = canonical_json(header)
@@ -354,6 +359,7 @@ def read_record(path: Path) -> Record:
             tokens=TokenChanges(arrays["tokens"], **header["tokens"]) if header.get("tokens") else None,
             adapter_kind=str(header.get("adapter", {}).get("kind", "")),
             passed_over=tuple(map(str, header.get("adapter", {}).get("passed_over", ()))),
+            adapter_notes=tuple(map(str, header.get("adapter", {}).get("notes", ()))),
             vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
             sample=arrays.get("sample"),
             row_space=arrays.get("row_space"),

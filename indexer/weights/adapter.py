@@ -42,6 +42,7 @@ from indexer.weights.checkpoint import Checkpoint
 _MLX = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
 _MLX_PARTS = {"lora_a": "lora_A", "lora_b": "lora_B", "m": "lora_magnitude_vector"}
 _MLX_KINDS = {"lora": "LoRA", "dora": "DoRA", "full": WHOLE_MATRICES}
+_MLX_SCALE = 20.0
 
 # Files without adapter_config.json: diffusers (loaders/lora_conversion_utils.py, lora_base.py), older diffusers
 # ("to_q_lora.down", "lora_linear_layer.up"), sd-scripts (networks/lora.py) and LyCORIS (lycoris/modules).
@@ -67,7 +68,8 @@ class AdapterPlan:
     ``kind``: LoRA, rsLoRA, DoRA, PiSSA, OLoRA, AdaLoRA, LoHa, LoKr, OFT, BOFT, HRA, IA3, VeRA, FourierFT, or "whole
     matrices". ``peft_type``: LORA for adapters of mlx-lm too. ``start``: "pissa" or "olora" if the initial factors were
     subtracted from the base. ``modules``: the names of each module's tensors, by path and part. ``shared``: the tensors
-    of all modules together, by part. ``passed_over``: what is not read, in words.
+    of all modules together, by part. ``passed_over``: what is not read, in words. ``notes``: sentences on settings that
+    the file leaves open.
     """
 
     kind: str
@@ -79,6 +81,7 @@ class AdapterPlan:
     shared: Mapping[str, str] = field(default_factory=dict)
     is_mlx: bool = False
     passed_over: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> list[str]:
@@ -220,21 +223,19 @@ def _peft_plan(checkpoint: Checkpoint, config: Mapping[str, Any]) -> AdapterPlan
 
 
 def _mlx_plan(checkpoint: Checkpoint, config: Mapping[str, Any]) -> AdapterPlan:
-    """mlx-lm: W + scale · (lora_a @ lora_b)ᵀ with lora_a (in, r) and lora_b (r, out).
-
-    Versions before 0.15 wrote ``alpha`` and a scale that has to be multiplied by alpha/r.
-    """
+    """mlx-lm: W + scale · (lora_a @ lora_b)ᵀ with lora_a (in, r) and lora_b (r, out)."""
     kind = config.get("fine_tune_type", "lora")
-    if kind not in _MLX_KINDS:
+    if not isinstance(kind, str) or kind not in _MLX_KINDS:
         raise Skipped("adapter_unsupported", f"it is an adapter of another kind: fine_tune_type {shown(kind, 40)}")
     modules: dict[str, dict[str, str]] = {}
     scales: dict[str, float] = {}
     passed_over = Counter[str]()
+    notes: dict[str, None] = {}
+    name_of_kind = _MLX_KINDS[kind]
     if kind != "full":
         settings = config.get("lora_parameters")
         if not isinstance(settings, dict):
             raise Skipped("malformed", "lora_parameters in adapter_config.json is not an object")
-        scale = checked_number(settings.get("scale", 20.0), "lora_parameters.scale")
         for name in checkpoint.tensors:
             if match := _MLX.fullmatch(name):
                 modules.setdefault(match["module"], {})[_MLX_PARTS[match["part"]]] = name
@@ -248,11 +249,39 @@ def _mlx_plan(checkpoint: Checkpoint, config: Mapping[str, Any]) -> AdapterPlan:
         for path, names in modules.items():
             turned = {part: shape[::-1] for part, shape in _shapes(checkpoint, names).items()}
             check_parts(FORMS["LORA"], path, turned)
-            scales[path] = scale
-            if "alpha" in settings:
-                scales[path] *= checked_number(settings["alpha"], "lora_parameters.alpha") / turned["lora_A"][0]
-    notes = _notes(passed_over)
-    return AdapterPlan(_MLX_KINDS[kind], "LORA", config, modules, scales, is_mlx=True, passed_over=notes)
+            scales[path], note = _mlx_scale(config, settings, turned["lora_A"][0])
+            if note:
+                notes[note] = None
+        if any("lora_magnitude_vector" in names for names in modules.values()):  # use_dora, before fine_tune_type
+            name_of_kind = _MLX_KINDS["dora"]
+    return AdapterPlan(
+        name_of_kind, "LORA", config, modules, scales, is_mlx=True, passed_over=_notes(passed_over), notes=tuple(notes)
+    )
+
+
+def _mlx_scale(config: Mapping[str, Any], settings: Mapping[str, Any], rank: int) -> tuple[float, str]:
+    """The scale of a module by ``lora_parameters``, and a sentence on what they leave open ("" for nothing).
+
+    By the released packages, tuner/lora.py and lora.py: up to 0.14.1 mlx-lm multiplied the scale by alpha/rank. From
+    0.14.2 to 0.22 it still wrote ``alpha``, and did not use it. adapter_config.json names ``lora_layers`` up to 0.18,
+    ``use_dora`` from 0.13.1 to 0.18, ``fine_tune_type`` and ``num_layers`` from 0.19 on.
+    """
+    note = ""
+    if settings.get("scale") is None:
+        note = f"lora_parameters gives no scale, so mlx-lm's default of {_MLX_SCALE:g} was taken."
+    stated = settings["scale"] if settings.get("scale") is not None else _MLX_SCALE
+    scale = checked_number(stated, "lora_parameters.scale")
+    if "fine_tune_type" in config or "num_layers" in config or settings.get("alpha") is None:
+        return scale, note
+    factor = checked_number(settings["alpha"], "lora_parameters.alpha") / rank
+    if "lora_layers" in config and "use_dora" not in config:
+        return scale * factor, note
+    if factor != 1:
+        note += (
+            f" lora_parameters.alpha was not applied: mlx-lm ignores it since 0.14.2, and adapter_config.json does not "
+            f"say which version wrote it; if that was an older one, the change is {factor:.3g} times as large."
+        )
+    return scale, note.strip()
 
 
 def _loose_plan(checkpoint: Checkpoint) -> AdapterPlan:

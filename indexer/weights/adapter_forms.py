@@ -169,7 +169,7 @@ def check_parts(form: Form, path: str, shapes: Shapes) -> None:
     if form.name == "AdaLoRA" and shapes["lora_E"] != (shapes["lora_A"][0], 1):
         raise _not_a_pair(path, shapes)
     magnitudes = shapes.get("lora_magnitude_vector")
-    if magnitudes is not None and math.prod(magnitudes) != shapes["lora_B"][0]:
+    if magnitudes is not None and "lora_B" in shapes and math.prod(magnitudes) != shapes["lora_B"][0]:
         raise _not_a_pair(path, shapes)
 
 

@@ -1,12 +1,14 @@
 """Adapters of mlx-lm, written to the definition: mlx-lm 0.32, tuner/lora.py, tuner/dora.py and lora.py.
 
 LoRALinear.fuse: W + (scale · lora_bᵀ) @ lora_aᵀ with lora_a (in, r) and lora_b (r, out); DoRALinear.fuse scales the
-rows of that to the lengths ``m``. ``scale`` is the scale itself; up to 0.14 it was multiplied by alpha/r.
+rows of that to the lengths ``m``. ``scale`` is the scale itself; up to 0.14.1 it was multiplied by alpha/r. ``alpha``
+was written until 0.22.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.stacked import once
 from indexer.errors import Skipped
 from indexer.names import DeltaKey, ModelRef
-from indexer.weights.adapter import adapter_plan, stated_base
+from indexer.weights.adapter import adapter_plan, read_modules, stated_base
 from indexer.weights.checkpoint import open_checkpoint
 from indexer.weights.checkpoint_files import choose
 from tests.adapters.written import write_adapter
@@ -30,6 +32,7 @@ SHAPES = {
     "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (WIDE, WIDTH), "mlp.up_proj": (WIDE, WIDTH),
     "mlp.down_proj": (WIDTH, WIDE),
 }  # fmt: skip
+ODD = Path(__file__).parents[3] / "shared/data/wild/odd/mlx_scale"
 QUERY, DOWN = DeltaKey("", 1, "query"), DeltaKey("", 1, "feedforward2")
 
 
@@ -79,20 +82,67 @@ def factors(rank: int = 3) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("settings", "scale"),
-    [
-        ({"rank": 3, "dropout": 0.0, "scale": 20.0}, 20.0),
-        ({"rank": 3, "alpha": 16, "dropout": 0.0, "scale": 10.0}, 10.0 * 16 / 3),
-    ],
-)
-def test_lora(tmp_path: Path, base: BaseMatrices, settings: dict[str, float], scale: float) -> None:
+ALPHA = {"rank": 3, "alpha": 16, "dropout": 0.0, "scale": 10.0}
+# What adapter_config.json holds by the version of mlx-lm, whether that multiplies by alpha/r, and whether that is known.
+WROTE = {
+    "0.12": ({"lora_layers": 16}, True, True),
+    "0.13.1": ({"lora_layers": 16, "use_dora": False}, True, False),
+    "0.14.2": ({"lora_layers": 16, "use_dora": False}, False, False),
+    "0.19": ({"num_layers": 16, "fine_tune_type": "lora"}, False, True),
+    "0.21, edited": ({"num_layers": 16}, False, True),
+    "by hand": ({}, False, False),
+}
+
+
+@pytest.mark.parametrize("version", WROTE)
+def test_lora(tmp_path: Path, base: BaseMatrices, version: str) -> None:
+    config, is_multiplied, is_known = WROTE[version]
     tensors = factors()
-    found = changes(write(tmp_path, tensors, lora_parameters=settings), base)
+    folder = write(tmp_path, tensors)
+    (folder / "adapter_config.json").write_text(json.dumps({"model": "m", "lora_parameters": ALPHA} | config))
+    found = changes(folder, base)
     assert set(found) == {QUERY, DOWN}
+    scale = 10.0 * (16 / 3 if is_multiplied and is_known else 1)
     for key, name in ((QUERY, "self_attn.q_proj"), (DOWN, "mlp.down_proj")):
         a, b = (tensors[f"model.layers.1.{name}.lora_{side}"] for side in "ab")
         torch.testing.assert_close(found[key], (scale * b.T) @ a.T, rtol=1e-4, atol=1e-4)
+    notes = adapter_plan(open_checkpoint(ModelRef("a/b", folder=folder), relation="adapter")).notes
+    assert len(notes) == (not is_known)
+    assert is_known or "5.33 times as large" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "notes"),
+    [
+        ({"rank": 3, "scale": 20.0}, []),
+        ({"rank": 3, "scale": 20.0, "alpha": 3}, []),  # alpha/r is 1: the same in every version
+        ({"rank": 3, "scale": 20.0, "alpha": None}, []),
+        ({"rank": 3}, ["no scale"]),  # mlx-lm itself refuses it
+    ],
+)
+def test_settings_that_leave_nothing_open_are_not_noted(
+    tmp_path: Path, base: BaseMatrices, settings: dict[str, Any], notes: list[str]
+) -> None:
+    tensors = factors()
+    folder = write(tmp_path, tensors)
+    (folder / "adapter_config.json").write_text(json.dumps({"model": "m", "lora_parameters": settings}))
+    a, b = (tensors[f"model.layers.1.self_attn.q_proj.lora_{side}"] for side in "ab")
+    torch.testing.assert_close(changes(folder, base)[QUERY], (20.0 * b.T) @ a.T, rtol=1e-4, atol=1e-4)
+    found = adapter_plan(open_checkpoint(ModelRef("a/b", folder=folder), relation="adapter")).notes
+    assert len(found) == len(notes)
+    assert all(words in note for words, note in zip(notes, found, strict=True))
+
+
+@pytest.mark.skipif(not ODD.is_dir(), reason="needs ../shared/data/wild/odd")
+def test_the_norm_of_a_real_adapter_is_that_of_mlx_lm(tmp_path: Path) -> None:
+    """mlx-lm 0.21.6, rank 8, alpha 16, scale 10; by its own formula the norm of the change is 2.9978."""
+    for file in ("adapter_config.json", "0000200_adapters.safetensors"):
+        (tmp_path / file.removeprefix("0000200_")).write_bytes((ODD / file).read_bytes())
+    square = 0.0
+    for module in read_modules(open_checkpoint(ModelRef("a/b", folder=tmp_path), relation="adapter")):
+        a, b = (module.parts[part].double() for part in ("lora_A", "lora_B"))
+        square += float(torch.linalg.vector_norm(module.scale * (b @ a))) ** 2
+    assert math.isclose(math.sqrt(square), 2.9978, rel_tol=1e-4)
 
 
 def test_dora(tmp_path: Path, base: BaseMatrices) -> None:
@@ -105,6 +155,9 @@ def test_dora(tmp_path: Path, base: BaseMatrices) -> None:
         weight = base.matrix(key) + (0.5 * b.T) @ a.T
         expected = (m / weight.norm(dim=1))[:, None] * weight - base.matrix(key)
         torch.testing.assert_close(changes(folder, base)[key], expected, rtol=1e-4, atol=1e-4)
+    older = {"lora_layers": 1, "use_dora": True, "lora_parameters": {"rank": 3, "scale": 0.5}}
+    (folder / "adapter_config.json").write_text(json.dumps(older))
+    assert adapter_plan(open_checkpoint(ModelRef("a/b", folder=folder), relation="adapter")).kind == "DoRA"
 
 
 def test_full_matrices_and_the_files_that_are_chosen(tmp_path: Path, base: BaseMatrices) -> None:
@@ -144,13 +197,23 @@ def test_experts_are_passed_over(tmp_path: Path) -> None:
         ({"fine_tune_type": "other", "lora_parameters": {}}, "fine_tune_type"),
         ({"lora_parameters": [1]}, "lora_parameters"),
         ({"lora_parameters": {"scale": "2"}}, "lora_parameters.scale"),
-        ({"lora_parameters": {"scale": 1.0, "alpha": None}}, "lora_parameters.alpha"),
+        ({"fine_tune_type": ["lora"], "lora_parameters": {}}, "fine_tune_type"),
+        ({"lora_parameters": {"scale": None, "rank": 3}, "fine_tune_type": 3}, "fine_tune_type"),
     ],
 )
 def test_malformed_ones(tmp_path: Path, config: dict[str, Any], word: str) -> None:
     checkpoint = open_checkpoint(ModelRef("a/b", folder=write(tmp_path, factors(), **config)), relation="adapter")
     with pytest.raises(Skipped, match=word):
         adapter_plan(checkpoint)
+
+
+def test_an_alpha_that_is_no_number_matters_where_it_is_used(tmp_path: Path) -> None:
+    settings = {"scale": 1.0, "alpha": "16"}
+    folder = write(tmp_path, factors(), lora_parameters=settings)
+    assert adapter_plan(open_checkpoint(ModelRef("a/b", folder=folder), relation="adapter")).notes == ()
+    (folder / "adapter_config.json").write_text(json.dumps({"lora_layers": 1, "lora_parameters": settings}))
+    with pytest.raises(Skipped, match=r"lora_parameters\.alpha"):
+        adapter_plan(open_checkpoint(ModelRef("a/b", folder=folder), relation="adapter"))
 
 
 def test_a_pair_that_does_not_multiply(tmp_path: Path) -> None:

@@ -199,6 +199,15 @@ def test_lokr_and_dora_of_lycoris(tmp_path: Path, unet: BaseMatrices) -> None:
     turned = weight + up @ down
     expected = lengths * turned / turned.norm(dim=1, keepdim=True) - weight
     torch.testing.assert_close(changes(tmp_path / "dora", unet)[f"{name}.weight"], expected, rtol=1e-4, atol=1e-5)
+    # The lengths of rows count for every product: one of factors, and one of half of full rank or more.
+    (tmp_path / "both").mkdir()
+    for w2 in ({"lokr_w2_a": a[:, :1].clone(), "lokr_w2_b": b[:1].clone()}, {"lokr_w2": a @ b}):
+        parts = {"lokr_w1": w1, **w2, "dora_scale": lengths}
+        save_file({f"{key}.{part}": tensor for part, tensor in parts.items()}, tmp_path / "both" / "a.safetensors")
+        turned = weight + torch.kron(w1, w2["lokr_w2"] if "lokr_w2" in w2 else w2["lokr_w2_a"] @ w2["lokr_w2_b"])
+        expected = lengths * turned / turned.norm(dim=1, keepdim=True) - weight
+        found = changes(tmp_path / "both", unet)[f"{name}.weight"]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
