@@ -49,7 +49,7 @@ class Architecture:
     """One data file.
 
     If a checkpoint holds the layers several times, the first of ``prefixes`` is used. Everything below a module in
-    ``foreign`` is ignored.
+    ``foreign`` is ignored. ``with_adapters``: model types whose checkpoints hold adapters beside the matrices.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Architecture:
     switches: Mapping[str, bool]
     stacks: tuple[Stack, ...]
     other_prefixes: Mapping[str, str] = field(default_factory=dict)
+    with_adapters: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Architecture:
@@ -76,6 +77,7 @@ class Architecture:
             switches=data.get("switches", {}),
             stacks=tuple(Stack.read(stack) for stack in data["stack"]),
             other_prefixes=data.get("other_prefixes", {}),
+            with_adapters=tuple(data.get("with_adapters", ())),
         )
 
     def locate(self, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Layout:

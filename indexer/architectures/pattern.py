@@ -6,6 +6,8 @@ The format of a file in ``architectures/``:
     prefixes = ["bert.", ""]               if a file holds several models, the first of these is used
     foreign = ["vision_tower"]             modules whose contents are ignored (default: none)
     transposed = true                      the checkpoint stores in × out (default: out × in)
+    with_adapters = ["…"]                  those model types whose checkpoints hold adapters beside the matrices, which
+                                           are not read; other such checkpoints are refused
     [counts]
     heads = ["num_attention_heads"]        keys of config.json, the first found wins; text_config is searched first
     [switches]

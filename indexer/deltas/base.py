@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ from indexer.records.row_plan import ROW_PLAN, leading, lines_of, stripes_of
 from indexer.records.tokens import token_rows
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
+from indexer.weights.adapter_forms import MARKER
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import DTYPE_NAMES, READABLE, TensorIndex, read_safetensors
 
@@ -211,13 +212,31 @@ def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout
         name: info.shape for name, info in checkpoint.tensors.items() if not is_quantised or info.dtype in READABLE
     }
     try:
-        return architecture.locate(shapes, config)
+        layout = architecture.locate(shapes, config)
     except Skipped as problem:
         if is_quantised and problem.reason == "missing_matrices":
             raise Skipped(
                 "quantized", f"it is quantised; without its quantised matrices, {problem.detail}"
             ) from problem
         raise
+    if config.get("model_type") not in architecture.with_adapters:
+        _refuse_unmerged(checkpoint.tensors, layout)
+    return layout
+
+
+def _refuse_unmerged(names: Iterable[str], layout: Layout) -> None:
+    """Raise Skipped if factors of an adapter lie beside one of the matrices: the model is their sum.
+
+    The strength with which they are applied is not in the file.
+    """
+    modules = {matrix.tensor.removesuffix(".weight") for matrix in layout.matrices}
+    factors = [name for name in names if (match := MARKER.search(name)) and name[: match.start()] in modules]
+    if factors:
+        raise Skipped(
+            "adapter_unsupported",
+            f"it holds {len(factors)} tensors of an adapter that is not merged into the weights beside them, "
+            f"{shown(factors[0])} first: merge it (merge_and_unload), or upload the adapter by itself",
+        )
 
 
 def _write_matrices(

@@ -54,6 +54,13 @@ _MOST_SHARD_INDEX = 16 << 20
 _MOST_SHARDS = 1000
 # Names of input embeddings, with any prefix.
 _TOKEN_EMBEDDING = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_embeddings|shared|embed_in)\.weight$")
+# Parts of names that wrappers of modules add: PyTorch's FSDP, activation checkpointing, torch.compile and
+# DistributedDataParallel, Lightning's strategies, fairscale.
+_WRAPPERS = frozenset(
+    ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module", "_forward_module", "_fpw_module")
+)
+# What PEFT calls a module that it wraps. In an adapter's own file the name says which of several it belongs to.
+_WRAPPED_BY_PEFT = frozenset(("base_layer",))
 # Between stripes of rows: what lies between two matrices (biases, norms) costs less than another request.
 SEAM_BYTES = 32 << 10
 
@@ -84,9 +91,12 @@ class Checkpoint:
         self._files = files
         self._index_of: dict[str, TensorIndex] = {}
         tensors: dict[str, TensorInfo] = {}
-        for path, index in files.items():
-            for name in index.tensors if shards is None else shards[path]:
-                if name in index.tensors:
+        # The headers say which shard holds a tensor. If several do, the list of shards decides, else the last one, as
+        # for libraries that load all of them.
+        stated = {name: files[path] for path, names in (shards or {}).items() for name in names}
+        for index in files.values():
+            for name in index.tensors:
+                if name not in tensors or stated.get(name) is not self._index_of[name]:
                     tensors[name] = index.tensors[name]
                     self._index_of[name] = index
         self.quantised, logical = quantised_matrices(tensors, config) if choice.kind == "full" else ({}, tensors)
@@ -361,11 +371,31 @@ def _open(
                 files[path] = read_torch_index(source)
             if shards:
                 source.close()
+        names = bare_names([name for index in files.values() for name in index.tensors], choice.kind)
+        if names:
+            files = {path: index.renamed(names) for path, index in files.items()}
+            shards = shards and {path: [names.get(name, name) for name in held] for path, held in shards.items()}
         return Checkpoint(repository, choice, files, config, adapter_config, shards)
     except ModelError:
         for source in sources:
             source.close()
         raise
+
+
+def bare_names(names: Collection[str], kind: Kind) -> dict[str, str]:
+    """The names of tensors without what wrappers of modules added, by the name in the file; only those that differ.
+
+    A name that another tensor has, or would get, stays as it is.
+    """
+    added = _WRAPPERS if kind == "adapter" else _WRAPPERS | _WRAPPED_BY_PEFT
+    bare = {}
+    for name in names:
+        parts = name.split(".")
+        if not added.isdisjoint(parts):
+            bare[name] = ".".join(part for part in parts if part not in added)
+    counts = Counter(bare.values())
+    counts.update(set(names).difference(bare))
+    return {name: found for name, found in bare.items() if found and counts[found] == 1}
 
 
 def shards_of(repository: Repository, choice: Choice) -> dict[str, list[str]]:

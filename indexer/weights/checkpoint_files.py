@@ -10,7 +10,7 @@ The first matching row wins, relative to the repository or the requested subfold
 | 4 | the shards of model.safetensors.index.json | a full model |
 | 5 | a safetensors conversion of row 6 or 7, if the caller knows of one | a full model |
 | 6 | pytorch_model.bin | a full model |
-| 7 | the shards of pytorch_model.bin.index.json | a full model |
+| 7 | the shards of pytorch_model.bin.index.json, else pytorch_model_fsdp.bin (accelerate) | a full model |
 | 8 | the only other *.safetensors, or else the only model.<variant>.safetensors | a full model |
 | 9 | rows 1 and 2 for any other relation, rows 3 to 8 for an adapter | either kind |
 | 10 | a LoRA without adapter_config.json (``_loose_adapter``), where row 9 finds nothing | either kind |
@@ -42,7 +42,9 @@ _CONVERTED = ("model.safetensors", "model.safetensors.index.json")
 # What diffusers calls the weights of a component, and those of a LoRA (loaders/lora_base.py).
 _DIFFUSERS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
 _LORA_FILE = "pytorch_lora_weights.safetensors"
-_FULL = (*_CONVERTED, *_DIFFUSERS, "pytorch_model.bin", "pytorch_model.bin.index.json")
+_FULL = (
+    *_CONVERTED, *_DIFFUSERS, "pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model_fsdp.bin",
+)  # fmt: skip
 _VARIANT = re.compile(r"(diffusion_pytorch_)?model\.[\w\-]+\.safetensors", re.ASCII)
 _STEP = re.compile(r"(?P<stem>.+?)[-_](?:step-?|epoch-?|e|s)?(?P<step>\d{2,15})", re.ASCII)
 _SHARD = re.compile(r"(model|pytorch_model|diffusion_pytorch_model)-\d+-of-\d+\.(safetensors|bin)", re.ASCII)

@@ -1,7 +1,8 @@
 """PEFT's ``rank_pattern`` and ``alpha_pattern``: values by module name, by keys that are regular expressions.
 
 The keys are untrusted. A regular expression can take years to match and gigabytes to compile, so one is used only if
-it is short, consists of harmless parts and matches in time (``regex``'s timeout alone does not limit compiling).
+it is short, is small when its counts are written out, and matches in time (``regex``'s timeout alone does not limit
+compiling).
 There may be hundreds of thousands of keys, so those that are plain names, as PEFT writes them, are looked up in a
 dictionary.
 
@@ -12,6 +13,7 @@ ending of the name that has their length, ignoring the characters at the key's d
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,16 +25,23 @@ from indexer.untrusted import shown
 
 _PLAIN = regex.compile(r"[\w.\-]+")
 _BLANK = "\n"  # occurs in no plain key and in no name
-# Literals, classes, groups and quantifiers, but no counts, no look-around, no back reference, and no group
-# repeated by "+", which is compiled twice at every level of nesting.
-_HARMLESS = regex.compile(
-    r"(?!\?)(?:[\w\-]|\\[.\-_dwsDWS]|[.^$|*+?]|\[\^?[\w.\-]+\]|\((?:\?:)?|\)(?!\+))*+", regex.VERSION0
+# The parts of an expression that ``re`` and ``regex`` understand alike: groups, look-around, alternatives, repetitions
+# and single characters or classes. Not back references, conditions, flags for the whole, and what only one of them has.
+_PART = regex.compile(
+    r"""(?P<open>\((?:\?(?:[:=!>]|<[=!]|P<[a-zA-Z_]\w*>|[im]:))?) | (?P<close>\)) | (?P<bar>\|)
+      | (?P<repeat>[*+?]|\{(?:(?P<least>\d{1,4})(?:,\d{0,4})?|,\d{1,4})\})[?+]?
+      | (?P<single>[\w\ \-/:,;=<>!@\#%&~"'.^$] | \\(?:[dwsDWSbB]|[^\w\s])
+        | \[\^?(?:(?!--)[\w.,:/\ *+?()$^\-] | \\(?:[dwsDWS]|[^\w\s]))+\])""",
+    regex.VERSION0 | regex.VERBOSE,
 )
+# Parts of an expression after its counts are written out: "+" and {m,n} are compiled once more than they must occur.
+_MOST_PARTS = 5_000
+_MOST_NESTED = 40
 _LONGEST = 200
 _LONGEST_PLAIN = 1_000
 _MOST_KEYS = 100_000
 _MOST_EXPRESSIONS = 100
-_SECONDS_EACH = 0.05
+_SECONDS_EACH = 0.25
 _SECONDS = 2.0
 # All characters compared for one adapter; an honest one needs a few times the length of its module names.
 _MOST_CHARACTERS = 20_000_000
@@ -106,11 +115,13 @@ class NamePatterns:
                 return found
 
     def _compile(self, key: str) -> regex.Pattern[str]:
-        if len(key) > _LONGEST or not _HARMLESS.fullmatch(key):
+        whole = rf"(.*\.)?({key})$"
+        if len(key) > _LONGEST or not _is_small(whole):
             raise self._unsafe(f"the regular expression {shown(key)}")
         try:
-            return regex.compile(rf"(.*\.)?({key})$", regex.VERSION0)
-        except regex.error as error:
+            re.compile(whole)  # what PEFT does with it
+            return regex.compile(whole, regex.VERSION0)
+        except (re.error, regex.error, OverflowError) as error:
             raise Skipped("malformed", f"{self._name} has a key that is not a valid pattern: {shown(key)}") from error
 
     def _matches(self, key: str, expression: regex.Pattern[str], module: str) -> bool:
@@ -131,6 +142,36 @@ class NamePatterns:
 
     def _unsafe(self, what: str) -> Skipped:
         return Skipped("adapter_unsupported", f"{self._name} holds {what}, which is too much for untrusted patterns")
+
+
+def _is_small(expression: str) -> bool:
+    """Whether an expression consists of known parts, of which there are not too many when its counts are written out.
+
+    What is wrong with the order of the parts is left to the compiler.
+    """
+    sizes = [0]  # of the groups that are open
+    last = position = 0  # the size of the part that a repetition repeats
+    while position < len(expression):
+        part = _PART.match(expression, position)
+        if part is None:
+            return False
+        position = part.end()
+        if part["open"]:
+            sizes.append(1)
+            last = 0
+        elif part["close"]:
+            last = sizes.pop() if len(sizes) > 1 else 0
+            sizes[-1] += last
+        elif part["repeat"]:
+            least = 1 if part["repeat"] == "+" else int(part["least"] or 0)
+            sizes[-1] += last * least
+            last *= 1 + least
+        else:
+            last = 1 if part["single"] else 0
+            sizes[-1] += 1
+        if sizes[-1] > _MOST_PARTS or len(sizes) > _MOST_NESTED:
+            return False
+    return True
 
 
 def _blanked(text: str, dots: _Dots) -> str:

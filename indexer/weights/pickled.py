@@ -45,7 +45,7 @@ _STORAGE_DTYPES: dict[str, torch.dtype] = {
     "QUInt8Storage": torch.quint8,
     "QInt32Storage": torch.qint32,
 }
-# What a checkpoint may name besides PyTorch's types, as for ``torch.load(weights_only=True)``.
+# What a checkpoint may name besides the types of PyTorch and NumPy, as for ``torch.load(weights_only=True)``.
 _HARMLESS = frozenset(
     {
         ("collections", "OrderedDict"),
@@ -61,6 +61,18 @@ _HARMLESS = frozenset(
         ("torch.nn.parameter", "Parameter"),
     }
 )
+# Trainers store numbers of NumPy beside the weights (a loss, the state of a random generator). They are passed over.
+_NUMPY_MODULES = frozenset(
+    f"numpy{part}"
+    for part in ("", ".dtypes", ".core.multiarray", ".core.numeric", "._core.multiarray", "._core.numeric")
+)
+_NUMPY_NAMES = frozenset(
+    (
+        "scalar", "_reconstruct", "_frombuffer", "dtype", "ndarray", "str_", "bytes_", "bool_", "bool", "longlong",
+        "ulonglong", "longdouble", "datetime64", "timedelta64", "int8", "int16", "int32", "int64", "uint8", "uint16",
+        "uint32", "uint64", "float16", "float32", "float64", "float128", "complex64", "complex128",
+    )
+)  # fmt: skip
 _TORCH_MODULES = ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse")
 _TORCH_KINDS = (torch.dtype, torch.qscheme)
 
@@ -100,6 +112,8 @@ class PickledName:
         """Whether a checkpoint may name it."""
         if (self.module, self.name) in _HARMLESS:
             return True
+        if self.module in _NUMPY_MODULES:
+            return self.name in _NUMPY_NAMES or (self.module == "numpy.dtypes" and self.name.endswith("DType"))
         if self.module == "torch._utils":
             return self.name.startswith("_rebuild_")
         if self.module not in _TORCH_MODULES:

@@ -185,6 +185,14 @@ class TensorIndex:
         assert storage.data is not None
         return StoredTensor(span, storage.data + span.first, storage.data + span.last)
 
+    def renamed(self, names: Mapping[str, str]) -> TensorIndex:
+        """The same file with other names for some tensors: ``names`` are the new ones by the old."""
+        spans = {
+            names.get(name, name): replace(span, info=replace(span.info, name=names.get(name, name)))
+            for name, span in self._spans.items()
+        }
+        return TensorIndex(self.source, self.format, spans, self._storages, self.metadata)
+
     def has_rows_in_one_piece(self, name: str) -> bool:
         """Whether the rows of a matrix, or of several of one shape, lie one after the other in the file."""
         return self._spans[name].has_rows_in_one_piece

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.errors import Skipped
+from indexer.untrusted import shown
 from indexer.weights.name_pattern import NamePatterns
 from tests.adapters.written import read, write_adapter
 
@@ -53,6 +55,14 @@ NAMES = [
         [r"\w+_proj"],
         ["self_attn"],
         ["model", "layers.0", "nothing"],
+        [r"layers\.\d{1,2}\.self_attn\.q_proj"],
+        [r"layers\.[0-9]{2,}\..*", r".*\.\d{1}\..*"],
+        ["(?!.*down)layers.*", ".*"],
+        [r".*(?<!mlp)\.\w+_proj"],
+        [r"(?=.*attn)(?:\w+\.)*[qk]_proj"],
+        [r"(?P<layer>layers\.0\.).*", "(?i:Q)_proj"],
+        [r"(?:\w+\.){1,3}\d+?\.[^.]+\.q_proj"],
+        ["a)(b", "(?:q|k)_proj{1}"],
     ],
 )
 def test_patterns_match_as_in_peft(keys: list[str]) -> None:
@@ -63,7 +73,7 @@ def test_patterns_match_as_in_peft(keys: list[str]) -> None:
 
 
 @given(
-    st.lists(st.text("ab01.*()[]|^$\\d+?_", max_size=8), max_size=3),
+    st.lists(st.text("ab01.*()[]|^$\\d+?_{,}=!<:", max_size=8), max_size=3),
     st.text("ab01._", min_size=1, max_size=12),
 )
 @settings(max_examples=500, deadline=None)
@@ -92,11 +102,28 @@ def test_matching_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Skipped) as skip:
         slow.find("a" * 400)
     assert skip.value.reason == "adapter_unsupported"
+    slow = NamePatterns({r"(?=(a|a)*(a|a)*\d)a*": 4}, "rank_pattern")
+    with pytest.raises(Skipped, match=r"a\|a.*takes too long"):
+        slow.find("a" * 400)
     # Many that are quick enough one by one.
     slower = NamePatterns({r"a*a*a*a*a*a*a*a*[01]": 4}, "rank_pattern")
     with pytest.raises(Skipped) as skip:
         list(map(slower.find, ["a" * 400] * 1000))
     assert skip.value.reason == "adapter_unsupported"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["a{9999}", "(a{99}){99}", "((a{30}){30}){30}", "(?:" * 40 + "a" + "){2}" * 20, r"(a)\2", "a{99999}", "((" * 50],
+)
+def test_what_would_be_large_once_written_out_is_refused_by_name(key: str) -> None:
+    started = time.process_time()
+    with pytest.raises(Skipped) as skip:
+        NamePatterns({key: 4}, "alpha_pattern")
+    assert skip.value.reason == "adapter_unsupported"
+    assert "alpha_pattern" in skip.value.detail
+    assert shown(key) in skip.value.detail
+    assert time.process_time() - started < 1
 
 
 @given(

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -158,3 +159,22 @@ def test_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not problems
+
+
+@FORMS
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_numbers_of_numpy_beside_the_weights_are_passed_over(tmp_path: Path, zipped: bool, protocol: int) -> None:
+    """A loss, a step, the state of a generator: read as data, and not needed."""
+    weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
+    beside = {
+        "loss": np.float64(0.25), "step": np.int64(7), "best": np.float32(1), "is_best": np.bool_(True),
+        "name": np.str_("x"), "when": np.datetime64("2024-01-01"), "dtype": np.dtype("float16"), "kind": np.float32,
+        "state": np.random.get_state(), "table": np.zeros((2, 2), order="F"), "objects": np.array(["x", None], object),
+        "fields": np.zeros(3, dtype=[("x", "f4")]),
+    }  # fmt: skip
+    for number, content in enumerate(
+        (weights | beside, {"model": weights, **beside}, {"state_dict": weights | beside})
+    ):
+        path = tmp_path / f"{number}.bin"
+        torch.save(content, path, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
+        check_against_torch(path, weights)

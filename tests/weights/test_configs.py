@@ -153,12 +153,83 @@ def test_a_missing_shard_is_reported(tmp_path: Path) -> None:
     assert "model-00002-of-00002.safetensors" in skip.detail
 
 
-def test_the_index_decides_which_shard_a_tensor_comes_from(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("weight_map", "total"),
+    [
+        ({"b": "one", "a": "two", "c": "two"}, 2),
+        ({"b": "one", "a": "one", "c": "two"}, 0),  # both hold it: the index decides
+        ({"b": "two", "a": "one", "c": "one"}, 0),  # "b" and "c" are in the other shard
+        ({"b": "one", "d": "two"}, 2),  # the index lacks two tensors and names one that is nowhere
+    ],
+)
+def test_the_headers_say_which_shard_holds_a_tensor_and_the_index_chooses_of_several(
+    tmp_path: Path, weight_map: dict[str, str], total: int
+) -> None:
     write_config(tmp_path)
     first, second = {"a": torch.zeros(2), "b": torch.zeros(2)}, {"a": torch.ones(2), "c": torch.ones(2)}
     save_file(first, tmp_path / "one.safetensors")
     save_file(second, tmp_path / "two.safetensors")
-    write_index(tmp_path, {"b": "one.safetensors", "a": "two.safetensors", "d": "two.safetensors"})
+    write_index(tmp_path, {name: f"{shard}.safetensors" for name, shard in weight_map.items()})
     checkpoint = open_checkpoint(folder_reference(tmp_path))
-    assert set(checkpoint.tensors) == {"a", "b"}
-    assert dict(checkpoint.stream(["a"]))["a"].sum() == 2
+    assert set(checkpoint.tensors) == {"a", "b", "c"}
+    found = dict(checkpoint.stream(["a", "b", "c"]))
+    assert [float(found[name].sum()) for name in "abc"] == [total, 0, 2]
+
+
+def test_an_index_that_names_the_wrong_shards_costs_nothing(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    save_sharded(tmp_path, a_state())
+    path = tmp_path / "model.safetensors.index.json"
+    right = json.loads(path.read_text())["weight_map"]
+    shards = sorted(set(right.values()))
+    write_index(tmp_path, {name: shards[1 - shards.index(shard)] for name, shard in right.items()})
+    found = dict(open_checkpoint(folder_reference(tmp_path)).stream(list(right)))
+    assert all(torch.equal(found[name], tensor) for name, tensor in a_state().items())
+
+
+@pytest.mark.slow
+def test_a_list_of_a_thousand_shards_with_links(tmp_path: Path) -> None:
+    """As many as are read; in the Hub's cache every file is a link. A name that is there twice counts once."""
+    write_config(tmp_path)
+    (tmp_path / "blobs").mkdir()
+    names = [f"model-{number:05}-of-01000.safetensors" for number in range(1, 1001)]
+    for number, name in enumerate(names):
+        save_file({f"t{number}": torch.full((1,), float(number))}, tmp_path / "blobs" / str(number))
+        (tmp_path / name).symlink_to(tmp_path / "blobs" / str(number))
+    rows = ", ".join(f'"t{number}": "{name}"' for number, name in enumerate(names))
+    text = f'{{"weight_map": {{"t0": "model-00002-of-01000.safetensors", {rows}}}}}'
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    checkpoint = open_checkpoint(folder_reference(tmp_path))
+    assert len(checkpoint.files) == len(checkpoint.tensors) == 1000
+    assert float(dict(checkpoint.stream(["t999"]))["t999"]) == 999
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../{}",
+        "/{}",
+        "./{}",
+        "x/../{}",
+        "x/{}",
+        "x\\{}",
+        "{}\n",
+        "{}\0.safetensors",
+        " ../{}",
+        "file:{}",
+        "~/{}",
+        "{}/",
+        "%2e%2e/{}",
+    ],
+)
+def test_no_path_in_a_list_of_shards_is_followed(tmp_path: Path, name: str) -> None:
+    inner = tmp_path / "inner"
+    write_config(inner / "x")
+    write_config(inner)
+    for folder in (tmp_path, inner, inner / "x"):
+        save_file({"a": torch.ones(2)}, folder / "s.safetensors")
+    write_index(inner, {"a": name.format("s.safetensors"), "b": "s.safetensors"})
+    skip = skipped(inner)
+    assert skip.reason == "malformed"
+    assert "not the name of a weight file" in skip.detail
+    assert skip.detail.isprintable()
