@@ -7,6 +7,7 @@ applies these files to the tensor names of a checkpoint or to the module names o
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -34,6 +35,14 @@ __all__ = [
 
 # Prefixes of names that have underscores for dots (sd-scripts, networks/lora*.py: LORA_PREFIX_UNET; LyCORIS).
 _FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
+
+# Classes that have one stack of two, by their names (transformers: T5EncoderModel, MBartForCausalLM, CLIPTextModel).
+_ALONE = {
+    "encoder": re.compile(r"Encoder(?!-?Decoder)|For(Token|Audio)Classification$"),
+    "decoder": re.compile(r"(?<!Encoder)Decoder|ForCausalLM$"),
+    "text": re.compile(r"Text(?!Dual)"),
+    "vision": re.compile(r"Vision(?!-?(Text|Encoder))|ForImageClassification$"),
+}
 
 # Robot policies that LeRobot trains from scratch: there are no weights of a base to subtract.
 _WITHOUT_BASE = ("act", "diffusion", "tdmpc", "vqbet")
@@ -95,6 +104,31 @@ class Architecture:
             for layer, names in enumerate(stack.layers(places[prefix].get(stack.name, {}), prefix, settings)):
                 matrices += self._layer(stack.name, layer, names, shapes, settings)
         return Layout(self.name, prefix, tuple(sorted(matrices, key=lambda matrix: matrix.key.sort_key)))
+
+    def refuse_absent(self, layout: Layout, config: Mapping[str, Any]) -> None:
+        """Raise Skipped("missing_matrices") if a checkpoint has no layer of a stack that its class has.
+
+        By config.json a class may have one of two stacks alone (by its name or ``is_encoder_decoder``), or give one of
+        them no layers.
+        """
+        classes = config.get("architectures")
+        of_class = str(classes[0]) if isinstance(classes, list) and classes else ""
+        present = {matrix.key.stack for matrix in layout.matrices}
+        for stack in self.stacks:
+            if stack.name in present or stack.absent_in is None or config.get("model_type") in stack.absent_in:
+                continue
+            is_alone = any(name in _ALONE and _ALONE[name].search(of_class) for name in present)
+            counts = (config.get(f"{stack.name}_layers"), config.get(f"num_{stack.name}_layers"))
+            if is_alone or config.get("is_encoder_decoder") is False or 0 in counts:
+                continue
+            example = next(stack.patterns).tensor((0, 0))
+            of = f"a {shown(of_class, 60)} has" if of_class else "the whole model has"
+            others = " and ".join(sorted(present))
+            raise Skipped(
+                "missing_matrices",
+                f"the checkpoint has no layer of the {stack.name} ({example} …), which {of}; if it is the {others} "
+                "alone, its class in config.json (architectures) must say so",
+            )
 
     def locate_modules(self, modules: Collection[str], base_layout: Layout) -> dict[str, tuple[Matrix, ...]]:
         """The base's matrices that module paths (of a LoRA adapter, without ``.lora_A.weight``) stand for.

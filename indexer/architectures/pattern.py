@@ -16,6 +16,8 @@ The format of a file in ``architectures/``:
     [[stack]]                              one or more
     name = "encoder"                       left out where there is one stack
     numbering = "listed"                   layers are counted as they are found (default: numbers without gaps)
+    absent_in = ["trocr"]                  a checkpoint without a layer of this stack is refused, except of these model
+                                           types, and of classes that have only another stack by their name
     layer = "encoder.layer.{layer}"        the prefix of a layer's tensors; {group} and {layer} count together
     depth = "num_hidden_layers"            key of config.json with the number of layers; later ones are ignored
                                            (default: as many as there are types, or tensors)
@@ -65,7 +67,7 @@ _MAX_LAYER = 10**9  # larger layer numbers are read as this
 
 NAMES_SHOWN = 3  # of untrusted names in an error
 
-_NOT_PARTS = ("name", "layer", "depth", "types", "numbering", "other_names")
+_NOT_PARTS = ("name", "layer", "depth", "types", "numbering", "other_names", "absent_in")
 _NOT_TENSORS = ("when", "types", "last", "unused", "layer")
 
 Index = tuple[int, ...]
@@ -194,8 +196,8 @@ class Variant:
 class Stack:
     """A stack and the parts that each of its layers has, each part in one of its variants.
 
-    ``depth`` and ``types``: see the data files. ``is_listed``: layers are counted as they are found. ``other_names``:
-    other patterns by which adapters name modules.
+    ``depth``, ``types`` and ``absent_in``: see the data files; ``absent_in`` is None if the stack may be absent.
+    ``is_listed``: layers are counted as they are found. ``other_names``: other patterns by which adapters name modules.
     """
 
     name: str
@@ -204,6 +206,7 @@ class Stack:
     types: tuple[str, ...] = ()
     is_listed: bool = False
     other_names: tuple[Pattern, ...] = ()
+    absent_in: tuple[str, ...] | None = None
 
     @classmethod
     def read(cls, stack: Mapping[str, Any]) -> Stack:
@@ -214,6 +217,7 @@ class Stack:
         return cls(
             stack.get("name", ""), tuple(read), stack.get("depth", ""), tuple(stack.get("types", ())),
             stack.get("numbering") == "listed", tuple(chain.from_iterable(others)),
+            tuple(stack["absent_in"]) if "absent_in" in stack else None,
         )  # fmt: skip
 
     @property

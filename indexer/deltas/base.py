@@ -213,6 +213,7 @@ def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout
     }
     try:
         layout = architecture.locate(shapes, config)
+        architecture.refuse_absent(layout, config)
     except Skipped as problem:
         if is_quantised and problem.reason == "missing_matrices":
             raise Skipped(
