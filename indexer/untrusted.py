@@ -22,6 +22,8 @@ MAX_TEXT = 500
 _MAX_ODDITIES = 50
 DEEPEST = 100
 MOST_VALUES = 1_000_000  # of one JSON text: parsed, each takes up to 130 bytes
+# What to do about a Git LFS pointer.
+LFS_PULL = ": run `git lfs pull` in its folder"
 MAX_INTEGER = 2**63 - 1  # the largest BIGINT
 
 # Control characters, line separators, marks that change the direction of writing, invisible characters,
@@ -100,6 +102,11 @@ def is_too_deep(value: Any) -> bool:
 def values_in(text: bytes) -> int:
     """An upper bound, minus one, of the number of values in JSON text, by its brackets and commas."""
     return text.count(b"{") + text.count(b"[") + text.count(b",")
+
+
+def is_lfs_pointer(content: bytes) -> bool:
+    """Whether a file begins as a Git LFS pointer, which stands for another file."""
+    return content.startswith(b"version https://git-lfs")
 
 
 def load_json(

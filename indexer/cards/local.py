@@ -12,6 +12,7 @@ from typing import Any
 from indexer.cards.modelcard import ModelFacts, read_row
 from indexer.cards.readme import card_facts
 from indexer.errors import AtlasError
+from indexer.formats import other_formats
 from indexer.names import LOCAL, ModelRef, is_local_id
 from indexer.regular_files import files_below
 from indexer.untrusted import is_too_deep, load_json
@@ -38,7 +39,12 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
     except OSError as error:
         raise AtlasError(f"{folder} cannot be listed: {error.strerror}.", _HINT) from error
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
-        raise AtlasError(f"{folder} holds no weights (no .safetensors or .bin file).", _HINT)
+        why = (
+            f"only {formats}, which is not read"
+            if (formats := other_formats(names))
+            else "no .safetensors or .bin file"
+        )
+        raise AtlasError(f"{folder} holds no weights that can be read: {why}.", _HINT)
     card = card_facts(_text(folder / "README.md"))
     # The part of config.json and adapter_config.json that a row on the Hub has.
     found_config, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from indexer.errors import Skipped
+from indexer.formats import NOT_WEIGHTS, SAVE_AGAIN, other_formats
 from indexer.untrusted import shown
 from indexer.weights.repository import Repository
 
@@ -57,26 +58,6 @@ _DEPTH = 2  # of folders
 _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
 _MOST_CONFIG = 4 << 20
-
-# Other formats of weights, named in the error if nothing can be read.
-_OTHER_FORMATS = (
-    (re.compile(r"\.gguf$|(^|/)ggml[\w.\-]*\.bin$"), "GGUF"),
-    (re.compile(r"\.onnx(_data)?$"), "ONNX"),
-    (re.compile(r"\.msgpack$"), "flax"),
-    (re.compile(r"\.h5$|\.keras$|\.ckpt\.index$|(^|/)saved_model\.pb$"), "TensorFlow"),
-    (re.compile(r"\.tflite$"), "TensorFlow Lite"),
-    (re.compile(r"\.mlmodel$|\.mlpackage/"), "Core ML"),
-    (re.compile(r"(^|/)openvino_model[\w.\-]*\.(xml|bin)$"), "OpenVINO"),
-    (re.compile(r"\.ot$"), "rust-bert"),
-    (re.compile(r"(^|/)model\.bin$"), "CTranslate2"),
-    (re.compile(r"\.nemo$"), "NeMo"),
-    (re.compile(r"\.(rknn|bmodel|axmodel|dlc|om|mnn|task|litertlm|engine|plan|pte)$"), "programs of one device"),
-    (re.compile(r"(^|/)(weights|adapters|model)\.npz$"), "NumPy archives"),
-    (re.compile(r"(^|/)consolidated[\w.\-]*\.(safetensors|pth)$"), "consolidated weights"),
-    (re.compile(r"\.(pt|pth|ckpt)$"), "PyTorch files with names of their own"),
-    (re.compile(r"\.(pkl|pickle|joblib)$"), "pickles"),
-)
-_NOT_WEIGHTS = re.compile(r"(^|/)(optimizer|scheduler|training_args|rng_state|random_states|scaler)[\w.\-]*$")
 
 
 @dataclass(frozen=True)
@@ -119,12 +100,11 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
         some = ", ".join(shown(folder) for folder in sorted(holding)[:5])
         raise Skipped("no_weights", f"there are weights in several subfolders ({some}), and none in the root")
     # Nothing can be read: say what there is instead.
-    names = [name for name in filenames if not _NOT_WEIGHTS.search(name)]
+    names = [name for name in filenames if not NOT_WEIGHTS.search(name)]
     if any(_SHARD.fullmatch(name.rpartition("/")[2]) for name in names):
         raise Skipped("no_weights", "there are shards of a checkpoint, but no index that says what they hold")
-    formats = [form for pattern, form in _OTHER_FORMATS if any(pattern.search(name) for name in names)]
-    if formats:
-        raise Skipped("unreadable_format", f"the weights are there only as {', '.join(formats)}")
+    if formats := other_formats(names):
+        raise Skipped("unreadable_format", f"the weights are there only as {formats}, which is not read{SAVE_AGAIN}")
     safetensors = [name for name in names if name.endswith(".safetensors")]
     if len(safetensors) > 1:
         raise Skipped(
@@ -173,7 +153,7 @@ def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | N
             and not name.startswith("consolidated")
             and not _SHARD.fullmatch(name)
             and not _UNFINISHED.fullmatch(name)
-            and not _NOT_WEIGHTS.search(name)
+            and not NOT_WEIGHTS.search(name)
         ]
         candidates = [name for name in others if not _VARIANT.fullmatch(name)] or others
         full = Choice("full", folder, candidates[0]) if len(candidates) == 1 else None
@@ -222,8 +202,8 @@ def read_config(repository: Repository, choice: Choice) -> dict[str, Any]:
         if path in repository.filenames:
             try:
                 found = repository.read_json(path, _MOST_CONFIG)
-            except Skipped:
-                if choice.kind == "full":
+            except Skipped as problem:
+                if choice.kind == "full" or problem.reason == "corrupt_file":
                     raise
                 return {}
             if "model_type" not in found and isinstance(found.get("_class_name"), str):

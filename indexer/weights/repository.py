@@ -17,7 +17,7 @@ from indexer.network.hub_requests import RetryPolicy, fetch_small
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import ensure_session
 from indexer.regular_files import files_below
-from indexer.untrusted import load_json, shown
+from indexer.untrusted import LFS_PULL, is_lfs_pointer, load_json, shown
 
 _MOST_SMALL = 64 << 20  # every reader gives a smaller limit of its own
 # If anything useful is in the cache, one of these files is.
@@ -87,9 +87,15 @@ class Repository:
         return None
 
     def read_json(self, path: str, limit: int) -> dict[str, Any]:
-        """A JSON file that must hold an object. Raises Skipped("malformed") if it does not."""
+        """A JSON file that must hold an object.
+
+        Raises Skipped: ``malformed`` if it does not, ``corrupt_file`` if it is a Git LFS pointer.
+        """
+        content = self.read_small(path, limit)
+        if is_lfs_pointer(content):
+            raise Skipped("corrupt_file", f"{shown(path)} is a Git LFS pointer, not the file it points to{LFS_PULL}")
         try:
-            found = load_json(self.read_small(path, limit).decode())
+            found = load_json(content.decode())
         except ValueError as error:
             raise Skipped("malformed", f"{shown(path)} is not JSON") from error
         if not isinstance(found, dict):

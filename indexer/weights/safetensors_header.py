@@ -15,7 +15,7 @@ from typing import Any
 
 from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
-from indexer.untrusted import is_count, load_json, shown
+from indexer.untrusted import LFS_PULL, is_count, is_lfs_pointer, load_json, shown
 
 # The header of a model of 12 layers is about 20 KiB, so the first request usually includes it.
 FIRST_GUESS = 32 << 10
@@ -135,8 +135,8 @@ def _entry(source: ByteSource, name: str, found: Any, data_start: int) -> Header
 
 def refuse_pointer(source: ByteSource, front: bytes) -> None:
     """Raise Skipped("corrupt_file") if the file begins as a Git LFS pointer."""
-    if front.startswith(b"version https://git-lfs"):
-        raise corrupt(source, "is a Git LFS pointer, not the weights it points to")
+    if is_lfs_pointer(front):
+        raise corrupt(source, f"is a Git LFS pointer, not the weights it points to{LFS_PULL}")
 
 
 def corrupt(source: ByteSource, what: str) -> Skipped:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from indexer.errors import Skipped
+from indexer.cards.local import local_row
+from indexer.errors import AtlasError, Skipped
 from indexer.names import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from tests.weights.folders import a_state, folder_reference, save_sharded, write_config
@@ -233,3 +234,44 @@ def test_no_path_in_a_list_of_shards_is_followed(tmp_path: Path, name: str) -> N
     assert skip.reason == "malformed"
     assert "not the name of a weight file" in skip.detail
     assert skip.detail.isprintable()
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 500\n"
+
+
+@pytest.mark.parametrize(
+    ("pointer", "relation"),
+    [
+        ("config.json", "finetune"),
+        ("model.safetensors", "finetune"),
+        ("model.safetensors.index.json", "finetune"),
+        ("pytorch_model.bin", "finetune"),
+        ("adapter_config.json", "adapter"),
+        ("adapter_model.safetensors", "adapter"),
+        ("adapter_model.bin", "adapter"),
+    ],
+)
+def test_a_git_lfs_pointer_is_called_one(tmp_path: Path, pointer: str, relation: str) -> None:
+    """A repository that was cloned without Git LFS: every large file, or all of them."""
+    if relation == "adapter":
+        (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        if not pointer.startswith("adapter_model"):
+            save_file({"base_model.model.q.lora_A.weight": torch.ones(2, 2)}, tmp_path / "adapter_model.safetensors")
+    else:
+        write_config(tmp_path)
+        if pointer == "config.json":
+            save_file(a_state(), tmp_path / "model.safetensors")
+    (tmp_path / pointer).write_bytes(POINTER)
+    skip = skipped(tmp_path, relation=relation)
+    assert skip.reason == "corrupt_file"
+    assert f"'{pointer}' is a Git LFS pointer" in skip.detail
+    assert "git lfs pull" in skip.detail
+
+
+@pytest.mark.parametrize(("name", "form"), [("weights.npz", "NumPy"), ("onnx/model.onnx", "ONNX"), ("a.gguf", "GGUF")])
+def test_a_folder_with_another_format_is_told_which(tmp_path: Path, name: str, form: str) -> None:
+    write_config(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(AtlasError, match=rf"only {form}.*, which is not read.*save_pretrained"):
+        local_row(folder_reference(tmp_path))

@@ -1,0 +1,36 @@
+"""Formats of weights that are not read, by the names of their files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+SAVE_AGAIN = "; save it with save_pretrained, which writes safetensors, or name the model it was made from"
+
+_FORMATS = (
+    (re.compile(r"\.gguf$|(^|/)ggml[\w.\-]*\.bin$"), "GGUF"),
+    (re.compile(r"\.onnx(_data)?$|\.onnx\.data$|\.ort$"), "ONNX"),
+    (re.compile(r"\.msgpack$"), "flax"),
+    (re.compile(r"\.h5$|\.keras$|\.ckpt\.index$|\.ckpt\.data-[\d\-of]+$|(^|/)saved_model\.pb$"), "TensorFlow"),
+    (re.compile(r"\.tflite$"), "TensorFlow Lite"),
+    (re.compile(r"\.mlmodel$|\.mlpackage/"), "Core ML"),
+    (re.compile(r"(^|/)openvino_model[\w.\-]*\.(xml|bin)$"), "OpenVINO"),
+    (re.compile(r"\.ot$"), "rust-bert"),
+    (re.compile(r"(^|/)model\.bin$"), "CTranslate2"),
+    (re.compile(r"\.nemo$"), "NeMo"),
+    (re.compile(r"\.pdparams$"), "PaddlePaddle"),
+    (re.compile(r"\.distcp$"), "PyTorch's distributed checkpoints"),
+    (re.compile(r"\.(rknn|bmodel|axmodel|dlc|om|mnn|task|litertlm|engine|plan|pte)$"), "programs of one device"),
+    (re.compile(r"\.np[zy]$"), "NumPy archives"),
+    (re.compile(r"(^|/)consolidated[\w.\-]*\.(safetensors|pth)$"), "consolidated weights"),
+    (re.compile(r"\.(pt|pth|ckpt)$"), "PyTorch files with names of their own"),
+    (re.compile(r"\.(pkl|pickle|joblib)$"), "pickles"),
+)
+# What trainers leave beside the weights.
+NOT_WEIGHTS = re.compile(r"(^|/)(optimizer|scheduler|training_args|rng_state|random_states|scaler)[\w.\-]*$")
+
+
+def other_formats(names: Iterable[str]) -> str:
+    """The formats of files that hold weights and are not read, in words; "" if there are none."""
+    weights = [name for name in names if not NOT_WEIGHTS.search(name)]
+    return ", ".join(form for pattern, form in _FORMATS if any(pattern.search(name) for name in weights))
