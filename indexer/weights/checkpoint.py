@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from huggingface_hub import is_offline_mode
 
+from indexer.architectures.nested import by_nested_config
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import ModelRef
 from indexer.network.byterange import ByteSource
@@ -69,9 +70,10 @@ class Checkpoint:
     """The weights of one model at one commit.
 
     ``kind`` is "full" or "adapter", ``config`` is config.json ({} for an adapter without one) with ``quantised`` = True
-    for settings of quantisation, ``tensors`` the tensors in the order of the files, and ``folder`` the folder of the
-    files ("" or "name/"). ``quantised`` are the matrices that are stored in few bits; in ``tensors``, and when they are
-    read, they are matrices of their values.
+    for settings of quantisation, and for an unknown model type with that of its language model (``by_nested_config``).
+    ``tensors`` are the tensors in the order of the files, and ``folder`` is the folder of the files ("" or "name/").
+    ``quantised`` are the matrices that are stored in few bits; in ``tensors``, and when they are read, they are matrices
+    of their values.
     """
 
     def __init__(
@@ -107,6 +109,8 @@ class Checkpoint:
             refuse_quantised(logical, self.quantised, config)
         # What is read has the usual dtypes, so the settings of quantisation would only mislead.
         self.config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
+        if choice.kind == "full":
+            self.config = by_nested_config(self.config, {name: info.shape for name, info in logical.items()})
         if choice.kind == "full" and stated_method(config) is not None:
             self.config["quantised"] = True  # experts that cannot be read may be missing
 

@@ -20,7 +20,7 @@ LOCATED = 482
 # Types of the Hub that are none of transformers' own.
 ELSEWHERE = {
     "baichuan", "chatglm", "deepseek", "internlm", "internlm2", "internvl_chat", "llada", "llava_llama", "llava_mistral",
-    "llava_qwen", "minicpm", "minicpmo", "minicpmv", "new", "phi3_v", "phi4mm", "pi0_fast", "pi05", "qwen", "smolvla",
+    "llava_qwen", "exaone", "jais", "mimo", "solar", "minicpm", "minicpmo", "minicpmv", "new", "phi3_v", "phi4mm", "pi0_fast", "pi05", "qwen", "smolvla",
     "stablelm_epoch",
 }  # fmt: skip
 # Types whose model needs another package to be built; their files are written by hand in test_trained_apart.
