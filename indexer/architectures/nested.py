@@ -48,7 +48,7 @@ def _nested(config: Mapping[str, Any], known: frozenset[str]) -> Iterator[dict[s
     level: list[Mapping[str, Any]] = [config]
     left = _MOST
     for _ in range(_DEEPEST):
-        below = []
+        below: list[Mapping[str, Any]] = []
         for outer in level:
             for name, inner in outer.items():
                 if isinstance(inner, dict) and left > 0 and not (isinstance(name, str) and _TOWERS.search(name)):

@@ -72,8 +72,8 @@ class Checkpoint:
     ``kind`` is "full" or "adapter", ``config`` is config.json ({} for an adapter without one) with ``quantised`` = True
     for settings of quantisation, and for an unknown model type with that of its language model (``by_nested_config``).
     ``tensors`` are the tensors in the order of the files, and ``folder`` is the folder of the files ("" or "name/").
-    ``quantised`` are the matrices that are stored in few bits; in ``tensors``, and when they are read, they are matrices
-    of their values.
+    ``quantised`` are the matrices that are stored in few bits; in ``tensors``, and when they are read, they are
+    matrices of their values.
     """
 
     def __init__(
