@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 
 import duckdb
 import numpy as np
@@ -203,3 +204,15 @@ def test_a_failed_model_is_found_by_the_end_of_its_id(tmp_path, monkeypatch, cap
             assert (code, out, len(err.splitlines())) == (1, "", 1)
             assert "bob/late" in err
             assert "The Hub does not have it either" in err
+
+
+def test_what_was_assumed_about_an_adapter_is_said_apart_from_what_was_not_read(small_atlas, tmp_path):
+    copy = tmp_path / "atlas"
+    shutil.copytree(small_atlas, copy)
+    with duckdb.connect(str(copy / "atlas.duckdb")) as connection:
+        held = ["factors of convolutions: 3", "factors of text encoders: 1", "Its alpha was not applied."]
+        connection.execute("UPDATE records SET passed_over = ? WHERE model_id = 1", [held])
+    with Atlas(copy) as opened:
+        notes = opened.show("ann/one").notes
+    assert f"Parts of the adapter were not read: {held[0]}; {held[1]}." in notes
+    assert held[2] in notes

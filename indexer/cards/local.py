@@ -40,7 +40,7 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
         raise AtlasError(f"{folder} cannot be listed: {error.strerror}.", _HINT) from error
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
         formats = other_formats(names)
-        why = f"only {formats}, which is not read" if formats else "no .safetensors or .bin file"
+        why = f"only {formats}, a format that is not read" if formats else "no .safetensors or .bin file"
         raise AtlasError(f"{folder} holds no weights that can be read: {why}.", _HINT)
     card = card_facts(_text(folder / "README.md"))
     # The part of config.json and adapter_config.json that a row on the Hub has.

@@ -104,7 +104,9 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
     if any(_SHARD.fullmatch(name.rpartition("/")[2]) for name in names):
         raise Skipped("no_weights", "there are shards of a checkpoint, but no index that says what they hold")
     if formats := other_formats(names):
-        raise Skipped("unreadable_format", f"the weights are there only as {formats}, which is not read{SAVE_AGAIN}")
+        raise Skipped(
+            "unreadable_format", f"the weights are there only as {formats}, a format that is not read{SAVE_AGAIN}"
+        )
     safetensors = [name for name in names if name.endswith(".safetensors")]
     if len(safetensors) > 1:
         raise Skipped(

@@ -273,5 +273,5 @@ def test_a_folder_with_another_format_is_told_which(tmp_path: Path, name: str, f
     write_config(tmp_path)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(AtlasError, match=rf"only {form}.*, which is not read.*save_pretrained"):
+    with pytest.raises(AtlasError, match=rf"only {form}.*, a format that is not read.*save_pretrained"):
         local_row(folder_reference(tmp_path))
