@@ -21,14 +21,13 @@ from indexer.errors import BadArgument
 from query.population import Population, components, representatives
 from query.purity.labels import Floats, LabelledOrder, OwnPlaces, confused_pairs
 from query.purity.result import ModelPurity, PurityResult, PurityScore, WithinScore
-from query.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
+from query.statistics.authors import FEWEST_AUTHORS, MOST_UNITS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
 from query.statistics.neighbours import Integers, by_width, codes_of, leave_out, map_parts, neighbour_order
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 _MANY = 2_000  # models from which a draw takes longer than handing it to a thread
-_MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups
 _BLOCK = 1 << 19  # entries of the table of neighbours in memory at a time
 # What ``within`` may name, as an expression of SQL. Models without a value form one stratum.
 _STRATA = {
@@ -113,7 +112,7 @@ def purity(
         # of the model's family and of the largest group of authors left out.
         holders = Counter(name for names in labels for name in names)
         looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
-        away = np.bincount(units_of(authors.tolist(), _MOST_UNITS)).max()
+        away = np.bincount(units_of(authors.tolist(), MOST_UNITS)).max()
         reach: Integers = looked_at + np.bincount(families)[families] + away
         order = neighbour_order(population.vectors, rows, population.blocks, reach)
         strata = {name: codes_of([values[row] for row in rows]) for name, values in within.items()}
@@ -342,7 +341,7 @@ def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: 
     """
     if len(np.unique(authors[scored])) < FEWEST_AUTHORS:
         return None
-    units = units_of(authors.tolist(), _MOST_UNITS)
+    units = units_of(authors.tolist(), MOST_UNITS)
     left = means_without(trial, units)
     mean = float(purity.mean())
     changes = np.array([mean - one for one in left if one is not None])
