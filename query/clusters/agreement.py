@@ -112,7 +112,7 @@ def _four_measures(
         by_chance[draw] = expected.with_labels(sizes)
         # The same if every sweep counts as one: then a permutation keeps the sizes of labels, as it keeps those of
         # clusters, and what is left of every measure rises with one of these sums.
-        cells = np.bincount(start + dealt[inside], weights=weight)
+        cells = np.bincount(start + dealt[inside], weights=weight).astype(np.float64)
         apart[draw], told[draw] = (cells * cells).sum(), _sum_n_ln_n(cells)
     entropy_of_clusters = _entropy(separate)
     information = information / count - np.log(count) + entropy_of_clusters + entropies
