@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from indexer.console.notebook import shown
 from indexer.errors import AtlasError
@@ -17,7 +17,7 @@ from query.wording import counted
 
 if TYPE_CHECKING:
     from query.ask.ask import ask as _ask
-    from query.clusters.result import Clusters
+    from query.clusters.of_base import clusters_of_base as _clusters
     from query.compare import compare as _compare
     from query.depth.depth import depth as _depth
     from query.depth.study import depth_study as _depth_study
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from query.predict.evaluation import evaluate as _evaluate_prediction
     from query.predict.predict import predict as _predict
     from query.predict.predict import predict_many as _predict_many
-    from query.purity.result import PurityResult
+    from query.purity.of_base import purity_of_base as _purity
     from query.rank.study import rank_by_depth as _rank
     from query.report.report import report as _report
     from query.show import ShownModel
@@ -130,6 +130,7 @@ class Atlas(AtlasReader):
     datasets = datasets
     if TYPE_CHECKING:  # mypy and editors see the functions
         ask = _ask
+        clusters = _clusters
         compare = _compare
         depth = _depth
         depth_study = _depth_study
@@ -143,6 +144,7 @@ class Atlas(AtlasReader):
         evaluate_prediction = _evaluate_prediction
         predict = _predict
         predict_many = _predict_many
+        purity = _purity
         rank = _rank
         report = _report
         show = _show
@@ -150,6 +152,7 @@ class Atlas(AtlasReader):
         trace = _trace
     else:
         ask = _Question("query.ask.ask:ask")
+        clusters = _Question("query.clusters.of_base:clusters_of_base")
         compare = _Question("query.compare:compare")
         depth = _Question("query.depth.depth:depth")
         depth_study = _Question("query.depth.study:depth_study")
@@ -163,6 +166,7 @@ class Atlas(AtlasReader):
         evaluate_prediction = _Question("query.predict.evaluation:evaluate")
         predict = _Question("query.predict.predict:predict")
         predict_many = _Question("query.predict.predict:predict_many")
+        purity = _Question("query.purity.of_base:purity_of_base")
         rank = _Question("query.rank.study:rank_by_depth")
         report = _Question("query.report.report:report")
         show = _Question("query.show:show")
@@ -190,76 +194,6 @@ class Atlas(AtlasReader):
             explain=explain, read=read,
         )  # fmt: skip
         return answered(map(str, models), ask)
-
-    def purity(
-        self,
-        base: str | None = None,
-        *,
-        representation: str = "input",
-        k: int | None = None,
-        draws: int | None = None,
-        seed: int = 0,
-        kin: bool = True,
-        confusions: bool = False,
-        within: Sequence[str] = (),
-        by: Literal["dataset", "task"] = "dataset",
-    ) -> PurityResult:
-        """Whether models tuned on the same dataset are close to each other; see :func:`query.purity.study.purity`.
-
-        Purity, chance and intervals are shares from 0 to 1. ``k``: the number of neighbours; by default as many as
-        share a dataset with the model. ``draws``: permutations for p; by default all, if they are few, else 1,000, and
-        more if hardly any of them reaches the observed purity. ``kin``: whether models of the same family tree count,
-        which are close whatever they were tuned on. ``confusions``: also compute which datasets are mistaken for which.
-        ``within``: also the chance level if only models of the same head, language, author, length (of the longest
-        input, see ``trace``), norm (of δW, to a factor of two), seed (of the factors of adapters) or dataset exchange
-        labels; a note says which habits go with the labels. ``by``: task to ask whether models of one task
-        (``query.population.tasks_of``) are close; then the chance level within dataset says whether they are closer
-        than their data make them. Raises AtlasError if the base or representation is unknown, or the atlas has no
-        lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
-        """
-        from query.population import family_trees, notes_on_sampled, read_population, tasks_of
-        from query.purity.study import HABITS, habits_with_labels, purity, strata_of
-
-        population = read_population(self, base, representation, documented=by == "dataset")
-        if by == "task":
-            within = (*within, "dataset")
-            tasks = [frozenset(filter(None, [task])) for task in tasks_of(self, population)]
-            population = replace(population, datasets=tasks)
-        trees = None if kin else family_trees(self, population)
-        strata = strata_of(self, population, within)
-        found = purity(
-            population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata, by=by
-        )
-        habits = [name for name in HABITS if (name, by) != ("head", "task")]  # a head shows the task
-        noted = habits_with_labels(population, strata_of(self, population, habits))
-        return replace(found, on_sampled=notes_on_sampled(self, population), on_habits=noted)
-
-    def clusters(
-        self,
-        base: str | None = None,
-        *,
-        representation: str = "input",
-        method: Literal["hdbscan", "kmeans"] = "hdbscan",
-        min_size: int | None = None,
-        count: int | None = None,
-        seed: int = 0,
-        draws: int = 1000,
-        by: Literal["dataset", "task"] = "dataset",
-    ) -> Clusters:
-        """Groups of similar models, and how they agree with datasets; see :func:`query.clusters.study.clusters`.
-
-        ``method``: hdbscan (``min_size``: smallest cluster) or kmeans (``count``: number of clusters). ``draws``:
-        permutations for each chance level. ``by``: task to compare clusters with tasks too
-        (``query.population.tasks_of``), also among models on one dataset. Raises AtlasError for an option of the other
-        method, ValueError on draws < 1.
-        """
-        from query.clusters.study import clusters
-        from query.population import notes_on_sampled, read_population, tasks_of
-
-        population = read_population(self, base, representation)
-        tasks = tasks_of(self, population) if by == "task" else None
-        found = clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws, tasks=tasks)
-        return replace(found, notes=(*found.notes, *notes_on_sampled(self, population)))
 
     def sql(
         self,

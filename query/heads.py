@@ -6,7 +6,8 @@ A head owns as many rows of the query, key and value matrices, and as many colum
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from indexer.records.record import DeltaRecord, Record
 
 _ROTATIONS = 200
+_UNCOMMON = 0.05
 _COUNTS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 _SIDES = {"query": "rows", "key": "rows", "value": "rows", "output": "columns"}
 
@@ -88,6 +90,12 @@ def changes_by_head(record: Record, config: Mapping[str, Any]) -> tuple[HeadChan
             )
         )
     return tuple(found)
+
+
+def uneven_heads(heads: Sequence[HeadChange]) -> tuple[int, float]:
+    """How many matrices have a p of at most .05, and how many do on average by chance."""
+    most = math.floor(_UNCOMMON * (1 + _ROTATIONS))  # rotations, the matrix itself included
+    return sum(one.p_value <= _UNCOMMON for one in heads), len(heads) * most / (1 + _ROTATIONS)
 
 
 def _bare(delta: DeltaRecord) -> str:

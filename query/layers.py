@@ -17,13 +17,13 @@ from indexer.names import DeltaKey, family_key, family_order
 from indexer.records.store import RecordStore
 from indexer.records.tokens import UNSURE, sizes_of, token_stripes
 from query.figures import THEMES, add_title, label, model_label, styled_grid
-from query.heads import HeadChange, changes_by_head
+from query.heads import HeadChange, changes_by_head, uneven_heads
 from query.lookup import resolve_model
 from query.resolved import ResolvedModel, unrelated_notes
 from query.results import Drawn, ThemeName
 from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, rows_in_words
 from query.trace.evidence import TokenEvidence, token_evidence
-from query.wording import MEASURES, counted, percent
+from query.wording import MEASURES, counted, decimal, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,12 +162,12 @@ class Layers(Drawn):
         )
         if untouched:
             most += f"; {untouched} of {len(self.deltas)} matrices are untouched"
-        uneven = sum(one.p_value <= 0.05 for one in self.heads)
         if self.heads:
             matrices = counted(len(self.heads), "attention matrix", "attention matrices")
+            uneven, by_chance = uneven_heads(self.heads)
             most += (
                 f". Of {matrices} the change of {uneven} is less evenly spread over its heads than 19 of 20 random "
-                "rotations of it"
+                f"rotations of it; by chance this is so of {decimal(by_chance, 1)}"
             )
         if (rows := self.embedding) is not None:
             most += (

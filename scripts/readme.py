@@ -72,9 +72,11 @@ def _prediction(replies: Mapping[str, str]) -> str:
         return decimal(number, 2)
 
     together = by["together"]
+    ends = next(row["accuracy"] for row in found["intervals"] if row["evidence"] == "together")
+    between = f"95 % interval {share(ends[0])} to {share(ends[1])}; " if ends else "too few authors for an interval; "
     return (
         f"Probabilities are calibrated by leaving each author out in turn: on the demo {share(together['accuracy'])} of "
-        f"{found['models']} models are named right\n(majority {share(by['majority']['accuracy'])}, chance "
+        f"{found['models']} models are named right\n({between}majority {share(by['majority']['accuracy'])}, chance "
         f"{share(by['chance']['accuracy'])}), with vectors alone {share(by['vectors']['accuracy'])} and with the head's "
         f"labels alone {share(by['head']['accuracy'])};\nBrier score {share(together['brier'])}, calibration error "
         f"{share(together['calibration_error'])}."

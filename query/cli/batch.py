@@ -14,7 +14,6 @@ from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError
 from query.results import Answered
 from query.texts import read_stdin
-from query.wording import percent
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
@@ -80,7 +79,7 @@ def predict_batch(
 
     Raises AtlasError at the end if a model has no answer.
     """
-    from query.predict.predict import FEWEST_MODELS, undocumented
+    from query.predict.predict import assumed_share, undocumented
 
     count = len(undocumented(opened, options["base"]) if names is None else names)
     if not count:
@@ -102,9 +101,8 @@ def predict_batch(
         with Progress(count, "models") as progress:
             many = opened.predict_many(names, on_progress=lambda _: progress.update(1), **options)
         print_batch(many, count, output, rows)
-        shares = {one.unknown_share for one in kept}
-        if len(kept) >= FEWEST_MODELS and len(shares) == 1:
-            say(f"{percent(shares.pop())} of the models are assumed to be tuned on data that no other author names")
+        if assumed := assumed_share(kept):
+            say(assumed)
         if output == "table":
             say("the first answer for each model; every answer: --format jsonl")
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,11 @@ class Agreement:
     ``among``: ``all`` models with a label, each outlier being a cluster of its own; only ``clustered`` models; only
     pairs of models by different authors (``cross_author``), on different datasets (``cross_dataset``) or on one dataset
     (``within_dataset``).
-    ``chance``: the mean over permutations; ``p_value``: (1 + #≥)/(1 + draws). ``against``: what was permuted,
-    ``labels`` freely or whole ``sweeps``; or ``cloud``: comparison with clusters of structureless clouds.
+    ``chance``: the mean over permutations; ``p_value``: (1 + #≥)/(1 + draws). ``against``: what was permuted, whole
+    ``sweeps``, or ``labels`` where every model is a decision of its own; or ``cloud``: comparison with clusters of
+    structureless clouds, which says whether there are groups, not whether they are more than sweeps. If sweeps are
+    permuted, a sweep counts as one for p: labels then keep their sizes, so p does not depend on which labels large
+    sweeps have.
     ``models``: how many took part.
     """
 
@@ -51,35 +54,44 @@ class Agreement:
 
 
 def compared(
-    labels: str, clusters: Integers, names: Sequence[str | None], draws: int, rng: np.random.Generator
+    labels: str,
+    clusters: Integers,
+    names: Sequence[str | None],
+    draws: int,
+    rng: np.random.Generator,
+    owners: Sequence[str | None] | None = None,
 ) -> list[Agreement]:
     """ARI and AMI among all named models, and all four measures among named models in a cluster.
 
     ``clusters`` (n,): -1 for an outlier. ARI: Hubert & Arabie (1985). AMI: Vinh, Epps & Bailey (2010), with the
     arithmetic mean. Homogeneity (each cluster holds one label) and completeness (each label is in one cluster):
     Rosenberg & Hirschberg (2007); both rise with the number of clusters, so compare them with their chance level.
-    The names are permuted freely among the models. Models of one author on one dataset are not independent;
-    ``compared_across`` takes that into account.
+    ``owners`` (n,): a model's author, or for authors as ``names`` its dataset. Models of one owner with one name are
+    one decision, so whole sweeps are permuted (``AuthorRuns.permuted``); by default each model is one of its own. The
+    chance level then includes what agrees only because sweeps stay together.
     """
     rows = []
     named = np.array([name is not None for name in names], dtype=bool)
     for among, measures in (("all", ("ari", "ami")), ("clustered", MEASURES)):
         part = np.flatnonzero(named if among == "all" else named & (clusters >= 0))
         codes = codes_of([names[row] for row in part.tolist()])
-        numbers = _four_measures(clusters[part], codes, draws, rng)
-        rows += [_row(labels, measure, among, numbers.get(measure), len(part), "labels") for measure in measures]
+        whose = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
+        numbers = _four_measures(clusters[part], codes, whose, draws, rng)
+        against = "labels" if owners is None else "sweeps"
+        for measure in measures:
+            values, p = numbers.get(measure, (None, None))
+            rows.append(replace(_row(labels, measure, among, values, len(part), against), p_value=p))
     return rows
 
 
-def _four_measures(clusters: Integers, labels: Integers, draws: int, rng: np.random.Generator) -> dict[str, Floats]:
-    """Each measure as observed, then for every permutation, (1 + draws,); empty if either partition is trivial.
+def _four_measures(
+    clusters: Integers, labels: Integers, owners: Integers, draws: int, rng: np.random.Generator
+) -> dict[str, tuple[Floats, float]]:
+    """Each measure as observed, then for every permutation, (1 + draws,), and p; empty if either partition is trivial.
 
-    A permutation keeps all sizes, so it changes only Σ n(n - 1)/2 and Σ n ln n over the cells of the contingency
-    table. The cells of an outlier hold one model and contribute to neither.
+    A permutation keeps the clusters. The cells of an outlier hold one model: they add nothing to Σ n(n - 1)/2 and
+    Σ n ln n over the cells of the contingency table.
     """
-    from scipy.sparse import coo_array
-    from sklearn.metrics.cluster import expected_mutual_information
-
     count = len(labels)
     separate = _outliers_apart(clusters)
     if not (_is_informative(separate) and _is_informative(labels)):
@@ -87,27 +99,78 @@ def _four_measures(clusters: Integers, labels: Integers, draws: int, rng: np.ran
     kinds = int(labels.max()) + 1
     inside = np.flatnonzero(clusters >= 0)
     start = codes_of(clusters[inside].tolist()) * kinds
-    pairs, information = np.empty(1 + draws), np.empty(1 + draws)
+    runs = AuthorRuns(owners, labels.tolist())
+    carried, weight = labels[runs.first], 1 / runs.sizes[runs.of_model[inside]]
+    expected = _ExpectedInformation(np.bincount(separate))
+    pairs, of_labels, information, by_chance, entropies, apart, told = np.empty((7, 1 + draws))
     for draw in range(1 + draws):
-        dealt = rng.permutation(labels) if draw else labels
-        cells = np.bincount(start + dealt[inside])
-        cells = cells[cells > 1].astype(np.float64)
-        pairs[draw] = (cells * (cells - 1)).sum() / 2
-        information[draw] = (cells * np.log(cells)).sum()
-    entropy_of_clusters, entropy_of_labels = _entropy(separate), _entropy(labels)
-    information = information / count - np.log(count) + entropy_of_clusters + entropy_of_labels
+        dealt = (runs.permuted(carried, rng) if draw else carried)[runs.of_model]
+        cells: Floats = np.bincount(start + dealt[inside]).astype(np.float64)
+        pairs[draw], information[draw] = (cells * (cells - 1)).sum() / 2, _sum_n_ln_n(cells)
+        sizes = np.bincount(dealt)
+        of_labels[draw], entropies[draw] = (sizes * (sizes - 1)).sum() / 2, _entropy_of(sizes)
+        by_chance[draw] = expected.with_labels(sizes)
+        # The same if every sweep counts as one: then a permutation keeps the sizes of labels, as it keeps those of
+        # clusters, and what is left of every measure rises with one of these sums.
+        cells = np.bincount(start + dealt[inside], weights=weight).astype(np.float64)
+        apart[draw], told[draw] = (cells * cells).sum(), _sum_n_ln_n(cells)
+    entropy_of_clusters = _entropy(separate)
+    information = information / count - np.log(count) + entropy_of_clusters + entropies
     information = np.maximum(information, 0.0)  # rounding can make it negative, and a value above 1
-    contingency = coo_array((np.ones(count, dtype=np.int64), (separate, labels))).tocsr()
-    expected = float(expected_mutual_information(contingency, count))
-    of_clusters, of_labels = _pairs(separate), _pairs(labels)
-    by_chance = of_clusters * of_labels / (count * (count - 1) / 2)
+    of_clusters = _pairs(separate)
+    alike = of_clusters * of_labels / (count * (count - 1) / 2)
     values = {
-        "ari": (pairs - by_chance) / ((of_clusters + of_labels) / 2 - by_chance),
-        "ami": (information - expected) / ((entropy_of_clusters + entropy_of_labels) / 2 - expected),
-        "homogeneity": information / entropy_of_labels,
+        "ari": (pairs - alike) / ((of_clusters + of_labels) / 2 - alike),
+        "ami": (information - by_chance) / ((entropy_of_clusters + entropies) / 2 - by_chance),
+        "homogeneity": information / entropies,
         "completeness": information / entropy_of_clusters,
     }
-    return {measure: np.minimum(value, 1.0) for measure, value in values.items()}
+    return {
+        measure: (
+            np.minimum(value, 1.0),
+            p_value(*((apart[0], apart[1:]) if measure == "ari" else (told[0], told[1:]))),
+        )
+        for measure, value in values.items()
+    }
+
+
+class _ExpectedInformation:
+    """The mutual information of two partitions, expected over all n! permutations, if one has clusters of ``sizes``.
+
+    A sum over pairs of a cluster and a label (Vinh, Epps & Bailey, 2010, formula 24), of which the part of a label
+    depends on its size only. It is kept, because permutations of sweeps make labels of many sizes.
+    """
+
+    def __init__(self, sizes: Integers) -> None:
+        self.count = int(sizes.sum())
+        self.sizes, self.times = np.unique(sizes, return_counts=True)
+        self._of_label: dict[int, float] = {}
+
+    def with_labels(self, sizes: Integers) -> float:
+        """The expected information with labels of these sizes, in nats."""
+        each, times = np.unique(sizes, return_counts=True)
+        return sum(number * self._part(size) for size, number in zip(each.tolist(), times.tolist(), strict=True))
+
+    def _part(self, size: int) -> float:
+        if size not in self._of_label:
+            from scipy.special import gammaln
+
+            n = self.count
+            most = np.minimum(self.sizes, size)
+            cluster = np.repeat(self.sizes, most)
+            cell = np.arange(1, len(cluster) + 1) - np.repeat(np.cumsum(most) - most, most)
+            possible = cell >= cluster + size - n
+            cluster, cell = cluster[possible], cell[possible]
+            logs = gammaln([n - size + 1, size + 1, n + 1])
+            probability = np.exp(
+                gammaln(cluster + 1) + gammaln(n - cluster + 1) + logs[0] + logs[1] - logs[2]
+                - gammaln(cell + 1) - gammaln(cluster - cell + 1) - gammaln(size - cell + 1)
+                - gammaln(n - cluster - size + cell + 1)
+            )  # fmt: skip
+            times = np.repeat(self.times, most)[possible]
+            terms = cell / n * np.log(n * cell / (cluster * size)) * probability
+            self._of_label[size] = float(times @ terms)
+        return self._of_label[size]
 
 
 def compared_across(
@@ -163,24 +226,46 @@ def compared_across(
 
 
 def silhouette_of(
-    labels: str, points: Floats, names: Sequence[object], draws: int, rng: np.random.Generator
+    labels: str,
+    points: Floats,
+    names: Sequence[object],
+    draws: int,
+    rng: np.random.Generator,
+    owners: Sequence[str | None] | None = None,
 ) -> Agreement:
     """The mean silhouette of the named groups with at least two models; a name may be None.
 
     Groups of one have no cohesion to measure, and among thousands of them one is always near. There is no p for
-    ``clusters``, because they were fitted to these vectors; ``against_clouds`` compares them instead.
+    ``clusters``, because they were fitted to these vectors; ``against_clouds`` compares them instead. ``owners``: as in
+    ``compared``; p is that of the mean silhouette of the sweeps' mean vectors, each counting as one.
     """
     sizes = Counter(names)
     part = np.array([i for i, name in enumerate(names) if name is not None and sizes[name] > 1], dtype=np.intp)
     groups = codes_of([names[row] for row in part.tolist()])
-    among = "clustered" if labels == "clusters" else "all"
+    among, against = "clustered" if labels == "clusters" else "all", "labels" if owners is None else "sweeps"
     if len(part) == 0 or groups.max() == 0:
-        return _row(labels, "silhouette", among, None, len(part), "labels")
-    observed = float(silhouettes(points[part], groups).mean())
-    values = np.fromiter(shuffled_silhouettes(points[part], groups, draws, rng), dtype=np.float64)
-    row = _row(labels, "silhouette", among, values, len(part), "labels")
-    p_value = None if labels == "clusters" else row.p_value
-    return Agreement(labels, "silhouette", among, observed, row.chance, p_value, len(part), "labels")
+        return _row(labels, "silhouette", among, None, len(part), against)
+    placed = points[part]
+    observed = float(silhouettes(placed, groups).mean())
+    whose = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
+    runs = AuthorRuns(whose, groups.tolist())
+    carried = groups[runs.first]
+
+    def permuted() -> Integers:
+        return runs.permuted(carried, rng)
+
+    values = np.fromiter(shuffled_silhouettes(placed, groups, draws, rng, lambda: permuted()[runs.of_model]), float)
+    row = _row(labels, "silhouette", among, values, len(part), against)
+    p = row.p_value
+    if labels == "clusters":
+        p = None
+    elif owners is not None:
+        means = np.zeros((len(carried), placed.shape[1]))
+        np.add.at(means, runs.of_model, placed)
+        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), _TIE)
+        each = np.fromiter(shuffled_silhouettes(means, carried, draws, rng, permuted), float)
+        p = p_value(each[0], each[1:])
+    return replace(row, value=observed, p_value=p)
 
 
 def against_clouds(
@@ -250,5 +335,15 @@ def _pairs(*codes: Integers) -> float:
 
 def _entropy(codes: Integers) -> float:
     """In nats."""
-    shares = np.bincount(codes) / len(codes)
+    return _entropy_of(np.bincount(codes))
+
+
+def _sum_n_ln_n(cells: Floats) -> float:
+    """Over the cells that are not empty."""
+    cells = cells[cells > 0]
+    return float((cells * np.log(cells)).sum())
+
+
+def _entropy_of(sizes: Integers) -> float:
+    shares = sizes[sizes > 0] / sizes.sum()
     return float(-(shares * np.log(shares)).sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -168,8 +168,14 @@ def silhouettes(points: Floats, groups: Integers) -> Floats:
     return result
 
 
-def shuffled_silhouettes(points: Floats, groups: Integers, draws: int, rng: np.random.Generator) -> Iterator[float]:
-    """The mean silhouette of the observed groups, then of ``draws`` random permutations of them.
+def shuffled_silhouettes(
+    points: Floats,
+    groups: Integers,
+    draws: int,
+    rng: np.random.Generator,
+    permuted: Callable[[], Integers] | None = None,
+) -> Iterator[float]:
+    """The mean silhouette of the observed groups, then of ``draws`` permutations: ``permuted()``, by default random.
 
     If n² is above two million, the mean is over a random sample of models, the same in every draw, compared with the
     groups of all models: the test stays exact, and 1,000 draws take some seconds at n = 10,000.
@@ -177,10 +183,10 @@ def shuffled_silhouettes(points: Floats, groups: Integers, draws: int, rng: np.r
     count = len(points)
     scored = np.sort(rng.permutation(count)[: max(1, min(count, _WORK // count))])
     similarity = points @ points[scored].T
-    sizes = np.bincount(groups)
+    permuted = permuted or (lambda: rng.permutation(groups))
     for draw in range(draws + 1):
-        dealt = rng.permutation(groups) if draw else groups
-        yield float(_heights(_membership(dealt) @ similarity, dealt[scored], sizes).mean())
+        dealt = permuted() if draw else groups
+        yield float(_heights(_membership(dealt) @ similarity, dealt[scored], np.bincount(dealt)).mean())
 
 
 def _heights(sums: Floats, own: Integers, sizes: Integers) -> Floats:

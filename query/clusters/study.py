@@ -125,19 +125,19 @@ def _agreement(
     across_datasets, _ = compared_across("authors", "cross_dataset", found, authors, datasets, draws, next(streams))
     placed = [member.cluster if member.cluster >= 0 else None for member in members]
     rows = [
-        *compared("datasets", found, datasets, draws, next(streams)),
+        *compared("datasets", found, datasets, draws, next(streams), authors),
         across_authors,
-        *compared("authors", found, authors, draws, next(streams)),
+        *compared("authors", found, authors, draws, next(streams), datasets),
         across_datasets,
-        silhouette_of("datasets", points, datasets, draws, next(streams)),
-        silhouette_of("authors", points, authors, draws, next(streams)),
+        silhouette_of("datasets", points, datasets, draws, next(streams), authors),
+        silhouette_of("authors", points, authors, draws, next(streams), datasets),
         silhouette_of("clusters", points, placed, draws, next(streams)),
     ]
     cloud = against_clouds(points, found, lambda cloud: find(cloud)[0], draws, next(streams))
     rows += [cloud] if cloud else []
     if with_tasks:
         tasks = [member.task for member in members]
-        rows += compared("tasks", found, tasks, draws, next(streams))
+        rows += compared("tasks", found, tasks, draws, next(streams), authors)
         for among, groups in (("cross_author", authors), ("cross_dataset", datasets)):
             rows.append(compared_across("tasks", among, found, tasks, groups, draws, next(streams))[0])
         within = compared_across("tasks", "within_dataset", found, tasks, datasets, draws, next(streams), authors)
@@ -192,7 +192,7 @@ def _notes_on_labels(clusters: Clusters, ways: int) -> list[str]:
         notes.append("No dataset has models by two authors, so clusters of datasets may be clusters of uploaders.")
     elif 0 < ways < FEW_WAYS:
         notes.append(
-            f"Authors' sweeps can be permuted in only {ways} ways, so p of cross_author is at least {1 / ways:.2g}."
+            f"Authors' sweeps can be permuted in only {ways} ways, so p of datasets is at least {1 / ways:.2g}."
         )
     return notes
 

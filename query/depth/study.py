@@ -15,7 +15,8 @@ from query.depth.depth import LayerRow, Profiled, difference_error, read_profile
 from query.figures import THEMES, add_legend, add_title, label, styled_grid
 from query.results import Drawn, ThemeName, to_frame
 from query.sampled import SAMPLE
-from query.statistics.authors import spearman
+from query.statistics.authors import FEWEST_AUTHORS, AuthorRuns, spearman, too_few
+from query.statistics.neighbours import codes_of
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ PANEL = (1.35, 1.05)  # inches
 COLUMNS = 6
 _MOST_PANELS = 60
 HIGH = 0.95  # quantile
+_TIE = 1e-12  # smaller differences come from summing in another order
 Floats = NDArray[np.float64]
 
 
@@ -45,8 +47,9 @@ Floats = NDArray[np.float64]
 class Agreement:
     """Spearman's ρ between ‖δW‖/‖W‖ (``delta`` up to this layer, or ``own_delta`` of it alone) and a measure's change.
 
-    Over models at one ``layer``, or over all layers together (None); ``low`` to ``high`` is the 95 % interval by
-    bootstrap over authors.
+    Over models at one ``layer``, or within all layers together (None): then each layer's models are ranked by
+    themselves, so what all models have in common from layer to layer counts nothing. ``low`` to ``high``: the 95 %
+    interval over authors (``query.statistics.authors.spearman``); None if there are fewer than five.
     """
 
     measure: str
@@ -54,8 +57,8 @@ class Agreement:
     of: str
     models: int
     rho: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,9 @@ class InputLoss:
 class DepthStudy(Drawn):
     """``means`` has a row for each layer: mean and standard deviation over models of every measure, and the base's.
 
-    ``data_share``: the share of each measure's variance at the last layer that lies between data sets (η²), with the
-    share expected by chance.
+    ``data_share``: the share of the variance of a measure at the last layer that lies between data sets (η²), with the
+    share expected by chance, and p. A sweep (one author, one data set) counts as one model with the mean of its models,
+    and permutations move whole sweeps.
     """
 
     ROWS = "means"
@@ -119,9 +123,9 @@ class DepthStudy(Drawn):
         ]  # fmt: skip
         return {
             "mean (± sd over models)": means,
-            "Spearman with ‖δW‖ up to the layer": [
+            "Spearman within layers, with ‖δW‖ up to the layer": [
                 {"measure": one.measure, "layer": "all" if one.layer is None else one.layer, "rho": one.rho,
-                 "95 %": f"{one.low:.2f} to {one.high:.2f}"}
+                 "95 %": "" if one.low is None else f"{one.low:.2f} to {one.high:.2f}"}
                 for one in pooled
             ],
             "lose their input": [
@@ -226,6 +230,8 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
     if sampled := sum(facts[one.model]["read"] == SAMPLE for one in models):
         which = "all models" if sampled == len(models) else f"{sampled} of {len(models)} models"
         notes += (f"only a sample of rows was read of {which}: their ‖δW‖/‖W‖ are estimates",)
+    if (authors_known := len({facts[one.model]["author"] for one in models})) < FEWEST_AUTHORS:
+        notes += (too_few(authors_known),)
     of_base = read_profiled(atlas, canonical, subject="base", probe=models[0].probe_sha256)
     if not of_base:
         raise AtlasError(f"{canonical} itself has no profile with the same probe.", hint)
@@ -244,9 +250,9 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
         models=len(models),
         authors=len(set(authors)),
         means=tuple(_means(layers, values, base_values)),
-        agreements=tuple(_agreements(layers, values, changes, np.array(authors), random)),
+        agreements=tuple(_agreements(layers, values, changes, np.array(authors))),
         forgetful=tuple(_input_losses(models, of_base[0], datasets)),
-        data_share=tuple(_data_shares(changes, datasets, random)),
+        data_share=tuple(_data_shares(changes, datasets, authors, random)),
         profiles=tuple(models),
         notes=notes,
     )
@@ -276,9 +282,8 @@ def _agreements(
     values: Mapping[str, Floats],
     changes: Mapping[str, Floats],
     authors: NDArray[Any],
-    random: np.random.Generator,
 ) -> Iterator[Agreement]:
-    """By measure: pooled over layers, then layer by layer; then with this layer's own change, pooled."""
+    """By measure: within all layers, then layer by layer; then with this layer's own change, within all layers."""
     places: list[int | None] = [None, *range(len(layers))]
     for name, change in changes.items():
         for of, place in (*(("delta", place) for place in places), ("own_delta", None)):
@@ -287,37 +292,48 @@ def _agreements(
             is_known = ~(np.isnan(left) | np.isnan(right)).any(axis=1)
             if is_known.sum() < _LEAST_MODELS or np.ptp(right[is_known]) == 0:
                 continue
-            rho, low, high = spearman(left[is_known], right[is_known], authors[is_known], random, DRAWS)
+            rho, ends = spearman(left[is_known], right[is_known], authors[is_known])
             layer = None if place is None else layers[place]
-            yield Agreement(name, layer, of, int(is_known.sum()), rho, low, high)
+            yield Agreement(name, layer, of, int(is_known.sum()), rho, *(ends or (None, None)))
 
 
 def _data_shares(
-    changes: Mapping[str, Floats], datasets: Sequence[tuple[str, ...]], random: np.random.Generator
+    changes: Mapping[str, Floats],
+    datasets: Sequence[tuple[str, ...]],
+    authors: Sequence[str],
+    random: np.random.Generator,
 ) -> Iterator[dict[str, Any]]:
-    """η² at the last layer over models that name exactly one data set, and its mean over permutations."""
+    """η² at the last layer over sweeps that name exactly one data set, and its mean over permutations."""
     named = [place for place, names in enumerate(datasets) if len(names) == 1]
-    groups = np.array([datasets[place][0] for place in named])
     for name, change in changes.items():
-        values = change[named, -1] if named else np.zeros(0)
-        is_known = ~np.isnan(values)
-        if is_known.sum() < _LEAST_MODELS or np.ptp(values[is_known]) == 0:
+        known = [place for place in named if not np.isnan(change[place, -1])]
+        values = change[known, -1]
+        if len(known) < _LEAST_MODELS or np.ptp(values) == 0:
             continue
-        of, known = groups[is_known], values[is_known]
-        by_chance = [_eta_squared(random.permutation(known), of) for _ in range(DRAWS)]
-        observed = _eta_squared(known, of)
-        p = (1 + sum(one >= observed for one in by_chance)) / (1 + DRAWS)
+        runs = AuthorRuns(codes_of([authors[place] for place in known]), [datasets[place][0] for place in known])
+        if not 1 < len(set(runs.labels)) < len(runs.labels):
+            continue  # every sweep has a data set of its own, or all have one
+        of_sweep = np.bincount(runs.of_model, weights=values) / runs.sizes
+        carried = codes_of(runs.labels)
+        observed = float(eta_squared(of_sweep, carried[None, :])[0])
+        by_chance = eta_squared(of_sweep, runs.permuted(carried, random, DRAWS))
+        p = (1 + int((by_chance >= observed - _TIE).sum())) / (1 + DRAWS)
         yield {"measure": name, "models": len(known), "share": observed,
-               "chance": float(np.mean(by_chance)), "p": p}  # fmt: skip
+               "chance": float(by_chance.mean()), "p": p}  # fmt: skip
 
 
-def _eta_squared(values: Floats, groups: NDArray[Any]) -> float:
-    """The share of the variance that lies between groups."""
-    whole = ((values - values.mean()) ** 2).sum()
-    between = sum(
-        (groups == name).sum() * (values[groups == name].mean() - values.mean()) ** 2 for name in np.unique(groups)
-    )
-    return float(between / whole) if whole > 0 else 0.0
+def eta_squared(values: Floats, groups: NDArray[np.intp]) -> Floats:
+    """(draws,) the share of the variance of ``values`` (n,) that lies between the ``groups`` (draws, n)."""
+    centred = values - values.mean()
+    whole = float(centred @ centred)
+    if not whole:
+        return np.zeros(len(groups))
+    kinds = int(groups.max()) + 1
+    cells = (groups + kinds * np.arange(len(groups))[:, None]).ravel()
+    shape = (len(groups), kinds)
+    sums = np.bincount(cells, np.tile(centred, len(groups)), kinds * len(groups)).reshape(shape)
+    sizes = np.bincount(cells, minlength=kinds * len(groups)).reshape(shape)
+    return np.asarray((sums**2 / np.maximum(sizes, 1)).sum(axis=1) / whole)
 
 
 def _input_losses(models: Sequence[Profiled], base: Profiled, datasets: Sequence[tuple[str, ...]]) -> list[InputLoss]:

@@ -28,7 +28,7 @@ from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from query.lookup import indexed_model, resolve_model
 from query.population import Head, head_of, own_datasets, relatives
-from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
+from query.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
 from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
 from query.predict.scoring import estimated_share
 from query.predict.training_set import (
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 # The share of models on unknown data is estimated if there are at least this many models.
 FEWEST_MODELS = 10
+# By the author left out (None: nobody), the number of votes and the labelled models.
+Fits = dict[tuple[object, ...], FittedClassifiers]
 
 
 @dataclass(frozen=True)
@@ -129,11 +131,12 @@ def predict_many(
     """
     _check(unknown_share)
     labelled = LabelledModelReader(atlas, representation)  # they are read once
+    fits: Fits = {}
     are_indexed = models is None
 
     def ask(model: str) -> Prediction:
         # A name that comes from the atlas must not be read as a folder of this machine.
-        return _predict(atlas, ModelRef(model) if are_indexed else model, labelled, k, base)
+        return _predict(atlas, ModelRef(model) if are_indexed else model, labelled, k, base, fits)
 
     many: list[Answered[Prediction]] = []
     for one in answered(undocumented(atlas, base) if models is None else map(str, models), ask):
@@ -159,6 +162,14 @@ def predict_many(
     return many
 
 
+def assumed_share(answers: Sequence[Prediction]) -> str:
+    """What these answers of one ``predict_many`` assume of unknown data, in a sentence; empty if they do not agree."""
+    shares = {one.unknown_share for one in answers}
+    if len(shares) != 1 or len(answers) < FEWEST_MODELS:
+        return ""
+    return f"{percent(shares.pop())} of the models are assumed to be tuned on data that no other author names"
+
+
 def undocumented(atlas: AtlasReader, base: str | None = None) -> list[str]:
     """Indexed models of a base that name no dataset, most downloads first, without copies and unrelated models."""
     rows = atlas.rows(
@@ -180,6 +191,7 @@ def _predict(
     labelled: LabelledModelReader,
     k: int,
     base: str | None = None,
+    fits: Fits | None = None,
 ) -> Prediction:
     if k < 1:
         raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
@@ -189,7 +201,7 @@ def _predict(
     # Its parents and children do not vote either: their datasets are not its own.
     without = () if target.model_id is None else (target.model_id, *relatives(atlas, target.model_id))
     models = labelled.read(target.base, without)
-    found = predict_target(target, models, k=k, representation=labelled.representation)
+    found = predict_target(target, models, k=k, representation=labelled.representation, fits=fits)
     return replace(found, notes=(*found.notes, *labelled.notes))
 
 
@@ -272,8 +284,10 @@ def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, An
     return tuple(found)
 
 
-def predict_target(target: Target, models: LabelledModels, *, k: int, representation: str = "") -> Prediction:
-    """Predict from labelled models, which must not include the target itself."""
+def predict_target(
+    target: Target, models: LabelledModels, *, k: int, representation: str = "", fits: Fits | None = None
+) -> Prediction:
+    """Predict from labelled models, which must not include the target itself. ``fits``: kept for the next target."""
     if not any(author != target.author for author in models.authors):
         raise AtlasError(
             f"There is no model of {target.base} with a known dataset by another author than "
@@ -282,12 +296,9 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
         )
     vector = np.zeros(models.vectors.shape[1], np.float32) if target.vector is None else target.vector
     everyone = models.with_unlabelled(vector, target.name, target.author, target.head, target.vocabulary)
-    sweeps = DatasetRuns(everyone.authors, everyone.datasets)
-    own_author = int(sweeps.authors[-1])
-    rows = np.append(training_rows(sweeps.of_model, sweeps.authors == own_author), len(everyone.models) - 1)
-    training = TrainingSet(everyone, k, rows)
-    fitted = fit(training, [own_author])
-    features = training.features(np.array([len(rows) - 1]))
+    training = TrainingSet(everyone, k, np.array([len(models.models)]))
+    features = training.features(np.array([0]))
+    fitted = _fitted_without(models, target.author, k, {} if fits is None else fits)
     probabilities = {name: each[0] for name, each in fitted.probabilities(features).items()}
     has_head = target.head.kind is not None
     is_met = features.vocabulary is not None and bool(features.vocabulary.is_known[0])
@@ -347,6 +358,18 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
         notes=tuple(notes),
         unknown_share=fitted.none,
     )
+
+
+def _fitted_without(models: LabelledModels, author: str, k: int, fits: Fits) -> FittedClassifiers:
+    """The classifiers fitted on all labelled models but this author's: the same for all authors who have none."""
+    own = author if author in models.authors else None
+    key = (own, k, *models.models)
+    if key not in fits:
+        sweeps = DatasetRuns(models.authors, models.datasets)
+        is_own = np.array([one == own for one in models.authors], dtype=bool)
+        training = TrainingSet(models, k, training_rows(sweeps.of_model, is_own))
+        fits[key] = fit(training, np.unique(sweeps.authors[is_own]).tolist())
+    return fits[key]
 
 
 def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ...]:

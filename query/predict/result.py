@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Answers with at least this probability or vote are printed, and never fewer than this many.
 _MIN_SHOWN = 0.01
 _FEWEST = 3
+_FEW_CASES = 30  # sweeps of an evaluation: with fewer, the interval of a share is a fifth or wider
 _PROBABILITIES = ("probability", "vectors", "head", "vocabulary")
 _SMALLEST, _LARGEST = 6.0, 55.0  # area of a point of the picture, in square points
 _TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
@@ -89,8 +90,13 @@ class Prediction(Result):
         voters: the votes, the largest first.
         unknown_share: the share of models assumed to be tuned on data that no other author names, the prior of "none of
             these"; by default that among the labelled models of the atlas.
+        fitted: the answers and the share before ``with_unknown_share``; None if it was not used.
     """
 
+    KEYS = (
+        "model", "base", "representation", "k", "evidence", "calibrated", "declared", "repeats", "answers", "voters",
+        "notes", "unknown_share",
+    )  # fmt: skip
     IS_LIST = True
     SHOW_HEADLINE = True
     DETAILS = ("declared", "models", "calibrated")
@@ -108,6 +114,7 @@ class Prediction(Result):
     voters: tuple[NeighbourVote, ...]
     notes: tuple[str, ...] = ()
     unknown_share: float = 0.5
+    fitted: tuple[tuple[Answer, ...], float] | None = field(default=None, repr=False)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The answers of ``shown_answers``."""
@@ -122,15 +129,19 @@ class Prediction(Result):
         ]
 
     def with_unknown_share(self, share: float) -> Prediction:
-        """The same if ``share`` of the models are tuned on data that no other author names."""
-        ordered = sorted(self.answers, key=lambda answer: answer.dataset == NONE_OF_THESE)
+        """The same if ``share`` of the models are tuned on data that no other author names.
+
+        It starts from the probabilities as they were fitted: those at a share of 0 or 1 have lost the evidence.
+        """
+        fitted = self.fitted or (self.answers, self.unknown_share)
+        ordered = sorted(fitted[0], key=lambda answer: answer.dataset == NONE_OF_THESE)
         columns = [name for name in _PROBABILITIES if getattr(ordered[0], name) is not None]
         table = np.array([[getattr(answer, name) for answer in ordered] for name in columns])
-        moved = with_prior(table, self.unknown_share, share).T.tolist()
+        moved = with_prior(table, fitted[1], share).T.tolist()
         answers = [
             replace(answer, **dict(zip(columns, row, strict=True))) for answer, row in zip(ordered, moved, strict=True)
         ]
-        return replace(self, answers=ranked(answers), unknown_share=share)
+        return replace(self, answers=ranked(answers), unknown_share=share, fitted=fitted)
 
     def agreement(self, answer: Answer) -> float:
         """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""
@@ -244,15 +255,55 @@ class Evaluation(Drawn):
     @property
     def headline(self) -> str:
         """How often the best answer is right, and how often the commonest dataset would be."""
-        scores = {score.evidence: score for score in self.scores}
-        together, majority = scores["together"], scores.get("majority")
+        majority = self._score("majority")
         than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
-        between = next((one.accuracy for one in self.intervals if one.evidence == "together" and one.accuracy), None)
-        interval = f" (95 % interval {percent(between[0])} to {percent(between[1])})" if between else ""
+        case = "A sweep counts as one case."
+        if self.is_small:
+            case = f"So few say little of how often it is: {counted(self.sweeps, 'sweep')} by "
+            case += f"{counted(self.authors, 'author')}."
+        often = f"for {self.share_right}" if self.is_small else f"in {self.share_right} of cases"
         return (
             f"Each of {counted(self.models, 'model')} predicted from models of other authors: the best answer is right "
-            f"in {percent(together.accuracy)} of cases{interval}{than}. A sweep counts as one case."
+            f"{often} ({self._interval_in_words}){than}. {case}"
         )
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there are so few cases that a percentage would say more than is known."""
+        return self.sweeps < _FEW_CASES or self._between is None
+
+    @property
+    def share_right(self) -> str:
+        """How often the best answer is right: in percent, or of a small evaluation as "4 of 5"."""
+        if not self.is_small:
+            together = self._score("together")
+            return percent(together.accuracy if together else None)
+        return f"{sum(one.right > 0 for one in self.outcomes):,} of {self.models:,}"
+
+    @property
+    def key_number(self) -> tuple[str, str]:
+        """The same as a number with its meaning."""
+        majority = self._score("majority")
+        models = counted(self.models, "model") + f" by {counted(self.authors, 'author')}"
+        than = f"; {percent(majority.accuracy)} by always naming the most common one" if majority else ""
+        few = "few models: " if self.is_small else ""
+        return (
+            self.share_right,
+            f"hidden datasets predicted correctly ({few}{models}, {self._interval_in_words}){than}",
+        )
+
+    def _score(self, evidence: str) -> PredictionScore | None:
+        return next((one for one in self.scores if one.evidence == evidence), None)
+
+    @property
+    def _between(self) -> tuple[float, float] | None:
+        return next((one.accuracy for one in self.intervals if one.evidence == "together"), None)
+
+    @property
+    def _interval_in_words(self) -> str:
+        if self._between is None:
+            return f"too few authors for an interval: {self.authors}"
+        return f"95 % interval {percent(self._between[0])} to {percent(self._between[1])}"
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
         """The scores, shares with their 95 % intervals; ``details``: every interval, and the reliability."""

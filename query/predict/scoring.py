@@ -62,8 +62,11 @@ def with_prior(probabilities: Reals, none: float | Reals, share: float) -> Reals
     """(rows, answers + 1) if the prior of "none of these", the last one, is ``share`` and not ``none``.
 
     Odds are multiplied by the ratio of the prior odds. That is right if models of unknown data, and those of known
-    data, look the same whatever their share is (prior shift; Saerens, Latinne & Decaestecker, 2002).
+    data, look the same whatever their share is (prior shift; Saerens, Latinne & Decaestecker, 2002). Raises ValueError
+    if ``none`` is 0 or 1: such probabilities hold no evidence against it.
     """
+    if np.any((np.asarray(none) <= 0) | (np.asarray(none) >= 1)):
+        raise ValueError("the prior of the probabilities must be between 0 and 1")
     none = np.broadcast_to(np.asarray(none, dtype=np.float64), len(probabilities))
     weights = np.repeat(((1 - share) / (1 - none))[:, None], probabilities.shape[1], axis=1)
     weights[:, -1] = share / none

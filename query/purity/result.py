@@ -68,8 +68,9 @@ class ModelPurity:
 
 @dataclass(frozen=True)
 class WithinScore:
-    """What purity would be by chance if models exchanged labels only with models of equal ``within`` (head, author …).
+    """What purity would be by chance if sweeps exchanged labels only with those of equal ``within`` (head, author …).
 
+    Whole sweeps exchange labels, so among all models this chance includes the matches within sweeps.
     ``strata``: the number of different values. ``movable``: the models whose label can become another. If habits
     explain purity, as where each dataset has its own head, this chance is as high. None if no label can move. The rest
     as in PurityScore.
@@ -92,9 +93,10 @@ class PurityScore:
 
     ``models``: the scored models, which have at least one match among their candidates. ``datasets``: the datasets
     (rows of ``by_dataset``) with at least one scored model. ``candidates``: the possible neighbours. ``authors``: those
-    of scored models. ``p_value``: the share of permutations of the labels that reach this purity, of all that there are
-    (``is_exact``) or, drawn at random, (1 + ``reached``)/(1 + ``permutations``): with none reached a bound. ``effect``:
-    how many standard deviations of the permutations purity is above their mean. ``ci_reason``: ``too_few_authors`` if
+    of scored models. ``p_value``: the share of permutations of the sweeps' labels after which models match other
+    authors' as much, of all that there are (``is_exact``) or, drawn at random, (1 + ``reached``)/(1 +
+    ``permutations``): with none reached a bound (``query.purity.study``). ``effect``: how many standard deviations of
+    the permutations the observed value is above their mean. ``ci_reason``: ``too_few_authors`` if
     there is no interval for that reason, else None. ``confusions``: only on request.
     """
 
@@ -367,10 +369,10 @@ def verdict(result: PurityResult) -> list[str]:
         )
     if other.is_more_than_chance:
         judgement = f"So models {alike} do lie together, and not only because one person made them."
+    elif other.purity is None and result.chance is not None and result.purity > result.chance:
+        judgement = f"So it remains open whether the vectors {known} or only on whose scripts were used."
     elif not result.is_more_than_chance:
         judgement = f"This may be chance: these numbers do not show that the vectors {known}."
-    elif other.purity is None:
-        judgement = f"So it remains open whether the vectors {known} or only on whose scripts were used."
     else:
         judgement = "Across authors this may be chance: the plain number may reflect the habits of single uploaders."
     if result.on_habits and result.is_more_than_chance:
@@ -383,7 +385,7 @@ def verdict(result: PurityResult) -> list[str]:
                 continue
             can = f"the label of {counted(one.movable, 'model')} can change"
             sentences.append(
-                f"If only models of the same {one.within} exchange labels, chance{among} is {percent(one.chance)} "
+                f"If only sweeps of the same {one.within} exchange labels, chance{among} is {percent(one.chance)} "
                 f"(p {_p_in_words(one)}; {can})."
             )
     return sentences

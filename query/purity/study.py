@@ -8,8 +8,9 @@ with m_f = 0 is not scored, but remains a candidate for the others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -18,16 +19,15 @@ import numpy as np
 
 from indexer.errors import BadArgument
 from query.population import Population, components, representatives
-from query.purity.labels import Floats, LabelledOrder, confused_pairs
+from query.purity.labels import Floats, LabelledOrder, OwnPlaces, confused_pairs
 from query.purity.result import ModelPurity, PurityResult, PurityScore, WithinScore
-from query.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
+from query.statistics.authors import FEWEST_AUTHORS, MOST_UNITS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
 from query.statistics.neighbours import Integers, by_width, codes_of, leave_out, map_parts, neighbour_order
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 _MANY = 2_000  # models from which a draw takes longer than handing it to a thread
-_MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups
 _BLOCK = 1 << 19  # entries of the table of neighbours in memory at a time
 # What ``within`` may name, as an expression of SQL. Models without a value form one stratum.
 _STRATA = {
@@ -45,6 +45,7 @@ HABITS = ("head", "language", "length", "norm", "seed")  # purity across authors
 _CHANCE_DRAWS = 200  # for the chance level within strata, and for the effect in large populations
 _DRAWS = 1000
 _HABIT_DRAWS = 20
+_FEW_WAYS = 20  # permutations below which p cannot be small
 _MOST_COUNTED = 20_000  # arrangements that are all tried; more are drawn from, which is faster
 # If fewer permutations than this reach the observed value, ten times as many are drawn, up to _MOST_DRAWS and as far as
 # they look at no more neighbours than _LOOKS, which takes a second or two.
@@ -84,11 +85,13 @@ def purity(
 
     ``draws``: the number of permutations; None for as many as p needs (``null_distribution``).
 
-    p, plain: the label sets are permuted freely among the candidates. p, cross-author: models of one author with one
-    label set (a sweep) are never independent, so whole sweeps are permuted (``AuthorRuns.permuted``). The test is exact
-    for the hypothesis that an author's labels are unrelated to the vectors of the sweeps, whatever the sizes of the
-    sweeps and however similar the vectors of one author. The statistic is purity minus chance, because a popular
-    dataset assigned to a large sweep raises both. (In plain permutations chance is constant, so this is purity itself.)
+    p: models of one author with one label set (a sweep) are one decision, never independent, so whole sweeps are
+    permuted (``AuthorRuns.permuted``), in both forms. The test is exact for the hypothesis that an author's labels are
+    unrelated to the vectors of the sweeps, whatever the sizes of the sweeps and however similar the vectors of one
+    author. The statistic, cross-author, is purity minus chance, because a popular dataset assigned to a large sweep
+    raises both. Plain, it is the same among the models of others: an author's own models, which match whatever is
+    permuted, count neither for nor against (``LabelledOrder.excess``). If no author has two models, it is purity minus
+    chance too; if nobody else shares a dataset, p is 1.
     """
     if (k is not None and k < 1) or (draws is not None and draws < 1):
         raise ValueError("k and draws must be at least 1")
@@ -98,7 +101,6 @@ def purity(
     if len(rows):
         authors = codes_of([population.authors[row] for row in rows])
         names = [population.models[row] for row in rows]
-        scores = []
         # Leaving out a model's author also leaves out the model, so one table serves both in turn.
         kin = np.arange(len(rows), dtype=np.intp) if trees is None else codes_of(trees[rows].tolist())
         families = authors
@@ -110,21 +112,32 @@ def purity(
         # of the model's family and of the largest group of authors left out.
         holders = Counter(name for names in labels for name in names)
         looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
-        away = np.bincount(units_of(authors.tolist(), _MOST_UNITS)).max()
+        away = np.bincount(units_of(authors.tolist(), MOST_UNITS)).max()
         reach: Integers = looked_at + np.bincount(families)[families] + away
         order = neighbour_order(population.vectors, rows, population.blocks, reach)
         strata = {name: codes_of([values[row] for row in rows]) for name, values in within.items()}
-        for form, excluded in enumerate((kin, families)):
-            leave_out(order, excluded)
-            trial = LabelledOrder(order, excluded, labels, k)
-            score = _score(trial, authors, names, draws, np.random.default_rng([seed, form]))
-            found = confused_pairs(trial) if confusions and score.models else ()
-            held = tuple(
-                _within(name, LabelledOrder(order, excluded, labels, k, codes, by == "task"), score, draws, seed)
+
+        def score(excluded: Integers) -> PurityScore:
+            """The score of the lists as they are now, with the chance levels within strata, without any p."""
+            trial = LabelledOrder(order, excluded, labels, k, owners=families)
+            found = _score(trial, authors, names)
+            if not found.models:
+                return found
+            levels = tuple(
+                _within(name, LabelledOrder(order, excluded, labels, k, codes, by == "task", owners=families), seed)
                 for name, codes in strata.items()
-                if score.models
             )
-            scores.append(replace(score, confusions=found, within=held))
+            return replace(found, confusions=confused_pairs(trial) if confusions else (), within=levels)
+
+        leave_out(order, kin)
+        plain = score(kin)
+        own = OwnPlaces(order, kin, families)
+        leave_out(order, families)
+        scores = [
+            _with_p(found, partial(LabelledOrder, order, families, labels, k, own=taken), strata, by == "task", draws,
+                    [seed, form])
+            for form, (found, taken) in enumerate(((plain, own), (score(families), None)))
+        ]  # fmt: skip
     else:
         scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
     scores = [replace(score, note=score.note.replace("dataset", by)) for score in scores]
@@ -181,10 +194,8 @@ def habits_with_labels(population: Population, strata: Mapping[str, Sequence[Has
     return tuple(notes)
 
 
-def null_distribution(
-    trial: LabelledOrder, observed: float, draws: int | None, rng: np.random.Generator
-) -> dict[str, Any]:
-    """Compare ``observed``, the mean of purity minus chance, with permutations of the labels.
+def null_distribution(trial: LabelledOrder, draws: int | None, rng: np.random.Generator) -> dict[str, Any]:
+    """Compare ``LabelledOrder.excess`` of the observed labels with that of permutations of the sweeps' labels.
 
     Returns these fields of ``PurityScore``: ``p_value``; ``permutations``, and how many ``reached`` the observed value;
     ``is_exact``: whether these are all that there are, each counted once, otherwise they were drawn; ``effect``: how
@@ -197,7 +208,8 @@ def null_distribution(
     that stops at n permutations is at least (1 + ENOUGH)/(1 + n), and is the one that n permutations give.
     """
     carried, sweeps = trial.sweep_kinds, trial.sweeps
-    looks = max(1, len(trial.order) * int(trial.matching(carried).max(initial=1) if trial.k is None else trial.k))
+    observed = trial.excess(carried) - _TIE
+    looks = max(1, len(trial.order) * int(trial.asked(carried)[2].max(initial=1)))
     most = min(_MOST_DRAWS, max(_DRAWS, int(_LOOKS / looks))) if draws is None else draws
     is_small, is_exact = looks * _DRAWS <= _LOOKS, False
     step = max(1, _AT_ONCE // looks)
@@ -235,10 +247,8 @@ def null_distribution(
     }
 
 
-def _score(
-    trial: LabelledOrder, authors: Integers, names: Sequence[str], draws: int | None, rng: np.random.Generator
-) -> PurityScore:
-    """The score of the observed labels."""
+def _score(trial: LabelledOrder, authors: Integers, names: Sequence[str]) -> PurityScore:
+    """The score of the observed labels, without p."""
     scored, neighbours, purity, chance = trial.evaluate(trial.sweep_kinds)
     if not len(scored):
         if len(authors) == 1:
@@ -250,15 +260,11 @@ def _score(
         else:
             note = "No dataset has models by two authors."
         return PurityScore(0, len(names), 0, note=note)
-    ways, note = trial.sweeps.outcomes(trial.sweep_kinds), ""
+    note = ""
     if chance.min() == 1.0:
         note = "Every candidate of every scored model matches it, so purity is 1 whatever the vectors are."
-    elif ways < 20:
-        note = f"The labels can be permuted in only {ways} ways, so p is at least {1 / ways:.2g}."
     by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
     ends = interval(trial, authors, scored, purity)
-    observed = float((purity - chance).mean()) - _TIE
-    null = null_distribution(trial, observed, draws, rng)
     return PurityScore(
         models=len(scored),
         candidates=len(names),
@@ -270,7 +276,6 @@ def _score(
         ci_high=ends[1] if ends else None,
         ci_reason=None if ends else TOO_FEW_AUTHORS,
         authors=len(np.unique(authors[scored])),
-        **null,
         by_dataset=tuple(by_dataset),
         note=note,
         by_model=tuple(
@@ -280,23 +285,48 @@ def _score(
     )
 
 
-def _within(name: str, trial: LabelledOrder, score: PurityScore, draws: int | None, seed: int) -> WithinScore:
-    """Chance and p if labels are permuted only within the strata of ``trial``."""
+def _within(name: str, trial: LabelledOrder, seed: int) -> WithinScore:
+    """The chance level if sweeps exchange labels only within the strata of ``trial``, without p."""
     codes, movable = trial.sweeps.stratum, len(trial.sweeps.movable(trial.sweep_kinds))
-    assert score.purity is not None
-    assert score.chance is not None
     found = WithinScore(name, len(np.unique(codes)), movable)
     if not movable:
         return found
-    rng = np.random.default_rng([seed, len(name)])
-    null = null_distribution(trial, score.purity - score.chance - _TIE, draws, rng)
+    rng = np.random.default_rng([seed, len(name), 1])
 
     def mean_purity(kinds: Integers) -> float:
         return float(trial.evaluate(kinds)[2].mean())
 
     moves = (trial.sweeps.permuted(trial.sweep_kinds, rng) for _ in range(_CHANCE_DRAWS))
     chance = map_parts(mean_purity, moves, is_long=len(trial.order) >= _MANY)
-    return replace(found, chance=float(np.mean(chance)), **null)
+    return replace(found, chance=float(np.mean(chance)))
+
+
+def _with_p(
+    score: PurityScore,
+    trial_of: Callable[..., LabelledOrder],
+    strata: Mapping[str, Integers],
+    is_split: bool,
+    draws: int | None,
+    seeds: Sequence[int],
+) -> PurityScore:
+    """The score with its p, also within ``strata``; ``trial_of(codes, is_split)``: on the lists without own models."""
+    if not score.models:
+        return score
+    trial, note = trial_of(), score.note
+    if not note and not trial.matching(trial.sweep_kinds).any():
+        note = "No dataset has models by two authors, so p, which compares an author's models with others', is 1."
+    elif not note and (ways := trial.sweeps.outcomes(trial.sweep_kinds)) < _FEW_WAYS:
+        note = f"The labels can be permuted in only {ways} ways, so p is at least {1 / ways:.2g}."
+    within = []
+    for level in score.within:
+        if level.movable:
+            parted = trial_of(strata[level.within], is_split)
+            level = replace(
+                level, **null_distribution(parted, draws, np.random.default_rng([seeds[0], len(level.within)]))
+            )
+        within.append(level)
+    null = null_distribution(trial, draws, np.random.default_rng(seeds))
+    return replace(score, note=note, within=tuple(within), **null)
 
 
 # ---- intervals: purity without one author at a time
@@ -311,7 +341,7 @@ def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: 
     """
     if len(np.unique(authors[scored])) < FEWEST_AUTHORS:
         return None
-    units = units_of(authors.tolist(), _MOST_UNITS)
+    units = units_of(authors.tolist(), MOST_UNITS)
     left = means_without(trial, units)
     mean = float(purity.mean())
     changes = np.array([mean - one for one in left if one is not None])
@@ -327,7 +357,7 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     limits = np.zeros((len(units), count + 1), dtype=np.intp)  # the last column belongs to no unit
     for unit in range(count):
         stays = units != unit
-        matching = trial.matching(trial.sweep_kinds, np.bincount(trial.sweeps.of_model, weights=stays))
+        matching = trial.matching(trial.sweep_kinds, stays)
         pool = stays.sum() - np.bincount(trial.excluded, weights=stays)[trial.excluded].astype(np.intp)
         looked_at = matching if trial.k is None else np.minimum(trial.k, pool)
         limits[:, unit] = np.where(stays & (matching > 0), looked_at, 0)

@@ -104,6 +104,12 @@ class RankStudy(Drawn):
         return rows
 
     @property
+    def mean_rank(self) -> float | None:
+        """The mean over families of their means over layers; None if no rank is known."""
+        known = [family.mean for family in self.families.values() if family.mean is not None]
+        return sum(known) / len(known) if known else None
+
+    @property
     def headline(self) -> str:
         """The mean rank, and the families with the lowest and the highest."""
         known = {name: family.mean for name, family in self.families.items() if family.mean is not None}
@@ -115,7 +121,7 @@ class RankStudy(Drawn):
         )
         return (
             f"{100 * self.threshold:g} % of the energy of {SYMBOLS[self.of]} lies in "
-            f"{decimal(sum(known.values()) / len(known), 1)} directions on average over the layers of "
+            f"{decimal(self.mean_rank, 1)} directions on average over the layers of "
             f"{self.model or counted(self.models, 'model')}{between}."
         )
 

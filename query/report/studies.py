@@ -9,19 +9,17 @@ from typing import Any
 from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
+from query.clusters.of_base import clusters_of_base
 from query.clusters.result import AGREE, Cluster
-from query.clusters.study import clusters
 from query.depth.study import depth_study
 from query.glossary import definition
 from query.map.coloring import ColorGroups
 from query.map.model_map import model_map
 from query.map.projection import METHODS
-from query.population import read_population
+from query.purity.of_base import purity_of_base
 from query.purity.result import PurityScore, purity_figure, verdict
-from query.purity.study import purity
 from query.rank.study import SYMBOLS, RankStudy, rank_by_depth
 from query.report.page import Section, Source, shorten
-from query.statistics.authors import UNCONVINCING
 from query.wording import NOTHING, count, counted, decimal, percent, span
 
 # What each representation keeps of a delta, in the order of the table; others follow by name.
@@ -38,15 +36,14 @@ _DATASETS = 25  # rows
 _GROUPS = 6  # named in the map's text alternative
 _CLUSTERS, _MEMBERS = 20, 15  # rows
 _NAMES = 3  # datasets or authors in a cell
-_LITTLE = 0.2  # agreement below this is weak
 _ABBREVIATED = {"ari": "ARI", "ami": "AMI"}
-_IN_FULL = {"ari": "adjusted Rand index", "ami": "adjusted mutual information"}
 _MEASURES = ("ari", "ami", "homogeneity", "completeness", "silhouette")
 _AMONG = {
     "all": "all with a label",
     "clustered": "those in a cluster",
     "cross_author": "pairs by different authors",
     "cross_dataset": "pairs on different datasets",
+    "within_dataset": "pairs on one dataset",
 }
 _FORGETFUL = 15  # rows
 
@@ -59,8 +56,7 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
     for name in [*(name for name in _MEANINGS if name in names), *(name for name in names if name not in _MEANINGS)]:
         say(f"  purity of {name}")
         try:
-            population = read_population(source.atlas, source.base, name, documented=True)
-            results.append(purity(population, draws=1000, seed=source.seed))
+            results.append(purity_of_base(source.atlas, source.base, representation=name, seed=source.seed))
         except AtlasError as error:
             failed.append(section.unavailable(error))
     if not names:
@@ -81,10 +77,9 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
         )
     notes = []
     for result in results:
-        own = [result.note, result.interval_note]
-        of_others = [result.cross_author.note, result.cross_author.interval_note]
-        found = [*own, *(f"across authors: {note}" for note in of_others if note and note not in own)]
-        notes += [f"{result.representation}: {note}" for note in found if note]
+        of_others = result.cross_author.note
+        further = [f"across authors: {of_others}"] if of_others and of_others != result.note else []
+        notes += [f"{result.representation}: {note}" for note in (result.note, *further, *result.notes) if note]
     numbers = ("purity", "95 % interval", "chance", "p")
 
     def cells(score: PurityScore) -> tuple[str, ...]:
@@ -153,7 +148,7 @@ def map_section(source: Source, section: Section) -> dict[str, Any]:
 
 def clusters_section(source: Source, section: Section) -> dict[str, Any]:
     """The clusters, guesses for their undocumented members, and agreement with its chance level."""
-    found = clusters(read_population(source.atlas, source.base), seed=source.seed)
+    found = clusters_of_base(source.atlas, source.base, seed=source.seed)
     if not found.clusters:
         return {"why": [section.unavailable(note) for note in found.notes]}
     placed = sum(cluster.size for cluster in found.clusters)
@@ -208,25 +203,12 @@ def clusters_section(source: Source, section: Section) -> dict[str, Any]:
 
 
 def _agreement(source: Source, section: Section, rows: list[Agreement]) -> dict[str, Any]:
-    """How well clusters agree with datasets and with authors: as sentences, and as a table."""
+    """How well clusters agree with datasets and with authors, as a table."""
     by_name = {(row.labels, row.measure, row.among): row for row in rows if row.against != "cloud"}
     main = by_name.get(AGREE)
     if main is not None:
         words = f"adjusted mutual information of clusters and datasets (at most 1); by chance {decimal(main.chance)}"
         section.key_number(decimal(main.value), words)
-    sentences = []
-    for what, row in (
-        ("Clusters and datasets", main),
-        ("Across authors, clusters and datasets", by_name.get(("datasets", "ari", "cross_author"))),
-        ("Clusters and authors", by_name.get(("authors", *AGREE[1:]))),
-    ):
-        if row is None or row.value is None:
-            continue
-        is_convincing = row.p_value is not None and row.p_value <= UNCONVINCING
-        verb = "agree a little" if row.value < _LITTLE else "agree"
-        measured = f"{_IN_FULL.get(row.measure, row.measure)} {decimal(row.value)}"
-        chance = f"by chance {decimal(row.chance)}, p {decimal(row.p_value, 3)}"
-        sentences.append(f"{what} {verb if is_convincing else 'agree no more than by chance'}: {measured}, {chance}.")
     used = [one for one in _MEASURES if any(row.measure == one for row in rows)]
     order = ("datasets", "authors", "clusters")
     return {
@@ -246,7 +228,6 @@ def _agreement(source: Source, section: Section, rows: list[Agreement]) -> dict[
                 for row in sorted(rows, key=lambda row: order.index(row.labels))
             ],
         ),
-        "sentences": sentences,
         "measures": [(_ABBREVIATED.get(one, one), definition(one, "clusters")) for one in used],
     }  # fmt: skip
 
@@ -261,17 +242,17 @@ def rank_section(source: Source, section: Section) -> dict[str, Any]:
         except AtlasError as error:
             unknown.setdefault(str(error), []).append(title)
             continue
-        families = study.families.values()
         if of == "delta":
-            ranks = [rank for family in families for rank in family.ranks if rank is not None]
             meaning = "mean rank of a change at half its energy, over families and layers"
-            section.key_number(decimal(sum(ranks) / len(ranks), 1), meaning)
+            section.key_number(decimal(study.mean_rank, 1), meaning)
         caption = f"Rank of {SYMBOLS[of]} by family, and its best fit (x: layer from 0)"
         kind = {
             "title": title,
             "symbol": SYMBOLS[of],
             "study": study,
-            "picture": section.picture(study.figure, marks=sum(len(family.ranks) for family in families)),
+            "picture": section.picture(
+                study.figure, marks=sum(len(family.ranks) for family in study.families.values())
+            ),
             "equations": _equations(source, caption, study),
             "fused": None,
             "not_fused": None,
@@ -319,7 +300,8 @@ def depth_section(source: Source, section: Section) -> dict[str, Any]:
     if "drift" in last:
         section.key_number(decimal(last["drift"], 2), "mean drift of the last layer, in units of the base's own spread")
     pooled = {
-        (one.measure, one.of): f"{decimal(one.rho)} ({decimal(one.low)} to {decimal(one.high)})"
+        (one.measure, one.of): decimal(one.rho)
+        + ("" if one.low is None else f" ({decimal(one.low)} to {decimal(one.high)})")
         for one in study.agreements
         if one.layer is None
     }
@@ -327,8 +309,8 @@ def depth_section(source: Source, section: Section) -> dict[str, Any]:
         "study": study,
         "picture": section.picture(study.figure, marks=10 * study.models),
         "agreements": source.table(
-            "Spearman's ρ between the change of the weights and that of each measure, over models and layers, with "
-            "95 % intervals by bootstrap over authors",
+            "Spearman's ρ between the change of the weights and that of each measure, over models within layers, with "
+            "95 % intervals over authors",
             {"measure": "fixed", "with ‖δW‖ up to the layer": "number", "with the layer's own ‖δW‖": "number"},
             [
                 (name, pooled.get((name, "delta"), NOTHING), pooled.get((name, "own_delta"), NOTHING))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -10,13 +12,15 @@ from indexer.console.messages import Progress, clean
 from indexer.errors import AtlasError
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.evaluation import evaluate
-from query.predict.predict import predict
+from query.predict.predict import assumed_share, predict_many, undocumented
+from query.predict.result import Prediction
 from query.report.page import Section, Source, shorten
 from query.trace.trace import trace
 from query.wording import counted, percent
 
 _PREDICTED = 20  # undocumented models, the most downloaded first
-_UNDOCUMENTED = "len(datasets) = 0 AND NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL"
+_IN_WORDS = 3  # of them
+_NOTES = 20
 _FROM = ("vectors", "vocabulary", "head")
 _EVIDENCE = {
     "together": "vectors and head together, with the vocabulary of models that have one",
@@ -44,19 +48,10 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
     except AtlasError as error:
         facts["not_evaluated"] = section.unavailable(error)
     else:
-        together, majority = (
-            {one.evidence: one for one in evaluation.scores}[name] for name in ("together", "majority")
-        )
-        section.key_number(
-            percent(together.accuracy),
-            "of hidden datasets predicted correctly; "
-            f"{percent(majority.accuracy)} by always naming the most common one",
-        )
+        section.key_number(*evaluation.key_number)
         ends = {row.evidence: row.accuracy for row in evaluation.intervals}
         facts |= {
             "evaluation": evaluation,
-            "together": together,
-            "majority": majority,
             "scores": source.table(
                 "Predictions of documented models from other authors' models",
                 {
@@ -75,19 +70,14 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
             ),
             "picture": section.picture(evaluation.figure),
         }  # fmt: skip
-    statement = f"SELECT model FROM models WHERE base = ? AND {_UNDOCUMENTED} ORDER BY downloads DESC"
-    rows = source.rows(f"{statement} NULLS LAST, model")
-    found, refusals = [], []
-    with Progress(min(len(rows), _PREDICTED), "  predicting") as progress:
-        for row in rows[:_PREDICTED]:
-            try:
-                found.append(predict(source.atlas, row["model"], base=source.base))
-            except AtlasError as error:
-                refusals.append(f"{row['model']}: {error.message}")
-            progress.update()
-    if refusals:
-        others = f" The same is true of {counted(len(refusals) - 1, 'other')}." if len(refusals) > 1 else ""
-        facts["refusal"] = section.unavailable(f"No prediction for {refusals[0]}{others}")
+    names = undocumented(source.atlas, source.base)
+    with Progress(len(names), "  predicting") as progress:
+        many = predict_many(source.atlas, base=source.base, on_progress=lambda _: progress.update())
+    every = [one.answer for one in many if one.answer is not None]
+    found, refused = every[:_PREDICTED], [one for one in many if one.error is not None]
+    if refused:
+        others = f" The same is true of {counted(len(refused) - 1, 'other')}." if len(refused) > 1 else ""
+        facts["refusal"] = section.unavailable(f"No prediction for {refused[0].asked}: {refused[0].error}{others}")
     answers = []
     for one in found:
         best: list[Any] = []
@@ -99,8 +89,7 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
         evidence = " and ".join([", ".join(used[:-1]), used[-1]] if len(used) > 1 else used)
         answers.append([one.model, *best, *([None, None] if len(one.answers) == 1 else []), evidence])
     return facts | {
-        "undocumented": len(rows),
-        "predicted": len(found),
+        "undocumented": len(names),
         "none_of_these": NONE_OF_THESE,
         "answers": source.table(
             "Probable datasets of undocumented models",
@@ -109,10 +98,28 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
                 "its probability": "number", "from": "fixed",
             },
             answers,
+            everything=source.command("predict", "--undocumented"),
+            total=len(every),
         ),
-        "all_names": source.query(statement),
-        "is_calibrated": all(one.calibrated for one in found),
+        "headlines": [one.headline for one in found[:_IN_WORDS]],
+        "assumed": assumed_share(every),
+        "notes": _notes_on(found),
     }  # fmt: skip
+
+
+def _notes_on(found: Sequence[Prediction]) -> list[str]:
+    """The notes of these answers: one that most of them have once, the others with the model they are about."""
+    counts = Counter(note for one in found for note in one.notes)
+    common = [note for note, count in counts.items() if count > len(found) / 2]
+    rest = [
+        note if one.model in note else f"{one.model}: {note}"
+        for one in found
+        for note in one.notes
+        if note not in common
+    ]
+    notes = [*common, *rest]
+    more = [f"… and {len(notes) - _NOTES:,} more notes"] if len(notes) > _NOTES else []
+    return [*notes[:_NOTES], *more]
 
 
 def trace_section(source: Source, section: Section) -> dict[str, Any]:

@@ -32,8 +32,7 @@ Ends = tuple[float, float]
 FEWEST_AUTHORS = 5
 UNCONVINCING = 0.05  # a larger p may be chance
 TOO_FEW_AUTHORS = "too_few_authors"  # the reason in JSON for an interval that is null
-# With more points, every draw uses the ranks of all of them: the table of comparisons would not fit in memory.
-_MOST_RANKED = 3000
+MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups
 
 
 # ---- sweeps
@@ -262,37 +261,40 @@ def units_of(authors: Sequence[Any] | Integers, most: int) -> Integers:
 # ---- rank correlation
 
 
-def spearman(
-    left: Floats, right: Floats, authors: npt.NDArray[Any], random: np.random.Generator, draws: int = 1000
-) -> tuple[float, float, float]:
-    """ρ of two tables (models, values), and the ends of its 95 % interval.
+def spearman(left: Floats, right: Floats, authors: Sequence[Any] | npt.NDArray[Any]) -> tuple[float, Ends | None]:
+    """Spearman's ρ of two tables (models, layers) within layers, and its 95 % interval; None for fewer than 5 authors.
 
-    The bootstrap draws whole authors (models, if there is one author) and ranks every draw: with w_j copies of point j
-    the rank of point i is Σ_j w_j [x_j < x_i] + (Σ_j w_j [x_j = x_i] + 1) / 2.
+    Values are ranked over the models of each layer, so a trend over layers that all models share counts nothing:
+    ρ = Σ covariances / √(Σ variances · Σ variances) of the ranks, summed over the layers where both tables vary. With
+    one layer that is the usual ρ. The interval is one for Fisher's z = artanh ρ, from how z changes without each author
+    in turn (``uncertainty``), and never narrower than for as many independent models, whatever the number of layers.
     """
-    names, groups = np.unique(authors, return_inverse=True)
-    if len(names) == 1:
-        groups = np.arange(len(authors))
-    count = int(groups.max()) + 1
-    copies = random.multinomial(count, np.full(count, 1 / count), size=draws)[:, groups]
-    each = left.shape[1]
-    weights = np.concatenate([np.ones((1, left.size)), np.repeat(copies, each, axis=1)]).astype(float)
-    ranks = [_mean_ranks(one.ravel(), weights) for one in (left, right)]
-    total = weights.sum(axis=1, keepdims=True)
-    centred = [one - (weights * one).sum(axis=1, keepdims=True) / total for one in ranks]
-    products = (weights * centred[0] * centred[1]).sum(axis=1)
-    sizes = np.sqrt(np.prod([(weights * one**2).sum(axis=1) for one in centred], axis=0))
-    found = np.divide(products, sizes, out=np.zeros_like(products), where=sizes > 0)
-    low, high = np.percentile(found[1:], [2.5, 97.5])
-    return float(found[0]), float(low), float(high)
+    rho = _rho_within(left, right)
+    models, codes = len(left), codes_of(list(authors))
+    if codes.max(initial=-1) + 1 < FEWEST_AUTHORS:
+        return rho, None
+    units = units_of(codes, MOST_UNITS)
+    # Halfway to the next smaller ρ that so many ranks can have, where they agree exactly.
+    most = 1 - 6 / (models * (models**2 - 1))
+
+    def height(value: float) -> float:
+        return float(np.arctanh(np.clip(value, -most, most)))
+
+    found = uncertainty(
+        np.bincount(units) / models,
+        np.array([height(rho) - height(_rho_within(left[units != unit], right[units != unit]))
+                  for unit in range(int(units.max()) + 1)]),
+    )  # fmt: skip
+    reach = found.quantile * max(found.error, 1 / math.sqrt(max(models - 3, 1)))
+    low, high = math.tanh(height(rho) - reach), math.tanh(height(rho) + reach)
+    return rho, (min(low, rho), max(high, rho))
 
 
-def _mean_ranks(values: Floats, weights: Floats) -> Floats:
-    """(draws, n): the mean ranks of ``values`` (n,) in each draw."""
-    if len(values) > _MOST_RANKED:
-        from scipy.stats import rankdata
+def _rho_within(left: Floats, right: Floats) -> float:
+    from scipy.stats import rankdata
 
-        return np.broadcast_to(rankdata(values), weights.shape)
-    below = (values[:, None] < values[None, :]).astype(float)
-    equal = (values[:, None] == values[None, :]).astype(float)
-    return weights @ below + (weights @ equal + 1) / 2
+    ranks = [rankdata(one, axis=0) - (len(one) + 1) / 2 for one in (left, right)]
+    varies = np.logical_and(*(one.any(axis=0) for one in ranks))
+    one, other = (ranks[place][:, varies] for place in (0, 1))
+    size = float(np.sqrt((one**2).sum() * (other**2).sum()))
+    return float((one * other).sum() / size) if size > 0 else 0.0

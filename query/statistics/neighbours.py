@@ -61,20 +61,18 @@ def leave_out(order: Order, excluded: Integers) -> None:
     The end of the list is filled with n, which stands for no model.
     """
     count = len(order)
-    group_of = np.append(excluded, -1)  # n, from an earlier removal, belongs to no group
-    sizes = np.bincount(excluded)[excluded]
+    group_of = np.append(excluded, -1)
+    columns = np.arange(count)
 
-    def close_up(part: Integers) -> None:
+    def close_up(part: slice) -> None:
         lists = order[part]
-        kept = lists[group_of[lists] != excluded[part, None]].reshape(len(part), -1)
-        order[part, : kept.shape[1]] = kept
-        order[part, kept.shape[1] :] = count
+        is_kept = (group_of[lists] != excluded[part, None]) & (lists < count)
+        is_filled = columns < is_kept.sum(axis=1)[:, None]
+        order[part][is_filled] = lists[is_kept]
+        order[part][~is_filled] = count
 
-    # Rows that lose equally many entries can be processed together.
-    for_size = (np.flatnonzero(sizes == size) for size in np.unique(sizes))
-    step = max(1, _BLOCK // count)
-    parts = (alike[start : start + step] for alike in for_size for start in range(0, len(alike), step))
-    map_parts(close_up, parts)
+    step = max(1, _BLOCK // max(1, count))
+    map_parts(close_up, (slice(start, start + step) for start in range(0, count, step)))
 
 
 def members_of(codes: Integers) -> list[Integers]:

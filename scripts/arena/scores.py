@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.vectors.centre import ADAPTER, FULL
-from query.purity.labels import LabelledOrder
+from query.purity.labels import LabelledOrder, OwnPlaces
 from query.purity.study import null_distribution
 from query.statistics.neighbours import codes_of, leave_out
 
@@ -25,7 +25,6 @@ Labels = Sequence[frozenset[str]]
 TIES = 8  # orders of equal similarities
 VOTERS = 5
 DRAWS = 1000
-_TIE = 1e-12
 MEASURES = (*(f"{form} {key}" for form in ("all", "across") for key in ("purity", "chance", "p_value", "effect")),
             "retrieval", "accuracy", "to_full")  # fmt: skip
 
@@ -77,10 +76,10 @@ def scores(
     found: list[Json] = []
     for number, order in enumerate(orders(similarity)):
         one: Json = {}
-        for name, codes in (("all", np.arange(len(rows))), ("across", codes_of(authors))):
-            one |= {
-                f"{name} {key}": value for key, value in _purity(order, codes, labels, 0 if number else draws).items()
-            }
+        owners = codes_of(authors)
+        for name, excluded in (("all", np.arange(len(rows))), ("across", owners)):
+            score = _purity(order, excluded, owners, labels, 0 if number else draws)
+            one |= {f"{name} {key}": value for key, value in score.items()}
         ranked = list(_ranked(order, labels, authors))
         right = [average_precision(matches) for matches, _ in ranked]
         votes = [_vote(order[row], row, labels, authors) for _, row in ranked]
@@ -115,17 +114,25 @@ def average_precision(matches: Sequence[bool]) -> float:
     return float(np.mean(np.arange(1, len(hits) + 1) / (hits + 1))) if len(hits) else np.nan
 
 
-def _purity(order: NDArray[np.uint16], codes: NDArray[np.intp], labels: Labels, draws: int | None) -> Json:
+def _purity(
+    order: NDArray[np.uint16],
+    excluded: NDArray[np.intp],
+    owners: NDArray[np.intp],
+    labels: Labels,
+    draws: int | None,
+) -> Json:
     lists = order.copy()
-    leave_out(lists, codes)
-    trial = LabelledOrder(lists, codes, list(labels), None)
+    leave_out(lists, excluded)
+    trial = LabelledOrder(lists, excluded, list(labels), None, owners=owners)
     _, _, purity, chance = trial.evaluate(trial.sweep_kinds)
     if not len(purity):
         return {"purity": None, "chance": None, "p_value": None, "effect": None}
     found: Json = {"purity": float(purity.mean()), "chance": float(chance.mean()), "p_value": None, "effect": None}
     if draws != 0:
-        observed = float((purity - chance).mean()) - _TIE
-        null = null_distribution(trial, observed, draws, np.random.default_rng(0))
+        own = OwnPlaces(lists, excluded, owners)
+        leave_out(lists, owners)
+        trial = LabelledOrder(lists, owners, list(labels), None, own=own)
+        null = null_distribution(trial, draws, np.random.default_rng(0))
         found |= {"p_value": null["p_value"], "effect": null["effect"]}
     return found
 

@@ -15,6 +15,7 @@ from query.population import Head
 from query.predict.classifier import NONE_OF_THESE, fit
 from query.predict.predict import predict_many, predict_target
 from query.predict.result import Duplicate
+from query.predict.scoring import with_prior
 from query.predict.training_set import TrainingSet
 from tests.halves import a_few
 from tests.predict.simulated import CLASSIFIER, Simulation, answer, labelled_models, target
@@ -239,6 +240,20 @@ def test_another_share_of_unknown_data_changes_the_odds_of_all_evidence(populati
     back = moved.with_unknown_share(found.unknown_share)
     assert [one.dataset for one in back.answers] == [one.dataset for one in found.answers]
     assert answer(found.with_unknown_share(0.0), NONE_OF_THESE).probability == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_share_of_none_or_all_loses_no_evidence(population, share):
+    found = predict_target(target(population.vectors[3], Head(CLASSIFIER, 3)), population, k=10)
+    moved = found.with_unknown_share(share)
+    assert answer(moved, NONE_OF_THESE).probability == share
+    assert moved.with_unknown_share(0.4) == found.with_unknown_share(0.4)
+    assert moved.with_unknown_share(1 - share).with_unknown_share(found.unknown_share).answers == pytest.approx(
+        found.with_unknown_share(found.unknown_share).answers
+    )
+    assert "fitted" not in moved.to_dict()
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        with_prior(np.array([[0.5, 0.5]]), share, 0.4)
 
 
 @pytest.mark.parametrize("unknown", a_few([9, 0], 1))

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from query.purity.labels import LabelledOrder
+from query.purity.labels import LabelledOrder, OwnPlaces
 from query.purity.study import purity
 from query.statistics.authors import AuthorRuns
 from query.statistics.neighbours import codes_of, leave_out, neighbour_order
@@ -108,3 +108,64 @@ def test_many_at_once_are_as_one_by_one(k, several):
     one_by_one = [trial.excess(row) for row in kinds]
     assert trial.excesses(kinds) == pytest.approx(one_by_one, abs=1e-12)
     assert len(set(one_by_one)) > 5
+
+
+def test_own_models_count_neither_for_nor_against():
+    """The statistic of the plain p by loops, and p from all moves of the authors' labels."""
+    rng = np.random.default_rng(4)
+    sweeps = [("p", "a", 3), ("q", "b", 2), ("r", "a", 1), ("s", "a", 2), ("s", "b", 3), ("t", "b", 1), ("t", "a", 1)]
+    rows = [(author, label, sweep) for sweep, (author, label, size) in enumerate(sweeps) for _ in range(size)]
+    authors = [row[0] for row in rows]
+    models = Models(rng.standard_normal((len(rows), 3)), [row[1] for row in rows], authors)
+    likeness = models.vectors @ models.vectors.T
+
+    def statistic(labels):
+        values = []
+        for one in range(len(rows)):
+            near = sorted(
+                (other for other in range(len(rows)) if other != one), key=lambda other: -likeness[one, other]
+            )
+            matches = [other for other in near if labels[other] == labels[one]]
+            if matches:
+                others = [other for other in near[: len(matches)] if authors[other] != authors[one]]
+                theirs = [labels[other] == labels[one] for other in near if authors[other] != authors[one]]
+                hits = sum(labels[other] == labels[one] for other in others)
+                values.append((hits - len(others) * np.mean(theirs)) / len(matches))
+        return np.mean(values)
+
+    at_least, values = [], []
+    for single in itertools.permutations("aba"):
+        for own in itertools.product(itertools.permutations("ab"), repeat=2):
+            of_sweep = [*single, *own[0], *own[1]]
+            values.append(statistic([of_sweep[row[2]] for row in rows]))
+    observed = statistic([row[1] for row in rows])
+    at_least = np.array(values) >= observed - 1e-9
+    found = purity(models)
+    assert found.is_exact
+    assert found.p_value == pytest.approx(at_least.mean(), abs=1e-12)
+    assert found.effect == pytest.approx((observed - np.mean(values)) / np.std(values), abs=1e-6)
+    assert 0.05 < found.p_value < 0.95
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_without_own_models_many_at_once_are_as_one_by_one(k):
+    rng = np.random.default_rng(3)
+    labels = [frozenset(rng.choice(list("abcd"), 1 + int(rng.integers(2))).tolist()) for _ in range(40)]
+    owners, kin = codes_of(rng.integers(0, 7, 40).tolist()), np.arange(40)
+    order = neighbour_order(rng.standard_normal((40, 5)).astype(np.float32), np.arange(40))
+    leave_out(order, kin)
+    own = OwnPlaces(order, kin, owners)
+    leave_out(order, owners)
+    trial = LabelledOrder(order, owners, labels, k, own=own)
+    kinds = trial.sweeps.permuted(trial.sweep_kinds, rng, 30)
+    one_by_one = [trial.excess(row) for row in kinds]
+    assert trial.excesses(kinds) == pytest.approx(one_by_one, abs=1e-12)
+    assert all(trial.reaches(row, value) and not trial.reaches(row, value + 1e-6)
+               for row, value in zip(kinds, one_by_one, strict=True))  # fmt: skip
+
+
+def test_one_author_shows_nothing_however_pure():
+    found = purity(clusters(4, ["solo"], ["a", "b", "c"]))
+    assert (found.purity, found.p_value, found.effect) == (1.0, 1.0, None)
+    assert found.note.startswith("No dataset has models by two authors")
+    assert "remains open" in found.headline

@@ -91,7 +91,7 @@ def test_tasks_beyond_the_data(tmp_path, by_task):
 def test_where_tasks_go_with_the_data_nothing_is_said(tmp_path):
     written = [one for one in models(1.0) if int(one.datasets[0][1]) % 2 == HEADS.index(one.head)]
     with Atlas(write_atlas(tmp_path, written)) as atlas:
-        found = atlas.purity(by="task", draws=50)
+        found = atlas.purity(by="task")
         clusters = atlas.clusters(by="task", draws=50, method="kmeans", count=DATASETS)
     assert found.p_value < 0.05
     assert found.within[0].chance is None

@@ -40,7 +40,7 @@ def test_habits_that_go_with_the_data(by):
         assert (one.within, one.strata, one.movable) == ("head", 2, 4 * EACH)
         assert one.chance > 1.5 * score.chance
         assert (one.p_value < 0.01) == (by == "data")
-    assert "If only models of the same head exchange labels, chance is" in found.headline
+    assert "If only sweeps of the same head exchange labels, chance is" in found.headline
     assert found.to_dict()["within"][0]["within"] == "head"
     assert [row["among"] for row in found.table()["neighbours"]][2:] == [
         "all, labels exchanged within head", "by other authors, labels exchanged within head"
@@ -89,7 +89,7 @@ def test_a_habit_that_goes_with_the_labels_is_noted():
     assert [note.split(":")[0] for note in notes] == ["The labels go with the own", "The labels go with the apart"]
     assert "0 of 24 models share it with a model of another label (by chance 24)" in notes[0]
     assert habits_with_labels(Models(np.zeros((0, 3)), []), {"own": []}) == ()
-    found = purity(clusters(2, list("xyz"), list("abc")), draws=50)
+    found = purity(clusters(2, list("xyz"), list("abc")))
     assert "But a habit" not in found.headline
     noted = replace(found, on_habits=tuple(notes))
     assert "But a habit goes with the labels" in noted.headline

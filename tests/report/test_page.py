@@ -210,7 +210,7 @@ def test_clusters_are_the_groups_of_the_atlas(page):
     agreement = page.table("Agreement and its chance level")
     rows = [row for row in agreement.rows if row[:3] == ["clusters with datasets", "homogeneity", "those in a cluster"]]
     assert float(rows[0][3]) > 0.9
-    assert "agree: adjusted mutual information" in page.said("clusters")
+    assert "agree to 1.00 of 1 by adjusted mutual information" in page.said("clusters")
 
 
 def test_the_undocumented_model_gets_the_dataset_of_its_group(page):

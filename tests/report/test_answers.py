@@ -1,0 +1,95 @@
+"""The report says what the questions answer: the same numbers, headlines and notes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from query import Atlas
+from query.wording import percent
+from tests.atlas_builder import family, write_atlas
+from tests.report_reader import Page
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory):
+    """An atlas with a dozen undocumented models, and its report."""
+    models = family(each=8, tightness=0.5)
+    draw = np.random.default_rng(3)
+    for place in range(12):
+        vector = models[place].vector + draw.normal(size=24) / 4
+        models.append(replace(models[place], model=f"zoe/silent{place}", vector=vector, datasets=(), downloads=place))
+    with pytest.MonkeyPatch.context() as patch, Atlas(write_atlas(tmp_path_factory.mktemp("said"), models)) as atlas:
+        patch.setitem(sys.modules, "umap", None)  # its import takes long
+        yield atlas, Page(atlas.report().html)
+
+
+def words(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("section", "ask"),
+    [
+        ("purity", lambda atlas: atlas.purity()),
+        ("clusters", lambda atlas: atlas.clusters()),
+        ("prediction", lambda atlas: atlas.evaluate_prediction()),
+        ("rank", lambda atlas: atlas.rank()),
+    ],
+)
+def test_headlines_and_notes_are_those_of_the_answers(answered, section, ask):
+    atlas, page = answered
+    answer, said = ask(atlas), words(page.said(section))
+    assert words(answer.headline) in said
+    for note in answer.notes:
+        assert words(note) in said
+
+
+@pytest.mark.slow
+def test_purity_has_the_caveat_on_habits(answered):
+    atlas, page = answered
+    assert atlas.purity().on_habits
+    assert "But a habit goes with the labels" in page.said("purity")
+    assert "(--within head)" in page.said("purity")
+
+
+@pytest.mark.slow
+def test_predictions_are_those_of_one_call(answered, monkeypatch):
+    atlas, page = answered
+    fitted = []
+    fit = sys.modules["query.predict.predict"].fit
+    monkeypatch.setattr("query.predict.predict.fit", lambda *given: fitted.append(1) or fit(*given))
+    many = [one.answer for one in atlas.predict_many()]
+    assert len(fitted) == 1  # none of these authors has a labelled model
+    table = page.table("Probable datasets of undocumented models")
+    assert table.column("model") == [one.model for one in many]
+    assert table.column("probability") == [percent(one.answers[0].probability) for one in many]
+    assert table.column("most probable dataset") == [one.answers[0].dataset for one in many]
+    said = page.said("prediction")
+    assert f"{percent(many[0].unknown_share)} of the models are assumed to be tuned on data that no other" in said
+    assert words(many[0].headline) in words(said)
+    # One by one they are the same answers with another prior.
+    alone = atlas.predict(many[0].model)
+    assert alone.with_unknown_share(many[0].unknown_share).answers == many[0].answers
+
+
+@pytest.mark.slow
+def test_five_models_are_no_headline_of_a_hundred_percent(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", None)
+    models = [*family()[:3], *family()[6:8]]
+    with Atlas(write_atlas(tmp_path, models)) as atlas:
+        evaluation, page = atlas.evaluate_prediction(), Page(atlas.report().html)
+    assert evaluation.headline.startswith(
+        "Each of 5 models predicted from models of other authors: the best answer is right for 5 of 5 (too few authors "
+        "for an interval: 3)"
+    )
+    assert "So few say little of how often it is: 5 sweeps by 3 authors." in evaluation.headline
+    (meaning,) = [meaning for meaning in page.key_numbers if "hidden datasets" in meaning]
+    assert page.key_numbers[meaning] == "5 of 5"
+    assert "few models: 5 models by 3 authors, too few authors for an interval" in meaning
+    assert "100\u00a0% of" not in page.said("prediction")
