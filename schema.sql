@@ -217,7 +217,7 @@ COMMENT ON COLUMN model_datasets.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN model_datasets.dataset IS 'Canonical name: glue, glue/mrpc, squad, owner/name; null if the text is not a dataset name.';
 COMMENT ON COLUMN model_datasets.parent IS 'The dataset that it is a subtask of: glue for glue/mrpc. The model also has a row for the parent.';
 COMMENT ON COLUMN model_datasets.raw IS 'The name as written in the card or tag.';
-COMMENT ON COLUMN model_datasets.source IS 'Where it is written: tag, card or model-index.';
+COMMENT ON COLUMN model_datasets.source IS 'Where it is written: tag, card, model-index, or readme (the sentence of the tool that tuned it; read only if the others name none).';
 
 CREATE TABLE evaluations (
     model_id INTEGER NOT NULL,

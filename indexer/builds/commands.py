@@ -21,6 +21,7 @@ from indexer.listing.claims import BY_FOLDER, untyped_relation
 from indexer.listing.crawl import answers, crawl
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest, Question, Rejected
+from indexer.listing.readmes import completed
 from indexer.machine import check_device
 from indexer.names import ModelRef, is_hub_id, is_local_id, without_address
 from indexer.network.hub import BaseFacts, count_children, model_row, resolve_base, unknown_model
@@ -158,7 +159,7 @@ def add(
             row, claimed_by = local_row(reference, _name_of_folder(reference.folder, name, one.listing)), BY_FOLDER
         else:
             try:
-                row, claimed_by = model_row(reference.id, reference.revision), "user"
+                row, claimed_by = completed(model_row(reference.id, reference.revision)), "user"
             except ModelError as error:
                 if error.reason == "not_found" and not isinstance(error, UnknownRevision):
                     raise unknown_model(reference.id) from error
@@ -291,7 +292,8 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
             build.listing.path.unlink(missing_ok=True)
     if not is_wanted:
         raise AtlasError("Nothing was read.", "Take fewer with `limit`.")
-    return build.run(planned, base or build.stored_base())
+    build.read_readmes(build.selected())
+    return build.run(build.with_listed(planned), base or build.stored_base())
 
 
 def prepare(options: BuildOptions, watcher: Watcher) -> None:

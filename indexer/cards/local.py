@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from indexer.cards.modelcard import ModelFacts, read_row
-from indexer.cards.readme import card_facts
+from indexer.cards.readme import SENTENCE, card_facts, sentence_datasets
+from indexer.cards.sentence import lacks_sentence
 from indexer.errors import AtlasError
 from indexer.names import LOCAL, ModelRef, is_local_id
 from indexer.regular_files import files_below
@@ -39,7 +40,8 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
         raise AtlasError(f"{folder} cannot be listed: {error.strerror}.", _HINT) from error
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
         raise AtlasError(f"{folder} holds no weights (no .safetensors or .bin file).", _HINT)
-    card = card_facts(_text(folder / "README.md"))
+    readme = _text(folder / "README.md")
+    card = card_facts(readme)
     # The part of config.json and adapter_config.json that a row on the Hub has.
     found_config, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))
     config: dict[str, Any] = {key: found_config[key] for key in ("architectures", "model_type") if key in found_config}
@@ -52,7 +54,7 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
             with (folder / filename).open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             commit.update(f"{filename} {content}\n".encode())
-    return {
+    row = {
         "id": name or reference.id,
         "folder": place_of(folder),
         "sha": commit.hexdigest(),
@@ -63,13 +65,21 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
         "config": without_paths(config),
         "siblings": [{"rfilename": name} for name in names],
     }
+    if lacks_sentence(_as_of_hub(row)):
+        row[SENTENCE] = without_paths(list(sentence_datasets(readme)))
+    return row
 
 
 def facts_of(row: Mapping[str, Any]) -> ModelFacts:
     """The facts of a listing row of a repository or a folder. Raises MalformedRow if the row names no model."""
+    return read_row(_as_of_hub(row))
+
+
+def _as_of_hub(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with an id that a repository could have."""
     identifier = row.get("id")
     is_folder = isinstance(identifier, str) and (is_local_id(identifier) or Path(identifier).is_absolute())
-    return read_row({**row, "id": "local/folder"} if is_folder else row)
+    return {**row, "id": "local/folder"} if is_folder else row
 
 
 def _object(path: Path) -> dict[str, Any]:

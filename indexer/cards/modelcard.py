@@ -21,6 +21,7 @@ from indexer.cards.datasets import (
     is_known,
     is_placeholder,
 )
+from indexer.cards.readme import SENTENCE
 from indexer.errors import Failed
 from indexer.names import is_hub_id
 from indexer.untrusted import Reader, hub_address, printable
@@ -48,6 +49,8 @@ _SHOTS = re.compile(r"\b(?:\d{1,3}|zero|one|few)[ _-]?shots?\b")
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+", re.IGNORECASE | re.ASCII)
 
 
+# Where a dataset is named; "readme": in the sentence of the tool that tuned the model.
+DatasetSource = Literal["tag", "card", "model-index", "readme"]
 Evaluated = tuple[str, tuple[CanonicalDataset, ...]]  # a dataset's raw name, and what it means
 
 
@@ -67,7 +70,7 @@ class DatasetClaim:
 
     dataset: str | None
     raw: str
-    source: Literal["tag", "card", "model-index"]
+    source: DatasetSource
     parent: str | None = None
 
 
@@ -171,7 +174,7 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         library=reader.text(_first_value(row, "library_name") or card.get("library_name"), "library_name"),
         tags=tags,
         bases=_bases(tags, card, config, reader),
-        datasets=_dataset_claims(tags, card, evaluated, reader),
+        datasets=_dataset_claims(tags, card, evaluated, row.get(SENTENCE), reader),
         evaluations=evaluations,
         oddities=reader.oddities,
         trigger_words=tuple(dict.fromkeys(text for text in stated_words if text))[:_MAX_TRIGGERS],
@@ -209,11 +212,12 @@ def _dataset_claims(
     tags: Sequence[str],
     card: Mapping[str, Any],
     evaluated: Sequence[Evaluated],
+    of_readme: Any,
     reader: Reader,
 ) -> tuple[DatasetClaim, ...]:
     claims: dict[DatasetClaim, None] = {}
 
-    def claim(raw: str, found: tuple[CanonicalDataset, ...], source: Literal["tag", "card", "model-index"]) -> None:
+    def claim(raw: str, found: tuple[CanonicalDataset, ...], source: DatasetSource) -> None:
         for dataset in found:
             claims[DatasetClaim(dataset.name, raw, source, dataset.parent)] = None
         if not found and not is_placeholder(raw):
@@ -237,6 +241,8 @@ def _dataset_claims(
                     claim(raw, canonical_datasets(raw), "card")
     for raw, found in evaluated:
         claim(raw, found, "model-index")
+    for raw in reader.texts(of_readme, "readme", _MAX_DATASETS):
+        claim(raw, canonical_datasets(raw), "readme")
     if len(claims) > _MAX_DATASETS:
         reader.note("datasets", f"cut to {_MAX_DATASETS} items")
     return tuple(claims)[:_MAX_DATASETS]

@@ -23,17 +23,18 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from indexer.cards.readme import SENTENCE
 from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER, Claim
 from indexer.listing.listed_models import Line, ListedModel, select
-from indexer.listing.listing_state import RESTORED, CrawlState, State, bad_line, model_line, step_line
+from indexer.listing.listing_state import REJECTED_BEFORE, RESTORED, CrawlState, State, bad_line, model_line, step_line
 from indexer.listing.questions import (
     COPY,
     BadRow,
@@ -152,6 +153,15 @@ class Listing:
         claim = Claim(relation, claimed_by, parent)
         self._append([model_line(str(row["id"]), {"user": claim}, row, "", datetime.now(UTC))])
 
+    def note_datasets(self, datasets: Mapping[str, Sequence[str]]) -> None:
+        """Remember what the READMEs of listed models name, by id: their rows do not show it."""
+        lines = []
+        for name, named in datasets.items():
+            model = self._read().models[name]
+            row = {"id": name, "sha": model.row.get("sha"), SENTENCE: list(named)}
+            lines.append(model.as_line() | {"claims": {}, "row": row})
+        self._append(lines)
+
     def rename(self, old: str, row: RawRow | None, new: str) -> None:
         """List the model ``old`` as ``new``, with its claims, unless that is listed already.
 
@@ -211,7 +221,8 @@ class Listing:
         lines += [bad_line(replace(bad, seen=now), crawl.id) for bad in page.of(BadRow)]
         lines += [step_line(one.id, one.step, crawl.id) for one in page.of(UnlistedMember)]
         for one in page.of(Rejected):
-            if state.rejected[one.kind].get(one.id, ("",))[0] != one.commit:
+            before = state.rejected[one.kind].get(one.id)
+            if before is None or before[0] != one.commit or before[1] == REJECTED_BEFORE:
                 lines.append({"kind": one.kind, "id": one.id, "sha": one.commit, "why": one.why})
         lines.append(
             {

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from indexer.cards.readme import SENTENCE
 from indexer.listing.claims import Claim
 from indexer.listing.listed_models import Line, ListedModel
 from indexer.listing.questions import COPY, WALKED, BadRow, CrawlProgress, RawRow, Step
@@ -14,11 +15,13 @@ from indexer.names import RELATIONS, is_hub_id, is_local_id
 from indexer.untrusted import is_too_deep
 
 # Fields that belong to one commit, and are not carried over to the next.
-_OF_COMMIT = ("siblings", "safetensors")
+_OF_COMMIT = ("siblings", "safetensors", SENTENCE)
 # In place of a question, for a model that was restored to the listing from another source.
 RESTORED = "restored"
 # Sources of claims that cost requests to read.
 _EXAMINED = ("adapter_config", "config", "card", "name")
+# A rejection of older versions, which took the path of a folder in a card for a base: such models are examined again.
+REJECTED_BEFORE = "its card names another model"
 # Questions of older versions, and the one that is asked instead.
 _ASKED_BEFORE = ("alias:adapter:", "descendants:finetune:")
 # Steps of a path that are kept; longer ones are circles.
@@ -158,7 +161,9 @@ class State:
             if step.relation in WALKED and (narrows or seen == crawl.id)
         }
         known: dict[str, tuple[str, Claim | None]] = {
-            identifier: (commit, None) for identifier, (commit, _) in self.rejected["rejected"].items()
+            identifier: (commit, None)
+            for identifier, (commit, why) in self.rejected["rejected"].items()
+            if why != REJECTED_BEFORE
         }
         for model in self.models.values():
             claims = [claim for claim, seen in model.claims.values() if narrows or seen == crawl.id]
