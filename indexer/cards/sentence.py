@@ -11,8 +11,8 @@ from indexer.cards.readme import SENTENCE
 # Tags of the tools whose cards have the Trainer's sentence. LLaMA-Factory writes the datasets nowhere else.
 _TOOLS = frozenset((
     "alignment-handbook", "autotrain", "axolotl", "dpo", "generated_from_keras_callback", "generated_from_trainer",
-    "grpo", "kto", "llama-factory", "llamafactory", "ms-swift", "open-r1", "orpo", "reward-trainer", "sft", "swift", "trl",
-    "unsloth", "xtuner",
+    "grpo", "kto", "llama-factory", "llamafactory", "ms-swift", "open-r1", "orpo", "reward-trainer", "sft", "swift",
+    "trl", "unsloth", "xtuner",
 ))  # fmt: skip
 
 
