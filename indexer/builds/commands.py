@@ -15,7 +15,7 @@ from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.cards.local import local_name, local_row, place_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import AtlasError, ModelError, UnknownRevision, require, unreadable, without_user
+from indexer.errors import AtlasError, BadArgument, ModelError, UnknownRevision, require, unreadable, without_user
 from indexer.listing.claim_filter import NO_PATH
 from indexer.listing.claims import BY_FOLDER, untyped_relation
 from indexer.listing.crawl import answers, crawl
@@ -96,7 +96,7 @@ def build(
     argument is wrong, or another process writes to the atlas.
     """
     chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress, confirm), AtlasFolder(atlas)
-    names = [base] if isinstance(base, str) else list(base)
+    names = list(base) if isinstance(base, list | tuple) else [base]
     prepare(chosen, watcher)
     if chosen.scheduler is not None and not dry_run:
         from indexer.builds.dask_executor import DaskExecutor
@@ -190,8 +190,10 @@ def _name_of_folder(folder: Path, name: str | None, listing: Listing) -> str:
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
     """A base by any of its names: from the Hub, or offline from the atlas.
 
-    Raises AtlasError if neither knows it.
+    Raises AtlasError if neither knows it, and BadArgument if ``name`` is no text.
     """
+    if not isinstance(name, str) or not name.strip():
+        raise BadArgument(f"`base` is {name!r}, not the id of a base model.", "For example: FacebookAI/roberta-base")
     if not constants.HF_HUB_OFFLINE:
         return resolve_base(name)
     typed = without_address(name).lower()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from indexer.cards.modelcard import ModelFacts, read_row
 from indexer.cards.readme import SENTENCE, card_facts, sentence_datasets
@@ -19,6 +20,8 @@ from indexer.untrusted import is_too_deep, load_json
 
 # Files that decide the weights and claims of a folder.
 _HASHED = (".safetensors", ".bin", ".json")
+# A sample of a file is this many blocks of so many bytes.
+_BLOCK, _BLOCKS = 8 << 10, 256
 _HINT = "Give the folder that save_pretrained wrote."
 _LARGEST_TEXT = 4 << 20
 _LONGEST_NAME = 80
@@ -26,11 +29,13 @@ _PATH = re.compile(r"(?:file:/*|~|[A-Za-z]:)?[/\\].*?([^/\\]*)[/\\]*", re.DOTALL
 _RUN_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model|output", re.IGNORECASE)
 
 
-def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
-    """A listing row for a folder, with its card, config and files; its commit is a hash of their content.
+def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = True) -> dict[str, Any]:
+    """A listing row for a folder, with its card, config and files.
 
-    ``name`` is its id; by default that of the reference, which is a path and must not be stored. Raises AtlasError if
-    the folder holds no checkpoint.
+    Its commit is a hash of their content, 40 hex digits of which the first half tells of samples of the large files.
+    Unless ``whole``, only that half is computed: a question must not read a checkpoint whole of which it needs a
+    fiftieth. ``name`` is its id; by default that of the reference, which is a path and must not be stored. Raises
+    AtlasError if the folder holds no checkpoint.
     """
     folder = reference.folder
     assert folder is not None
@@ -48,16 +53,17 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
     if adapter.get("base_model_name_or_path"):
         config["peft"] = {"base_model_name_or_path": adapter["base_model_name_or_path"]}
     modified = datetime.fromtimestamp(max((folder / name).stat().st_mtime for name in names), UTC).isoformat()
-    commit = hashlib.sha1(usedforsecurity=False)
-    for filename in names:
-        if filename.endswith(_HASHED):
-            with (folder / filename).open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            commit.update(f"{filename} {content}\n".encode())
+    hashed = [filename for filename in names if filename.endswith(_HASHED)]
+    try:
+        commit = _digest_of(folder, hashed, _sample_digest)
+        if whole:
+            commit += _digest_of(folder, hashed, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise AtlasError(f"{error.filename or folder} cannot be read: {error.strerror}.", _HINT) from error
     row = {
         "id": name or reference.id,
         "folder": place_of(folder),
-        "sha": commit.hexdigest(),
+        "sha": commit,
         "lastModified": modified,
         "createdAt": modified,
         "tags": [],
@@ -68,6 +74,28 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
     if lacks_sentence(_as_of_hub(row)):
         row[SENTENCE] = without_paths(list(sentence_datasets(readme)))
     return row
+
+
+def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BinaryIO], str]) -> str:
+    """A hash of the names of files and of what ``digest`` says of each: 20 hex digits."""
+    found = hashlib.sha1(usedforsecurity=False)
+    for name in names:
+        with (folder / name).open("rb") as file:
+            found.update(f"{name} {digest(file)}\n".encode("utf-8", "surrogateescape"))
+    return found.hexdigest()[:20]
+
+
+def _sample_digest(file: BinaryIO) -> str:
+    """The size of a file and a hash of its start, its end, and blocks in between; of all of a small file."""
+    size = file.seek(0, os.SEEK_END)
+    found = hashlib.sha256()
+    places: Iterable[int] = range(0, size, _BLOCK)
+    if size > _BLOCK * _BLOCKS:
+        places = ((size - _BLOCK) * number // (_BLOCKS - 1) for number in range(_BLOCKS))
+    for place in places:
+        file.seek(place)
+        found.update(file.read(_BLOCK))
+    return f"{size} {found.hexdigest()}"
 
 
 def facts_of(row: Mapping[str, Any]) -> ModelFacts:

@@ -49,7 +49,7 @@ def describe(reference: ModelRef) -> Described:
     """
     install_session()
     if reference.folder is not None:
-        row = local_row(reference)
+        row = local_row(reference, whole=False)
     else:
         row = completed(model_row(reference.id, reference.revision))
     facts = facts_of(row)
