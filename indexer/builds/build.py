@@ -372,6 +372,7 @@ class Build:
                     rejected_rows=[row.as_row() for row in self.listing.rejected_rows()] if outcome else None,
                     build=_build_row(self, outcome) if outcome else None,
                     index=self.options.index,
+                    licence=self.listing.licence,
                 )
             ],
             say=self.watcher.say,

@@ -168,7 +168,7 @@ def add(
             message = f"{facts.id} is the base itself, not a model tuned from it."
             raise AtlasError(message, "Name one of its fine-tunes.")
         stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
-        one.listing.note_base(facts.ids)
+        one.listing.note_base(facts.ids, one.base.licence)
         one.base.note_mirrors(one.listing)
         one.listing.add(row, untyped_relation(row), facts.id, claimed_by)
         selected = [listed for listed in one.listing.models() if listed.id == row["id"]]

@@ -11,7 +11,7 @@ is a JSON object with a checksum and a ``kind``:
 - ``renamed``: a model's old name and the one under which it is listed now
 - ``start``, ``page``, ``finish``: a crawl, so that the next one can be resumed where it stopped
 - ``step``: a model of the family that is not listed (a quantised copy, a mirror), its parent, and the relation to it
-- ``base``: the base's ids
+- ``base``: the base's ids, and the licence of its card
 
 The file is read by replaying it. A last line cut short by a crash is dropped and overwritten by the next append. Any
 other line that cannot be read, or whose checksum is wrong, is reported as a problem, and the other lines still count.
@@ -34,7 +34,16 @@ from indexer.cards.readme import SENTENCE
 from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER, Claim
 from indexer.listing.listed_models import Line, ListedModel, select
-from indexer.listing.listing_state import REJECTED_BEFORE, RESTORED, CrawlState, State, bad_line, model_line, step_line
+from indexer.listing.listing_state import (
+    REJECTED_BEFORE,
+    RESTORED,
+    CrawlState,
+    State,
+    bad_line,
+    base_line,
+    model_line,
+    step_line,
+)
 from indexer.listing.questions import (
     COPY,
     BadRow,
@@ -119,6 +128,11 @@ class Listing:
         """Rows that could not be used, in the last complete crawl and since."""
         return [bad for bad, _ in self._read().bad.values()]
 
+    @property
+    def licence(self) -> str | None:
+        """The licence of the base, by its card."""
+        return self._read().licence
+
     def aliases(self) -> tuple[str, ...]:
         """The other ids of the base."""
         return self._read().ids[1:]
@@ -142,11 +156,11 @@ class Listing:
         self.path.unlink(missing_ok=True)
         self._state = None
 
-    def note_base(self, ids: Sequence[str]) -> None:
-        """Remember the base's ids, the canonical one first."""
-        known = self._read().ids
-        if not known or known[0] != ids[0] or not set(ids) <= set(known):
-            self._append([{"kind": "base", "ids": list(ids)}])
+    def note_base(self, ids: Sequence[str], licence: str | None = None) -> None:
+        """Remember the base's ids, the canonical one first, and its licence, unless that is not known."""
+        known, is_new = self._read().ids, licence not in (None, self._read().licence)
+        if is_new or not known or known[0] != ids[0] or not set(ids) <= set(known):
+            self._append([base_line(ids, licence)])
 
     def add(self, row: RawRow, relation: str, parent: str, claimed_by: str = "user") -> None:
         """List one model that no crawl found."""

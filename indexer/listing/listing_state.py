@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +56,7 @@ class State:
         self.removed: dict[str, str] = {}
         self.steps: dict[str, tuple[Step, str]] = {}  # of models that are not listed, and the last crawl to show them
         self.ids: tuple[str, ...] = ()
+        self.licence: str | None = None  # of the base
         self.crawl: CrawlState | None = None
         self.lines = 0
 
@@ -97,10 +99,13 @@ class State:
                         raise ValueError("a step between models that is not valid")
                     self.steps[identifier] = (step, crawl_id)
                 case "base":
-                    ids = line["ids"]
+                    ids, licence = line["ids"], line.get("licence")
                     if not isinstance(ids, list) or not all(isinstance(one, str) and is_hub_id(one) for one in ids):
                         raise ValueError("a base without ids")
+                    if licence is not None and not isinstance(licence, str):
+                        raise ValueError("a licence that is not text")
                     self.ids = tuple(dict.fromkeys([*ids[:1], *self.ids, *ids]))
+                    self.licence = licence or self.licence
                 case "start":
                     self.crawl = CrawlState(str(line["crawl"]), _moment(line["seen"]), dict(line["parameters"]))
                 case "page" | "finish" as kind:
@@ -225,7 +230,7 @@ class State:
 
     def as_lines(self) -> list[Line]:
         """The shortest list of lines that adds up to this state."""
-        lines: list[Line] = [{"kind": "base", "ids": list(self.ids)}] if self.ids else []
+        lines: list[Line] = [base_line(self.ids, self.licence)] if self.ids else []
         lines += [model.as_line() for model in self.models.values()]
         lines += [bad_line(bad, crawl) for bad, crawl in self.bad.values()]
         lines += [
@@ -285,6 +290,11 @@ def model_line(identifier: str, claims: dict[str, Claim], row: RawRow | None, cr
     found = {key: asdict(claim) | {"crawl": crawl} for key, claim in claims.items()}
     line = {"kind": "model", "id": identifier, "crawl": crawl, "seen": seen.isoformat(), "claims": found}
     return line if row is None else {**line, "row": row}
+
+
+def base_line(ids: Sequence[str], licence: str | None) -> Line:
+    """The base's ids, the canonical one first, and the licence that its card gives."""
+    return {"kind": "base", "ids": list(ids)} | ({"licence": licence} if licence else {})
 
 
 def step_line(identifier: str, step: Step, crawl: str) -> Line:

@@ -146,9 +146,10 @@ class _Publisher:
             self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **self.publication.build}])
 
     def _base_row(self) -> None:
-        before = self.tables.first("SELECT aliases FROM bases WHERE base = ?", [self.base])
+        before = self.tables.first("SELECT aliases, licence FROM bases WHERE base = ?", [self.base])
         aliases = {*self.publication.aliases, *(before[0] if before else ())} - {self.base}
-        row = {**row_of_base(self.publication.base), "aliases": sorted(aliases)}
+        licence = self.publication.licence or (before[1] if before else None)
+        row = {**row_of_base(self.publication.base), "aliases": sorted(aliases), "licence": licence}
         try:
             check_rows("bases", [row])
         except InvalidValue as why:
