@@ -750,7 +750,7 @@ COMMENT ON COLUMN adapter_bases.model_id IS 'The adapter, see fine_tunes.';
 COMMENT ON COLUMN adapter_bases.named IS 'base_model_name_or_path as written: an id, or a folder on the author''s machine.';
 COMMENT ON COLUMN adapter_bases.verdict IS 'base; finetune (its change is added to that of the adapter); foreign (another base; the adapter is flagged as unrelated); unknown (treated as the base).';
 COMMENT ON COLUMN adapter_bases.resolved_base IS 'The model and commit that it was resolved to; if that is itself an adapter, followed by > and the model it adapts, and so on. Empty for the base.';
-COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or why the sum is only approximate, as a sentence; empty otherwise.';
+COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or why the sum is only approximate, or what is odd about the name or revision that it gives, as a sentence; empty otherwise.';
 
 -- Views for common questions.
 

@@ -152,11 +152,17 @@ class Build:
                     self.report.failed += 1
                 else:
                     self.report.skipped += 1
-        if parents.unknown and self.asks_hub:
-            model, named = min(parents.unknown.items())
+        unknown = {name: named for name, named in parents.unknown.items() if name not in parents.refused}
+        if unknown and self.asks_hub:
+            model, named = min(unknown.items())
             self.watcher.say(
                 f"adapters whose base could not be resolved, treated as adapters of {self.facts.id}: "
-                f"{len(parents.unknown)} ({printable(model, 100)} names {printable(named, 100)})"
+                f"{len(unknown)} ({printable(model, 100)} names {printable(named, 100)})"
+            )
+        if itself := parents.of_themselves:
+            self.watcher.say(
+                f"adapters that name themselves as their base, treated as adapters of {self.facts.id}: {len(itself)} "
+                f"({printable(min(itself), 100)})"
             )
         self.report.discovered = len(chosen)
         for lacking, (what, _) in _LACKING.items():

@@ -79,6 +79,8 @@ def read_model(described: Described, base: PublishedBase, read: str = "sample") 
         representations=(),
         parent=parent,
         is_on_base=parent is None and not parents.unknown,
+        refused=next(iter(parents.refused.values()), ""),
+        circle=next(iter(parents.circles.values()), ""),
         card={"datasets": list(described.datasets)},
     )
     matrices.check()
