@@ -171,12 +171,12 @@ def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None
         if "/" not in reference.id and nearest(reference.id, indexed_names(atlas)):
             hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
             raise unknown_model(atlas, reference.id, hint)
+    require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
     if reference.folder is None and (why := _unreachable()):
         # At once: tries would take seconds, and most often the id is misspelt.
         name = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
         hint = f"The Hub was not asked: {why}. Check the spelling, or try again later."
         raise unknown_model(atlas, name, hint) from Failed("network", why)
-    require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
     from indexer.deltas.single import describe
 
     with _reading(atlas, reference):

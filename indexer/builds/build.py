@@ -193,14 +193,13 @@ class Build:
         tasks = [partial(self._datasets_in, model.row) for model in unread]
         found: dict[str, list[str]] = {}
         problem: str | None = None
-        with closing(in_threads(tasks, self.options.connections)) as answers:
-            for model, answer in zip(unread, answers, strict=True):
-                if isinstance(answer, Failed):
-                    problem = problem or f"{printable(model.id, 100)}: {answer.detail}"
-                    if answer.reason in ("network", "rate_limited"):
-                        break
-                else:
-                    found[model.id] = answer
+        for model, answer in zip(unread, in_threads(tasks, self.options.connections), strict=False):
+            if not isinstance(answer, Failed):
+                found[model.id] = answer
+                continue
+            problem = problem or f"{printable(model.id, 100)}: {answer.detail}"
+            if answer.reason in ("network", "rate_limited"):
+                break
         self.listing.note_datasets(found)
         if problem is not None:
             left = len(unread) - len(found)

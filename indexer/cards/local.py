@@ -7,8 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from indexer.cards.modelcard import ModelFacts, read_row
 from indexer.cards.readme import SENTENCE, card_facts, sentence_datasets
@@ -76,7 +77,7 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
     return row
 
 
-def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BinaryIO], str]) -> str:
+def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BufferedReader], str]) -> str:
     """A hash of the names of files and of what ``digest`` says of each: 20 hex digits."""
     found = hashlib.sha1(usedforsecurity=False)
     for name in names:
@@ -85,7 +86,7 @@ def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BinaryIO], 
     return found.hexdigest()[:20]
 
 
-def _sample_digest(file: BinaryIO) -> str:
+def _sample_digest(file: BufferedReader) -> str:
     """The size of a file and a hash of its start, its end, and blocks in between; of all of a small file."""
     size = file.seek(0, os.SEEK_END)
     found = hashlib.sha256()

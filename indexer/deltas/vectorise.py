@@ -385,7 +385,7 @@ def _revision_note(checkpoint: Checkpoint, unit: Unit) -> str:
 
     The change is one of the base's commit in the atlas, or of its parent's, whatever the file names.
     """
-    named = checkpoint.adapter_config.get("revision")
+    named = (checkpoint.adapter_config or {}).get("revision")
     used = unit.parent.commit if unit.parent is not None else unit.base_commit
     if not isinstance(named, str) or named.strip() in ("", "main") or (len(named) >= 7 and used.startswith(named)):
         return ""
