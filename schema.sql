@@ -31,7 +31,8 @@ CREATE TABLE bases (
     layers STRUCT(stack VARCHAR, layers INTEGER)[],
     deltas VARCHAR[],
     block_bytes BIGINT,
-    config JSON
+    config JSON,
+    licence VARCHAR
 );
 COMMENT ON TABLE bases IS 'Base models: one row each.';
 COMMENT ON COLUMN bases.base IS 'Canonical id on the Hub, e.g. FacebookAI/roberta-base.';
@@ -43,6 +44,7 @@ COMMENT ON COLUMN bases.layers IS 'Number of layers of each stack; the name is e
 COMMENT ON COLUMN bases.deltas IS 'Names of its deltas, in the order in which vectors concatenate them.';
 COMMENT ON COLUMN bases.block_bytes IS 'Bytes of its block matrices as stored.';
 COMMENT ON COLUMN bases.config IS 'Its config.json.';
+COMMENT ON COLUMN bases.licence IS 'Licence given by its card; null if the card gives none, or the Hub has not been asked since version 0.2.';
 
 CREATE TABLE fine_tunes (
     model_id INTEGER NOT NULL,
@@ -217,7 +219,7 @@ COMMENT ON COLUMN model_datasets.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN model_datasets.dataset IS 'Canonical name: glue, glue/mrpc, squad, owner/name; null if the text is not a dataset name.';
 COMMENT ON COLUMN model_datasets.parent IS 'The dataset that it is a subtask of: glue for glue/mrpc. The model also has a row for the parent.';
 COMMENT ON COLUMN model_datasets.raw IS 'The name as written in the card or tag.';
-COMMENT ON COLUMN model_datasets.source IS 'Where it is written: tag, card or model-index.';
+COMMENT ON COLUMN model_datasets.source IS 'Where it is written: tag, card, model-index, or readme (the sentence of the tool that tuned it; read only if the others name none).';
 
 CREATE TABLE evaluations (
     model_id INTEGER NOT NULL,
@@ -748,7 +750,7 @@ COMMENT ON COLUMN adapter_bases.model_id IS 'The adapter, see fine_tunes.';
 COMMENT ON COLUMN adapter_bases.named IS 'base_model_name_or_path as written: an id, or a folder on the author''s machine.';
 COMMENT ON COLUMN adapter_bases.verdict IS 'base; finetune (its change is added to that of the adapter); foreign (another base; the adapter is flagged as unrelated); unknown (treated as the base).';
 COMMENT ON COLUMN adapter_bases.resolved_base IS 'The model and commit that it was resolved to; if that is itself an adapter, followed by > and the model it adapts, and so on. Empty for the base.';
-COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or why the sum is only approximate, as a sentence; empty otherwise.';
+COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or why the sum is only approximate, or what is odd about the name or revision that it gives, as a sentence; empty otherwise.';
 
 -- Views for common questions.
 
@@ -1009,20 +1011,82 @@ COMMENT ON COLUMN declared_lineage.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN declared_lineage.parent IS 'Id of the parent, as written.';
 COMMENT ON COLUMN declared_lineage.parent_id IS 'The parent, if it is a model of the same base in this atlas.';
 
+-- What licences demand of models made from a model. Data, to be extended a line at a time: a licence has the terms of
+-- all patterns that it matches.
+CREATE VIEW licence_terms AS
+SELECT * FROM (VALUES
+    ('apache-*', []), ('mit', []), ('mit-*', []), ('bsd', []), ('bsd-*', []), ('0bsd', []), ('isc', []), ('ncsa', []), ('zlib', []),
+    ('unlicense', []), ('wtfpl', []), ('cc', []), ('cc0-*', []), ('cc-by-[0-9]*', []), ('pddl', []), ('odc-by', []), ('afl-*', []),
+    ('artistic-*', []), ('ecl-*', []), ('bsl-*', []), ('ms-pl', []), ('postgresql', []), ('cdla-permissive-*', []), ('openmdw*', []),
+    ('gpl*', ['share-alike']), ('agpl*', ['share-alike']), ('lgpl*', ['share-alike']), ('mpl-*', ['share-alike']),
+    ('epl-*', ['share-alike']), ('eupl-*', ['share-alike']), ('osl-*', ['share-alike']), ('odbl', ['share-alike']), ('gfdl', ['share-alike']),
+    ('cdla-sharing-*', ['share-alike']), ('cc-by-sa-*', ['share-alike']), ('cc-by-nc-sa-*', ['share-alike']),
+    ('cc-by-nc-*', ['non-commercial']), ('*noncommercial*', ['non-commercial']), ('*non-commercial*', ['non-commercial']),
+    ('deepfloyd-if-license', ['non-commercial']), ('apple-amlr', ['non-commercial']), ('intel-research', ['non-commercial']),
+    ('cc-by-nd-*', ['no derivatives']), ('cc-by-nc-nd-*', ['no derivatives']),
+    ('llama*', ['terms of Llama']), ('gemma*', ['terms of Gemma']), ('grok*', ['terms of Grok']), ('lfm*', ['terms of LFM']),
+    ('*openrail*', ['use restrictions']), ('bigscience-bloom-rail-*', ['use restrictions'])
+) AS listed(pattern, terms);
+COMMENT ON VIEW licence_terms IS 'What licences demand of models made from a model. Licences that match no pattern are not judged.';
+COMMENT ON COLUMN licence_terms.pattern IS 'Identifier of a licence on the Hub, in lower case; * stands for any text.';
+COMMENT ON COLUMN licence_terms.terms IS 'Terms that the licence of a model made from it must have too; empty for permissive licences. Nothing may be made from one with "no derivatives".';
+
+CREATE VIEW licence_differences AS
+WITH steps AS (
+    SELECT child.base, child.model, child.licence, parent.model AS parent, parent.licence AS parent_licence, lineage.kind, child.downloads
+    FROM lineage
+    JOIN fine_tunes AS child ON child.model_id = lineage.model_id
+    JOIN fine_tunes AS parent ON parent.model_id = lineage.parent_id
+    WHERE direction = 'known'
+    UNION ALL
+    SELECT fine_tunes.base, model, fine_tunes.licence, bases.base, bases.licence, relation, downloads
+    FROM fine_tunes JOIN bases USING (base) JOIN records USING (model_id) WHERE NOT is_unrelated
+), judged AS (
+    SELECT licence, list_sort(list_distinct(flatten(list(terms)))) AS terms
+    FROM (
+        SELECT licence, unnest(string_split(lower(licence), ', ')) AS part
+        FROM (SELECT licence FROM fine_tunes UNION SELECT licence FROM bases) AS given WHERE licence IS NOT NULL
+    ) AS parts
+    JOIN licence_terms ON part GLOB pattern
+    GROUP BY licence
+)
+SELECT
+    base, model, steps.licence, parent, parent_licence, kind,
+    CASE
+        WHEN list_contains(theirs.terms, 'no derivatives') THEN 'conflict'
+        WHEN coalesce(steps.licence, '') = '' THEN 'none given'
+        WHEN own.terms IS NULL OR theirs.terms IS NULL OR list_has_all(own.terms, theirs.terms) THEN 'differs'
+        ELSE 'conflict'
+    END AS verdict,
+    list_filter(coalesce(theirs.terms, []), lambda term: term = 'no derivatives' OR NOT list_contains(coalesce(own.terms, []), term)) AS terms,
+    downloads
+FROM steps
+LEFT JOIN judged AS own ON own.licence = steps.licence
+LEFT JOIN judged AS theirs ON theirs.licence = parent_licence
+WHERE coalesce(parent_licence, '') <> ''
+    AND (lower(steps.licence) IS DISTINCT FROM lower(parent_licence) OR coalesce(list_contains(theirs.terms, 'no derivatives'), false));
+COMMENT ON VIEW licence_differences IS 'Models with another licence than a parent (after query lineage --all) or than their base, or with none.';
+COMMENT ON COLUMN licence_differences.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN licence_differences.model IS 'The model.';
+COMMENT ON COLUMN licence_differences.licence IS 'Licence of the model; null if its card gives none.';
+COMMENT ON COLUMN licence_differences.parent IS 'A parent of the model, or its base.';
+COMMENT ON COLUMN licence_differences.parent_licence IS 'Licence of the parent.';
+COMMENT ON COLUMN licence_differences.kind IS 'Kind of the step, see lineage; for the base the relation that the model claims.';
+COMMENT ON COLUMN licence_differences.verdict IS 'conflict: the model drops a term that the parent''s licence passes on. differs: another licence that may be chosen, or one that is not judged. none given: the model names no licence.';
+COMMENT ON COLUMN licence_differences.terms IS 'Terms of the parent''s licence that the model''s licence does not have, see licence_terms.';
+COMMENT ON COLUMN licence_differences.downloads IS 'Downloads in the last 30 days, as listed.';
+
 CREATE VIEW licence_conflicts AS
-SELECT child.base, child.model, child.licence, parent.model AS parent, parent.licence AS parent_licence, lineage.kind, child.downloads
-FROM lineage
-JOIN fine_tunes AS child ON child.model_id = lineage.model_id
-JOIN fine_tunes AS parent ON parent.model_id = lineage.parent_id
-WHERE direction = 'known' AND parent.licence IS NOT NULL AND child.licence IS DISTINCT FROM parent.licence;
-COMMENT ON VIEW licence_conflicts IS 'Models with a different licence than a parent, or with none. A person has to judge whether that is permitted.';
+SELECT base, model, licence, parent, parent_licence, kind, terms, downloads FROM licence_differences WHERE verdict = 'conflict';
+COMMENT ON VIEW licence_conflicts IS 'Models whose licence drops a term that the licence of a parent or of the base passes on, for example from non-commercial to apache-2.0. A person has to judge whether that is permitted.';
 COMMENT ON COLUMN licence_conflicts.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN licence_conflicts.model IS 'The model.';
-COMMENT ON COLUMN licence_conflicts.parent IS 'A parent of the model.';
-COMMENT ON COLUMN licence_conflicts.kind IS 'Kind of the step, see lineage.';
-COMMENT ON COLUMN licence_conflicts.downloads IS 'Downloads in the last 30 days, as listed.';
 COMMENT ON COLUMN licence_conflicts.licence IS 'Licence of the model; null if its card gives none.';
+COMMENT ON COLUMN licence_conflicts.parent IS 'A parent of the model, or its base.';
 COMMENT ON COLUMN licence_conflicts.parent_licence IS 'Licence of the parent.';
+COMMENT ON COLUMN licence_conflicts.kind IS 'Kind of the step, see lineage; for the base the relation that the model claims.';
+COMMENT ON COLUMN licence_conflicts.terms IS 'The terms that are dropped, see licence_terms.';
+COMMENT ON COLUMN licence_conflicts.downloads IS 'Downloads in the last 30 days, as listed.';
 
 CREATE VIEW merged_loras AS
 SELECT

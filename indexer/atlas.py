@@ -17,7 +17,7 @@ from pathlib import Path
 from indexer.errors import AtlasError
 from indexer.regular_files import descriptor_of
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 
 # Rows of the table neighbours for each model and representation.
 NEIGHBOURS = 50

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from indexer.errors import AtlasError
 
@@ -90,3 +93,21 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
         raise AtlasError(f"The device {device!r} cannot be used here: {reason}.", "Use `device='cpu'`.") from error
+
+
+def refuses_connections(address: str, seconds: float = 1.0) -> bool:
+    """Whether the server of an http(s) address cannot be connected to: its name is unknown, or it refuses.
+
+    False if a proxy leads there, and if no answer came in time, which says nothing.
+    """
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    if not host or (parts.scheme in getproxies() and not proxy_bypass(host)):
+        return False
+    try:
+        socket.create_connection((host, parts.port or (443 if parts.scheme == "https" else 80)), seconds).close()
+    except TimeoutError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return False

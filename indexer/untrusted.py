@@ -38,8 +38,11 @@ _ADDRESS = re.compile(
     r"(?<![\w.\-])(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^\s?#)\]<>\"']{1,300})", re.IGNORECASE
 )
 
-# Second parts of an address that are pages, not names.
-_PAGES = {"viewer", "tree", "blob", "resolve", "raw", "discussions", "commits", "commit", "embed", "settings"}
+# Parts of an address behind a name that are pages.
+_PAGES = {
+    "viewer", "tree", "blob", "resolve", "raw", "discussions", "commits", "commit", "compare", "edit", "embed",
+    "settings", "upload",
+}  # fmt: skip
 _NOT_OWNERS = {
     "datasets",
     "models",
@@ -69,19 +72,25 @@ def tidy(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def hub_address(text: str, kind: str) -> str | None:
-    """The id in the first huggingface.co address in ``text``; ``kind`` is "models" or "datasets"."""
+    """The id in the first huggingface.co address in ``text``; ``kind`` is "models" or "datasets".
+
+    None for an address that is no page of the Hub: tools put the path of a folder behind the Hub's name
+    (``https://huggingface.co//data/models/X``).
+    """
     found = _ADDRESS.search(text)
     if not found:
         return None
-    parts = [part for part in found[1].split("/") if part]
+    parts = found[1].removesuffix("/").split("/")
     if kind == "datasets":
         if len(parts) < 2 or parts[0].lower() != "datasets":
             return None
         parts = parts[1:]
-    elif not parts or parts[0].lower() in _NOT_OWNERS:
+    elif parts[0].lower() in _NOT_OWNERS:
         return None
-    name = "/".join(parts[:1] if len(parts) > 1 and parts[1] in _PAGES else parts[:2])
-    return name if is_hub_id(name) else None
+    count = 1 if len(parts) > 1 and parts[1] in _PAGES else 2
+    name = "/".join(parts[:count])
+    is_page = len(parts) <= count or parts[count] in _PAGES
+    return name if is_page and is_hub_id(name) else None
 
 
 def is_too_deep(value: Any) -> bool:

@@ -7,7 +7,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from indexer.errors import AtlasError, BadArgument, Failed, ModelError, UnknownRevision, require, unreadable
+from indexer.errors import (
+    AtlasError,
+    BadArgument,
+    Failed,
+    ModelError,
+    UnknownRevision,
+    require,
+    unreadable,
+    without_user,
+)
+from indexer.machine import refuses_connections
 from indexer.names import READS, ModelRef, author_of, nearest
 from indexer.quantities import size_in_words
 from query.resolved import (
@@ -162,11 +172,25 @@ def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None
             hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
             raise unknown_model(atlas, reference.id, hint)
     require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
+    if reference.folder is None and (why := _unreachable()):
+        # At once: tries would take seconds, and most often the id is misspelt.
+        name = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
+        hint = f"The Hub was not asked: {why}. Check the spelling, or try again later."
+        raise unknown_model(atlas, name, hint) from Failed("network", why)
     from indexer.deltas.single import describe
 
     with _reading(atlas, reference):
         described = describe(reference)
         return described, atlas.published_base(base, described.claims)
+
+
+def _unreachable() -> str:
+    """Why the Hub cannot be asked about a model; "" if it may answer."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    return f"{without_user(constants.ENDPOINT)} cannot be reached" if refuses_connections(constants.ENDPOINT) else ""
 
 
 @contextmanager
@@ -212,9 +236,9 @@ def model_of_folder(atlas: AtlasReader, reference: ModelRef, base: str | None) -
 
 
 def _same_content(atlas: AtlasReader, commit: str, base: str | None) -> IndexedModel | None:
-    """A model that was added from a folder, by the hash of its content: the path of the folder is not stored."""
+    """A model that was added from a folder, by the first half of the hash of its content: the path is not stored."""
     rows = atlas.rows(
-        "SELECT model, base FROM fine_tunes WHERE \"commit\" = $1 AND claimed_by = 'folder' "
+        "SELECT model, base FROM fine_tunes WHERE starts_with(\"commit\", $1) AND claimed_by = 'folder' "
         "AND coalesce(base = $2, true) ORDER BY model_id",
         [commit, base],
     )

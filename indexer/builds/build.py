@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -23,9 +24,11 @@ from indexer.builds.plan import Planned, existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import ModelError
+from indexer.errors import Failed, ModelError
+from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.parents import Parents, ask_hub
+from indexer.listing.readmes import datasets_of, needs_readme
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.hub import BaseFacts, model_row
 from indexer.publish.publish import publish
@@ -33,6 +36,7 @@ from indexer.publish.rows import Entry, Publication
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Thresholds, Unit, canonical_json
 from indexer.records.store import RecordStore
 from indexer.untrusted import printable
+from indexer.weights.ahead import in_threads
 
 # Results are published as they come, so that an interrupted build is useful: at most once in this many seconds, and so
 # rarely that publishing takes no more than this share of the time.
@@ -54,6 +58,8 @@ _LACKING = {
 
 # At most this many requests for the new names of models, even if thousands have left the listing at once.
 MOST_ASKED = 200
+# READMEs that one build reads, a request each; the others are left for the next.
+MOST_READMES = 2_000
 
 
 class Build:
@@ -146,11 +152,17 @@ class Build:
                     self.report.failed += 1
                 else:
                     self.report.skipped += 1
-        if parents.unknown and self.asks_hub:
-            model, named = min(parents.unknown.items())
+        unknown = {name: named for name, named in parents.unknown.items() if name not in parents.refused}
+        if unknown and self.asks_hub:
+            model, named = min(unknown.items())
             self.watcher.say(
                 f"adapters whose base could not be resolved, treated as adapters of {self.facts.id}: "
-                f"{len(parents.unknown)} ({printable(model, 100)} names {printable(named, 100)})"
+                f"{len(unknown)} ({printable(model, 100)} names {printable(named, 100)})"
+            )
+        if itself := parents.of_themselves:
+            self.watcher.say(
+                f"adapters that name themselves as their base, treated as adapters of {self.facts.id}: {len(itself)} "
+                f"({printable(min(itself), 100)})"
             )
         self.report.discovered = len(chosen)
         for lacking, (what, _) in _LACKING.items():
@@ -160,7 +172,50 @@ class Build:
 
     def estimate(self, planned: Sequence[Planned]) -> Estimate:
         """What is to be read, and how long that takes."""
-        return estimate_of(planned, self.base.shape, self.options.read, self.base.previous.bytes_per_second)
+        rate, readmes = self.base.previous.bytes_per_second, min(MOST_READMES, len(self.unread(self.selected())))
+        return estimate_of(planned, self.base.shape, self.options.read, rate, readmes)
+
+    def unread(self, models: Sequence[ListedModel]) -> list[ListedModel]:
+        """Those of ``models`` whose README may name datasets that the listing does not show."""
+        return [one for one in models if one.claimed_by != BY_FOLDER and needs_readme(one.row)] if self.asks_hub else []
+
+    def read_readmes(self, models: Sequence[ListedModel]) -> None:
+        """Read the READMEs of ``unread`` models, once for each commit, and note what they name in the listing.
+
+        One that cannot be read now is left for the next build, as are all but the first MOST_READMES.
+        """
+        wanted = self.unread(models)
+        unread = wanted[:MOST_READMES]
+        if not unread:
+            return
+        more = f", {len(wanted) - len(unread):,} more in later builds" if len(wanted) > len(unread) else ""
+        self.watcher.say(f"reading {len(unread):,} READMEs for datasets that the listing does not show{more}")
+        tasks = [partial(self._datasets_in, model.row) for model in unread]
+        found: dict[str, list[str]] = {}
+        problem: str | None = None
+        for model, answer in zip(unread, in_threads(tasks, self.options.connections), strict=False):
+            if not isinstance(answer, Failed):
+                found[model.id] = answer
+                continue
+            problem = problem or f"{printable(model.id, 100)}: {answer.detail}"
+            if answer.reason in ("network", "rate_limited"):
+                break
+        self.listing.note_datasets(found)
+        if problem is not None:
+            left = len(unread) - len(found)
+            self.watcher.say(f"READMEs that could not be read, left for the next build: {left:,} ({problem})")
+
+    @staticmethod
+    def _datasets_in(row: dict[str, Any]) -> list[str] | Failed:
+        try:
+            return datasets_of(row)
+        except Failed as error:
+            return error
+
+    def with_listed(self, planned: Sequence[Planned]) -> list[Planned]:
+        """The same plan with the models as they are listed now."""
+        listed = {model.id: model for model in self.listing.models()}
+        return [replace(one, entry=replace(one.entry, listed=listed[one.entry.listed.id])) for one in planned]
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
@@ -322,6 +377,7 @@ class Build:
                     rejected_rows=[row.as_row() for row in self.listing.rejected_rows()] if outcome else None,
                     build=_build_row(self, outcome) if outcome else None,
                     index=self.options.index,
+                    licence=self.listing.licence,
                 )
             ],
             say=self.watcher.say,

@@ -11,6 +11,7 @@ from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.options import BuildOptions
+from indexer.cards.modelcard import read_row
 from indexer.database.reading import earlier_database
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError
@@ -136,10 +137,15 @@ class BuildBase:
 
     def mirrors(self, listing: Listing) -> tuple[str, ...]:
         """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
-        listing.note_base(self.facts.ids)
+        listing.note_base(self.facts.ids, self.licence)
         self.note_mirrors(listing)
         found = [*listing.mirrors(), *known_mirrors(self.facts.ids), *self.previous.copies]
         return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
+
+    @property
+    def licence(self) -> str | None:
+        """The licence that the card of the base gives; None if it gives none, or the Hub was not asked."""
+        return read_row(self.facts.row).license if self.facts.row else None
 
     def note_mirrors(self, listing: Listing) -> None:
         """Look up each new id of ``same_as``, and remember it: with a wrong one, adapters of another model are read.

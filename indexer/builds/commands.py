@@ -15,12 +15,13 @@ from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.cards.local import local_name, local_row, place_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import AtlasError, ModelError, UnknownRevision, require, unreadable, without_user
+from indexer.errors import AtlasError, BadArgument, ModelError, UnknownRevision, require, unreadable, without_user
 from indexer.listing.claim_filter import NO_PATH
 from indexer.listing.claims import BY_FOLDER, untyped_relation
 from indexer.listing.crawl import answers, crawl
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest, Question, Rejected
+from indexer.listing.readmes import completed
 from indexer.machine import check_device
 from indexer.names import ModelRef, is_hub_id, is_local_id, without_address
 from indexer.network.hub import BaseFacts, count_children, model_row, resolve_base, unknown_model
@@ -95,7 +96,7 @@ def build(
     argument is wrong, or another process writes to the atlas.
     """
     chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress, confirm), AtlasFolder(atlas)
-    names = [base] if isinstance(base, str) else list(base)
+    names = list(base) if isinstance(base, list | tuple) else [base]
     prepare(chosen, watcher)
     if chosen.scheduler is not None and not dry_run:
         from indexer.builds.dask_executor import DaskExecutor
@@ -158,7 +159,7 @@ def add(
             row, claimed_by = local_row(reference, _name_of_folder(reference.folder, name, one.listing)), BY_FOLDER
         else:
             try:
-                row, claimed_by = model_row(reference.id, reference.revision), "user"
+                row, claimed_by = completed(model_row(reference.id, reference.revision)), "user"
             except ModelError as error:
                 if error.reason == "not_found" and not isinstance(error, UnknownRevision):
                     raise unknown_model(reference.id) from error
@@ -167,7 +168,7 @@ def add(
             message = f"{facts.id} is the base itself, not a model tuned from it."
             raise AtlasError(message, "Name one of its fine-tunes.")
         stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
-        one.listing.note_base(facts.ids)
+        one.listing.note_base(facts.ids, one.base.licence)
         one.base.note_mirrors(one.listing)
         one.listing.add(row, untyped_relation(row), facts.id, claimed_by)
         selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
@@ -189,8 +190,10 @@ def _name_of_folder(folder: Path, name: str | None, listing: Listing) -> str:
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
     """A base by any of its names: from the Hub, or offline from the atlas.
 
-    Raises AtlasError if neither knows it.
+    Raises AtlasError if neither knows it, and BadArgument if ``name`` is no text.
     """
+    if not isinstance(name, str) or not name.strip():
+        raise BadArgument(f"`base` is {name!r}, not the id of a base model.", "For example: FacebookAI/roberta-base")
     if not constants.HF_HUB_OFFLINE:
         return resolve_base(name)
     typed = without_address(name).lower()
@@ -291,7 +294,8 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
             build.listing.path.unlink(missing_ok=True)
     if not is_wanted:
         raise AtlasError("Nothing was read.", "Take fewer with `limit`.")
-    return build.run(planned, base or build.stored_base())
+    build.read_readmes(build.selected())
+    return build.run(build.with_listed(planned), base or build.stored_base())
 
 
 def prepare(options: BuildOptions, watcher: Watcher) -> None:

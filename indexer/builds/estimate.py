@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from huggingface_hub import get_token
@@ -150,8 +150,12 @@ class Estimate:
         }
 
 
-def estimate_of(planned: Sequence[Planned], base: BaseShape, read: str, rate: float | None) -> Estimate:
+def estimate_of(
+    planned: Sequence[Planned], base: BaseShape, read: str, rate: float | None, readmes: int = 0
+) -> Estimate:
     """What is to be read, and how long that takes at the ``rate`` of the atlas's builds so far, in bytes a second.
+
+    ``readmes``: how many are to be read, a request each.
 
     Bytes are those of the full models' block matrices, or of a sample of their rows; a model whose row names no dtypes
     is assumed to be stored like the base.
@@ -161,7 +165,9 @@ def estimate_of(planned: Sequence[Planned], base: BaseShape, read: str, rate: fl
     sizes = [_item_bytes(row, base.item_bytes) for row in full]
     whole = sum(base.block_bytes * size // base.item_bytes for size in sizes)
     sample = sum(map(base.sample_bytes, sizes))
-    return Estimate(len(units), len(units) - len(full), read, sample, whole, rate, requests_of(units))
+    requests = requests_of(units)
+    requests = replace(requests, files=requests.files + readmes)
+    return Estimate(len(units), len(units) - len(full), read, sample, whole, rate, requests)
 
 
 def _item_bytes(row: dict[str, Any], otherwise: int) -> int:

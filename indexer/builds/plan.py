@@ -111,6 +111,7 @@ def _planned(
     if commit is None:
         return Planned(Entry(listed, template.base, None), None)
     parent = parents.of(listed) if parents is not None and is_selected else None
+    refused = parents.refused.get(listed.id.lower(), "") if parents is not None else ""
     is_known = parents is not None and is_selected and listed.id.lower() not in parents.unknown
     # Factors are small and read whole, but an adapter may have been trained on a fine-tune.
     root = parent
@@ -128,6 +129,8 @@ def _planned(
         filenames=listed_filenames(listed.row),
         row_base=(named_base(listed.row) or "") if is_known else None,
         card=None,
+        refused=refused,
+        circle=parents.circles.get(listed.id.lower(), "") if parents is not None else "",
     )
     # Records under another base of the adapter are found by their headers: see _with_earlier.
     is_open = not is_known and listed.relation == "adapter" and names_another(listed.row, template.base)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.database.connection import base_named, model_ending_in, published_bases
+from indexer.database.connection import NOT_A_FAILED_ADD, base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
@@ -63,7 +63,8 @@ def _bases_of(folder: AtlasFolder, model: str, base: str | None) -> Mapping[str,
             "SELECT model, base FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC, base",
             [name, name],
         )
-        known = [row["model"] for row in connection.rows("SELECT DISTINCT model FROM fine_tunes ORDER BY model")]
+        suggested = f"SELECT DISTINCT model FROM fine_tunes WHERE {NOT_A_FAILED_ADD} ORDER BY model"
+        known = [row["model"] for row in connection.rows(suggested)]
     found = {row["base"]: str(row["model"]) for row in rows if row["model"] == rows[0]["model"]}
     found |= {one: name for one in bases if one not in found and name in Listing(folder.listing(one)).removed}
     found = {one: there for one, there in found.items() if wanted in (None, one)}

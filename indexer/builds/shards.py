@@ -73,6 +73,7 @@ def work(
             one.base.check()
             update_listing(one)
         stored = one.stored_base()
+        one.read_readmes([model for model in one.selected() if share.holds(model.id)])
     planned = one.plan([model for model in one.selected() if share.holds(model.id)])
     settled = {each.entry.listed.id: each.entry for each in planned}
     for _ in one.work(planned, stored, settled):

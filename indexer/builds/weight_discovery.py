@@ -26,7 +26,7 @@ from indexer.deltas.base import BaseMatrices, open_base
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, Failed, Skipped
 from indexer.listing.claim_filter import bad_row
-from indexer.listing.claims import Claim, stated_bases
+from indexer.listing.claims import Claim, stated_models
 from indexer.listing.questions import BadRow, CheckedRow, ClaimedRow, RawRow, Rejected
 from indexer.names import ModelRef, author_of
 from indexer.network.hub_errors import as_user_error
@@ -135,7 +135,7 @@ class Examination:
         """Whether a row may be an untagged fine-tune of the base, according to the listing."""
         if bad_row(row) or "id" not in row or commit_of(row) is None:
             return False
-        if row["id"] in self.build.facts.ids or stated_bases(row) or _BOTS.search(row["id"]):
+        if row["id"] in self.build.facts.ids or stated_models(row) or _BOTS.search(row["id"]):
             return False
         config, filenames = row.get("config"), listed_filenames(row)
         if not isinstance(config, dict) or config.get("model_type") != self.model_type:

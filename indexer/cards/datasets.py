@@ -56,7 +56,7 @@ class AliasTable:
     placeholders: set[str] = field(default_factory=set)
     path_roots: set[str] = field(default_factory=set)
     path_endings: tuple[str, ...] = ()
-    evaluations: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    evaluations: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def add(self, dataset: CanonicalDataset, written: str) -> None:
         """Let ``written`` mean ``dataset``. Raises ValueError if it already means another."""
@@ -82,7 +82,7 @@ def alias_table() -> AliasTable:
         placeholders={fold(word) for words in written["placeholders"].values() for word in words},
         path_roots=set(written["paths"]["roots"]),
         path_endings=tuple(written["paths"]["endings"]),
-        evaluations={key: tuple(value) for key, value in written["evaluations"].items()},
+        evaluations={key: frozenset(value) for key, value in written["evaluations"].items()},
     )
     # Collections, their tasks as collection/task, and the tasks that "bare" lists under their own names too.
     for name, group in written["groups"].items():

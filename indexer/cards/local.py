@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from indexer.cards.modelcard import ModelFacts, read_row
-from indexer.cards.readme import card_facts
+from indexer.cards.readme import SENTENCE, card_facts, sentence_datasets
+from indexer.cards.sentence import lacks_sentence
 from indexer.errors import AtlasError
 from indexer.formats import other_formats
 from indexer.names import LOCAL, ModelRef, is_local_id
@@ -19,6 +22,8 @@ from indexer.untrusted import is_too_deep, load_json
 
 # Files that decide the weights and claims of a folder.
 _HASHED = (".safetensors", ".bin", ".json")
+# A sample of a file is this many blocks of so many bytes.
+_BLOCK, _BLOCKS = 8 << 10, 256
 _HINT = "Give the folder that save_pretrained wrote."
 _LARGEST_TEXT = 4 << 20
 _LONGEST_NAME = 80
@@ -26,11 +31,13 @@ _PATH = re.compile(r"(?:file:/*|~|[A-Za-z]:)?[/\\].*?([^/\\]*)[/\\]*", re.DOTALL
 _RUN_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model|output", re.IGNORECASE)
 
 
-def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
-    """A listing row for a folder, with its card, config and files; its commit is a hash of their content.
+def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = True) -> dict[str, Any]:
+    """A listing row for a folder, with its card, config and files.
 
-    ``name`` is its id; by default that of the reference, which is a path and must not be stored. Raises AtlasError if
-    the folder holds no checkpoint.
+    Its commit is a hash of their content, 40 hex digits of which the first half tells of samples of the large files.
+    Unless ``whole``, only that half is computed: a question must not read a checkpoint whole of which it needs a
+    fiftieth. ``name`` is its id; by default that of the reference, which is a path and must not be stored. Raises
+    AtlasError if the folder holds no checkpoint.
     """
     folder = reference.folder
     assert folder is not None
@@ -42,23 +49,25 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
         formats = other_formats(names)
         why = f"only {formats}, a format that is not read" if formats else "no .safetensors or .bin file"
         raise AtlasError(f"{folder} holds no weights that can be read: {why}.", _HINT)
-    card = card_facts(_text(folder / "README.md"))
+    readme = _text(folder / "README.md")
+    card = card_facts(readme)
     # The part of config.json and adapter_config.json that a row on the Hub has.
     found_config, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))
     config: dict[str, Any] = {key: found_config[key] for key in ("architectures", "model_type") if key in found_config}
     if adapter.get("base_model_name_or_path"):
         config["peft"] = {"base_model_name_or_path": adapter["base_model_name_or_path"]}
     modified = datetime.fromtimestamp(max((folder / name).stat().st_mtime for name in names), UTC).isoformat()
-    commit = hashlib.sha1(usedforsecurity=False)
-    for filename in names:
-        if filename.endswith(_HASHED):
-            with (folder / filename).open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            commit.update(f"{filename} {content}\n".encode())
-    return {
+    hashed = [filename for filename in names if filename.endswith(_HASHED)]
+    try:
+        commit = _digest_of(folder, hashed, _sample_digest)
+        if whole:
+            commit += _digest_of(folder, hashed, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise AtlasError(f"{error.filename or folder} cannot be read: {error.strerror}.", _HINT) from error
+    row = {
         "id": name or reference.id,
         "folder": place_of(folder),
-        "sha": commit.hexdigest(),
+        "sha": commit,
         "lastModified": modified,
         "createdAt": modified,
         "tags": [],
@@ -66,13 +75,43 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
         "config": without_paths(config),
         "siblings": [{"rfilename": name} for name in names],
     }
+    if lacks_sentence(_as_of_hub(row)):
+        row[SENTENCE] = without_paths(list(sentence_datasets(readme)))
+    return row
+
+
+def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BufferedReader], str]) -> str:
+    """A hash of the names of files and of what ``digest`` says of each: 20 hex digits."""
+    found = hashlib.sha1(usedforsecurity=False)
+    for name in names:
+        with (folder / name).open("rb") as file:
+            found.update(f"{name} {digest(file)}\n".encode("utf-8", "surrogateescape"))
+    return found.hexdigest()[:20]
+
+
+def _sample_digest(file: BufferedReader) -> str:
+    """The size of a file and a hash of its start, its end, and blocks in between; of all of a small file."""
+    size = file.seek(0, os.SEEK_END)
+    found = hashlib.sha256()
+    places: Iterable[int] = range(0, size, _BLOCK)
+    if size > _BLOCK * _BLOCKS:
+        places = ((size - _BLOCK) * number // (_BLOCKS - 1) for number in range(_BLOCKS))
+    for place in places:
+        file.seek(place)
+        found.update(file.read(_BLOCK))
+    return f"{size} {found.hexdigest()}"
 
 
 def facts_of(row: Mapping[str, Any]) -> ModelFacts:
     """The facts of a listing row of a repository or a folder. Raises MalformedRow if the row names no model."""
+    return read_row(_as_of_hub(row))
+
+
+def _as_of_hub(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with an id that a repository could have."""
     identifier = row.get("id")
     is_folder = isinstance(identifier, str) and (is_local_id(identifier) or Path(identifier).is_absolute())
-    return read_row({**row, "id": "local/folder"} if is_folder else row)
+    return {**row, "id": "local/folder"} if is_folder else row
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from indexer.cards.datasets import MAX_NAME, CanonicalDataset, alias_table, canonical_datasets, is_known, is_placeholder
+from indexer.cards.datasets import (
+    MAX_NAME,
+    CanonicalDataset,
+    alias_table,
+    canonical_datasets,
+    fold,
+    is_known,
+    is_placeholder,
+)
+from indexer.cards.readme import SENTENCE
 from indexer.errors import Failed
 from indexer.names import is_hub_id
 from indexer.untrusted import Reader, hub_address, printable
@@ -27,6 +36,7 @@ _MAX_RESULTS = 1_000
 _MAX_METRICS = 100
 _MAX_EVALUATIONS = 2_000
 _MAX_LABELS = 2_048
+_MAX_SOURCE = 200  # characters
 _MAX_LABEL = 100  # characters
 _MAX_LABEL_COUNT = 10_000_000  # far more than any model has
 
@@ -34,9 +44,13 @@ _DATASET_KEYS = ("datasets", "dataset", "Datasets")
 # The card's keys for what a prompt must hold: DreamBooth's of diffusers, and those of trainers on the Hub.
 _TRIGGER_KEYS = ("instance_prompt", "trigger_words", "trigger_word", "trigger")
 _NAME_KEYS = ("id", "name", "path", "type", "dataset")
+# The number of examples in the prompt, as leaderboards write it behind a dataset: "HellaSwag (10-Shot)".
+_SHOTS = re.compile(r"\b(?:\d{1,3}|zero|one|few)[ _-]?shots?\b")
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+", re.IGNORECASE | re.ASCII)
 
 
+# Where a dataset is named; "readme": in the sentence of the tool that tuned the model.
+DatasetSource = Literal["tag", "card", "model-index", "readme"]
 Evaluated = tuple[str, tuple[CanonicalDataset, ...]]  # a dataset's raw name, and what it means
 
 
@@ -56,7 +70,7 @@ class DatasetClaim:
 
     dataset: str | None
     raw: str
-    source: Literal["tag", "card", "model-index"]
+    source: DatasetSource
     parent: str | None = None
 
 
@@ -160,7 +174,7 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         library=reader.text(_first_value(row, "library_name") or card.get("library_name"), "library_name"),
         tags=tags,
         bases=_bases(tags, card, config, reader),
-        datasets=_dataset_claims(tags, card, evaluated, reader),
+        datasets=_dataset_claims(tags, card, evaluated, row.get(SENTENCE), reader),
         evaluations=evaluations,
         oddities=reader.oddities,
         trigger_words=tuple(dict.fromkeys(text for text in stated_words if text))[:_MAX_TRIGGERS],
@@ -198,11 +212,12 @@ def _dataset_claims(
     tags: Sequence[str],
     card: Mapping[str, Any],
     evaluated: Sequence[Evaluated],
+    of_readme: Any,
     reader: Reader,
 ) -> tuple[DatasetClaim, ...]:
     claims: dict[DatasetClaim, None] = {}
 
-    def claim(raw: str, found: tuple[CanonicalDataset, ...], source: Literal["tag", "card", "model-index"]) -> None:
+    def claim(raw: str, found: tuple[CanonicalDataset, ...], source: DatasetSource) -> None:
         for dataset in found:
             claims[DatasetClaim(dataset.name, raw, source, dataset.parent)] = None
         if not found and not is_placeholder(raw):
@@ -226,6 +241,8 @@ def _dataset_claims(
                     claim(raw, canonical_datasets(raw), "card")
     for raw, found in evaluated:
         claim(raw, found, "model-index")
+    for raw in reader.texts(of_readme, "readme", _MAX_DATASETS):
+        claim(raw, canonical_datasets(raw), "readme")
     if len(claims) > _MAX_DATASETS:
         reader.note("datasets", f"cut to {_MAX_DATASETS} items")
     return tuple(claims)[:_MAX_DATASETS]
@@ -234,8 +251,8 @@ def _dataset_claims(
 def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...], tuple[Evaluated, ...]]:
     """The evaluations in a card's ``model-index``, and the datasets that indicate what the model was tuned on.
 
-    The Trainer writes its validation results here, so a dataset in model-index is a claim on the training data,
-    except for benchmarks that are run on finished models (``[evaluations]`` in the alias table: MTEB, leaderboards).
+    The Trainer writes its validation results here, so a dataset in model-index is a claim on the training data, unless
+    the result is that of a benchmark run on a finished model (``_is_benchmark``).
     """
     evaluations: list[ReportedResult] = []
     datasets: dict[Evaluated, None] = {}
@@ -248,18 +265,10 @@ def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...]
         written = next((one for one in configs if isinstance(one, str) and one.strip()), None)
         config = reader.text(written, "model-index")
         evaluated = _dataset_of(dataset, config, reader)
-        if evaluated:
-            marks = alias_table().evaluations
-            name, source = dataset.get("name"), _first_object(result.get("source"))
-            texts = [source[key][:200] for key in ("name", "url") if isinstance(source.get(key), str)]
-            source_text = " ".join(texts).lower()
-            is_benchmark = (
-                evaluated[0].partition("/")[0].lower() in marks["owners"]
-                or (isinstance(name, str) and name.startswith(marks["names"]))
-                or any(mark in source_text for mark in marks["sources"])
-            )
-            if not is_benchmark:
-                datasets[evaluated] = None
+        # "metric" is the older spelling.
+        metrics = reader.items(_first_value(result, "metrics", "metric"), "model-index", _MAX_METRICS)
+        if evaluated and not _is_benchmark(result, dataset, evaluated, metrics):
+            datasets[evaluated] = None
         if len(evaluations) >= _MAX_EVALUATIONS:
             reader.note("model-index", f"cut to {_MAX_EVALUATIONS} evaluations")
             break
@@ -267,8 +276,8 @@ def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...]
         task = next(filter(None, tasks), None)
         split = reader.text(dataset.get("split"), "model-index")
         raw, means = evaluated or (None, ())
-        # "metric" is the older spelling.
-        for metric in reader.items(_first_value(result, "metrics", "metric"), "model-index", _MAX_METRICS):
+        is_verified = _is_verified(result)
+        for metric in metrics:
             if not isinstance(metric, Mapping):
                 reader.note("model-index", "a metric is not an object")
                 continue
@@ -282,10 +291,51 @@ def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...]
                     split=split,
                     metric=next(filter(None, names), None),
                     value=reader.number(metric.get("value")),
-                    verified=metric.get("verified") is True or result.get("verified") is True,
+                    verified=is_verified or _is_verified(metric),
                 )
             )
     return tuple(dict.fromkeys(evaluations[:_MAX_EVALUATIONS])), tuple(datasets)
+
+
+def _is_benchmark(
+    result: Mapping[str, Any], dataset: Mapping[str, Any], evaluated: Evaluated, metrics: Sequence[Any]
+) -> bool:
+    """Whether a result says nothing of the training: it was measured on a finished model.
+
+    So it is if the Hub's evaluator wrote all of its metrics, if its source is a leaderboard or a benchmark's program,
+    if its task is one of the evaluators of sentence-transformers and its dataset the name of an evaluator, if its
+    dataset was given with a number of shots, and if its dataset belongs to a benchmark or holds nothing to train on
+    (``[evaluations]`` in the alias table).
+    """
+    marks = alias_table().evaluations
+    objects = [metric for metric in metrics if isinstance(metric, Mapping)]
+    if _is_verified(result) or (objects and all(_is_verified(metric) for metric in objects)):
+        return True
+    source = _first_object(result.get("source"))
+    texts = [source[key][:_MAX_SOURCE] for key in ("name", "url", "type") if isinstance(source.get(key), str)]
+    source_text = " ".join(texts).lower()
+    if any(mark in source_text for mark in marks["sources"]):
+        return True
+    task = _first_object(result.get("task")).get("type")
+    if isinstance(task, str) and task in marks["tasks"] and not is_known(evaluated[0]):
+        return True
+    args = dataset.get("args")
+    if isinstance(args, Mapping) and not marks["arguments"].isdisjoint(key for key in args if isinstance(key, str)):
+        return True
+    for name in (dataset.get(key) for key in ("type", "name")):
+        if not isinstance(name, str):
+            continue
+        folded = name[:MAX_NAME].lower()
+        owner, slash, _ = folded.partition("/")
+        if (slash and owner in marks["owners"]) or folded.startswith(tuple(marks["names"])) or _SHOTS.search(folded):
+            return True
+    return any(means.name in marks["datasets"] for means in evaluated[1])
+
+
+def _is_verified(measured: Mapping[str, Any]) -> bool:
+    """Whether the Hub's evaluator wrote this metric or result: it signs what it writes."""
+    token = measured.get("verifyToken")
+    return measured.get("verified") is True or (isinstance(token, str) and bool(token.strip()))
 
 
 def _first_value(item: Mapping[str, Any], *keys: str) -> Any:
@@ -305,19 +355,28 @@ def _first_object(value: Any) -> Mapping[str, Any]:
 def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) -> Evaluated | None:
     """The dataset of a result. ``type`` is the Hub id and ``name`` the pretty name; either may be a task or "None".
 
-    The name is used if the type is not a dataset, and for the task if the type is a collection ({"type": "glue",
-    "name": "GLUE MRPC"}).
+    The name is used if the type is not a dataset or the name alone is an id with an owner, and for the task if the type
+    is a collection ({"type": "glue", "name": "GLUE MRPC"}).
     """
     written = [reader.text(dataset.get(key), "model-index") for key in ("type", "name")]
     read = [(raw, canonical_datasets(raw, config=config)) for raw in written if raw and not is_placeholder(raw)]
     named = [(raw, found) for raw, found in read if found]
     if not named:
         return read[-1] if read else None
+    if len(named) == 2 and _has_owner(named[1][0]) and not _has_owner(named[0][0]):
+        # Not where the name is a part of the type: {"type": "wikitext", "name": "wikitext/103"}.
+        is_part = fold(named[1][0].partition("/")[0]) == fold(named[0][0])
+        if not is_part:
+            named.reverse()
     raw, found = named[0]
     if len(named) == 2 and len(found) == 1 and not found[0].parent:
         narrower = [other for other in named[1][1] if other.parent == found[0].name]
         return raw, tuple(narrower) or found
     return raw, found
+
+
+def _has_owner(raw: str) -> bool:
+    return "/" in raw and is_hub_id(raw)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from functools import partial
 import click
 
 from indexer.atlas import AtlasFolder
+from indexer.database.connection import NOT_A_FAILED_ADD
 from indexer.errors import AtlasError
 from indexer.names import is_hub_id, is_local_id
 
@@ -32,8 +33,9 @@ def _complete(statement: str, context: click.Context, _parameter: click.Paramete
 # Ids that begin with the typed text, or whose name after the owner does.
 complete_model = partial(
     _complete,
-    "SELECT DISTINCT model AS name FROM fine_tunes WHERE starts_with(lower(model), lower($1)) "
-    "OR (status = 'indexed' AND contains(lower(model), '/' || lower($1))) ORDER BY model",
+    "SELECT DISTINCT model AS name FROM fine_tunes "
+    f"WHERE (starts_with(lower(model), lower($1)) AND {NOT_A_FAILED_ADD}) OR "
+    "(status = 'indexed' AND contains(lower(model), '/' || lower($1))) ORDER BY model",
 )
 complete_base = partial(
     _complete, "SELECT base AS name FROM bases WHERE contains(lower(base), lower($1)) ORDER BY base"

@@ -141,6 +141,10 @@ def _translated(error: Exception, path: Path) -> BaseException:
     return AtlasError(f"{path} is damaged ({sentence.rstrip('.')}).", mending(path.parent, _REPAIR))
 
 
+# Models that a user named, and that could not be indexed, are shown by their whole id only and never suggested.
+NOT_A_FAILED_ADD = "(status = 'indexed' OR claimed_by IS NULL OR claimed_by NOT IN ('user', 'folder'))"
+
+
 def model_ending_in(connection: Connection, name: str) -> str | None:
     """The listed id that is ``name`` after its owner; None if there is none, or if ``name`` includes an owner.
 
@@ -150,7 +154,7 @@ def model_ending_in(connection: Connection, name: str) -> str | None:
         return None
     rows = connection.rows(
         "SELECT DISTINCT model FROM fine_tunes WHERE lower(model) IN (lower($1), lower($2)) "
-        "OR ends_with(lower(model), '/' || lower($1)) ORDER BY model",
+        f"OR (ends_with(lower(model), '/' || lower($1)) AND {NOT_A_FAILED_ADD}) ORDER BY model",
         [name, LOCAL + name],
     )
     if len(rows) > 1:

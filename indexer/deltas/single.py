@@ -17,6 +17,7 @@ from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.claims import untyped_relation
 from indexer.listing.parents import Parents, ask_hub
+from indexer.listing.readmes import completed
 from indexer.names import CONNECTIONS, ModelRef
 from indexer.network.hub import conversion_revision, model_row
 from indexer.network.hub_errors import as_model_error
@@ -47,7 +48,10 @@ def describe(reference: ModelRef) -> Described:
     Raises ModelError ("not_found" if the Hub does not know it), AtlasError if the folder holds no checkpoint.
     """
     install_session()
-    row = local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
+    if reference.folder is not None:
+        row = local_row(reference, whole=False)
+    else:
+        row = completed(model_row(reference.id, reference.revision))
     facts = facts_of(row)
     created = facts.created if reference.folder is None else None
     return Described(reference, row, facts.bases, tuple(facts.dataset_names), created)
@@ -75,6 +79,8 @@ def read_model(described: Described, base: PublishedBase, read: str = "sample") 
         representations=(),
         parent=parent,
         is_on_base=parent is None and not parents.unknown,
+        refused=next(iter(parents.refused.values()), ""),
+        circle=next(iter(parents.circles.values()), ""),
         card={"datasets": list(described.datasets)},
     )
     matrices.check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -31,10 +32,10 @@ from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadablePare
 from indexer.deltas.svd import Factors, lora_svd, sample_svd, truncated_svd
 from indexer.errors import Failed, Skipped
 from indexer.listing.claims import YES, classify_path
-from indexer.listing.parents import Parents
+from indexer.listing.parents import Parents, names_itself
 from indexer.names import DeltaKey
 from indexer.network.hub import model_row
-from indexer.records.identity import ROW_NAMES, AdapterBase, Parent, Traffic, Unit
+from indexer.records.identity import NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, AdapterBase, Parent, Traffic, Unit
 from indexer.records.record import DeltaRecord, Record, TokenChanges
 from indexer.records.representation import representation_named
 from indexer.records.row_plan import ROW_PLAN, lines_of
@@ -56,6 +57,7 @@ _HEAD_CORRELATION = 0.3
 _TOGETHER = 1 << 18
 
 # float32, in which norms and singular values are kept, ends at 2¹²⁸; sums over matrices have to fit, too.
+_REVISION = re.compile(r"\w[\w.\-/]{0,249}")
 _LARGEST_NORM = 2.0**120
 
 
@@ -78,6 +80,8 @@ def vectorise(
     thread, which the caller sets, the same input gives the same record. Raises Skipped if this commit can never become
     a record, Failed if a retry may work.
     """
+    if unit.refused:
+        raise Skipped("adapter_chain", unit.refused)
     started = time.perf_counter()
     identity = unit.identity
     stack: StackedAdapter | None = None
@@ -371,7 +375,23 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit
 
     parents = Parents((unit.base,), (), ask, hashes=base.file_hashes)
     parent = parents.of_row({"id": unit.model.id, "config": {"peft": {"base_model_name_or_path": said}}})
-    return replace(unit, parent=parent, is_on_base=parent is None and not parents.unknown)
+    for why in parents.refused.values():
+        raise Skipped("adapter_chain", why)
+    circle = next(iter(parents.circles.values()), "")
+    return replace(unit, parent=parent, is_on_base=parent is None and not parents.unknown, circle=circle)
+
+
+def _revision_note(checkpoint: Checkpoint, unit: Unit) -> str:
+    """What is wrong with the revision of the base that an adapter's file names; "" for none and for that which is used.
+
+    The change is one of the base's commit in the atlas, or of its parent's, whatever the file names.
+    """
+    named = (checkpoint.adapter_config or {}).get("revision")
+    used = unit.parent.commit if unit.parent is not None else unit.base_commit
+    if not isinstance(named, str) or named.strip() in ("", "main") or (len(named) >= 7 and used.startswith(named)):
+        return ""
+    invalid = "" if _REVISION.fullmatch(named) and ".." not in named else ", which cannot be one"
+    return printable(f"{NAMES_REVISION}{shown(named, 60)} of its base{invalid}; {used[:12]} is used", 200)
 
 
 def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterBase | None:
@@ -387,9 +407,16 @@ def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterB
     shown = printable(named.strip(), 200)
     row = printable(unit.row_base or "nothing", 200)
     why = f"{ROW_NAMES}{row}, and its adapter_config.json decides" if unit != planned else ""
+    if (note := _revision_note(checkpoint, unit)) and note not in why:
+        why = f"{why}; {note}" if why else note
     if unit.parent is not None:
         return AdapterBase(shown, "finetune", unit.parent.name, why)
+    if names_itself(named, unit.model.id):
+        itself = f"{NAMES_ITSELF}, so it is treated as an adapter of {unit.base}"
+        return AdapterBase(shown, "base", why=f"{why}; {itself}" if why else itself)
     if unit.is_on_base or classify_path(named, unit.model.id, (unit.base,)) in (None, YES):
         return AdapterBase(shown, "base", why=why)
+    if unit.circle:
+        why = f"{why}; {unit.circle}" if why else unit.circle
     unknown = "this could not be resolved, so it is treated as the base"
     return AdapterBase(shown, "unknown", why=f"{why}; {unknown}" if why else unknown)

@@ -17,17 +17,20 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from indexer.cards.readme import MAX_README, trainer_sentence
+from indexer.cards.readme import SENTENCE, sentence_bases, sentence_datasets
+from indexer.cards.sentence import lacks_sentence
 from indexer.errors import Failed, ModelError
 from indexer.listing.claims import (
     NO,
     UNSURE,
     YES,
     Claim,
+    classify_base,
     classify_path,
     hub_spelling,
     relation_to,
     stated_bases,
+    stated_models,
     untyped_relation,
 )
 from indexer.listing.questions import (
@@ -41,10 +44,10 @@ from indexer.listing.questions import (
     Step,
     UnlistedMember,
 )
+from indexer.listing.readmes import readme_of
 from indexer.names import RELATIONS, is_hub_id
 from indexer.network.hub import fetch_json
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import fetch_small
 from indexer.network.rows import filenames_in
 from indexer.untrusted import Reader, is_too_deep
 
@@ -100,7 +103,7 @@ class ClaimFilter:
             return None
         row = {**row, "id": identifier}
         stated, asked = stated_bases(row), hub_spelling(question.asked).lower()
-        if question.kind == "names" and not stated:
+        if question.kind == "names" and not stated_models(row):
             return self._untagged(row)
         if not isinstance(row.get("tags"), list) and not stated.keys() & {*self.ids, asked}:
             return BadRow.of(row, "the row has no tags, so nothing says that it comes from this base")
@@ -128,12 +131,14 @@ class ClaimFilter:
                 return None
             self._candidates += 1
             try:
-                claim, why = _find_claim(row, self.request.ids)
+                claim, why, readme = _find_claim(row, self.request.ids)
             except Failed as error:
                 if error.reason in ("network", "rate_limited"):
                     raise as_user_error(error, f"the files of {identifier}") from error
                 why = f"its files could not be read to find its base: {error.detail}"
                 return BadRow.of({"id": identifier}, why)
+            if readme is not None and lacks_sentence(row):
+                row = {**row, SENTENCE: list(sentence_datasets(readme))}  # it is not fetched again
         if claim is None:
             return Rejected(identifier, commit, why)
         return ClaimedRow(row, claim) if claim.relation in self.request.relations else None
@@ -170,15 +175,16 @@ def _unlisted_member(row: RawRow, relation: str | None, parent: str) -> Unlisted
     return UnlistedMember(str(row["id"]), Step(parent, relation, downloads))
 
 
-def _find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str]:
+def _find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | None, str, str | None]:
     """Whether the model of ``row`` comes from the base that ``ids`` name, the canonical id first.
 
-    Returns its claim, None for a model of another base, and the evidence in words. Reads up to three small files.
-    Raises Failed if one of them cannot be read now, but may be readable later.
+    Returns its claim, None for a model of another base; the evidence in words; and its README if that was read. Reads
+    up to three small files. Raises Failed if one of them cannot be read now, but may be readable later.
     """
     identifier, revision = str(row["id"]), str(row.get("sha") or "main")
     base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
     is_unclear = lacks_path = False
+    readme: str | None = None
     for filename, key, claimed_by in _NAMED_IN:
         if names and filename not in names:
             continue
@@ -194,28 +200,24 @@ def _find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | N
         verdict = classify_path(path if is_text else None, identifier, ids)
         if verdict == YES:
             found = "adapter" if claimed_by == "adapter_config" else relation
-            return Claim(found, claimed_by, base), f"{filename} names it"
+            return Claim(found, claimed_by, base), f"{filename} names it", readme
         if verdict == NO:
-            return None, f"{filename} names another model"
+            return None, f"{filename} names another model", readme
         is_unclear = is_unclear or verdict == UNSURE
     if not names or "README.md" in names:
-        try:
-            card = fetch_small(identifier, "README.md", revision, MAX_README)
-        except ModelError as error:
-            if isinstance(error, Failed) and error.reason not in ("not_found", "refused"):
-                raise
-            card = b""
-        sentence = trainer_sentence(card.decode("utf-8", errors="replace"))
-        if sentence is not None:
-            is_ours = sentence[0].lower() in {name.lower() for name in ids}
-            if is_ours:
-                return Claim(relation, "card", base), "its card names it"
-            return None, "its card names another model"
+        readme = readme_of(identifier, revision)
+        # A folder on the author's machine says nothing, unless it has the base's name.
+        verdicts = (classify_base(name, identifier, ids) for name in sentence_bases(readme))
+        verdict = next((one for one in verdicts if one in (YES, NO)), None)
+        if verdict == YES:
+            return Claim(relation, "card", base), "its card names it", readme
+        if verdict == NO:
+            return None, "its card names another base", readme
     if is_unclear:
-        return None, "its configuration names something else, or a folder"
+        return None, "its configuration names something else, or a folder", readme
     if is_named_after(identifier, ids):
-        return Claim(relation, "name", base), "its name"
-    return None, NO_PATH if lacks_path else "nothing names the base"
+        return Claim(relation, "name", base), "its name", readme
+    return None, NO_PATH if lacks_path else "nothing names the base", readme
 
 
 def is_named_after(identifier: str, ids: Collection[str]) -> bool:

@@ -28,6 +28,7 @@ _PREFIX = "base_model:"
 # a model in the cache of huggingface_hub.
 _JOINED = re.compile(r"([\w.\-]+?)--([\w.\-]+)", re.ASCII)
 _CACHED = re.compile(r"(?:.*/)?models--([\w.\-]+?)--([\w.\-]+?)(?:/snapshots(?:/[^/]*)?)?", re.ASCII)
+_CHECKPOINT = re.compile(r"checkpoint[-_]?\d+")
 _MOST_TAGS = 10_000
 _LONGEST_TAG = 300
 _MOST_BASES = 100
@@ -132,6 +133,31 @@ def untyped_relation(row: Mapping[str, Any]) -> str:
         is_tagged = row.get("library_name") == "diffusers" and isinstance(tags, list) and "lora" in tags
         is_adapter = is_adapter or is_tagged or bool(own)
     return "adapter" if is_adapter else "finetune"
+
+
+def stated_models(row: Mapping[str, Any]) -> set[str]:
+    """The bases that a row names and that can be models on the Hub, in lower case.
+
+    Tools write the folder on the author's machine where an id belongs; that says nothing of the base.
+    """
+    return {name for name in stated_bases(row) if is_hub_id(name) and not _is_folder(name)}
+
+
+def _is_folder(text: str) -> bool:
+    """Whether a name or path is certainly a place on the author's machine."""
+    owner, _, last = text.rpartition("/")
+    is_path = text.startswith((".", "~", "/")) or ":" in text or "/" in owner
+    return is_path or (owner or last) in _FOLDERS or bool(_CHECKPOINT.fullmatch(last))
+
+
+def classify_base(name: str, identifier: str, ids: Collection[str]) -> str | None:
+    """What a card means by the name of a base; see ``classify_path``.
+
+    A name without an owner is an old id of the Hub (``roberta-large``), unless it is that of a folder (``outputs``).
+    """
+    verdict = classify_path(name, identifier, ids)
+    is_id = is_hub_id(name) and not _is_folder(name.lower())
+    return NO if verdict == UNSURE and is_id else verdict
 
 
 def classify_path(path: str | None, identifier: str, ids: Collection[str]) -> str | None:

@@ -11,7 +11,7 @@ is a JSON object with a checksum and a ``kind``:
 - ``renamed``: a model's old name and the one under which it is listed now
 - ``start``, ``page``, ``finish``: a crawl, so that the next one can be resumed where it stopped
 - ``step``: a model of the family that is not listed (a quantised copy, a mirror), its parent, and the relation to it
-- ``base``: the base's ids
+- ``base``: the base's ids, and the licence of its card
 
 The file is read by replaying it. A last line cut short by a crash is dropped and overwritten by the next append. Any
 other line that cannot be read, or whose checksum is wrong, is reported as a problem, and the other lines still count.
@@ -23,17 +23,27 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from indexer.cards.readme import SENTENCE
 from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER, Claim
 from indexer.listing.listed_models import Line, ListedModel, select
-from indexer.listing.listing_state import RESTORED, CrawlState, State, bad_line, model_line, step_line
+from indexer.listing.listing_state import (
+    REJECTED_BEFORE,
+    RESTORED,
+    CrawlState,
+    State,
+    bad_line,
+    base_line,
+    model_line,
+    step_line,
+)
 from indexer.listing.questions import (
     COPY,
     BadRow,
@@ -118,6 +128,11 @@ class Listing:
         """Rows that could not be used, in the last complete crawl and since."""
         return [bad for bad, _ in self._read().bad.values()]
 
+    @property
+    def licence(self) -> str | None:
+        """The licence of the base, by its card."""
+        return self._read().licence
+
     def aliases(self) -> tuple[str, ...]:
         """The other ids of the base."""
         return self._read().ids[1:]
@@ -141,16 +156,25 @@ class Listing:
         self.path.unlink(missing_ok=True)
         self._state = None
 
-    def note_base(self, ids: Sequence[str]) -> None:
-        """Remember the base's ids, the canonical one first."""
-        known = self._read().ids
-        if not known or known[0] != ids[0] or not set(ids) <= set(known):
-            self._append([{"kind": "base", "ids": list(ids)}])
+    def note_base(self, ids: Sequence[str], licence: str | None = None) -> None:
+        """Remember the base's ids, the canonical one first, and its licence, unless that is not known."""
+        known, is_new = self._read().ids, licence not in (None, self._read().licence)
+        if is_new or not known or known[0] != ids[0] or not set(ids) <= set(known):
+            self._append([base_line(ids, licence)])
 
     def add(self, row: RawRow, relation: str, parent: str, claimed_by: str = "user") -> None:
         """List one model that no crawl found."""
         claim = Claim(relation, claimed_by, parent)
         self._append([model_line(str(row["id"]), {"user": claim}, row, "", datetime.now(UTC))])
+
+    def note_datasets(self, datasets: Mapping[str, Sequence[str]]) -> None:
+        """Remember what the READMEs of listed models name, by id: their rows do not show it."""
+        lines = []
+        for name, named in datasets.items():
+            model = self._read().models[name]
+            row = {"id": name, "sha": model.row.get("sha"), SENTENCE: list(named)}
+            lines.append(model.as_line() | {"claims": {}, "row": row})
+        self._append(lines)
 
     def rename(self, old: str, row: RawRow | None, new: str) -> None:
         """List the model ``old`` as ``new``, with its claims, unless that is listed already.
@@ -211,7 +235,8 @@ class Listing:
         lines += [bad_line(replace(bad, seen=now), crawl.id) for bad in page.of(BadRow)]
         lines += [step_line(one.id, one.step, crawl.id) for one in page.of(UnlistedMember)]
         for one in page.of(Rejected):
-            if state.rejected[one.kind].get(one.id, ("",))[0] != one.commit:
+            before = state.rejected[one.kind].get(one.id)
+            if before is None or before[0] != one.commit or before[1] == REJECTED_BEFORE:
                 lines.append({"kind": one.kind, "id": one.id, "sha": one.commit, "why": one.why})
         lines.append(
             {

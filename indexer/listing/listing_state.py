@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from indexer.cards.readme import SENTENCE
 from indexer.listing.claims import Claim
 from indexer.listing.listed_models import Line, ListedModel
 from indexer.listing.questions import COPY, WALKED, BadRow, CrawlProgress, RawRow, Step
@@ -14,11 +16,13 @@ from indexer.names import RELATIONS, is_hub_id, is_local_id
 from indexer.untrusted import is_too_deep
 
 # Fields that belong to one commit, and are not carried over to the next.
-_OF_COMMIT = ("siblings", "safetensors")
+_OF_COMMIT = ("siblings", "safetensors", SENTENCE)
 # In place of a question, for a model that was restored to the listing from another source.
 RESTORED = "restored"
 # Sources of claims that cost requests to read.
 _EXAMINED = ("adapter_config", "config", "card", "name")
+# A rejection of older versions, which took the path of a folder in a card for a base: such models are examined again.
+REJECTED_BEFORE = "its card names another model"
 # Questions of older versions, and the one that is asked instead.
 _ASKED_BEFORE = ("alias:adapter:", "descendants:finetune:")
 # Steps of a path that are kept; longer ones are circles.
@@ -52,6 +56,7 @@ class State:
         self.removed: dict[str, str] = {}
         self.steps: dict[str, tuple[Step, str]] = {}  # of models that are not listed, and the last crawl to show them
         self.ids: tuple[str, ...] = ()
+        self.licence: str | None = None  # of the base
         self.crawl: CrawlState | None = None
         self.lines = 0
 
@@ -94,10 +99,13 @@ class State:
                         raise ValueError("a step between models that is not valid")
                     self.steps[identifier] = (step, crawl_id)
                 case "base":
-                    ids = line["ids"]
+                    ids, licence = line["ids"], line.get("licence")
                     if not isinstance(ids, list) or not all(isinstance(one, str) and is_hub_id(one) for one in ids):
                         raise ValueError("a base without ids")
+                    if licence is not None and not isinstance(licence, str):
+                        raise ValueError("a licence that is not text")
                     self.ids = tuple(dict.fromkeys([*ids[:1], *self.ids, *ids]))
+                    self.licence = licence or self.licence
                 case "start":
                     self.crawl = CrawlState(str(line["crawl"]), _moment(line["seen"]), dict(line["parameters"]))
                 case "page" | "finish" as kind:
@@ -158,7 +166,9 @@ class State:
             if step.relation in WALKED and (narrows or seen == crawl.id)
         }
         known: dict[str, tuple[str, Claim | None]] = {
-            identifier: (commit, None) for identifier, (commit, _) in self.rejected["rejected"].items()
+            identifier: (commit, None)
+            for identifier, (commit, why) in self.rejected["rejected"].items()
+            if why != REJECTED_BEFORE
         }
         for model in self.models.values():
             claims = [claim for claim, seen in model.claims.values() if narrows or seen == crawl.id]
@@ -220,7 +230,7 @@ class State:
 
     def as_lines(self) -> list[Line]:
         """The shortest list of lines that adds up to this state."""
-        lines: list[Line] = [{"kind": "base", "ids": list(self.ids)}] if self.ids else []
+        lines: list[Line] = [base_line(self.ids, self.licence)] if self.ids else []
         lines += [model.as_line() for model in self.models.values()]
         lines += [bad_line(bad, crawl) for bad, crawl in self.bad.values()]
         lines += [
@@ -280,6 +290,11 @@ def model_line(identifier: str, claims: dict[str, Claim], row: RawRow | None, cr
     found = {key: asdict(claim) | {"crawl": crawl} for key, claim in claims.items()}
     line = {"kind": "model", "id": identifier, "crawl": crawl, "seen": seen.isoformat(), "claims": found}
     return line if row is None else {**line, "row": row}
+
+
+def base_line(ids: Sequence[str], licence: str | None) -> Line:
+    """The base's ids, the canonical one first, and the licence that its card gives."""
+    return {"kind": "base", "ids": list(ids)} | ({"licence": licence} if licence else {})
 
 
 def step_line(identifier: str, step: Step, crawl: str) -> Line:

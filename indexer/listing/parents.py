@@ -28,7 +28,7 @@ from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.records.identity import Parent
 
-# Adapters on adapters on …: deeper chains, and circular ones, are not followed.
+# Adapters on adapters on …: deeper chains are refused, and circular ones not followed.
 DEEPEST = 4
 # Models that one build asks the Hub about, in addition to the listing.
 MOST_ASKED = 1_000
@@ -38,13 +38,22 @@ _CANNOT_ASK = frozenset({"network", "rate_limited", "server_error"})
 Row = Mapping[str, Any]
 
 
+class _TooDeep(LookupError):
+    """A chain of adapters that is too long."""
+
+
+class _Circle(LookupError):
+    """A chain of adapters that leads back into itself."""
+
+
 class Parents:
     """Looks up the bases of adapters. ``ids``: every id of the base model.
 
     ``ask`` returns the Hub's row of a model, or None if no such model can be read; without ``ask`` only the listing is
     used. ``copies``: id in lower case → the model that has the same weights, in 16 or 4 bits. A model named after the
     base, whose files have the checksums ``hashes`` of the base's, is the base. ``unknown`` collects what could not be
-    resolved: adapter → the name it gives.
+    resolved: adapter → the name it gives. Among these, ``refused`` are chains that are too long, and ``circles`` lead
+    back to the adapter: adapter → a sentence. ``of_themselves``: the adapters that give their own name.
     """
 
     def __init__(
@@ -63,6 +72,9 @@ class Parents:
         self._left = MOST_ASKED
         self._asked_again: set[str] = set()
         self.unknown: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        self.circles: dict[str, str] = {}
+        self.of_themselves: list[str] = []
 
     def of(self, model: ListedModel) -> Parent | None:
         """The model that an adapter was trained on; None for the base, for an unknown model, and for other models."""
@@ -72,9 +84,15 @@ class Parents:
     def of_row(self, row: Row, alias: str = "") -> Parent | None:
         """The same for an adapter's row; ``alias``: the copy of the base through which it was found."""
         identifier = str(row.get("id")).lower()
+        if names_itself(named_base(row), identifier):
+            self.of_themselves.append(str(row.get("id")))
         try:
             return self._below(row, (identifier,), alias)
-        except LookupError:
+        except LookupError as problem:
+            if isinstance(problem, _TooDeep):
+                self.refused[identifier] = str(problem)
+            elif isinstance(problem, _Circle):
+                self.circles[identifier] = str(problem)
             self.unknown[identifier] = named_base(row) or ""
             return None
 
@@ -98,8 +116,13 @@ class Parents:
                 return None
             found = self._row(name)
             identifier = str(found.get("id")) if found else ""
-            if found is None or not is_hub_id(identifier) or identifier.lower() in above or len(above) > DEEPEST:
+            if found is None or not is_hub_id(identifier):
                 raise LookupError(name)
+            chain = " > ".join((*above, identifier.lower()))
+            if identifier.lower() in above:
+                raise _Circle(f"its bases lead back to {identifier}: {chain}")
+            if len(above) > DEEPEST:
+                raise _TooDeep(f"it stands on more than {DEEPEST} models, one on the other: {chain} > …")
             if identifier.lower() in {one.lower() for one in self._ids} or relation_to(
                 found, self._ids, ("quantized",)
             ):
@@ -152,6 +175,11 @@ def named_base(row: Row) -> str | None:
     peft = config.get("peft") if isinstance(config, Mapping) else None
     named = peft.get("base_model_name_or_path") if isinstance(peft, Mapping) else None
     return named if isinstance(named, str) and 0 < len(named.strip()) <= _LONGEST_NAME else None
+
+
+def names_itself(named: str | None, identifier: str) -> bool:
+    """Whether an adapter gives its own id as that of its base."""
+    return named is not None and hub_spelling(named.strip().rstrip("/")).lower() == identifier.lower()
 
 
 def names_another(row: Row, base: str) -> bool:

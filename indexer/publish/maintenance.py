@@ -196,6 +196,7 @@ def _plan(
         entries=entries,
         rank=rank,
         rejected_rows=[row.as_row() for row in listing.rejected_rows()],
+        licence=listing.licence or before.licences.get(base.base),
         index=before.choices.get(base.base, IndexChoice()).changed(index),
     )
     return publication, listing, restored

@@ -33,19 +33,20 @@ USUAL_RANK = 8
 class PreviousAtlas:
     """The atlas as described by its database of any schema; empty if that is missing or damaged.
 
-    ``choices`` and ``aliases``: by base. ``models``: by base and id, the key of the published record, or None.
+    ``choices``, ``aliases`` and ``licences``: by base. ``models``: by base and id, the published record's key, or None.
     """
 
     representations: Sequence[str] = ()
     choices: dict[str, IndexChoice] = field(default_factory=dict)
     aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    licences: dict[str, str] = field(default_factory=dict)
     models: dict[tuple[str, str], str | None] = field(default_factory=dict)
 
     @classmethod
     def read(cls, rows: EarlierRows) -> PreviousAtlas:
         """Each table is read separately, so that a damaged one does not affect the others."""
         representations = _rows_of(rows, "representations", "FROM representations ORDER BY representation")
-        bases = _rows_of(rows, "bases", "SELECT base, aliases FROM bases")
+        bases = _rows_of(rows, "bases", "FROM bases")
         models = _rows_of(rows, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id")
         known = (EXACT, *COMPRESSED)  # older versions had indexes that are now replaced by `auto`
         return cls(
@@ -61,6 +62,7 @@ class PreviousAtlas:
                 if row["representation"] == DEFAULT and "index_choice" in row
             },
             {row["base"]: tuple(row["aliases"]) for row in bases},
+            {row["base"]: row["licence"] for row in bases if row.get("licence")},  # a column since schema 11
             {(row["base"], row["model"]): row["record_key"] for row in models},
         )
 

@@ -23,7 +23,7 @@ from indexer.publish.validation import InvalidValue, check_rows, valid_rows
 from indexer.publish.vector_update import VectorUpdates
 from indexer.publish.vectors import PublishedVectors
 from indexer.quantities import some_of
-from indexer.records.identity import ROW_NAMES, Thresholds
+from indexer.records.identity import LEADS_BACK, NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, Thresholds
 from indexer.records.store import RecordStore
 
 # Rows that are collected before they are inserted.
@@ -146,9 +146,10 @@ class _Publisher:
             self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **self.publication.build}])
 
     def _base_row(self) -> None:
-        before = self.tables.first("SELECT aliases FROM bases WHERE base = ?", [self.base])
+        before = self.tables.first("SELECT aliases, licence FROM bases WHERE base = ?", [self.base])
         aliases = {*self.publication.aliases, *(before[0] if before else ())} - {self.base}
-        row = {**row_of_base(self.publication.base), "aliases": sorted(aliases)}
+        licence = self.publication.licence or (before[1] if before else None)
+        row = {**row_of_base(self.publication.base), "aliases": sorted(aliases), "licence": licence}
         try:
             check_rows("bases", [row])
         except InvalidValue as why:
@@ -231,8 +232,15 @@ class _Publisher:
         self.tables.run(
             "UPDATE fine_tunes SET oddities = list_append(coalesce(oddities, []), 'base_model: ' || why) "
             "FROM adapter_bases WHERE adapter_bases.model_id = fine_tunes.model_id AND base = $base "
-            "AND starts_with(why, $row_names) AND NOT list_contains(coalesce(oddities, []), 'base_model: ' || why)",
-            {"base": self.base, "row_names": ROW_NAMES},
+            "AND (starts_with(why, $row_names) OR contains(why, $itself) OR contains(why, $circle) "
+            "OR contains(why, $revision)) AND NOT list_contains(coalesce(oddities, []), 'base_model: ' || why)",
+            {
+                "base": self.base,
+                "row_names": ROW_NAMES,
+                "itself": NAMES_ITSELF,
+                "circle": LEADS_BACK,
+                "revision": NAMES_REVISION,
+            },
         )
 
     def _insert_all(self, rows: dict[str, list[Row]]) -> None:

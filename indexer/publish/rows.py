@@ -88,7 +88,7 @@ class Publication:
 
     Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
     that are ``withdrawn`` are deleted: they were renamed or removed. ``purged``: also rewrite the vector files that
-    contain them, which otherwise happens only some publishes later.
+    contain them, which otherwise happens only some publishes later. ``licence``: of the base; None leaves it unchanged.
     """
 
     base: StoredBase
@@ -100,6 +100,7 @@ class Publication:
     rejected_rows: Sequence[Row] | None = None
     build: Row | None = None
     index: IndexChange | None = None
+    licence: str | None = None
 
 
 def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
@@ -254,7 +255,7 @@ def rows_of_record(
 
 
 def row_of_base(base: StoredBase) -> Row:
-    """The row of a base, without its aliases."""
+    """The row of a base, without its aliases and its licence."""
     layers: dict[str, int] = {}
     for matrix in base.layout.matrices:
         layers[matrix.key.stack] = max(layers.get(matrix.key.stack, 0), matrix.key.layer + 1)

@@ -103,6 +103,12 @@ class Parent:
         return f"{own}>{self.parent.name}" if self.parent else own
 
 
+# Parts of ``AdapterBase.why`` that a publish repeats as an oddity of the model, besides ROW_NAMES.
+NAMES_ITSELF = "it names itself as its base"
+LEADS_BACK = "its bases lead back to "
+NAMES_REVISION = "it names the revision "
+
+
 @dataclass(frozen=True)
 class AdapterBase:
     """How the base ``named`` by an adapter (adapter_config.json, made printable) was resolved.
@@ -124,7 +130,8 @@ class Unit:
     ``parent``: the model that an adapter was trained on; None for the base, or if unknown. ``is_on_base``: the adapter
     is known to be one of the base, whatever name it gives. ``row_base``: the base named by the listing row of an
     adapter, "" for none; None if there is no row. ``vector_length``: the requested length of a vector, approximately;
-    None for the usual one. Vectors in a record are uncentred.
+    None for the usual one. Vectors in a record are uncentred. ``refused``: why an adapter stands on models that are not
+    followed; ``circle``: how they lead back to it; "" otherwise.
     """
 
     model: ModelRef
@@ -142,6 +149,8 @@ class Unit:
     parent: Parent | None = None
     is_on_base: bool = False
     row_base: str | None = None
+    refused: str = ""
+    circle: str = ""
 
     @property
     def identity(self) -> Identity:

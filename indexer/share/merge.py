@@ -79,7 +79,8 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
                     aliases[base] = tuple(dict.fromkeys((*aliases.get(base, ()), *names)))
             representations = dict.fromkeys(name for previous in found for name in previous.representations)
             choices = {base: choice for one in reversed(found) for base, choice in one.choices.items()}
-            before = PreviousAtlas(list(representations), choices, aliases, {})
+            licences = {base: text for one in reversed(found) for base, text in one.licences.items()}
+            before = PreviousAtlas(list(representations), choices, aliases, licences)
             rebuilt = rebuild(target, say=say, before=before)
         except BaseException:
             for path in list(target.root.iterdir()):

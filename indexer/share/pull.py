@@ -186,7 +186,7 @@ def _own_origin(folder: AtlasFolder, address: Address) -> Origin | None:
 class _Pull:
     """Fetches into ``staging`` the files of one commit, for ``folder``, whose lock is held.
 
-    After ``run`` it has what the database says: ``generation``, ``models`` (how many) and ``bases``.
+    After ``run`` it has what the database says: ``generation``, ``models`` (how many), ``bases`` and ``base_files``.
     """
 
     def __init__(self, folder: AtlasFolder, staging: Path, remote: RemoteCommit, fetch_file: Fetch, say: Say) -> None:
@@ -199,6 +199,7 @@ class _Pull:
         self.fetched_files = self.fetched_bytes = 0
         self.generation = self.models = 0
         self.bases: list[str] = []
+        self.base_files: set[str] = set()  # those of the bases at the commits that the database names
 
     def packs(self, wanted: Mapping[str, FileEntry]) -> dict[str, Pack]:
         """The packs of records by path, from their index; none if records are not wanted."""
@@ -259,7 +260,7 @@ class _Pull:
             if not where:
                 belongs = path == DATABASE or path in named
             elif where == "bases":
-                belongs = name.endswith(".safetensors") and name.rpartition("@")[0] in stems
+                belongs = name in self.base_files
             else:
                 is_lines = where in (*CARRIED, "listing") and name.endswith(".jsonl")
                 belongs = is_lines and name.removesuffix(".jsonl") in stems
@@ -299,7 +300,9 @@ class _Pull:
                     raise AtlasError(f"it holds {printable(str(row['id']), 60)!r}, which is not a valid id on the Hub.")
             self.generation = connection.rows("SELECT max(generation) AS last FROM atlas_info")[0]["last"] or 0
             self.models = connection.rows("SELECT count(*) AS models FROM models")[0]["models"]
-            self.bases = [row["base"] for row in connection.rows("SELECT DISTINCT base FROM bases ORDER BY base")]
+            rows = connection.rows('SELECT base, "commit" FROM bases ORDER BY base')
+            self.bases = list(dict.fromkeys(row["base"] for row in rows))
+            self.base_files = {self.folder.base(row["base"], row["commit"]).name for row in rows}
         return set(named)
 
     @contextmanager

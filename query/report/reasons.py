@@ -10,6 +10,7 @@ STATUSES = {
 }
 
 REASONS = {
+    "adapter_chain": "It is an adapter on an adapter on an adapter and so on, deeper than is followed.",
     "adapter_unsupported": "An adapter that changes no weights, or whose change does not follow from its files.",
     "base_sampled": "Its change depends on whole matrices of the base, and this atlas keeps only some of their rows.",
     "base_unreadable": "The base that the adapter is added to cannot be read, so its layers cannot be profiled.",

@@ -208,7 +208,7 @@ def duplicates(source: Source, section: Section) -> dict[str, Any]:
 
 
 def lineage(source: Source, _section: Section) -> dict[str, Any]:
-    """Kinds of steps, cards that the weights contradict, and licences that differ from the parent's."""
+    """Kinds of steps, cards that the weights contradict, and licences that drop terms of the parent's."""
     return {
         "kinds": source.table(
             "Steps by kind",
@@ -233,7 +233,7 @@ def lineage(source: Source, _section: Section) -> dict[str, Any]:
             everything=source.query("FROM lineage WHERE card = 'contradicted'"),
         ),
         "licences": source.table(
-            "Licences that differ from the parent's",
+            "Licences that drop terms of the parent's",
             {"model": "model", "licence": "fixed", "made from": "model", "its licence": "fixed"},
             source.rows(
                 "SELECT model, coalesce(nullif(licence, ''), 'none') AS licence, parent, parent_licence "

@@ -114,6 +114,12 @@ def stood(tiny_store, tmp_path_factory):
             ("eve/on-itself", "eve/on-itself", {}),
         ))
     }  # fmt: skip
+    for number in range(DEEPEST + 3):
+        add_adapter(
+            store, f"gil/step-{number}", f"gil/step-{number + 1}" if number < DEEPEST + 2 else BASE, seed=100 + number
+        )
+    path = store / "eve" / "on-old-id" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"revision": "../../x"}))
     with served_shell(store) as shell:
         ran = shell("index", "build", "--base", BASE)
         assert ran.code == 0, ran.err
@@ -182,6 +188,26 @@ def test_verdicts_and_what_a_person_is_reported(stood):
     }  # fmt: skip
     assert found["eve/round-1"] == found["eve/round-2"] == "unknown"
     assert "adapters whose base could not be resolved, treated as adapters of org/tiny-base: " in ran.err
+    # What is odd about the names is noted, and a chain that is too deep is refused.
+    odd = dict(read_rows(shell.folder / "atlas" / "atlas.duckdb", "SELECT model, oddities FROM fine_tunes"))
+    assert odd["eve/on-itself"] == [
+        "base_model: it names itself as its base, so it is treated as an adapter of org/tiny-base"
+    ]
+    assert "its bases lead back to eve/round-1: eve/round-1 > eve/round-2 > eve/round-1" in odd["eve/round-1"][0]
+    assert "it names the revision '../../x' of its base, which cannot be one; " in odd["eve/on-old-id"][0]
+    assert odd["eve/on-base"] == []
+    assert (
+        "adapters that name themselves as their base, treated as adapters of org/tiny-base: 1 (eve/on-itself)"
+        in ran.err
+    )
+    deep = dict(
+        read_rows(
+            shell.folder / "atlas" / "atlas.duckdb", "SELECT model, reason FROM fine_tunes WHERE model LIKE 'gil/%'"
+        )
+    )
+    assert [deep[f"gil/step-{number}"] for number in range(DEEPEST + 3)] == ["adapter_chain"] * 2 + [None] * (
+        DEEPEST + 1
+    )
     plain = records(shell)
     for name in ("eve/on-folder", "eve/on-unknown", "eve/on-locked", "eve/on-nothing", "eve/round-1", "eve/on-other"):
         check(plain[name], changes[name])

@@ -23,6 +23,14 @@ from tests.patience import lines_run
         ({"type": "None", "name": "imdb"}, ("imdb",)),
         ({"type": "generator", "name": "generator"}, ()),
         ({"name": "imdb"}, ("imdb",)),
+        # A name with an owner says more than a type without one.
+        ({"type": "glue", "name": "someone/sentences", "config": "mrpc"}, ("someone/sentences",)),
+        ({"type": "squad", "name": "nyu-mll/glue", "args": "mrpc"}, ("glue", "glue/mrpc")),
+        ({"type": "glue", "name": "glue/mrpc"}, ("glue", "glue/mrpc")),
+        ({"type": "wikitext", "name": "wikitext/103"}, ("wikitext",)),
+        ({"type": "someone/sentences", "name": "glue"}, ("someone/sentences",)),
+        ({"type": "someone/sentences", "name": "other/sentences"}, ("someone/sentences",)),
+        ({"type": "imdb", "name": "data/train"}, ("imdb",)),
         ("imdb", ("imdb",)),
         ([{"type": "imdb"}], ("imdb",)),
         ({"type": "common_voice", "args": "fi"}, ("common_voice",)),
@@ -50,6 +58,16 @@ def test_the_dataset_of_a_result(dataset, expected):
             {"type": "ai2_arc", "name": "AI2 Reasoning Challenge"},
             {"name": "Open LLM Leaderboard", "url": "https://x"},
         ),
+        ({"type": "ai2_arc", "name": "AI2 Reasoning Challenge (25-Shot)", "config": "ARC-Challenge"}, None),
+        ({"type": "ai2_arc", "name": "AI2 Reasoning Challenge"}, None),
+        ({"type": "hellaswag", "name": "HellaSwag (10-Shot)"}, None),
+        ({"type": "gsm8k", "name": "gsm8k", "args": {"num_few_shot": 5}}, None),
+        ({"type": "winogrande", "name": "Winogrande zero-shot"}, None),
+        ({"type": "cais/mmlu", "name": "MMLU"}, None),
+        ({"type": "openai_humaneval", "name": "HumanEval"}, None),
+        ({"type": "C-MTEB/AFQMC", "name": "AFQMC"}, None),
+        ({"type": "imdb", "name": "imdb"}, {"name": "lm-evaluation-harness"}),
+        ({"type": "imdb", "name": "imdb"}, "https://huggingface.co/spaces/autoevaluate/model-evaluator"),
     ],
 )
 def test_a_benchmark_run_on_the_finished_model_is_not_training_data(dataset, source):
@@ -59,6 +77,46 @@ def test_a_benchmark_run_on_the_finished_model_is_not_training_data(dataset, sou
     assert read.dataset_names == ()
     assert len(read.evaluations) == 1
     assert read.evaluations[0].dataset is not None
+
+
+def test_what_the_hubs_evaluator_measured_is_not_training_data():
+    signed = {"verified": True, "verifyToken": "eyJhbGciOi"}
+    wikitext = {"type": "wikitext", "name": "WikiText-103", "config": "wikitext-103-v1", "split": "test"}
+    for mark in (signed, {"verified": True}, {"verifyToken": "eyJhbGciOi"}):
+        read = facts(**{"model-index": index_of(wikitext, **mark)})
+        assert read.dataset_names == ()
+        assert [(one.dataset, one.verified) for one in read.evaluations] == [("wikitext", True)]
+    of_result = index_of(wikitext)
+    of_result[0]["results"][0]["verified"] = True
+    assert facts(**{"model-index": of_result}).dataset_names == ()
+    # The author's own results beside it still count, and so does what the card names.
+    (trained,), (measured,) = index_of("imdb"), index_of(wikitext, **signed)
+    both = [{"results": [*trained["results"], *measured["results"]]}]
+    assert facts(**{"model-index": both}).dataset_names == ("imdb",)
+    assert facts(cardData={"datasets": ["wikitext"]}, **{"model-index": [measured]}).dataset_names == ("wikitext",)
+    mixed = index_of("imdb")
+    mixed[0]["results"][0]["metrics"].append({"type": "f1", "value": 0.4, **signed})
+    assert facts(**{"model-index": mixed}).dataset_names == ("imdb",)
+    for mark in ({"verified": False}, {"verified": "no"}, {"verifyToken": ""}, {"verifyToken": None}):
+        assert facts(**{"model-index": index_of("imdb", **mark)}).dataset_names == ("imdb",)
+
+
+def test_the_name_of_an_evaluator_of_sentence_transformers_is_not_training_data():
+    index = index_of({"type": "dim_768", "name": "dim 768"})
+    assert facts(**{"model-index": index}).dataset_names == ("dim_768",)
+    index[0]["results"][0]["task"] = {"type": "information-retrieval", "name": "Information Retrieval"}
+    assert facts(**{"model-index": index}).dataset_names == ()
+    index[0]["results"][0]["dataset"] = {"type": "ms_marco", "name": "MS MARCO"}
+    assert facts(**{"model-index": index}).dataset_names == ("ms_marco",)
+
+
+def test_other_fields_of_a_card_name_no_training_data():
+    card = {
+        "eval_results": [{"dataset": "imdb"}], "widget": [{"text": "imdb", "dataset": "imdb"}], "metrics": ["glue"],
+        "evaluation": {"datasets": ["squad"]}, "train-eval-index": [{"config": "imdb"}],
+    }  # fmt: skip
+    read = facts(cardData=card, evalResults=[{"dataset": {"id": "imdb"}}], tags=["eval-results", "widget:imdb"])
+    assert (read.dataset_names, read.evaluations) == ((), ())
 
 
 @pytest.mark.parametrize(

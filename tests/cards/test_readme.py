@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.cards.modelcard import read_row
-from indexer.cards.readme import card_facts, trainer_sentence
+from indexer.cards.readme import SENTENCE, card_facts, sentence_bases, sentence_datasets, trainer_sentence
+from indexer.cards.sentence import lacks_sentence
+from indexer.untrusted import hub_address
 from tests.conftest import ROOT
 
 SHARED = ROOT.parent / "shared" / "data"
@@ -151,6 +153,86 @@ def test_trainer_sentence(sentence, expected):
     assert trainer_sentence(f"---\nlicense: mit\n---\n\n# x\n\n{sentence}\n\n## More\n") == expected
 
 
+OURS = "This model is a fine-tuned version of"
+LOCAL = "[/data/vllm/CodeLlama-13b](https://huggingface.co//data/vllm/CodeLlama-13b)"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        (f"{OURS} {LOCAL} on the asm_to_cpp dataset.\nIt achieves", ("asm_to_cpp",)),
+        (f"{OURS} {LINK} on the identity and the alpaca_en_demo datasets.", ("identity", "alpaca_en_demo")),
+        (f"{OURS} {LOCAL} on the a_1, the b_2 and the c_3 datasets.", ("a_1", "b_2", "c_3")),
+        (f"{OURS} {LOCAL} on the `identity` and the `alpaca_en_demo` datasets.", ("identity", "alpaca_en_demo")),
+        (f"{OURS} [`bert`](x) on the **`glue`** dataset.", ("glue",)),
+        (f"{OURS} [C:\\models\\a (1)](https://huggingface.co/C:\\models\\a (1)) on the x_1 dataset.", ("x_1",)),
+        (f"{OURS} [/home/桌面/m](https://huggingface.co//home/桌面/m) on the logs_2-4w.json dataset.", ("logs_2-4w.json",)),
+        (f"{OURS} [../out](https://huggingface.co/../out) on the x_1 dataset.", ("x_1",)),
+        (f"{OURS} [None](https://huggingface.co/None) on the x_1 dataset.", ("x_1",)),
+        (f"{OURS} `roberta-base` on the x_1 dataset.", ("x_1",)),
+        (f"{OURS} BERT base on the x_1 dataset.", ("x_1",)),
+        ("This model was trained from scratch on the x_1 dataset.", ("x_1",)),
+        (f"{OURS} {LINK} on the [a/b](https://huggingface.co/datasets/a/b) dataset.", ("a/b",)),
+        (f"{OURS} {LINK} on the MOZILLA-FOUNDATION/COMMON_VOICE_8_0 - CA dataset.", ("MOZILLA-FOUNDATION/COMMON_VOICE_8_0",)),
+        (f"{OURS} {LINK} on the " + ", the ".join(f"set_{n}" for n in range(60)) + " datasets.",
+         tuple(f"set_{n}" for n in range(60))),
+        (f"{OURS} {LINK} on an unknown dataset.", ()),
+        (f"{OURS} {LINK} on the None dataset. A fine-tuned version of {LOCAL} on the x_1 dataset.", ("x_1",)),
+        (f"{OURS} {LINK} for the masses. The dataset is small.", ()),
+        (f"{OURS} {LINK}.", ()),
+        ("", ()),
+    ],
+)  # fmt: skip
+def test_datasets_of_the_sentence_whatever_the_base_is(sentence, expected):
+    assert sentence_datasets(f"---\nlicense: mit\n---\n\n# x\n\n{sentence}\n\n## More\n") == expected
+
+
+def test_the_folder_of_an_author_is_not_an_id():
+    assert hub_address("https://huggingface.co//data/vllm/X", "models") is None
+    assert hub_address("https://huggingface.co/home/me/models/X", "models") is None
+    assert hub_address("https://huggingface.co/./out/X", "models") is None
+    assert hub_address("https://huggingface.co/datasets//data/X", "datasets") is None
+    assert hub_address("https://huggingface.co/datasets/data/of/me", "datasets") is None
+    for page in ("", "/", "/tree/main", "/blob/main/README.md", "?x=1", "#usage"):
+        assert hub_address(f"https://huggingface.co/a/b{page}", "models") == "a/b"
+    assert hub_address("https://hf.co/datasets/glue/viewer/mrpc/train", "datasets") == "glue"
+    assert hub_address("https://hf.co/gpt2/tree/main", "models") == "gpt2"
+    assert trainer_sentence(f"{OURS} {LOCAL} on the x_1 dataset.") is None
+    assert sentence_bases(f"{OURS} {LOCAL} on the x_1 dataset.") == ["/data/vllm/CodeLlama-13b"]
+    # By a link whose address is not one of the Hub's, the text counts.
+    card = {"base_model": "https://huggingface.co//data/vllm/X"}
+    assert read_row({"id": "a/b", "cardData": card}).bases == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, True),
+        ({"tags": ["trl"]}, True),
+        ({"tags": ["Axolotl", 5]}, True),
+        ({"tags": [], "cardData": {"tags": ["unsloth"]}}, True),
+        ({"tags": []}, False),
+        ({"tags": None, "cardData": {"tags": "trl"}}, False),
+        ({"cardData": {"datasets": ["imdb"]}}, False),
+        ({"cardData": {"datasets": ["custom"]}}, True),
+        ({"tags": ["llama-factory", "dataset:imdb"]}, False),
+        ({SENTENCE: []}, False),
+        ({SENTENCE: "what a Hub may say"}, True),
+        ({"id": "no id"}, False),
+    ],
+)
+def test_models_whose_readme_is_worth_a_request(more, expected):
+    assert lacks_sentence({"id": "a/b", "tags": ["llama-factory", "lora"], **more}) is expected
+
+
+def test_the_datasets_of_a_readme_are_claims_of_their_own():
+    read = read_row({"id": "a/b", SENTENCE: ["identity", "GLUE MRPC", "train.json", "", 5, "unknown"]})
+    assert [(one.dataset, one.raw, one.source) for one in read.datasets] == [
+        ("identity", "identity", "readme"), ("glue/mrpc", "GLUE MRPC", "readme"), (None, "train.json", "readme")
+    ]  # fmt: skip
+    assert read_row({"id": "a/b", SENTENCE: {"x": 1}}).datasets == ()
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -162,6 +244,9 @@ def test_trainer_sentence(sentence, expected):
         "[" * 5_000_000,
         "fine-tuned version of [a/b](x) on the " + "[](" * 1_000_000,
         "fine-tuned version of [a/b](x) on the " + " \n" * 1_000_000,
+        "fine-tuned version of a b c d e " * 500_000,
+        "fine-tuned version of [/a/b](x) on the " * 500_000,
+        "fine-tuned version of `" * 500_000,
         "fine-" * 1_000_000,
         "---\n" * 1_000_000,
         "---" + " " * 5_000_000,
@@ -170,6 +255,7 @@ def test_trainer_sentence(sentence, expected):
 def test_hostile_readmes_take_no_time(text):
     """Five million characters: what is not linear does not end before the test is ended."""
     trainer_sentence(text)
+    sentence_datasets(text)
     card_facts(text)
 
 

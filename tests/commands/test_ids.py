@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import socket
 
+import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
 from indexer.names import ModelRef, nearest, without_address
 from query import Atlas
-from tests.atlas_builder import BASE
+from tests.atlas_builder import BASE, Model, write_atlas
 from tests.database import execute
 
 
@@ -152,3 +153,23 @@ def test_a_status_is_short(small_atlas, run):
     assert len(out.splitlines()) < 20
     assert "generation" not in out
     assert "generation" in run("index", "status", "--atlas", small_atlas, "--details")[1]
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_an_id_is_not_looked_up_where_the_hub_cannot_be_reached(tmp_path, monkeypatch, is_offline):
+    from huggingface_hub import constants
+
+    def fail(*_):
+        raise AssertionError("the Hub was asked")
+
+    monkeypatch.setattr("indexer.network.session.RetryingTransport.handle_request", fail)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("http_proxy", raising=False)
+    models = [Model("ann/sentiments", np.eye(4)[0]), Model("bob/other", np.eye(4)[1])]
+    with (
+        Atlas(write_atlas(tmp_path, models)) as atlas,
+        pytest.raises(AtlasError, match="closest ids: ann/sent") as caught,
+    ):
+        atlas.similar("ann/sentimnets")
+    assert "The Hub was not asked" in caught.value.hint

@@ -7,7 +7,8 @@ import pytest
 from indexer.listing.claim_filter import is_named_after
 from indexer.listing.claims import classify_path
 from indexer.listing.crawl import crawl
-from indexer.listing.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Rejected
+from indexer.listing.listing import Listing
+from indexer.listing.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Page, Question, Rejected
 from tests.crawl.conftest import IDS, claims, crawled
 from tests.hubs import BASE, SHORT, add_repo, requested, served, tags
 
@@ -37,6 +38,13 @@ OURS, THEIRS = SENTENCE.format(SHORT), SENTENCE.format("roberta-large")
         ({"config.json": {}, "README.md": THEIRS}, None),
         ({"config.json": {"_name_or_path": "distilroberta-base"}}, None),
         ({"config.json": {"_name_or_path": "./results/checkpoint-500"}}, None),
+        # A folder in the card says nothing for or against, unless it has the base's name.
+        ({"config.json": {}, "README.md": SENTENCE.format("/data/vllm/sft_out")}, ("finetune", "name")),
+        ({"config.json": {}, "README.md": SENTENCE.format("outputs/checkpoint-500")}, ("finetune", "name")),
+        ({"config.json": {}, "README.md": SENTENCE.format("checkpoint-500")}, ("finetune", "name")),
+        ({"config.json": {}, "README.md": SENTENCE.format("/data/vllm/roberta-base")}, ("finetune", "card")),
+        ({"config.json": {}, "README.md": SENTENCE.format("models/roberta-base")}, ("finetune", "card")),
+        ({"config.json": {}, "README.md": SENTENCE.format("klue/roberta-base")}, None),
         # A folder says nothing for or against, and the card is asked.
         ({"config.json": FOLDER, "README.md": OURS}, ("finetune", "card")),
         # Files that cannot be read say nothing.
@@ -62,6 +70,28 @@ def test_models_tagged_with_another_base_are_not_looked_into(store, monkeypatch)
     with served(store, monkeypatch) as hub:
         assert claims(crawl(NAMES)) == {}
         assert not requested(hub, "/resolve/")
+
+
+def test_a_tag_with_a_folder_of_the_author_names_no_base(store, monkeypatch):
+    for number, folder in enumerate(("/data/vllm/roberta-base", "./outputs/roberta-base", "models/roberta-base")):
+        files = {"adapter_config.json": {"base_model_name_or_path": folder}, "README.md": SENTENCE.format(folder)}
+        add_repo(store, f"me/roberta-base-{number}", files, tags=["llama-factory", *tags(folder, "adapter")])
+    found = crawled(store, monkeypatch, NAMES)
+    assert {claim.claimed_by for claim in found.values()} == {"adapter_config"}
+    assert len(found) == 3
+
+
+def test_a_model_rejected_for_a_folder_in_its_card_is_examined_again(store, monkeypatch, tmp_path):
+    listing = Listing(tmp_path / "listing.jsonl")
+    listing.begin(NAMES)
+    names = Question("names", SHORT)
+    before = Rejected("me/roberta-base-x", "c0", "its card names another model")
+    listing.append_page(Page(names, (before, Rejected("me/roberta-base-y", "c0", "nothing names the base"))))
+    progress, _ = listing.begin(NAMES)
+    assert set(progress.known) == {"me/roberta-base-y"}
+    listing.append_page(Page(names, (Rejected("me/roberta-base-x", "c0", "its card names another base"),)))
+    progress, _ = listing.begin(NAMES)
+    assert set(progress.known) == {"me/roberta-base-x", "me/roberta-base-y"}
 
 
 def test_gated_candidates_are_judged_by_what_can_be_seen(store, monkeypatch):

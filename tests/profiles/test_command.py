@@ -139,7 +139,7 @@ def test_models_and_bases_that_are_not_there(shell):
 def test_a_model_of_another_base(tmp_path):
     folder = AtlasFolder(write_atlas(tmp_path, [Model("ann/one", np.eye(8)[0])], base="org/first"))
     with duckdb.connect(str(folder.database)) as connection:
-        other = ["org/other", "d" * 40, [], "roberta", "bert", [{"stack": "", "layers": 6}], [], 4096, "{}"]
+        other = ["org/other", "d" * 40, [], "roberta", "bert", [{"stack": "", "layers": 6}], [], 4096, "{}", None]
         insert(connection, "bases", other)
     assert base_and_models(folder, None, ["one"]) == ("org/first", ["ann/one"])
     with pytest.raises(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from huggingface_hub import constants
@@ -16,7 +18,7 @@ from indexer.share.pull import pull
 from indexer.share.repository import atlases_on_hub
 from query import Atlas
 from tests.database import execute
-from tests.share.conftest import NAME, atlas_content, publish_by_hand, pushed_files
+from tests.share.conftest import NAME, atlas_content, publish_by_hand, pushed_files, shell_of
 
 
 def get(ann, tmp_path, name=NAME, folder="got", **options):
@@ -36,6 +38,36 @@ def test_what_arrives_is_what_was_pushed_and_answers_alike(ann, atlas, tmp_path)
     assert not any(path.is_symlink() for path in got.root.rglob("*"))
     again = pull(NAME, got.root, progress=ann.note)
     assert (again.fetched_files, again.fetched_bytes) == (0, 0)
+
+
+def test_a_base_file_that_no_base_names_is_not_kept(ann, atlas, tmp_path):
+    (own,) = atlas.bases.glob("*.safetensors")
+    other = own.with_name(own.name.replace("@", "@0"))
+    shutil.copy(own, other)
+    ann.push(atlas, with_records=True)
+    got, _ = get(ann, tmp_path, with_records=True)
+    assert [path.name for path in got.bases.iterdir()] == [own.name]
+    assert verify(got) == []
+    # One that an earlier pull kept goes too.
+    shutil.copy(own, got.bases / other.name)
+    pull(NAME, got.root, with_records=True)
+    assert [path.name for path in got.bases.iterdir()] == [own.name]
+
+
+@pytest.mark.slow
+def test_three_pulls_at_once_end_with_a_whole_atlas(ann, atlas, tmp_path):
+    ann.push(atlas, with_records=True)
+    shell = shell_of(ann.hub, tmp_path / "someone")
+    commands = [
+        *[("index", "pull", NAME, "--atlas", str(tmp_path / "one"), "--with-records")] * 3,
+        *[("query", "models", "--atlas", f"hf://{NAME}", "--json")] * 3,
+    ]
+    with ThreadPoolExecutor(3) as threads:
+        ran = list(threads.map(lambda words: shell(*words), commands))
+    assert [one.code for one in ran] == [0] * 6, [one.err for one in ran]
+    assert verify(AtlasFolder(tmp_path / "one")) == []
+    assert len({one.out for one in ran[3:]}) == 1
+    assert not (tmp_path / "one" / ".pull").exists()
 
 
 @pytest.mark.slow

@@ -1,0 +1,45 @@
+"""Fetches the README of a model whose listing row does not say enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from indexer.cards.readme import MAX_README, SENTENCE, sentence_datasets
+from indexer.cards.sentence import lacks_sentence
+from indexer.errors import Failed, ModelError
+from indexer.network.hub_requests import fetch_small
+from indexer.network.rows import commit_of, listed_filenames
+
+
+def readme_of(identifier: str, revision: str) -> str:
+    """The README.md of a model; "" if it has none, if it is too long, or if this account may not read it.
+
+    Raises Failed if it cannot be read now, but may be readable later.
+    """
+    try:
+        content = fetch_small(identifier, "README.md", revision, MAX_README)
+    except ModelError as error:
+        if isinstance(error, Failed) and error.reason not in ("not_found", "refused"):
+            raise
+        return ""
+    return content.decode("utf-8", errors="replace")
+
+
+def needs_readme(row: Mapping[str, Any]) -> bool:
+    """Whether the README of the model of this row is worth a request."""
+    files = listed_filenames(row)
+    return (files is None or "README.md" in files) and lacks_sentence(row)
+
+
+def datasets_of(row: Mapping[str, Any]) -> list[str]:
+    """The datasets that the README of the model of this row names in a sentence. Raises Failed."""
+    return list(sentence_datasets(readme_of(str(row["id"]), commit_of(row) or "main")))
+
+
+def completed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The Hub's row of a model, with the datasets of its README if it lacks them and the README can be read now."""
+    with suppress(Failed):
+        return {**row, SENTENCE: datasets_of(row)} if needs_readme(row) else dict(row)
+    return dict(row)

@@ -1,0 +1,88 @@
+"""Licences of models beside those of their parents and of their base."""
+
+from __future__ import annotations
+
+import shutil
+
+import duckdb
+import numpy as np
+import pytest
+
+from indexer import build
+from indexer.atlas import AtlasFolder
+from indexer.listing.listing import Listing, join_listings
+from indexer.publish.maintenance import rebuild
+from indexer.publish.verification import verify
+from tests.atlas_builder import Model, write_atlas
+from tests.database import read_rows
+from tests.hubs import served
+from tests.tiny_hub import BASE, describe
+
+
+@pytest.mark.parametrize(
+    ("of_base", "own", "verdict", "terms"),
+    [
+        ("cc-by-nc-4.0", "apache-2.0", "conflict", ["non-commercial"]),
+        ("cc-by-nc-4.0", "cc-by-nc-sa-4.0", "differs", []),
+        ("cc-by-nc-4.0", "cc-by-nc-4.0", None, None),
+        ("cc-by-nc-sa-4.0", "gpl-3.0", "conflict", ["non-commercial"]),
+        ("cc-by-nd-4.0", "cc-by-nd-4.0", "conflict", ["no derivatives"]),
+        ("gpl-3.0", "mit", "conflict", ["share-alike"]),
+        ("gpl-3.0", "agpl-3.0", "differs", []),
+        ("llama3.1", "apache-2.0", "conflict", ["terms of Llama"]),
+        ("llama3", "llama3.1", "differs", []),
+        ("gemma", "llama3", "conflict", ["terms of Gemma"]),
+        ("creativeml-openrail-m", "mit", "conflict", ["use restrictions"]),
+        ("apache-2.0", "mit", "differs", []),
+        ("apache-2.0", "cc-by-nc-4.0", "differs", []),
+        ("Apache-2.0", "apache-2.0", None, None),
+        ("other", "mit", "differs", []),
+        ("cc-by-nc-4.0", "other", "differs", ["non-commercial"]),
+        ("cc-by-nc-4.0", "apache-2.0, cc-by-nc-4.0", "differs", []),
+        ("cc-by-nc-4.0", None, "none given", ["non-commercial"]),
+        (None, "mit", None, None),
+    ],
+)
+def test_a_model_beside_its_base(tmp_path, of_base, own, verdict, terms):
+    models = [
+        Model("ann/one", np.eye(4)[0], licence=own),
+        Model("bob/two", np.eye(4)[1], licence=own, is_unrelated=True),
+    ]
+    database = AtlasFolder(write_atlas(tmp_path, models, base="org/base")).database
+    with duckdb.connect(str(database)) as connection:
+        connection.execute("UPDATE bases SET licence = ?", [of_base])
+    found = read_rows(database, "SELECT model, parent, verdict, terms FROM licence_differences")
+    assert found == ([] if verdict is None else [("ann/one", "org/base", verdict, terms)])
+    conflicts = read_rows(database, "SELECT model, licence, parent_licence, terms FROM licence_conflicts")
+    assert conflicts == ([("ann/one", own, of_base, terms)] if verdict == "conflict" else [])
+
+
+def test_the_licence_of_a_base_is_kept(tiny_store, tmp_path, monkeypatch):
+    store, atlas = tiny_store(1, tmp_path / "store"), tmp_path / "atlas"
+    describe(store, BASE, tags=["transformers", "license:gemma"], old_ids=["tiny-base"], card_data={"license": "gemma"})
+
+    def licence():
+        return read_rows(atlas / "atlas.duckdb", "SELECT licence FROM bases")[0][0]
+
+    with served(store, monkeypatch):
+        build(BASE, atlas, workers=1)
+    assert licence() == "gemma"
+    folder = AtlasFolder(atlas)
+    listing = folder.listing(BASE)
+    assert Listing(listing).licence == "gemma"
+    join_listings([tmp_path / "missing.jsonl", listing], tmp_path / "joined.jsonl")
+    assert Listing(tmp_path / "joined.jsonl").licence == "gemma"
+    rebuild(folder)
+    assert licence() == "gemma"
+    assert verify(folder) == []
+    # Without a listing the database says it, and with a database of an earlier schema nothing is lost.
+    shutil.move(listing, tmp_path / "moved.jsonl")
+    rebuild(folder)
+    assert licence() == "gemma"
+    with duckdb.connect(str(folder.database)) as connection:
+        connection.execute("UPDATE atlas_info SET schema_version = 10")
+        for view in ("licence_conflicts", "licence_differences"):
+            connection.execute(f"DROP VIEW {view}")
+        connection.execute("ALTER TABLE bases DROP COLUMN licence")
+    rebuild(folder)
+    assert read_rows(folder.database, "SELECT aliases, licence FROM bases") == [(["tiny-base"], None)]
