@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from indexer.builds.commands import add, build
     from indexer.builds.deepen import deepen
     from indexer.builds.doctor import doctor
-    from indexer.builds.removal import remove
     from indexer.builds.shards import publish_records, work
     from indexer.library import profile, rebuild, represent, status, verify
+    from indexer.publish.removal import remove
     from indexer.share.merge import merge
     from indexer.share.pull import pull
     from indexer.share.push import push
@@ -38,7 +38,7 @@ _HOMES = {
     "publish_records": "builds.shards",
     "pull": "share.pull",
     "push": "share.push",
-    "remove": "builds.removal",
+    "remove": "publish.removal",
     "work": "builds.shards",
 }
 

@@ -52,6 +52,11 @@ class AtlasFolder:
                 f"Fetch it first: index pull {str(root).removeprefix(ON_HUB)} --atlas DIR",
             )
         self.root = Path(root).expanduser().absolute()
+        if "?" in str(self.root):
+            raise AtlasError(
+                f"An atlas cannot lie in {self.root}: DuckDB takes what follows a ? in a path for settings.",
+                "Rename the folder, or choose another `atlas`.",
+            )
         self.database = self.root / "atlas.duckdb"
         self.checksums = self.root / "checksums.json"
         self.origin = self.root / "pulled.json"
@@ -152,8 +157,10 @@ class AtlasFolder:
             except FileNotFoundError:  # removed by another process meanwhile
                 continue
             except OSError as error:
+                is_link = (self.root / "lock").is_symlink()
                 raise AtlasError(
-                    f"{self.root} cannot be written to: {error.strerror}.", "Choose another `atlas`."
+                    f"{self.root} cannot be written to: {error.strerror}.",
+                    copied_hint(self.root) if is_link else "Choose another `atlas`.",
                 ) from error
         raise AtlasError(f"{self.root} cannot be made.", "Choose another `atlas`.")
 
@@ -192,6 +199,11 @@ def mending(root: Path, own: str) -> str:
     if not AtlasFolder(root).origin.exists():
         return own
     return f"Fetch it again (pulled.json names its source): index pull OWNER/NAME --atlas {root}"
+
+
+def copied_hint(root: Path) -> str:
+    """Advice about an atlas of which files are links, as in the Hub's cache or under DVC."""
+    return f"An atlas needs files and not links to them. Copy what the links name: cp -rL {root} COPY"
 
 
 def is_on_hub(atlas: str | Path) -> bool:

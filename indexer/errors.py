@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
@@ -52,6 +54,20 @@ class Failed(ModelError):
 
 class UnknownRevision(Failed):
     """The Hub has the model, but not that branch, tag or commit."""
+
+
+@contextmanager
+def first_error_kept(first: BaseException) -> Iterator[None]:
+    """For what is still to be saved after an error: if that fails too, the first error is raised.
+
+    On a full disk saving fails as well, and says less. After Ctrl-C (not an Exception) the failure is raised.
+    """
+    try:
+        yield
+    except Exception:
+        if not isinstance(first, Exception):
+            raise
+        raise first from None
 
 
 def without_user(address: str) -> str:

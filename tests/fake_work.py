@@ -55,6 +55,11 @@ class FakeWorker:
         return Result(unit, error)
 
 
+def die(*_: object) -> None:
+    """End this process, as one whose imports fail."""
+    os._exit(3)
+
+
 def fake_worker(folder: Path) -> FakeWorker:
     """As another process knows the class: not as that of ``__main__``."""
     from tests import fake_work

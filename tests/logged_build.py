@@ -2,7 +2,7 @@
 
 Each line of the ledger is one JSON object: ``process``, ``call`` (spend, sleep, take_turn, pause), ``name`` of the quota,
 ``seconds`` asked for, ``wait`` that was answered, and when the call began and ended by the clock that processes share.
-A worker imports its parent's main file again, and so is watched too.
+A worker begins with ``initialise``, which it finds in this module, and so is watched too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import os
 import sys
 import time
 
+from indexer.builds import executor
 from indexer.network.rate_limit import Bandwidth, RateLimiter
+
+real_initialise = executor._initialise
 
 
 def note(**facts: object) -> None:
@@ -38,12 +41,19 @@ def slept(seconds: float) -> None:
     note(call="sleep", seconds=seconds)
 
 
-for call in ("spend", "take_turn", "pause"):
-    watch(call)
-Bandwidth.__init__.__defaults__ = (None, slept)
+def initialise(*arguments: object) -> None:
+    """What a worker begins with; the import of this module has begun to watch it."""
+    real_initialise(*arguments)
+
 
 if __name__ == "__main__":
     from indexer.cli import main
+    from tests import logged_build
 
+    executor._initialise = logged_build.initialise
     os.environ["ATLAS_TESTS_LEDGER"] = sys.argv.pop(1)
     main()
+else:
+    for call in ("spend", "take_turn", "pause"):
+        watch(call)
+    Bandwidth.__init__.__defaults__ = (None, slept)

@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from multiprocessing import active_children
+from multiprocessing import active_children, current_process
 
 import pytest
 
+from indexer.builds import executor
 from indexer.builds.executor import in_processes, run_units
 from indexer.builds.report import Result
 from indexer.builds.resources import workers_for
+from indexer.errors import AtlasError
+from tests import fake_work
 from tests.conftest import start_python
 from tests.fake_work import FakeWorker, fake_worker, unit
 from tests.patience import PATIENCE, wait_for
@@ -50,6 +53,14 @@ def test_a_process_killed_while_the_results_are_looked_at_costs_nothing(worker):
     assert reasons(results) == dict.fromkeys(names)
 
 
+def test_processes_that_die_at_their_start_are_no_fault_of_a_unit(worker, monkeypatch):
+    monkeypatch.setattr(executor, "_initialise", fake_work.die)
+    with pytest.raises(AtlasError, match=r"ends before it can read a model \(exit status 3\)"):
+        list(in_processes([unit("a"), unit("b"), unit("c")], worker, 2))
+    assert not list(worker.atlas.rglob("*.json"))
+    assert not active_children()
+
+
 @pytest.mark.parametrize("how", ["together", "alone"])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_a_pool_that_is_stopped_leaves_no_process(tmp_path, how, stop):
@@ -71,6 +82,12 @@ def test_a_pool_that_is_stopped_leaves_no_process(tmp_path, how, stop):
 def test_few_units_take_fewer_workers():
     assert [workers_for(32, units) for units in (0, 1, 2, 3, 50, 63, 64, 1000)] == [1, 1, 1, 2, 25, 32, 32, 32]
     assert workers_for(1, 1000) == 1
+
+
+def test_a_process_that_may_not_start_others_computes_itself(worker, monkeypatch):
+    """As one of a ``multiprocessing.Pool`` of the user's."""
+    monkeypatch.setitem(current_process()._config, "daemon", True)
+    assert reasons(list(run_units([unit("a"), unit("b")], worker, 2))) == dict.fromkeys("ab")
 
 
 def test_one_worker_is_this_process(worker):

@@ -24,7 +24,7 @@ from indexer.builds.plan import Planned, existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import Failed, ModelError
+from indexer.errors import Failed, ModelError, first_error_kept
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.parents import Parents, ask_hub
@@ -83,7 +83,6 @@ class Build:
         self.store = RecordStore(folder)
         self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # to find the bases of adapters
         self.listing = listing or Listing(folder.listing(facts.id))
-        self.superseded: list[str] = []  # digests of records under old names of models
         self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, if there is a crawl
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
         self.crawl_calls = 0  # questions that a crawl asked of the Hub's API
@@ -240,13 +239,8 @@ class Build:
                     if found is not None:
                         done = replace(one.entry, commit=one.unit.commit, record_key=found.digest, outcome=None)
                         settled[one.entry.listed.id] = done
-                        self._supersede(one.entry, done)
-            try:
+            with first_error_kept(stop):
                 self.publish(settled.values(), base, "stopped")
-            except Exception:
-                if not isinstance(stop, Exception):
-                    raise
-                raise stop from None  # on a full disk publishing fails too: the first error is the one to report
             raise
         waiting.update({name: entry for name, entry in settled.items() if name not in known})
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
@@ -275,7 +269,7 @@ class Build:
                 self.listing.rename(old, None if new in self.facts.ids else row, new)
                 renamed[old] = new
         moved = {old: new for old, new in renamed.items() if new not in self.facts.ids}
-        self.superseded += move_records(self.store, self.facts.id, moved)
+        move_records(self.store, self.facts.id, moved)
         for old, new in renamed.items():
             self.watcher.say(f"{old} is now called {new}")
         return renamed
@@ -344,18 +338,11 @@ class Build:
         report.bytes_total += result.bytes_total
         report.count(result.error)
         if result.error is None:
-            done = Entry(entry.listed, entry.base, result.unit.commit, record_key=digest)
-            self._supersede(entry, done)
-            return done
+            return Entry(entry.listed, entry.base, result.unit.commit, record_key=digest)
         report.problem = f"{result.unit.model.id}: {result.error.detail.rstrip('.')}"
         if entry.record_key is not None:
             return entry  # the record that was there, without spectra or of an earlier commit, still counts
         return Entry(entry.listed, entry.base, result.unit.commit, outcome=self.store.failure(digest))
-
-    def _supersede(self, entry: Entry, done: Entry) -> None:
-        """Note that another record of this commit, a sample or one without spectra, is to be deleted."""
-        if entry.record_key not in (None, done.record_key) and entry.commit == done.commit:
-            self.superseded.append(str(entry.record_key))
 
     def publish(self, entries: Iterable[Entry], base: StoredBase, outcome: str | None) -> None:
         """Bring the atlas up to date; with an ``outcome`` (finished, stopped) the run is recorded as a build."""
@@ -383,8 +370,6 @@ class Build:
             say=self.watcher.say,
             memory=self.database_bytes,
         )
-        while self.superseded:  # nothing published names them any more
-            self.store.discard(self.superseded.pop())
 
 
 def _build_row(build: Build, outcome: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from indexer.names import ModelRef, is_hub_id, is_local_id, without_address
 from indexer.network.hub import BaseFacts, count_children, model_row, resolve_base, unknown_model
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
+from indexer.publish.removal import finish_removals
 from indexer.storage.atomic_files import remove_leftovers
 
 
@@ -91,9 +92,8 @@ def build(
     - ``executor`` ("local") and ``scheduler`` (None): "dask" and the address of its scheduler
 
     Returns the report of the one base, or a list of reports; ``report.stopped`` says why a build did not finish. Each
-    base is published before the next begins. Several workers are started as new processes: in a script, call this
-    under ``if __name__ == "__main__"``. Raises AtlasError if a base is unknown or published at another rank, an
-    argument is wrong, or another process writes to the atlas.
+    base is published before the next begins. Raises AtlasError if a base is unknown or published at another rank, an
+    argument is wrong, another process writes to the atlas, or no process can be started to read models.
     """
     chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress, confirm), AtlasFolder(atlas)
     names = list(base) if isinstance(base, list | tuple) else [base]
@@ -108,6 +108,8 @@ def build(
         found = [find_base(folder, name) for name in dict.fromkeys(names)]
         for facts in found:
             check_rank(folder, facts.id, chosen.rank)
+        if not dry_run:
+            finish_removals(folder, [facts.id for facts in found], watcher.say)
         for facts in found:
             one = Build(folder, facts, chosen, watcher)
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
@@ -155,6 +157,7 @@ def add(
         facts = find_base(folder, base)
         one = Build(folder, facts, replace(chosen, workers=1, retry_failed=True), watcher)
         check_rank(folder, facts.id, chosen.rank)
+        finish_removals(folder, [facts.id], watcher.say)
         if reference.folder is not None:
             row, claimed_by = local_row(reference, _name_of_folder(reference.folder, name, one.listing)), BY_FOLDER
         else:

@@ -17,6 +17,7 @@ from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, BadArgument
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing
+from indexer.publish.removal import finish_removals
 
 
 def deepen(
@@ -49,6 +50,7 @@ def deepen(
         raise BadArgument("`where` and `limit` choose among the models of a `base`.", "Leave them out to name models.")
     folder, watcher = AtlasFolder(atlas).require(), Watcher(progress, confirm)
     with folder.locked("index deepen"):
+        finish_removals(folder, say=watcher.say)
         with Reading(folder.database) as connection:
             named = base_named(connection, base) if base is not None else None
             if names:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import Parents, named_base, names_another
@@ -169,21 +171,19 @@ def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
     return next((one for one in _that_serve(identity) if store.has(one.digest)), None)
 
 
-def move_records(store: RecordStore, base: str, renamed: dict[str, str]) -> list[str]:
+def move_records(store: RecordStore, base: str, renamed: dict[str, str]) -> None:
     """Copy the records of renamed models to their new names, so that no weights are read again.
 
-    Returns the digests of the records under the old names, to be deleted once nothing published names them.
+    A damaged one is left where it is, and its model is read again under the new name.
     """
-    superseded = []
     for kept in list(store.headers()) if renamed else ():
         new = renamed.get(kept.identity.model)
         if new is None or kept.identity.base != base:
             continue
         identity = replace(kept.identity, model=new)
         if not store.has(identity.digest):
-            store.write(replace(store.read(kept.digest), identity=identity))
-        superseded.append(kept.digest)
-    return superseded
+            with suppress(AtlasError):
+                store.write(replace(store.read(kept.digest), identity=identity))
 
 
 def _that_serve(identity: Identity) -> Iterator[Identity]:

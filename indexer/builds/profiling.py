@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -22,7 +22,7 @@ from indexer.console.messages import Progress, say, say_more
 from indexer.database.connection import base_named, indexed_models, published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, first_error_kept
 from indexer.listing.listing import Listing
 from indexer.machine import available_memory, check_device
 from indexer.names import ModelRef
@@ -33,6 +33,7 @@ from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import WORKING_BYTES, Source, download_base, read_subject
 from indexer.publish.publish import publish
+from indexer.publish.removal import finish_removals
 from indexer.publish.rows import Publication
 from indexer.quantities import duration_in_words, size_in_words
 
@@ -100,14 +101,17 @@ def profile_base(folder: AtlasFolder, base: str, models: Sequence[str], options:
     published before it is raised again. The caller holds the writer's lock. Raises AtlasError if the base itself
     cannot be profiled.
     """
+    finish_removals(folder, [base], say)
     work = _Profiling(folder, base, models, options)
     started = time.monotonic()
     try:
         work.run()
-    finally:
-        work.report.seconds = round(time.monotonic() - started, 1)
-        if work.is_new:
-            publish(folder, [Publication(work.stored, (), (), work.rank)], say=say)
+    except BaseException as stop:
+        with first_error_kept(stop):
+            work.publish()
+        raise
+    work.publish()
+    work.report.seconds = round(time.monotonic() - started, 1)
     return work.report
 
 
@@ -151,6 +155,10 @@ class _Profiling:
                 "ORDER BY downloads DESC NULLS LAST, model",
                 (base,),
             )
+            known = {
+                row["profile_key"]: row["is_complete"]
+                for row in connection.rows("SELECT profile_key, is_complete FROM profiles WHERE base = ?", (base,))
+            }
         self.commit, self.rank = str(row["commit"]), int(row["rank"])
         self.takes_images = row["model_type"] in _IMAGE_TYPES
         self.stored = StoredBase(folder.base(base, self.commit))
@@ -175,7 +183,19 @@ class _Profiling:
         self.baselines = [identity for identity in identities if not self._is_done(identity)]
         self.report = ProfileReport(base, self.commit, str(folder.root), discovered=len(units))
         self.report.unchanged = len(units) - len(self.due)
-        self.is_new = False  # whether there may be something to publish
+        # Whether there may be something to publish: also what a command that was killed had measured.
+        self.is_new = self._is_any_unpublished(known)
+
+    def _is_any_unpublished(self, known: Mapping[str, bool]) -> bool:
+        """Whether a file holds more of this base than the database; ``known``: published profiles, and if complete."""
+        store = ProfileStore(self.folder)
+        for digest in store.digests():
+            if not known.get(digest):
+                with suppress(AtlasError):
+                    profile = store.read(digest)
+                    if profile.identity.base == self.base and (digest not in known or profile.is_complete):
+                        return True
+        return False
 
     def _identity(self, subject: str, model: str, commit: str) -> ProfileIdentity:
         """The identity of a profile with these options."""
@@ -226,6 +246,11 @@ class _Profiling:
                             say(f"{model} has no profile ({error.reason}): {error.detail}")
             finally:
                 base_weights.cache_clear()
+
+    def publish(self) -> None:
+        """Publish what was profiled, if there is anything."""
+        if self.is_new:
+            publish(self.folder, [Publication(self.stored, (), (), self.rank)], say=say)
 
     def _workers(self) -> int:
         """As many workers as there is memory for. Raises AtlasError if ``memory`` cannot hold even one."""

@@ -20,6 +20,7 @@ from indexer.errors import AtlasError, BadArgument
 from indexer.listing.listing import Listing
 from indexer.names import RELATIONS
 from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
+from indexer.publish.removal import finish_removals
 from indexer.storage.atomic_files import remove_leftovers
 
 
@@ -117,6 +118,7 @@ def publish_records(
     with folder.locked("index publish"):
         remove_leftovers(folder)
         chosen = [stored[base] for base in dict.fromkeys(wanted or stored) if base]
+        finish_removals(folder, [base.base for base in chosen], watcher.say)
         ranks = [rank_to_publish(folder, base, rank) for base in chosen]  # all, before anything is published
         return [
             _publish(folder, base, listings[base.base], replace(options, rank=found), watcher)
@@ -128,7 +130,7 @@ def _publish(
     folder: AtlasFolder, base: StoredBase, listing: Listing, options: BuildOptions, watcher: Watcher
 ) -> BuildReport:
     build = Build(folder, facts_of_stored(base, listing), options, watcher, listing, asks_hub=False)
-    build.superseded = move_records(build.store, base.base, listing.renamed)
+    move_records(build.store, base.base, listing.renamed)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)
     before = published_rank(folder, base.base)

@@ -25,7 +25,7 @@ from indexer.network.session import install_session
 from indexer.records.identity import Parent, Traffic, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
-from indexer.untrusted import tidy
+from indexer.untrusted import printable, tidy
 
 # Errors of the machine that is written to, not of the model that is read.
 _OWN_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
@@ -50,12 +50,19 @@ class RecordWorker:
         started, traffic, problem = time.perf_counter(), Traffic(), None
 
         def record_of(parent: Parent) -> Record | None:
-            """The stored record of an adapter's base at that commit."""
+            """The stored record of an adapter's base at that commit. Raises Failed if it is damaged."""
             wanted = (parent.model, parent.commit, unit.base, unit.base_commit)
+            damaged = None
             for kept in store.headers():
                 one = kept.identity
                 if (one.model, one.commit, one.base, one.base_commit) == wanted:
-                    return store.read(kept.digest)
+                    try:
+                        return store.read(kept.digest)
+                    except AtlasError as error:
+                        damaged = error
+            if damaged is not None:
+                detail = f"the record of {printable(parent.model, 100)}, the model below it, cannot be used: {damaged}"
+                raise Failed("parent_damaged", detail)
             return None
 
         try:

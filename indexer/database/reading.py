@@ -135,7 +135,7 @@ def earlier_database(path: Path) -> Iterator[EarlierRows]:
 
 
 def _has_log(path: Path) -> bool:
-    return os.path.lexists(path.with_name(path.name + ".wal"))
+    return any(os.path.lexists(one.with_name(one.name + ".wal")) for one in (path, path.resolve()))
 
 
 def _private_copy(path: Path, cleanup: ExitStack) -> Path:

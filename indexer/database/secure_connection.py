@@ -48,7 +48,9 @@ def attached(path: Path, *, settings: Sequence[str] = (), milliseconds: int = 0)
     """
     import duckdb
 
+    named = path
     for is_last in (False,) * _OPEN_RETRIES + (True,):
+        path = named.resolve()  # the file may be a link, and access to what it names is allowed by that name alone
         before = _inode(path)
         connection = duckdb.connect(":memory:")
         try:

@@ -76,9 +76,9 @@ def vectorise(
     ``conversion`` returns a revision with a safetensors conversion; it is called only if the model has nothing but
     pickles. ``ahead_bytes`` may be fetched ahead of the SVD, and a sample over several ``connections``; this changes
     the time, not the record. ``traffic`` receives what was read, also after an error. ``parent_record`` returns the
-    record of an adapter's parent; it is called only if the parent's checkpoint can no longer be read. With one torch
-    thread, which the caller sets, the same input gives the same record. Raises Skipped if this commit can never become
-    a record, Failed if a retry may work.
+    record of an adapter's parent; it is called only if the parent's checkpoint can no longer be read, and may raise
+    Failed. With one torch thread, which the caller sets, the same input gives the same record. Raises Skipped if this
+    commit can never become a record, Failed if a retry may work.
     """
     if unit.refused:
         raise Skipped("adapter_chain", unit.refused)

@@ -7,7 +7,7 @@ is a JSON object with a checksum and a ``kind``:
 - ``gone``: questions that used to show a model and no longer do; a model without any has left the Hub
 - ``bad``: a row that could not be used; ``rejected``: an untagged model that is not a fine-tune of this base;
   ``unrelated``: one that is not, by its weights
-- ``removed``: a model that the user took out, and that no crawl brings back
+- ``removed``: a model that the user took out, and that no crawl brings back; what of it is still to be removed
 - ``renamed``: a model's old name and the one under which it is listed now
 - ``start``, ``page``, ``finish``: a crawl, so that the next one can be resumed where it stopped
 - ``step``: a model of the family that is not listed (a quantised copy, a mirror), its parent, and the relation to it
@@ -38,10 +38,12 @@ from indexer.listing.listing_state import (
     REJECTED_BEFORE,
     RESTORED,
     CrawlState,
+    Removal,
     State,
     bad_line,
     base_line,
     model_line,
+    removed_line,
     step_line,
 )
 from indexer.listing.questions import (
@@ -58,7 +60,7 @@ from indexer.listing.questions import (
 )
 from indexer.names import is_hub_id
 from indexer.regular_files import descriptor_of, open_regular
-from indexer.storage.atomic_files import replacing, sync_folder
+from indexer.storage.atomic_files import link_or_copy, replacing, sync_file, sync_folder
 from indexer.storage.checksummed_jsonl import add_checksum, has_checksum, parse_checksummed
 
 __all__ = ["ListedModel", "Listing", "select"]
@@ -190,10 +192,24 @@ class Listing:
             lines.append(model_line(new, claims, row, crawl.id if crawl else "", datetime.now(UTC)))
         self._append([*lines, {"kind": "renamed", "id": old, "to": new}])
 
-    def remove(self, model: str) -> None:
-        """Take a model out of the listing; crawls ignore it until it is added by name."""
-        if model not in self._read().removed:
-            self._append([{"kind": "removed", "id": model, "seen": datetime.now(UTC).isoformat()}])
+    def remove(self, removal: Removal) -> None:
+        """Take a model out of the listing, and note that it is still to be removed from everything else.
+
+        Crawls ignore it until it is added by name.
+        """
+        if self._read().removals.get(removal.model) != removal:
+            self._append([removed_line(removal.model, datetime.now(UTC).isoformat(), removal)])
+
+    def finish_removal(self, model: str) -> None:
+        """Note that nothing is left of a model that was taken out."""
+        state = self._read()
+        if model in state.removals:
+            self._append([removed_line(model, state.removed[model])])
+
+    @property
+    def removals(self) -> dict[str, Removal]:
+        """Removals that were begun and are not finished, by model."""
+        return dict(self._read().removals)
 
     @property
     def removed(self) -> frozenset[str]:
@@ -319,7 +335,7 @@ class Listing:
                 file.truncate(self._length)
                 file.write(block)
                 file.flush()
-                os.fsync(file.fileno())
+                sync_file(file.fileno())
             if self._signature is None:
                 sync_folder(self.path.parent)
         except OSError as error:
@@ -346,8 +362,10 @@ class Listing:
             lines.append(replace(one, claims={} if one.deleted_at_hub else {key: (claim, "")}).as_line())
         if self._problems:
             kept = self.path.with_name(f"{self.path.name}.damaged")
-            kept.unlink(missing_ok=True)
-            os.link(self.path, kept)
+            try:
+                link_or_copy(self.path, kept)
+            except OSError as error:
+                raise _unusable(kept, "written", error) from error
         self.write(lines)
 
     def write(self, lines: Iterable[Line]) -> None:

@@ -44,6 +44,15 @@ class CrawlState:
     is_over: bool = False
 
 
+@dataclass(frozen=True)
+class Removal:
+    """What is to be removed with a model: its rows under ``bases``, and its records if ``with_records``."""
+
+    model: str
+    bases: tuple[str, ...]
+    with_records: bool
+
+
 class State:
     """What the lines so far add up to; ``apply`` adds one."""
 
@@ -54,6 +63,7 @@ class State:
         self.rejected: dict[str, dict[str, tuple[str, str]]] = {"rejected": {}, "unrelated": {}}
         self.renamed: dict[str, str] = {}
         self.removed: dict[str, str] = {}
+        self.removals: dict[str, Removal] = {}  # those that are not finished, by model
         self.steps: dict[str, tuple[Step, str]] = {}  # of models that are not listed, and the last crawl to show them
         self.ids: tuple[str, ...] = ()
         self.licence: str | None = None  # of the base
@@ -86,11 +96,15 @@ class State:
                     if before is not None and after is not None:
                         self.models[new] = replace(after, first_seen=min(after.first_seen, before.first_seen))
                 case "removed":
-                    identifier, seen = line["id"], line["seen"]
+                    identifier, seen, pending = line["id"], line["seen"], line.get("pending")
                     if not isinstance(identifier, str) or not isinstance(seen, str):
                         raise ValueError("a removed model without an id")
+                    removal = None if pending is None else _read_removal(identifier, pending)
                     self.models.pop(identifier, None)
                     self.removed[identifier] = seen
+                    self.removals.pop(identifier, None)
+                    if removal is not None:
+                        self.removals[identifier] = removal
                 case "step":
                     identifier, crawl_id = line["id"], str(line.get("crawl", ""))
                     step = Step(line["of"], line["relation"], int(line["downloads"]))
@@ -240,7 +254,7 @@ class State:
         ]
         lines += [step_line(identifier, step, crawl) for identifier, (step, crawl) in self.steps.items()]
         lines += [{"kind": "renamed", "id": old, "to": new} for old, new in self.renamed.items()]
-        lines += [{"kind": "removed", "id": model, "seen": when} for model, when in self.removed.items()]
+        lines += [removed_line(model, when, self.removals.get(model)) for model, when in self.removed.items()]
         return lines
 
     def _apply_model(self, line: Line) -> None:
@@ -274,6 +288,7 @@ class State:
             examined.pop(identifier, None)
         self.renamed.pop(identifier, None)
         self.removed.pop(identifier, None)
+        self.removals.pop(identifier, None)
 
 
 def _moment(text: Any) -> datetime:
@@ -300,6 +315,21 @@ def base_line(ids: Sequence[str], licence: str | None) -> Line:
 def step_line(identifier: str, step: Step, crawl: str) -> Line:
     """How a model that is not listed belongs to the family."""
     return {"kind": "step", "id": identifier, "crawl": crawl, **asdict(step)}
+
+
+def removed_line(identifier: str, seen: str, pending: Removal | None = None) -> Line:
+    """A model that the user took out; ``pending`` as long as it has not been removed everywhere."""
+    line: Line = {"kind": "removed", "id": identifier, "seen": seen}
+    if pending is not None:
+        line["pending"] = {"bases": list(pending.bases), "records": pending.with_records}
+    return line
+
+
+def _read_removal(identifier: str, pending: Line) -> Removal:
+    bases, with_records = pending["bases"], pending["records"]
+    if not isinstance(with_records, bool) or not isinstance(bases, list) or not all(map(is_hub_id, bases)):
+        raise ValueError("a removal that is not valid")
+    return Removal(identifier, tuple(bases), with_records)
 
 
 def _now_asked(key: str) -> str:

@@ -7,6 +7,7 @@ centres. No record is read for that, because an uncentred vector follows from th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -90,6 +91,7 @@ class Centring:
                 due.append(name)
         centre = self._moved(members, due, uncentred, replaced, shape) if due else self.stored
         writer = VectorWriter(self.vectors.root, self.base, self.vectors.representation, centre.version, shape[0])
+        writer.length = math.prod(shape)  # known although the vectors of copies are not written
         if due:
             for ids, before, vectors in self._published(replaced):
                 for group, chosen in self._by_group(ids, centre):

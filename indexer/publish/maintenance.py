@@ -17,6 +17,7 @@ from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
 from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_models, rank_of
 from indexer.publish.publish import publish
+from indexer.publish.removal import conclude, finish_removals, forget, unfinished_removals
 from indexer.publish.rows import Entry, Publication
 from indexer.quantities import some_of
 from indexer.records.representation import representation_named
@@ -78,9 +79,10 @@ def rebuild(
     ``before``: what was published, if the database of the atlas does not say it. ``index``: a change of the vectors or
     their index. ``say`` receives messages for the user. The caller holds the lock of the writer.
 
-    Models that are missing in a listing are restored from the old database or from the records. Damaged records are
-    deleted, so that the next build reads their models again. Raises AtlasError if there is nothing to rebuild from and,
-    unless ``force``, if the result would lose models; nothing is changed then.
+    Models that are missing in a listing are restored from the old database or from the records. Removals that were
+    interrupted are finished. Damaged records are deleted, so that the next build reads their models again. Raises
+    AtlasError if there is nothing to rebuild from and, unless ``force``, if the result would lose models; nothing that
+    is published changes then.
     """
     store = RecordStore(folder)
     records: list[RecordHeader] = []
@@ -106,12 +108,21 @@ def rebuild(
     plans = []
     with earlier_database(folder.database) as earlier:
         before = PreviousAtlas.read(earlier) if before is None else before
+        published = {name: [model for base, model in before.models if base == name] for name in newest}
+        removals = unfinished_removals(folder, published)
+        for one in removals:
+            forget(folder, one)
         for name in sorted(newest):
             of_base = [one for one in records if one.identity.base == name]
             failed = [one for one in failures if one.identity.base == name]
             plans.append(_plan(folder, newest[name], of_base, failed, before, earlier, index))
     entries = [entry for publication, _, _ in plans for entry in publication.entries]
-    lost = before.missing_after(entries, damaged)
+    withdrawn = {
+        (publication.base.base, model)
+        for publication, listing, _ in plans
+        for model in listing.removed | listing.renamed.keys()
+    }
+    lost = before.missing_after(entries, damaged, withdrawn)
     without_base = {base for base, _ in before.models} | {one.identity.base for one in records}
     without_base -= newest.keys()
     lost += sorted((one.identity.base, one.identity.model) for one in records if one.identity.base in without_base)
@@ -138,6 +149,8 @@ def rebuild(
                 f"run `index build --base {base}` to list them again"
             )
     publish(folder, [publication for publication, _, _ in plans], before.representations, from_scratch=True, say=say)
+    for one in removals:
+        conclude(folder, one)
     for digest in damaged:
         store.discard(digest)
     for digest in damaged_failures:
@@ -211,7 +224,7 @@ def represent(
     sample was read of all.
     """
     chosen = representation_named(name)
-    folder.require()
+    finish_removals(folder.require(), say=say)
     with Reading(folder.database) as connection:
         current = published_bases(connection)
         if not chosen.from_samples and not chosen.of_profiles:

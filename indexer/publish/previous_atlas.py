@@ -66,8 +66,10 @@ class PreviousAtlas:
             {(row["base"], row["model"]): row["record_key"] for row in models},
         )
 
-    def missing_after(self, entries: Iterable[Entry], damaged: Collection[str]) -> list[tuple[str, str]]:
-        """The (base, model) pairs that a rebuild from these entries would lose.
+    def missing_after(
+        self, entries: Iterable[Entry], damaged: Collection[str], withdrawn: Collection[tuple[str, str]] = ()
+    ) -> list[tuple[str, str]]:
+        """The (base, model) pairs that a rebuild from these entries would lose, besides those ``withdrawn``.
 
         A model whose record is ``damaged`` is not counted, because the next build reads it again, unless no model of
         its base is left.
@@ -78,6 +80,7 @@ class PreviousAtlas:
         return [
             (base, model)
             for (base, model), key in self.models.items()
+            if (base, model) not in withdrawn
             if (base, model) not in after
             or (key is not None and not after[base, model] and (key not in damaged or (had[base] and not has[base])))
         ]

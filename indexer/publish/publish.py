@@ -6,7 +6,7 @@ renames the copy over the original (see ``indexer.publish.staging``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from indexer.atlas import AtlasFolder
@@ -24,7 +24,7 @@ from indexer.publish.vector_update import VectorUpdates
 from indexer.publish.vectors import PublishedVectors
 from indexer.quantities import some_of
 from indexer.records.identity import LEADS_BACK, NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, Thresholds
-from indexer.records.store import RecordStore
+from indexer.records.store import RecordStore, current_record
 
 # Rows that are collected before they are inserted.
 _ROWS_AT_ONCE = 10_000
@@ -57,9 +57,14 @@ def publish(
     chosen = list(publications)
 
     def run(limit: int | None) -> None:
+        superseded: list[str] = []
         with staged_publish(folder, from_scratch=from_scratch, memory=limit) as tables:
             for publication in chosen:
-                _Publisher(folder, tables, publication, say).run(representations)
+                publisher = _Publisher(folder, tables, publication, say)
+                publisher.run(representations)
+                superseded += publisher.superseded
+        for digest in superseded:
+            publisher.store.discard(digest)
 
     with translated_errors(folder.database):
         try:
@@ -75,7 +80,8 @@ class _Publisher:
     """Publishes one base, inside the transaction.
 
     Models that do not fit the database are skipped instead of failing the publish. ``skipped``: those whose record is
-    not published, and why; ``unlisted``: those whose listing row is not.
+    not published, and why; ``unlisted``: those whose listing row is not. ``superseded``: digests of records that the
+    former generation does not name either, so that no reader looks for them.
     """
 
     def __init__(
@@ -89,6 +95,7 @@ class _Publisher:
         self.store = RecordStore(folder)
         self.skipped: dict[str, InvalidValue] = {}
         self.unlisted: dict[str, InvalidValue] = {}
+        self.superseded: list[str] = []
 
     def run(self, representations: Sequence[str]) -> None:
         self._base_row()
@@ -112,24 +119,25 @@ class _Publisher:
         self._listing_tables(changed, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.unlisted]
         has_new_profiles = renew_profile_tables(self.folder, self.tables, self.base, self.say)
-        with VectorUpdates(
-            self.folder, self.tables, self.publication, representations, self.skipped, self.say
-        ) as updates:
+        with VectorUpdates(self.folder, self.tables, self.publication, representations, self.say) as updates:
             of_records = [one for one in updates.all if not one.representation.of_profiles]
             # A representation that is new in an old atlas needs all records, the others only the new ones.
             all_needed = [one for one in of_records if one.is_new and before and one is not updates.offered]
             self._record_tables(reread, ids, updates, [one for one in of_records if one not in all_needed])
             if before and updates.offered is not None and updates.offered.writer.ids:
                 all_needed.append(updates.offered)
-            for vectors in all_needed:
-                updates.read_all(vectors)
+            lost = updates.read_all(all_needed)
+            touched |= with_duplicates(self.tables, list(lost))
+            self.tables.delete(_RECORD_TABLES, list(lost))
+            for model_id, (model, why) in lost.items():
+                self._skip(model, model_id, why)
             # Before the centre is computed, because duplicates share one vote.
-            if changed or withdrawn:
+            if changed or withdrawn or lost:
                 within = Thresholds().duplicate_within
                 renew_duplicates(self.tables, self.store, self.base, within, touched)
             fresh = {ids[entry.listed.id] for entry in reread}
             renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
-            updates.publish(stale, ids.values(), has_new_profiles)
+            updates.publish([*stale, *lost], ids.values(), has_new_profiles)
         for kind in ANSWERS:
             renew_answers(kind, self.tables, self.folder, self.base)
         if self.publication.rejected_rows is not None:
@@ -144,6 +152,29 @@ class _Publisher:
         if self.publication.build is not None:
             (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)
             self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **self.publication.build}])
+            self.superseded = self._superseded({model: key for model, (_, _, key) in before.items() if key})
+
+    def _superseded(self, former: Mapping[str, str]) -> list[str]:
+        """Records of former names, and those in whose place the ``former`` generation names a better one.
+
+        ``former``: by model, the key of its record. As FAISS files, records stay while readers of the former generation
+        may ask for them.
+        """
+        named = {key for (key,) in self.tables.rows("SELECT record_key FROM fine_tunes WHERE record_key IS NOT NULL")}
+        found = []
+        for one in self.store.headers(excluded=named.union(former.values())):
+            identity = one.identity
+            if identity.base != self.base:
+                continue
+            if identity.model in self.publication.withdrawn:
+                found.append(one.digest)
+            elif (other := self.store.header(former.get(identity.model, ""))) is not None:
+                alike = ("commit", "base_commit")
+                is_same = all(getattr(identity, name) == getattr(other.identity, name) for name in alike)
+                is_same = is_same and identity.spec.rank == other.identity.spec.rank
+                if is_same and current_record([one, other], identity.commit) is other:
+                    found.append(one.digest)
+        return found
 
     def _base_row(self) -> None:
         before = self.tables.first("SELECT aliases, licence FROM bases WHERE base = ?", [self.base])
@@ -205,12 +236,7 @@ class _Publisher:
                     model_id, entry.record_key, self.publication.base, self.store, representations
                 )
             except InvalidValue as why:
-                self.skipped[entry.listed.id] = why
-                self.tables.run(
-                    "UPDATE fine_tunes SET status = 'skipped', reason = 'does_not_fit', detail = ?, record_key = NULL "
-                    "WHERE model_id = ?",
-                    [str(why), model_id],
-                )
+                self._skip(entry.listed.id, model_id, why)
                 continue
             for table, waiting in rows.items():
                 waiting.extend(made[table])
@@ -241,6 +267,15 @@ class _Publisher:
                 "circle": LEADS_BACK,
                 "revision": NAMES_REVISION,
             },
+        )
+
+    def _skip(self, model: str, model_id: int, why: InvalidValue) -> None:
+        """Note that a model's record is not published. Without a fingerprint, the next publish tries it again."""
+        self.skipped[model] = why
+        self.tables.run(
+            "UPDATE fine_tunes SET status = 'skipped', reason = 'does_not_fit', detail = ?, record_key = NULL, "
+            "fingerprint = NULL WHERE model_id = ?",
+            [str(why), model_id],
         )
 
     def _insert_all(self, rows: dict[str, list[Row]]) -> None:

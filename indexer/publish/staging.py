@@ -24,7 +24,7 @@ from indexer.database.secure_connection import NAME, attached_for_writing, quote
 from indexer.publish.tables import Tables
 from indexer.records.identity import canonical_json
 from indexer.regular_files import read_regular
-from indexer.storage.atomic_files import copy_file, sync_folder, write_atomically
+from indexer.storage.atomic_files import copy_file, sync_file, sync_folder, write_atomically
 from indexer.storage.checksummed_jsonl import add_checksum, has_checksum, parse_checksummed
 from indexer.storage.checksums import file_sha256
 from indexer.version import __version__
@@ -144,7 +144,7 @@ def _compact(database: Path, settings: Sequence[str]) -> None:
 
 def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
     with copy.open("rb") as file:
-        os.fsync(file.fileno())
+        sync_file(file.fileno())
     note_checksum(folder, copy)
     # A write-ahead log that another program left belongs to the original; no reader could open the copy with it.
     folder.database.with_name(folder.database.name + ".wal").unlink(missing_ok=True)

@@ -37,7 +37,7 @@ class VectorUpdates:
 
     ``all``: the vectors of every representation. ``added``: representations to publish besides the default and those
     published before. ``offered`` is ``vocabulary`` if it was not asked for: it is published as soon as a model has such
-    a vector. Models whose record cannot be published are added to ``skipped``.
+    a vector.
     """
 
     def __init__(
@@ -46,11 +46,10 @@ class VectorUpdates:
         tables: Tables,
         publication: Publication,
         added: Sequence[str],
-        skipped: dict[str, InvalidValue],
         say: Callable[[str], None],
     ) -> None:
         self.folder, self.tables, self.publication = folder, tables, publication
-        self.skipped, self.say = skipped, say
+        self.say = say
         self.base = publication.base.base
         self.all: list[PublishedVectors] = []
         self.offered: PublishedVectors | None = None
@@ -94,27 +93,37 @@ class VectorUpdates:
             else:
                 self._without[vectors.name, is_sampled] += 1
 
-    def read_all(self, vectors: PublishedVectors) -> None:
-        """Add the vectors of every record, for a representation that is new or has another length."""
+    def read_all(self, updates: Sequence[PublishedVectors]) -> dict[int, tuple[str, InvalidValue]]:
+        """Add the vectors of every record, for representations that are new or have another length.
+
+        Returns the models whose record cannot be published, by id, with their name and the reason; none of their
+        vectors is added.
+        """
+        lost: dict[int, tuple[str, InvalidValue]] = {}
         signatures: list[Row] = []
         store = RecordStore(self.folder)
-        are_here = set(vectors.writer.ids)
+        are_here = {vectors.name: set(vectors.writer.ids) for vectors in updates}
         for model_id, model, record_key in self.tables.rows(
             "SELECT model_id, model, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' "
             "ORDER BY model_id",
             [self.base],
         ):
-            if model_id in are_here:
+            needed = [vectors for vectors in updates if model_id not in are_here[vectors.name]]
+            if not needed:
                 continue
             try:
-                made, found = record_rows(model_id, record_key, self.publication.base, store, [vectors.representation])
+                made, found = record_rows(
+                    model_id, record_key, self.publication.base, store, [one.representation for one in needed]
+                )
             except InvalidValue as why:
-                self.skipped[model] = why
+                lost[model_id] = (model, why)
                 continue
-            self.add([vectors], model_id, found, is_sampled=made["records"][0]["read"] == "sample")
-            signatures.append({"model_id": model_id, "signature": made["records"][0]["signature"]})
-        if vectors.name == DEFAULT:
+            self.add(needed, model_id, found, is_sampled=made["records"][0]["read"] == "sample")
+            if any(one.name == DEFAULT for one in needed):
+                signatures.append({"model_id": model_id, "signature": made["records"][0]["signature"]})
+        if signatures:
             self.tables.update("records", {"signature": "VARCHAR"}, signatures)
+        return lost
 
     def publish(self, stale: Sequence[int], ids: Iterable[int], has_new_profiles: bool) -> None:
         """Write the FAISS files, their rows and the neighbours, without the vectors of ``stale`` ids.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,7 @@ class _Verifier:
                     models.add(row["model_id"])
             if (identity.model, identity.base, identity.digest) != (row["model"], row["base"], row["record_key"]):
                 self.report("record", row["model"], "its record belongs to a different model: run `index rebuild`")
-        # Records that no row names, except those replaced by a later commit, or of models that the user removed.
+        # Records that no row names, except those replaced by a later one, or of models that were removed or renamed.
         for digest in store.digests():
             if digest in named:
                 continue
@@ -234,7 +235,7 @@ class _Verifier:
                 self.report("record", digest, str(error))
                 continue
             is_missing = self.is_known and (identity.model, identity.base) not in current
-            if is_missing and identity.model not in Listing(self.folder.listing(identity.base)).removed:
+            if is_missing and identity.model not in self._withdrawn(identity.base):
                 self.report("record", digest, "is on disk but not in the database: run `index publish`")
         for digest in store.failure_digests():
             try:
@@ -331,10 +332,26 @@ class _Verifier:
                     why = f"does not belong to a base of this atlas: run `index build --base {base}`, or remove it"
                     self.report("listing", path.name, why)
                 continue
-            missing = [row["model"] for row in self.models if row["base"] == base and row["model"] not in listed]
+            begun = listing.removals.keys() | {
+                row["model"] for row in self.models if row["base"] == base and row["model"] in listing.removed
+            }
+            for model in sorted(begun):
+                why = "its removal was interrupted: run `index remove` again, which finishes it, or any `index build`"
+                self.report("listing", model, why)
+            missing = [
+                row["model"]
+                for row in self.models
+                if row["base"] == base and row["model"] not in listed and row["model"] not in begun
+            ]
             if missing:
                 why = f"lacks {len(missing)} models that are published ({missing[0]} …)"
                 self.report("listing", path.name, f"{why}; {repair}")
+
+    @cache  # noqa: B019 - it lives as long as one check
+    def _withdrawn(self, base: str) -> frozenset[str]:
+        """Models that the user removed, and former names."""
+        listing = Listing(self.folder.listing(base))
+        return listing.removed | listing.renamed.keys()
 
     def _base_of(self, path: Path) -> str:
         """The base that a file of listings or answers belongs to."""

@@ -156,14 +156,17 @@ class RecordStore:
     def headers(self, excluded: Collection[str] = frozenset()) -> Iterator[RecordHeader]:
         """All records except those ``excluded`` by digest, from their headers alone; unreadable ones are skipped."""
         for digest in self.digests():
-            if digest in excluded:
-                continue
-            try:
-                identity, made = read_identity(self.folder.record(digest))
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-            if identity.digest == digest:
-                yield RecordHeader(digest, identity, made)
+            header = None if digest in excluded else self.header(digest)
+            if header is not None:
+                yield header
+
+    def header(self, digest: str) -> RecordHeader | None:
+        """One record from its header alone; None if there is none that can be read."""
+        try:
+            identity, made = read_identity(self.folder.record(digest))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return RecordHeader(digest, identity, made) if identity.digest == digest else None
 
     def failures(self) -> Iterator[FailureRecord]:
         """All failures, in order of name."""

@@ -24,10 +24,13 @@ from indexer.publish.previous_atlas import PreviousAtlas, published_rank
 from indexer.publish.stored_answers import ANSWERS, Line, read_answers, write_lines
 from indexer.records.store import RecordStore
 from indexer.share.contents import packable
-from indexer.storage.atomic_files import link_or_copy
+from indexer.storage.atomic_files import link_or_copy, write_atomically
 from indexer.storage.checksums import file_sha256
 
 Say = Callable[[str], None]
+
+# In the new atlas until the merge has ended. If a merge is killed, the next one into that folder begins anew.
+_BEGUN = ".merge"
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,17 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
             origin = read_origin(one)
             hint = f"index pull {origin.repository} --with-records --atlas {one.root}" if origin else "index build"
             raise AtlasError(f"{one.root} has no records, from which a merge is made.", f"Fetch or make them: {hint}")
-    if target.root.exists() and any(path.name != "lock" for path in target.root.iterdir()):
+    begun = target.root / _BEGUN
+    if begun.is_file() and target.database.exists():
+        begun.unlink(missing_ok=True)  # only that was missing
+    if target.root.exists() and not begun.is_file() and any(path.name != "lock" for path in target.root.iterdir()):
         raise AtlasError(f"{target.root} is not empty.", "Choose another --atlas: a merge makes a new one.")
     # The newest commit of each base.
     bases = [{base.base: base for base in reversed(stored_bases(one))} for one in sources]
     _check_bases(sources, bases)
     with target.locked("index merge"):
+        _clear(target, begun)
+        write_atomically(begun, b"")
         try:
             in_several = _gather(sources, bases, target, say)
             # What is published now: all representations of all of them, and how each base is searched.
@@ -83,12 +91,9 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
             before = PreviousAtlas(list(representations), choices, aliases, licences)
             rebuilt = rebuild(target, say=say, before=before)
         except BaseException:
-            for path in list(target.root.iterdir()):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                elif path.name != "lock":
-                    path.unlink(missing_ok=True)
+            _clear(target, begun)
             raise
+        begun.unlink(missing_ok=True)
     return MergeReport(
         atlas=str(target.root),
         sources=[str(one.root) for one in sources],
@@ -98,6 +103,16 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
         in_several=in_several,
         seconds=round(time.monotonic() - started, 2),
     )
+
+
+def _clear(target: AtlasFolder, begun: Path) -> None:
+    """Remove what a merge has made that did not end, and last of all the file that says so."""
+    for path in [path for path in target.root.iterdir() if path.name != "lock" and path != begun]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    begun.unlink(missing_ok=True)
 
 
 def _is_record(path: str) -> bool:

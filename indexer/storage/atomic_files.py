@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -21,6 +22,9 @@ from indexer.regular_files import open_regular, regular_status
 LEFT_SECONDS = 24 * 3600.0
 _FICLONE = 0x40049409
 _CHUNK = 1 << 22
+# What a file system answers that cannot sync a file or a folder, or cannot open a folder.
+_NOT_SYNCED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.ENOTTY}
+_NOT_OPENED = {errno.EACCES, errno.EPERM, errno.EISDIR}
 
 
 def temporary_path(path: Path, kind: str = "tmp") -> Path:
@@ -42,7 +46,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
             yield file
             if sync:
                 file.flush()
-                os.fsync(file.fileno())
+                sync_file(file.fileno())
         temporary.replace(path)
     except OSError as error:
         error.filename = error.filename or str(path)  # a full disk does not say where it is
@@ -57,11 +61,25 @@ def write_atomically(path: Path, payload: bytes) -> None:
         file.write(payload)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_file(descriptor: int) -> None:
+    """Write an open file to the disk, where the file system can do that. Raises OSError."""
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SYNCED:
+            raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable, where the file system can do that (SMB and many FUSE mounts cannot)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in _NOT_SYNCED | _NOT_OPENED:
+            raise
+        return
+    try:
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from indexer.atlas import file_name, mending
+from indexer.atlas import copied_hint, file_name, mending
 from indexer.errors import AtlasError
 from indexer.regular_files import regular_status
+from indexer.storage.atomic_files import sync_file
 from indexer.storage.checksums import check_once, file_sha256, stamp_of
 from indexer.untrusted import printable
 from indexer.vectors.choice import COMPRESSED
@@ -76,7 +77,7 @@ def write_index(root: Path, base: str, representation: str, index: Any, factory:
             is_there = False
         if not is_there:
             with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+                sync_file(file.fileno())
             temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -92,7 +93,12 @@ def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:
 
     path = check_file(root, file)
     try:
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if is_mapped else 0)
+        try:
+            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if is_mapped else 0)
+        except RuntimeError:  # perhaps of a file system without shared memory maps
+            if not is_mapped:
+                raise
+            index = faiss.read_index(str(path))
     except RuntimeError as error:
         raise AtlasError(f"The FAISS file {file.name} cannot be read by FAISS.", mending(root, HINT)) from error
     if (index.ntotal, index.d) != (file.count, file.length):
@@ -118,6 +124,7 @@ def check_file(root: Path, file: VectorFile, *, recheck: bool = False) -> Path:
     except FileNotFoundError as error:
         raise AtlasError(f"The FAISS file {file.name} is missing.", hint) from error
     except OSError as error:
+        hint = copied_hint(root) if path.is_symlink() else hint
         raise AtlasError(f"The FAISS file {file.name} cannot be read: {error.strerror}.", hint) from error
     if status.st_size != file.size:
         raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", hint)
@@ -178,7 +185,10 @@ def check_format(path: Path, factory: str, count: int, length: int) -> None:
     sizes = [one if isinstance(one, int) else len(one) for one in fields]
     if path.stat().st_size != sum(sizes):
         raise MalformedIndex(f"{path.stat().st_size} bytes instead of {sum(sizes)}")
-    content = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    try:
+        content = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    except OSError:  # a file system without shared memory maps
+        content = np.fromfile(path, dtype=np.uint8)
     at = 0
     for field, size in zip(fields, sizes, strict=True):
         if isinstance(field, bytes) and content[at : at + size].tobytes() != field:

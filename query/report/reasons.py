@@ -31,6 +31,7 @@ REASONS = {
     "not_found": "It, or a file of it, is no longer there, or is private.",
     "not_kept": "The cache folder could not be written to.",
     "out_of_memory": "Reading it needed more memory than was available.",
+    "parent_damaged": "The fine-tune below the adapter can no longer be read, and its stored record is damaged.",
     "quantized": "Its weights were rounded to a few bits, so the small change of fine-tuning is lost in the rounding.",
     "range_ignored": "The server did not send parts of the file.",
     "rate_limited": "The Hub's limit on requests was reached.",

@@ -13,7 +13,7 @@ import signal
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing import get_context, parent_process
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from indexer.console.messages import clean
 from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.names import is_hub_id
+from indexer.processes import spawning
 from indexer.version import __version__
 from query.glossary import definition, schema
 
@@ -181,7 +182,7 @@ class _Worker:
     """One process, which answers one call at a time."""
 
     def __init__(self, folder: Path, models: Path | None) -> None:
-        context = get_context("spawn")
+        context = spawning()
         self._line, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, folder, models), daemon=True)
         self._process.start()

@@ -189,6 +189,8 @@ def test_a_sampled_atlas_is_completed_by_a_full_build(sampled, in_full, hub):
     assert (report.indexed, report.unchanged) == (len(SAMPLED), 1)
     assert set(reads(sampled).values()) == {"full"}
     assert keys(sampled) == keys(in_full)
+    assert on_disk(sampled) == {*keys(sampled).values(), *old.values()}  # readers may still ask for the samples
+    indexer.publish_records(atlas=sampled)
     assert on_disk(sampled) == set(keys(sampled).values())  # the samples are gone
     assert not on_disk(sampled) & {old[model] for model in SAMPLED}
     statement = "SELECT model, delta_norm, base_cosine, duplicate_of, copy_evidence FROM models ORDER BY model"
@@ -228,6 +230,8 @@ def test_deepened_models_are_as_if_read_in_full(sampled, in_full, hub):
     for model in FULL + ADAPTERS:
         assert (new[model] != old[model]) == (model in {"ann/a", "ivy/stacked"})
         assert (new[model] == keys(in_full)[model]) == (reads(sampled)[model] == "full")
+    assert on_disk(sampled) == {*new.values(), *old.values()}
+    indexer.publish_records(atlas=sampled)
     assert on_disk(sampled) == set(new.values())
     groups = {row["model"]: row["duplicate_group"] for row in rows(sampled, "SELECT * FROM models")}
     assert groups["ann/a"] == groups["eve/twin"] == groups["eve/half"] is not None  # a full record and samples
@@ -404,6 +408,7 @@ def test_a_sampled_atlas_is_read_again_for_spectra(sampled):
     report = build(sampled, spectra=True)
     assert report.indexed == len(FULL) + len(ADAPTERS)
     assert set(reads(sampled).values()) == {"full"}
+    indexer.publish_records(atlas=sampled)
     assert on_disk(sampled) == set(keys(sampled).values())
 
 

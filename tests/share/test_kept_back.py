@@ -12,11 +12,11 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.commands import add
-from indexer.builds.removal import remove
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.questions import BadRow
 from indexer.publish.maintenance import rebuild
+from indexer.publish.removal import remove
 from scripts.loopback_hub import LoopbackHub
 from tests.adapters.test_adapter_bases import add_adapter
 from tests.database import execute

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import subprocess
-from contextlib import contextmanager
 
 import pytest
 
@@ -16,42 +14,10 @@ from indexer.publish.maintenance import represent
 from indexer.publish.origin import adopt
 from indexer.publish.verification import verify
 from query import Atlas
-from tests.conftest import start_python
+from tests.killed import killable, moments
 from tests.share.conftest import NAME, atlas_content, is_whole, open_hub, pushed_files, shell_of
 
 pytestmark = pytest.mark.slow
-
-TIMES = 10
-
-
-@contextmanager
-def killable(shell, *words):
-    """A function that runs the command in ``shell``, killed at a moment: (exit status, moments there were)."""
-    process = start_python(
-        "-m", "tests.share.killed", *words, cwd=shell.folder,
-        env={"HF_ENDPOINT": shell.endpoint, **shell.environment},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-
-    def run(moment: int) -> tuple[int, int]:
-        process.stdin.write(f"{moment}\n")
-        process.stdin.flush()
-        for line in process.stdout:
-            if line.startswith("moments "):
-                _, code, count = line.split()
-                return int(code), int(count)
-        raise AssertionError("the process ended")
-
-    with process:
-        try:
-            yield run
-        finally:
-            process.stdin.close()
-
-
-def moments(total: int) -> list[int]:
-    """Ten of them, spread, the first and nearly the last among them."""
-    return [1 + number * (total - 2) // (TIMES - 1) for number in range(TIMES)]
 
 
 def generation(hub) -> int:
@@ -78,7 +44,7 @@ def test_a_push_that_is_killed_shows_nothing_or_all(made, tmp_path):
     with open_hub(tmp_path / "hub") as hub:
         ann = shell_of(hub, tmp_path / "ann")
         atlas = AtlasFolder(shutil.copytree(made, ann.folder / "atlas"))
-        with killable(ann, "push", NAME) as run:
+        with killable(ann, "index", "push", NAME) as run:
             assert run(0)[0] == 0
             with atlas.locked("test"):
                 represent(atlas, "output")
@@ -109,7 +75,7 @@ def test_a_pull_that_is_killed_leaves_no_atlas_or_a_whole_one(made, tmp_path):
         assert ann("index", "push", NAME, "--with-records").code == 0
         pushed = atlas_content(atlas.root)
         got = AtlasFolder(ann.folder / "got")
-        with killable(ann, "pull", NAME, "--with-records", "--atlas", "got") as run:
+        with killable(ann, "index", "pull", NAME, "--with-records", "--atlas", "got") as run:
             code, total = run(0)
             assert code == 0
             assert atlas_content(got.root) == pushed

@@ -9,7 +9,49 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+TIMES = 10
+
+
+@contextmanager
+def killable(shell: Any, *words: str) -> Iterator[Callable[[int], tuple[int, int]]]:
+    """A function that runs the command in ``shell``, killed at a moment: (exit status, moments there were)."""
+    from tests.conftest import start_python
+
+    process = start_python(
+        "-m", "tests.killed", *words, cwd=shell.folder,
+        env={"HF_ENDPOINT": shell.endpoint, **shell.environment},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def run(moment: int) -> tuple[int, int]:
+        process.stdin.write(f"{moment}\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith("moments "):
+                _, code, count = line.split()
+                return int(code), int(count)
+        raise AssertionError("the process ended")
+
+    with process:
+        try:
+            yield run
+        finally:
+            process.stdin.close()
+
+
+def moments(total: int, most: int = TIMES) -> list[int]:
+    """So many of them, spread, the first and nearly the last among them; all if there are no more."""
+    if total <= most:
+        return list(range(1, total + 1))
+    return [1 + number * (total - 2) // (most - 1) for number in range(most)]
+
 
 _EVENTS = {"os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 
@@ -32,8 +74,9 @@ class Moments:
 
 
 def _child(words: list[str], chosen: int, pipe: int) -> None:
-    from indexer.cli import main
     from indexer.network import session
+
+    main = import_module({"index": "indexer.cli", "query": "query.cli"}[words[0]]).main
 
     moments = Moments(chosen)
     transport = next(value for value in vars(session).values() if hasattr(value, "handle_request"))
@@ -49,7 +92,7 @@ def _child(words: list[str], chosen: int, pipe: int) -> None:
     sys.addaudithook(moments.hear)
     code = 1
     try:
-        main(words)
+        main(words[1:])
     except SystemExit as ended:
         code = ended.code or 0
     finally:
@@ -64,8 +107,7 @@ def run() -> None:
     import huggingface_hub.hf_api  # noqa: F401
     import pyarrow.parquet  # noqa: F401
 
-    import indexer.share.pull
-    import indexer.share.push  # noqa: F401
+    import query.cli  # noqa: F401
 
     words = sys.argv[1:]
     for line in sys.stdin:
