@@ -35,7 +35,7 @@ _EMBEDDING = (
 _THIS_MACHINE = frozenset(map(ipaddress.ip_address, ("0.0.0.0", "::", "::1")))
 
 
-class ForbiddenAddressError(httpx2.ConnectError):
+class ForbiddenAddressError(httpx2.TransportError):  # not a NetworkError, which huggingface_hub tries again
     """A server named a host that it may not send requests to; trying again does not help."""
 
 

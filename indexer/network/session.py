@@ -40,7 +40,6 @@ from huggingface_hub.utils._http import hf_request_event_hook
 from indexer.console.messages import Progress
 from indexer.environment import check
 from indexer.errors import AtlasError, Failed
-from indexer.network.addresses import ForbiddenAddressError
 from indexer.network.direct import MinThroughput
 from indexer.network.rate_limit import (
     RateLimiter,
@@ -63,15 +62,17 @@ _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 5
 _READABLE_ENCODINGS = ("gzip", "deflate")
 # Headers that the library's cache names files by, and the form such a name may have.
 _NAMING_HEADERS = ("ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Xet-Hash")
+_SIZE = re.compile(r"[0-9]{1,15}")
 _FILE_NAME = re.compile(r'(?:W/)?"?\w[\w.:+=\-]{0,199}"?', re.ASCII)
 # A request that used up all its retries gets one attempt for this long: the library wraps some calls in retries of its
 # own, which would multiply with ours.
 _EXHAUSTED_SECONDS = 60.0
 _MOST_EXHAUSTED = 1000
+_PUBLIC_HOSTS = ("huggingface.co", "hf.co", "hub-ci.huggingface.co")
 # A value of "Authorization": tokens are "hf_" and letters, those of other Hubs may hold any visible character of ASCII.
 _TOKEN = re.compile(r"(Bearer [!-~]+)?")
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_FINAL_ERRORS = (UnusableProxyError, RefusedByProxyError, ForbiddenAddressError)
+_FINAL_ERRORS = (UnusableProxyError, RefusedByProxyError)
 
 
 @dataclass(frozen=True)
@@ -205,12 +206,17 @@ class RetryingTransport(httpx2.BaseTransport):
         return other
 
     def _send(self, request: httpx2.Request) -> httpx2.Response:
+        # huggingface_hub sends the token of any endpoint on to the public Hub if that redirects there.
+        if request.url.host in _PUBLIC_HOSTS and not self._is_endpoint(request.url.host):
+            request.headers.pop("Authorization", None)
         is_api = "/api/" in request.url.path and not _is_file(request.url)
         if is_api:
             request.headers["Accept-Encoding"] = ", ".join(_READABLE_ENCODINGS)
         response = self._inner.handle_request(request)
         response.request = request
         if request.method == "HEAD":
+            if not _SIZE.fullmatch(response.headers.get("X-Linked-Size", "0")):
+                del response.headers["X-Linked-Size"]  # negative, or no number: the library takes any integer
             for header in _NAMING_HEADERS:
                 value = response.headers.get(header)
                 if value is not None and not _FILE_NAME.fullmatch(value):  # it could lead to another folder
@@ -222,6 +228,12 @@ class RetryingTransport(httpx2.BaseTransport):
         if request.method == "HEAD" or (response.is_success and not is_api):
             return response
         return _read_bounded(response, request, self._limits)
+
+    @staticmethod
+    def _is_endpoint(host: str) -> bool:
+        session = _current.get() or _last
+        own = httpx2.URL(session.endpoint if session is not None else constants.ENDPOINT).host
+        return own in _PUBLIC_HOSTS or own == host
 
     def _wait_before_retry(
         self,
