@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from indexer.environment import tidy
 from indexer.version import __version__
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ _HOMES = {
     "remove": "publish.removal",
     "work": "builds.shards",
 }
+
+tidy()  # before anything imports huggingface_hub
 
 
 def __getattr__(name: str) -> object:

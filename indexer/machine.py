@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -26,8 +27,26 @@ _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    """How many processors this process may use: its affinity, and the quota of its control group, rounded up."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return max(1, min([count, *(math.ceil(quota) for quota in _quotas())]))
+
+
+def _quotas() -> Iterator[float]:
+    """The processors that this process's control group and each group above it may use, where they have a quota."""
+    for root, group, is_old in _groups("cpu"):
+        for folder in _upwards(root, group):
+            try:
+                if is_old:
+                    quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")  # -1 for none
+                    period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
+                else:
+                    quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()  # "max" for none
+                found = int(quota) / int(period)
+            except (OSError, ValueError, ArithmeticError):
+                continue
+            if found > 0:
+                yield found
 
 
 def available_memory() -> int:
@@ -44,30 +63,38 @@ def available_memory() -> int:
 
 def _free_in_groups() -> Iterator[int]:
     """What is free in this process's control group and in each group above it, where they have a limit."""
+    for root, group, is_old in _groups("memory"):
+        limit_file, used_file, idle = _VERSION_1 if is_old else _VERSION_2
+        for folder in _upwards(root, group):
+            try:
+                limit = int((folder / limit_file).read_text(encoding="ascii"))
+                used = int((folder / used_file).read_text(encoding="ascii"))
+            except (OSError, ValueError):  # the group is not visible here, or its limit is "max"
+                continue
+            used -= _value_in(folder / "memory.stat", idle) or 0
+            yield max(0, limit - max(0, used))
+
+
+def _groups(controller: str) -> Iterator[tuple[Path, PurePosixPath, bool]]:
+    """Where a controller's groups lie, this process's group there, and whether they are of version 1."""
     try:
         lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if "memory" in controllers.split(","):
-            root, (limit_file, used_file, idle) = GROUPS / "memory", _VERSION_1
+        group = PurePosixPath(path.lstrip("/"))
+        if ".." in group.parts:
+            continue
+        if controller in controllers.split(","):
+            yield GROUPS / controller, group, True
         elif not controllers:
-            root, (limit_file, used_file, idle) = GROUPS, _VERSION_2
-        else:
-            continue
-        inside = PurePosixPath(path.lstrip("/"))
-        if ".." in inside.parts:
-            continue
-        # In a container the path is often the host's and does not exist here.
-        for group in (root / inside, *(root / above for above in inside.parents)):
-            try:
-                limit = int((group / limit_file).read_text(encoding="ascii"))
-                used = int((group / used_file).read_text(encoding="ascii"))
-            except (OSError, ValueError):  # the group is not visible here, or its limit is "max"
-                continue
-            used -= _value_in(group / "memory.stat", idle) or 0
-            yield max(0, limit - max(0, used))
+            yield GROUPS, group, False
+
+
+def _upwards(root: Path, group: PurePosixPath) -> Iterator[Path]:
+    """The group's folder and those above it. In a container the path is often the host's and does not exist here."""
+    yield from (root / group, *(root / above for above in group.parents))
 
 
 def _value_in(path: Path, name: str) -> int | None:

@@ -5,6 +5,7 @@ The files may come from anywhere: sizes are bounded, nothing is evaluated, and o
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -147,6 +148,18 @@ def read_stdin(most: int, seconds: float = _SILENCE_SECONDS) -> bytes:
     if len(found) > most:
         raise AtlasError(f"stdin holds more than {most:,} bytes.", "Send less at a time.")
     return bytes(found)
+
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
+)  # fmt: skip
+
+
+def text_of(content: bytes, errors: str = "replace") -> str:
+    """Text in UTF-8, or in the UTF-16 or UTF-32 that its byte order mark names, as editors and PowerShell write it."""
+    encoding = next((encoding for mark, encoding in _MARKS if content.startswith(mark)), "utf-8")
+    return content.decode(encoding, errors)
 
 
 class _EvenlySpaced:

@@ -91,6 +91,7 @@ def _copied_hub_constants(_loaded: int) -> list[tuple[types.ModuleType, str]]:
 def renew_hub_constants() -> None:
     """What huggingface_hub read from the environment when it was loaded, as it would read it now."""
     constants = sys.modules["huggingface_hub.constants"]
+    import_module("indexer.environment").tidy()  # as at the import of the package
     reload(constants)
     for module, name in _copied_hub_constants(len(sys.modules)):
         setattr(module, name, getattr(constants, name))

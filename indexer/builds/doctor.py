@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from huggingface_hub import constants, get_session, get_token
+from huggingface_hub import constants, get_session
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+from huggingface_hub.utils._headers import get_token_to_send
 
 from indexer.errors import AtlasError, without_user
 from indexer.listing.claims import relation_to
@@ -23,9 +24,9 @@ from indexer.names import is_hub_id, without_address
 from indexer.network.hub import LARGEST_JSON, count_children, model_row
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import HubAnswer, RetryPolicy, fetch_small, get_json, is_own, parse_json
-from indexer.network.rate_limit import date_in, policy_in, quota_in, sent_requests
+from indexer.network.rate_limit import date_in, listening, policy_in, quota_in, sent_requests
 from indexer.network.remote_file import RemoteFile, expiry_of
-from indexer.network.session import HttpLimits, install_session
+from indexer.network.session import HttpLimits, current_session
 from indexer.quantities import duration_in_words, size_in_words
 from indexer.untrusted import Reader, load_json, printable
 
@@ -97,7 +98,7 @@ def doctor(base: str | None = None, model: str | None = None) -> Diagnosis:
 class _Doctor:
     def __init__(self, base: str, model: str) -> None:
         self.base, self.model = base, model
-        self.endpoint = constants.ENDPOINT.rstrip("/")
+        self.endpoint = current_session().endpoint
         self.found = Diagnosis(without_user(self.endpoint))
         self.said: list[str] = []
         self.page = HubAnswer([])
@@ -112,26 +113,25 @@ class _Doctor:
             self.found.steps.append(Step("network", False, "HF_HUB_OFFLINE is set, so the Hub is not asked", advice))
             return self.found
         began, sent = time.monotonic(), sent_requests()
-        before = getattr(get_session(), "limits", None)
-        install_session(LIMITS, self.said.append)
-        try:
-            if self._try("endpoint", self._endpoint):
-                self._try("clock", self._clock, needed=False)
-                self._try("token", self._token, needed=get_token() is not None)
-                self._try("rate limits", self._rate_limits, needed=False)
-                self._try("children", self._children, needed=False)
-                if self._try("listing", self._listing):
-                    self._try("cursor", self._cursor)
-                if self._try("model", self._model):
-                    self._try("small file", self._small_file)
-                    if self._try("resolve", self._resolve):
-                        self._try("range", self._range)
-                        self._try("throughput", self._throughput, needed=False)
-        finally:
-            install_session(before, lambda sentence: None)
+        with current_session().with_limits(LIMITS).used(), listening(self.said.append):
+            self._ask()
         self.found.requests = sent_requests() - sent
         self.found.seconds = round(time.monotonic() - began, 1)
         return self.found
+
+    def _ask(self) -> None:
+        if self._try("endpoint", self._endpoint):
+            self._try("clock", self._clock, needed=False)
+            self._try("token", self._token, needed=get_token_to_send(current_session().token) is not None)
+            self._try("rate limits", self._rate_limits, needed=False)
+            self._try("children", self._children, needed=False)
+            if self._try("listing", self._listing):
+                self._try("cursor", self._cursor)
+            if self._try("model", self._model):
+                self._try("small file", self._small_file)
+                if self._try("resolve", self._resolve):
+                    self._try("range", self._range)
+                    self._try("throughput", self._throughput, needed=False)
 
     def _try(self, name: str, action: Callable[[], str], needed: bool = True) -> bool:
         before = len(self.said)
@@ -177,10 +177,11 @@ class _Doctor:
         return f"agrees with the Hub's to {max(1.0, abs(skew)):.0f} s"
 
     def _token(self) -> str:
-        if get_token() is None:
+        token = current_session().token
+        if get_token_to_send(token) is None:
             return "none, so public models only; `hf auth login` or HF_TOKEN gives higher limits"
         advice = "Log in again with `hf auth login`, or correct or unset HF_TOKEN."
-        response = get_session().get(f"{self.endpoint}/api/whoami-v2", headers=build_hf_headers())
+        response = get_session().get(f"{self.endpoint}/api/whoami-v2", headers=build_hf_headers(token=token))
         if response.status_code in (401, 403):
             raise _NotOkError(f"the Hub does not accept it (HTTP {response.status_code})", advice)
         hf_raise_for_status(response)

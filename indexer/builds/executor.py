@@ -147,7 +147,7 @@ def _pool(workers: int) -> Iterator[tuple[ProcessPoolExecutor, Connection]]:
 @contextmanager
 def _ctrl_c_blocked() -> Iterator[None]:
     """Processes started in this block never receive Ctrl-C, not even before they can ignore it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:
@@ -156,8 +156,9 @@ def _ctrl_c_blocked() -> Iterator[None]:
 
 def _initialise(is_quiet: bool, begun: Connection) -> None:
     Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
-    # Ctrl-C reaches the whole process group; the parent decides what it means.
+    # Ctrl-C and the end of a terminal reach the whole process group; the parent decides what they mean.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     verbosity.quiet = is_quiet
     install_session(say=say_over_the_bar)  # when several workers wait for the Hub, only the first reports it
     begun.send_bytes(b".")

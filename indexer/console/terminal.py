@@ -198,18 +198,27 @@ def _replace_closed_streams() -> None:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, handled like Ctrl-C."""
+    """SIGTERM or SIGHUP, handled like Ctrl-C."""
+
+    number: int = signal.SIGTERM
 
 
 def handle_sigterm() -> None:
-    """Let SIGTERM (from a batch system or systemd) end a command as Ctrl-C does, instead of killing it at once."""
+    """Let SIGTERM (from a batch system or systemd) and SIGHUP (a terminal that is closed) end a command as Ctrl-C does.
 
-    def stop(_number: int, _frame: object) -> None:
-        raise Terminated
+    A signal that is ignored stays ignored, as with nohup.
+    """
 
-    is_usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if is_usual and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, stop)
+    def stop(number: int, _frame: object) -> None:
+        ended = Terminated()
+        ended.number = number
+        raise ended
+
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, stop)
 
 
 class _CarriedError(Exception):
@@ -234,8 +243,9 @@ def _ended_by(error: BaseException) -> int:
         return 0
     if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
         stopped = "Stopped. Finished work is kept; run it again to continue."
-        _print_error(f"Stopped: {error}" if str(error) else stopped, prefix="")
-        return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            _print_error(f"Stopped: {error}" if str(error) else stopped, prefix="")
+        return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
         assert isinstance(error, click.ClickException)
         click.echo(error.format_message(), err=True)

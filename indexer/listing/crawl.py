@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import httpx2
-from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
 from indexer.errors import AtlasError, Failed
@@ -37,6 +36,7 @@ from indexer.listing.questions import (
 )
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import get_json, is_own, with_parameter
+from indexer.network.session import current_session
 from indexer.untrusted import Reader, printable
 
 MOST_PAGES = 10_000
@@ -311,7 +311,7 @@ def _created(rows: Collection[Any]) -> list[datetime]:
 
 def _misleading(next_link: str) -> str:
     """What is wrong with the address of a next page; "" if it is one of the endpoint's listing."""
-    endpoint = constants.ENDPOINT.rstrip("/")
+    endpoint = current_session().endpoint
     if not is_own(next_link, endpoint):
         return f"its next page is at another host ({printable(next_link, 100)})"
     if urlsplit(next_link).path != f"{urlsplit(endpoint).path}/api/models":
@@ -330,4 +330,4 @@ def _status(error: Exception) -> int | None:
 
 
 def _first_page(parameters: list[tuple[str, str]]) -> str:
-    return f"{constants.ENDPOINT.rstrip('/')}/api/models?{urlencode(parameters)}"
+    return f"{current_session().endpoint}/api/models?{urlencode(parameters)}"

@@ -20,20 +20,27 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
+
+from indexer.network.addresses import ForbiddenAddressError, addresses_of
 
 _CHUNK_BYTES = 64 << 10
 # As in httpx2's pools: how many connections wait for their next request, and how long.
 _MOST_IDLE = 20
 _IDLE_SECONDS = 5.0
 # For the status line and headers, including those of interim responses (103 Early Hints).
-_MOST_HEAD_BYTES = 256 << 10
+MOST_HEAD_BYTES = 256 << 10
+# For what lies between two pieces of a chunked body or after the last one: sizes, extensions, trailers.
+_MOST_FRAMING_BYTES = 256 << 10
+# The same for a whole body: its chunks may be small, but each must carry something.
+_MOST_FRAMING_PER_BYTE = 16
 
 _Place = tuple[str, str, int]  # scheme, host, port
+Permitted = Callable[[str, int], Sequence[str]]  # the addresses of a host that a request may go to
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,10 @@ class MinThroughput:
 class DirectConnections:
     """Sends GET requests, one at a time on each connection. Can be shared between threads."""
 
-    def __init__(self, minimum: MinThroughput, tls: ssl.SSLContext) -> None:
+    def __init__(self, minimum: MinThroughput, tls: ssl.SSLContext, permitted: Permitted = addresses_of) -> None:
         self._minimum = minimum
         self._tls = tls
+        self._permitted = permitted
         self._idle: list[tuple[_Place, float, socket.socket]] = []
         self._lock = threading.Lock()
 
@@ -75,12 +83,13 @@ class DirectConnections:
             with _httpx_errors(request, httpx2.WriteTimeout, httpx2.WriteError):
                 connection.sendall(head)
             with _httpx_errors(request, httpx2.ReadTimeout, httpx2.ReadError):
-                response = _begun(_Received(connection, self._minimum))
+                received = _Received(connection, self._minimum)
+                response = _begun(received)
         except BaseException:
             connection.close()
             raise
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.getheaders()]
-        body = _Body(self, place, connection, response, request)
+        body = _Body(self, place, connection, response, received, request)
         return httpx2.Response(response.status, headers=headers, stream=body)
 
     def close(self) -> None:
@@ -115,13 +124,24 @@ class DirectConnections:
 
     def _connected(self, place: _Place, seconds: float) -> socket.socket:
         scheme, host, port = place
-        connection = socket.create_connection((host, port), timeout=seconds)
+        connection = connected(self._permitted(host, port), port, seconds)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return self._tls.wrap_socket(connection, server_hostname=host) if scheme == "https" else connection
         except BaseException:
             connection.close()
             raise
+
+
+def connected(addresses: Sequence[str], port: int, seconds: float | None) -> socket.socket:
+    """A connection to the first of the addresses that accepts one. Raises OSError if none does."""
+    problem: OSError | None = None
+    for address in addresses:
+        try:
+            return socket.create_connection((address, port), timeout=seconds)
+        except OSError as error:
+            problem = problem or error
+    raise problem or OSError("the host has no address")
 
 
 def _begun(line: _Received) -> http.client.HTTPResponse:
@@ -131,21 +151,34 @@ def _begun(line: _Received) -> http.client.HTTPResponse:
         response = http.client.HTTPResponse(line, method="GET")  # type: ignore[arg-type] # it only calls makefile
         response.begin()
         status = response.status
-    line.is_head = False
+    line.end_head()
     lengths = set(response.headers.get_all("Content-Length", ()))
-    if len(lengths) > 1 or not all(length.isascii() and length.isdigit() for length in lengths):
+    if len(lengths) > 1 or not all(length.isascii() and length.isdigit() and len(length) < 19 for length in lengths):
         raise http.client.HTTPException("the length of the body is not a number")
     return response
 
 
 class _Received(io.RawIOBase):
-    """The bytes that answer one request, held to the minimum throughput. Closing it does not close the connection."""
+    """The bytes that answer one request, held to the minimum throughput. Closing it does not close the connection.
+
+    What they hold besides the body is limited: http.client reads interim responses, sizes of chunks and trailers for as
+    long as they come.
+    """
 
     def __init__(self, connection: socket.socket, minimum: MinThroughput) -> None:
         self._connection, self._minimum = connection, minimum
         self._received, self._waited = 0, 0.0
-        self.is_head = True
+        self._head = self._delivered = self._since_delivery = 0
         self._reader = _Reader(self)
+
+    def end_head(self) -> None:
+        """From now on a body is read."""
+        self._head = self._received
+
+    def deliver(self, count: int) -> None:
+        """``count`` bytes of the body were handed on."""
+        self._delivered += count
+        self._since_delivery = 0
 
     def makefile(self, _mode: str) -> io.BufferedIOBase:
         """What ``http.client.HTTPResponse`` reads from: the same for an interim response and the one after it."""
@@ -162,8 +195,15 @@ class _Received(io.RawIOBase):
         self._received += count
         if count and minimum.is_missed(self._received, self._waited):
             raise TimeoutError(f"only {self._received} bytes in {self._waited:.0f} s")
-        if self.is_head and self._received > _MOST_HEAD_BYTES:
-            raise http.client.HTTPException("the headers are too long")
+        if not self._head:
+            if self._received > MOST_HEAD_BYTES:
+                raise http.client.HTTPException("the headers are too long")
+            return count
+        self._since_delivery += count
+        framing = self._received - self._head - self._delivered
+        most = _MOST_FRAMING_BYTES + _MOST_FRAMING_PER_BYTE * self._delivered
+        if self._since_delivery > _MOST_FRAMING_BYTES or framing > most:
+            raise http.client.HTTPException("the body is hardly more than the sizes of its chunks, or has no end")
         return count
 
 
@@ -183,17 +223,22 @@ class _Body(httpx2.SyncByteStream):
         place: _Place,
         connection: socket.socket,
         response: http.client.HTTPResponse,
+        received: _Received,
         request: httpx2.Request,
     ) -> None:
         self._connections, self._place = connections, place
         self._connection: socket.socket | None = connection
-        self._response, self._request = response, request
+        self._response, self._received, self._request = response, received, request
         self._is_complete = False
 
     def __iter__(self) -> Iterator[bytes]:
         response = self._response
         with _httpx_errors(self._request, httpx2.ReadTimeout, httpx2.ReadError):
             while chunk := response.read1(_CHUNK_BYTES):
+                left = getattr(response, "chunk_left", None)
+                if isinstance(left, int) and left < 0:  # http.client takes any integer for a size
+                    raise http.client.HTTPException("the size of a chunk is negative")
+                self._received.deliver(len(chunk))
                 yield chunk
             if response.length:  # read1 does not report a body that ends too early
                 raise http.client.IncompleteRead(b"", response.length)
@@ -224,6 +269,9 @@ def _httpx_errors(
     """Turn the errors of sockets and of ``http.client`` into httpx2's."""
     try:
         yield
+    except ForbiddenAddressError as error:
+        error.request = request
+        raise
     except TimeoutError as error:
         raise timeout(str(error), request=request) from error
     except http.client.HTTPException as error:  # before OSError: RemoteDisconnected is both

@@ -7,7 +7,6 @@ repository (an exception that the library derives from "not found") is reported 
 from __future__ import annotations
 
 import httpx2
-from huggingface_hub import constants
 from huggingface_hub.errors import (
     DisabledRepoError,
     EntryNotFoundError,
@@ -23,8 +22,9 @@ from huggingface_hub.errors import (
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, access_hint, without_user
 from indexer.names import is_hub_id
-from indexer.network.session import INVALID_TOKEN, certificate_problem
-from indexer.network.transport import UnusableProxyError
+from indexer.network.addresses import ForbiddenAddressError
+from indexer.network.session import INVALID_TOKEN, certificate_problem, current_session
+from indexer.network.transport import UnusableProxyError, proxy_for
 from indexer.untrusted import printable, tidy
 
 _LONGEST = 200
@@ -48,6 +48,7 @@ _BY_CLASS: tuple[tuple[type[Exception], type[ModelError], str, str], ...] = (
     (httpx2.TimeoutException, Failed, "timeout", "no answer in time"),
     (httpx2.TooManyRedirects, Failed, "server_error", "there were too many redirects"),
     (httpx2.DecodingError, Failed, "server_error", "the response cannot be read"),
+    (ForbiddenAddressError, Failed, "network", "the address is not followed"),
     (httpx2.HTTPError, Failed, "network", "the connection failed"),
     (httpx2.InvalidURL, Failed, "server_error", "the address is not valid"),
     (TimeoutError, Failed, "timeout", "no answer in time"),
@@ -130,7 +131,14 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
         hint = _OF_CERTIFICATES
     elif isinstance(exception, UnusableProxyError):
         hint = "Correct the variable, or unset it."
-    where = without_user(constants.ENDPOINT) or "an empty HF_ENDPOINT"
+    elif isinstance(exception, httpx2.ProxyError):
+        hint = "Check the proxy in HTTPS_PROXY, HTTP_PROXY or ALL_PROXY, or name the Hub's host in NO_PROXY."
+    elif isinstance(exception, ForbiddenAddressError):
+        hint = "Check HF_ENDPOINT: this Hub, or something between it and here, leads elsewhere."
+    endpoint = current_session().endpoint
+    where = without_user(endpoint) or "an empty HF_ENDPOINT"
+    if proxy := proxy_for(endpoint):
+        where += f" through the proxy {proxy}"
     return AtlasError(f"Cannot get {what} from {where}: {error.detail}.", hint)
 
 

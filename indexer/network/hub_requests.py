@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import is_hub_id
 from indexer.network.hub_errors import as_model_error
-from indexer.network.session import HubClient, ensure_session
+from indexer.network.session import HubClient, current_session, ensure_session
 from indexer.untrusted import load_json, printable, shown, tidy
 
 Parameters = Sequence[tuple[str, str]]
@@ -96,7 +96,7 @@ def get_json(path: str, parameters: Parameters = ()) -> HubAnswer:
     redirect to a host that is neither the endpoint nor the Hub.
     """
     ensure_session()
-    endpoint = constants.ENDPOINT.rstrip("/")
+    endpoint = current_session().endpoint
     address = path if "://" in path else endpoint + path
     if parameters:
         address = f"{address}?{urlencode(list(parameters))}"
@@ -151,13 +151,13 @@ def fetch_small(
     """
     ensure_session()
     policy = retries or RetryPolicy()
-    endpoint = constants.ENDPOINT.rstrip("/")
+    endpoint = current_session().endpoint
     url = hf_hub_url(repository, filename, repo_type=repo_type, revision=commit, endpoint=endpoint)
     deadline = time.monotonic() + policy.small_file_seconds
 
     def fetch() -> bytes:
         body = bytearray()
-        with get(url, endpoint, {}, filename, repository if stay else None) as response:
+        with closing(opened(url, endpoint, {}, filename, repository if stay else None)) as response:
             if response.status_code != 200:
                 raise_for_status(response, filename)
                 raise TransientError(about(filename, Failed("server_error", f"HTTP {response.status_code}")))
@@ -180,20 +180,17 @@ def fetch_small(
     return policy.call(fetch)
 
 
-@contextmanager
-def get(
+def opened(
     address: str, endpoint: str, headers: dict[str, str], filename: str, stay: str | None = None
-) -> Iterator[httpx2.Response]:
+) -> httpx2.Response:
     """GET a file, following redirects (with ``stay`` only within that repository); the body is not read yet.
 
-    Raises ModelError that names the file if there is no response.
+    The caller closes the response. Raises ModelError that names the file if there is none.
     """
     try:
-        response, _ = _send(address, endpoint, headers, stay=stay)
+        return _send(address, endpoint, headers, stay=stay)[0]
     except Exception as error:
         raise about(filename, error) from error
-    with closing(response):
-        yield response
 
 
 def _send(
@@ -205,18 +202,9 @@ def _send(
     The access token is sent to the endpoint's own origin only. An https endpoint never leads to plain http.
     """
     for _ in range(_MOST_REDIRECTS):
-        is_endpoint = is_own(address, endpoint)
-        if is_api and not is_endpoint and not is_own(address, constants.HUGGINGFACE_CO_URL_HOME):
+        if is_api and not is_own(address, endpoint) and not is_own(address, constants.HUGGINGFACE_CO_URL_HOME):
             raise Failed("network", f"the Hub points to another host ({printable(address, 100)})")
-        if _origin(address)[0] not in {"https", _origin(endpoint)[0]}:
-            raise Failed("server_error", "its address is neither https nor of the endpoint's own scheme")
-        token = build_hf_headers() if is_endpoint else build_hf_headers(token=False)
-        session, named, url = get_session(), {**token, "Accept-Encoding": "identity", **headers}, _url(address)
-        if isinstance(session, HubClient) and not (is_api or url.userinfo):
-            response = session.get_file(url, named)
-        else:
-            request = session.build_request("GET", url, headers=named)
-            response = session.send(request, stream=True, follow_redirects=False)
+        response = _send_once("GET", address, endpoint, headers, is_api=is_api)
         if not response.has_redirect_location:
             return response, address
         response.close()
@@ -227,6 +215,41 @@ def _send(
             if resolve and is_hub_id(found) and found != stay:
                 raise Skipped("renamed", f"the model is called {found} now")
     raise Failed("server_error", "its address redirects too many times")
+
+
+def resolved(address: str, endpoint: str) -> tuple[httpx2.Response, str]:
+    """The headers that the Hub sends of a file, and the address that the file is served from.
+
+    Redirects are followed within the Hub. One to where a file is stored is not, at whatever host: the headers of the
+    file come with it. Raises the library's exceptions for statuses of 400 and more.
+    """
+    for _ in range(_MOST_REDIRECTS):
+        response = _send_once("HEAD", address, endpoint, {})
+        response.close()
+        hf_raise_for_status(response)
+        if not response.has_redirect_location:
+            return response, address
+        address = _joined(address, response.headers["Location"])
+        is_hub = is_own(address, endpoint) or is_own(address, constants.HUGGINGFACE_CO_URL_HOME)
+        is_stored = "X-Linked-Size" in response.headers and "/resolve" not in urlsplit(address).path
+        if not is_hub or is_stored:
+            return response, address
+    raise Failed("server_error", "its address redirects too many times")
+
+
+def _send_once(
+    method: str, address: str, endpoint: str, headers: dict[str, str], *, is_api: bool = False
+) -> httpx2.Response:
+    """The response to one request, its body not read; a token is sent to the session's own Hub only."""
+    if _origin(address)[0] not in {"https", _origin(endpoint)[0]}:
+        raise Failed("server_error", "its address is neither https nor of the endpoint's own scheme")
+    hub = current_session()
+    token = build_hf_headers(token=hub.token if is_own(address, hub.endpoint) else False)
+    session, named, url = get_session(), {**token, "Accept-Encoding": "identity", **headers}, _url(address)
+    if isinstance(session, HubClient) and not (is_api or url.userinfo):
+        return session.get_file(url, named, method)
+    request = session.build_request(method, url, headers=named)
+    return session.send(request, stream=True, follow_redirects=False)
 
 
 @lru_cache(maxsize=64)
@@ -244,6 +267,7 @@ def raise_for_status(response: httpx2.Response, filename: str) -> None:
 
 
 _MESSAGE = re.compile(r"<Message>([^<]{1,500})", re.IGNORECASE)
+_CODE = re.compile(r"<Code>([^<]{1,100})", re.IGNORECASE)
 
 
 def reason_in(response: httpx2.Response) -> str:
@@ -255,7 +279,7 @@ def reason_in(response: httpx2.Response) -> str:
         text = response.read()[:4000].decode("utf-8", errors="replace").strip()
     except httpx2.HTTPError:
         return ""
-    if found := _MESSAGE.search(text):
+    if found := _MESSAGE.search(text) or _CODE.search(text):
         text = found[1]
     elif text.startswith("{"):
         with suppress(ValueError):

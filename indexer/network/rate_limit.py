@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -40,7 +41,9 @@ _RATE_LIMIT = re.compile(r"\br\s*=\s*(\d{1,9})(?!\d)\s*;\s*t\s*=\s*(\d{1,9})(?!\
 _MOST_BYTES = 1 << 20
 
 Say = Callable[[str], None]
-_listener: Say | None = None
+# Of this thread, and of threads that have none of their own: the one that was named last.
+_listener: ContextVar[Say | None] = ContextVar("listener", default=None)
+_last_listener: Say | None = None
 _policies: dict[str, tuple[int, int]] = {}  # by kind of request, as ``note_response`` read them
 _sent: Counter[str] = Counter()
 
@@ -210,15 +213,27 @@ def _boot_id() -> str:
 
 
 def listen(say: Say) -> None:
-    """Call ``say`` from now on with sentences about waits and limits."""
-    global _listener
-    _listener = say
+    """From now on, call ``say`` with sentences about waits of this thread, and of threads without a listener."""
+    global _last_listener
+    _listener.set(say)
+    _last_listener = say
+
+
+@contextmanager
+def listening(say: Say) -> Iterator[None]:
+    """Call ``say`` with the sentences of this thread, until the block ends."""
+    token = _listener.set(say)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 def announce(sentence: str) -> None:
     """Pass a sentence to the listener, if there is one."""
-    if _listener is not None:
-        _listener(sentence)
+    say = _listener.get() or _last_listener
+    if say is not None:
+        say(sentence)
 
 
 @cache

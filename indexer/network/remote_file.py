@@ -1,7 +1,9 @@
 """Ranges of one file on the Hub.
 
 The file is resolved once: a HEAD on ``/resolve`` gives the size, the LFS id and, for a file in LFS, the signed address
-it is served from. Ranges are read from there, because every request to ``/resolve`` counts against a quota.
+it is served from. Ranges are read from there, because every request to ``/resolve`` counts against a quota. A signed
+address expires while others read from it: every refusal is judged by the address that was asked, and the first thread
+that needs a new one gets it for all.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NoReturn
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx2
-from huggingface_hub import HfFileMetadata, constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import hf_hub_url
 
 from indexer.errors import Failed
 from indexer.network.byterange import Run, check_range
@@ -22,18 +26,35 @@ from indexer.network.hub_requests import (
     RetryPolicy,
     TransientError,
     about,
-    get,
     is_own,
+    opened,
     raise_for_status,
     reason_in,
+    resolved,
 )
 from indexer.network.rate_limit import count_received, date_in
-from indexer.network.session import ensure_session
+from indexer.network.session import current_session, ensure_session
 from indexer.untrusted import COMMIT, SHA256, shown
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
-_REFUSALS = frozenset({401, 403, 404, 410})
+# How storage refuses an address: CloudFront by 403, S3 by 403 or (a token in it has expired) 400, others by 401.
+_REFUSALS = frozenset({400, 401, 403, 404, 410})
+# What the body of a refusal says of an address that has expired, or of one that was signed by a clock ahead of its own.
+_SAYS_EXPIRED = re.compile(r"expire|not yet|time frame|too ?skewed", re.IGNORECASE)
 _AMZ_DATE = "%Y%m%dT%H%M%SZ"
+_SIZE = re.compile(r"[0-9]{1,15}")
+
+
+@dataclass
+class _Location:
+    """Where a file is served from, and what the Hub says of it; ``has_served``: whether a range came from there."""
+
+    location: str
+    size: int
+    etag: str | None
+    commit_hash: str | None
+    has_served: bool = False
+    served_etag: str | None = None
 
 
 class RemoteFile:
@@ -41,9 +62,9 @@ class RemoteFile:
 
     Raises ModelError for the Hub's errors (``indexer.network.hub_errors``), and Failed with one of these reasons:
     "range_ignored" if the server keeps sending the whole file or another part of it, "short_body" or "network" if
-    bodies keep breaking off, "timeout", "refused" if a signed address that has not expired is refused twice, and
-    "file_changed" if the size, ETag or commit keeps differing from the first one. Every unexpected response is retried,
-    because it may have come from one bad cache among many.
+    bodies keep breaking off, "timeout", "refused" if two signed addresses in a row that have neither expired nor served
+    anything are refused, and "file_changed" if the size, ETag or commit keeps differing from the first one. Every
+    unexpected response is retried, because it may have come from one bad cache among many.
     """
 
     def __init__(
@@ -58,15 +79,15 @@ class RemoteFile:
         self.name = filename
         self.bytes_read = 0
         self._lock = threading.Lock()  # ranges may be read by several threads
-        self._endpoint = constants.ENDPOINT.rstrip("/")
+        self._resolving = threading.Lock()
+        self._session = current_session()
+        self._endpoint = self._session.endpoint
         self._retries = retries or RetryPolicy()
         self._commit = commit
         self._url = hf_hub_url(repository, filename, revision=commit, endpoint=self._endpoint)
         self._location = self._retries.call(self._resolve)
-        self._served_etag: str | None = None
-        self._was_refused = False  # by an address that should still open
+        self._was_refused = False  # by an address that should have opened, and none has opened since
         self._kept: list[tuple[int, bytes]] = []
-        assert self._location.size is not None
         self.size = self._location.size
         etag = self._location.etag or ""
         self.sha256 = etag if SHA256.fullmatch(etag) else None
@@ -120,23 +141,43 @@ class RemoteFile:
         """Drop the kept bytes; connections belong to the session."""
         self._kept.clear()
 
-    def _resolve(self) -> HfFileMetadata:
+    def _resolve(self) -> _Location:
         """Size, ETag and address of the file."""
         try:
-            found = get_hf_file_metadata(self._url, timeout=None, endpoint=self._endpoint)
+            with self._session.used():
+                response, address = resolved(self._url, self._endpoint)
         except Exception as error:
             raise about(self.name, error) from error
-        if found.size is None:
-            raise self._transient("server_error", "is served without a size")
-        if found.commit_hash and COMMIT.fullmatch(self._commit) and found.commit_hash != self._commit:
-            raise self._transient("file_changed", f"is served from another commit ({shown(found.commit_hash)})")
-        return found
+        headers = response.headers
+        # A file in LFS has its size and id in headers of their own; the others would be those of the redirect.
+        size = headers.get("X-Linked-Size") or ("" if response.is_redirect else headers.get("Content-Length", ""))
+        commit = headers.get("X-Repo-Commit")
+        if not _SIZE.fullmatch(size):
+            raise self._transient("server_error", "is served without a size" + (f" ({shown(size)})" if size else ""))
+        if commit and COMMIT.fullmatch(self._commit) and commit != self._commit:
+            raise self._transient("file_changed", f"is served from another commit ({shown(commit)})")
+        etag = headers.get("X-Linked-Etag") or headers.get("ETag")
+        return _Location(address, int(size), etag.removeprefix("W/").strip('"') if etag else None, commit)
+
+    def _resolve_again(self, refused: _Location) -> None:
+        """Get another address of the same bytes, unless another thread has one already."""
+        with self._resolving:
+            if self._location is not refused:
+                return
+            found = self._retries.call(self._resolve)
+            if (found.size, found.etag) != (refused.size, refused.etag):
+                raise Failed("file_changed", f"{shown(self.name)} was replaced while being read")
+            self._location = found
+
+    def _opened(self, location: _Location, span: dict[str, str]) -> httpx2.Response:
+        with self._session.used():
+            return opened(location.location, self._endpoint, span, self.name)
 
     def _body(self, start: int, stop: int) -> Generator[bytes]:
         """The checked body of the response to one request; raises TransientError if it breaks off."""
-        span = {"Range": f"bytes={start}-{stop - 1}"}
-        with get(self._location.location, self._endpoint, span, self.name) as response:
-            self._check(response, start, stop)
+        span, location = {"Range": f"bytes={start}-{stop - 1}"}, self._location
+        with closing(self._opened(location, span)) as response:
+            self._check(response, location, start, stop)
             received = 0
             try:
                 for chunk in response.iter_raw():
@@ -153,22 +194,11 @@ class RemoteFile:
                 reason = "short_body" if received else "network"
                 raise self._transient(reason, f"broke off at byte {start + received}") from error
 
-    def _check(self, response: httpx2.Response, start: int, stop: int) -> None:
+    def _check(self, response: httpx2.Response, location: _Location, start: int, stop: int) -> None:
         """Raise TransientError unless the response is exactly the requested range of the resolved file."""
         status = response.status_code
-        if status in _REFUSALS and not is_own(self._location.location, self._endpoint):
-            # Get a new signed address for the same bytes; if the address should still open, only once.
-            refusal = f"its signed address (HTTP {status}{reason_in(response)})"
-            if has_expired(self._location.location, response.headers) is False:
-                if self._was_refused:
-                    sentence = f"{shown(self.name)} is refused by {refusal}, which has not expired"
-                    raise Failed("refused", sentence)
-                self._was_refused = True
-            found = self._retries.call(self._resolve)
-            if (found.size, found.etag) != (self._location.size, self._location.etag):
-                raise Failed("file_changed", f"{shown(self.name)} was replaced while being read")
-            self._location, self._served_etag = found, None
-            raise self._transient("server_error", f"cannot be read from {refusal}")
+        if status in _REFUSALS and self._is_signed(location):
+            self._refused(response, location)
         content_range = response.headers.get("Content-Range", "")
         if status == 416:
             if content_range.endswith(f"/{self.size}"):
@@ -191,27 +221,58 @@ class RemoteFile:
         if (first, last) != (start, stop - 1):
             raise self._transient("range_ignored", f"was sent from {first} to {last}, not {start} to {stop - 1}")
         etag = response.headers.get("ETag")
-        self._was_refused = False
         with self._lock:
-            is_other = self._served_etag is not None and etag != self._served_etag
-            self._served_etag = self._served_etag if is_other else etag
+            self._was_refused, location.has_served = False, True
+            is_other = location.served_etag is not None and etag != location.served_etag
+            location.served_etag = location.served_etag if is_other else etag
         if is_other:
             raise self._transient("file_changed", "was replaced while being read (another ETag)")
+
+    def _is_signed(self, location: _Location) -> bool:
+        """Whether an address opens by what is in it, not by the token: a Hub may keep files at its own address."""
+        return not is_own(location.location, self._endpoint) or expiry_of(location.location) is not None
+
+    def _refused(self, response: httpx2.Response, location: _Location) -> NoReturn:
+        """Get another address for a refused one. Raises TransientError, or Failed if that would not help."""
+        reason = reason_in(response)
+        refusal = f"its signed address (HTTP {response.status_code}{reason})"
+        has_opened = location.has_served or has_expired(location.location, response.headers) is not False
+        with self._lock:
+            if self._location is location and not has_opened and not _SAYS_EXPIRED.search(reason):
+                if self._was_refused:
+                    sentence = f"{shown(self.name)} is refused by {refusal}, which has not expired"
+                    raise Failed("refused", sentence)
+                self._was_refused = True
+        self._resolve_again(location)
+        raise self._transient("server_error", f"cannot be read from {refusal}")
 
     def _transient(self, reason: str, sentence: str) -> TransientError:
         return TransientError(Failed(reason, f"{shown(self.name)} {sentence}"))
 
 
 def expiry_of(address: str) -> datetime | None:
-    """When a signed address expires, by its own parameters (CloudFront's or S3's); None if it does not say."""
+    """When a signed address expires, by its own parameters (CloudFront's or S3's); None if it does not say.
+
+    Some addresses have both kinds; the first that runs out counts.
+    """
     try:
         parameters = dict(parse_qsl(urlsplit(address).query))
-        if "X-Amz-Date" in parameters:
-            signed = datetime.strptime(parameters["X-Amz-Date"], _AMZ_DATE).replace(tzinfo=UTC)
-            return signed + timedelta(seconds=float(parameters["X-Amz-Expires"]))
-        return datetime.fromtimestamp(float(parameters["Expires"]), UTC)
-    except (KeyError, ValueError, OverflowError, OSError):
+    except ValueError:
         return None
+    found = []
+    for read in (_amz_expiry, _cloudfront_expiry):
+        with suppress(KeyError, ValueError, OverflowError, OSError):
+            found.append(read(parameters))
+    return min(found, default=None)
+
+
+def _amz_expiry(parameters: Mapping[str, str]) -> datetime:
+    signed = datetime.strptime(parameters["X-Amz-Date"], _AMZ_DATE).replace(tzinfo=UTC)
+    return signed + timedelta(seconds=float(parameters["X-Amz-Expires"]))
+
+
+def _cloudfront_expiry(parameters: Mapping[str, str]) -> datetime:
+    return datetime.fromtimestamp(float(parameters["Expires"]), UTC)
 
 
 def has_expired(address: str, headers: Mapping[str, str]) -> bool | None:

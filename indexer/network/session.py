@@ -25,16 +25,20 @@ import random
 import re
 import ssl
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx2
 from huggingface_hub import constants, get_session, set_client_factory
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.console.messages import Progress
+from indexer.environment import check
 from indexer.errors import AtlasError, Failed
 from indexer.network.direct import MinThroughput
 from indexer.network.rate_limit import (
@@ -45,7 +49,7 @@ from indexer.network.rate_limit import (
     note_response,
     requested_wait,
 )
-from indexer.network.transport import UnusableProxyError, WatchedTransport
+from indexer.network.transport import RefusedByProxyError, UnusableProxyError, WatchedTransport
 from indexer.untrusted import MOST_VALUES, printable, values_in
 
 # In the refusal of a token that is wrong or has expired. Without a token public models would be served, and missing
@@ -58,11 +62,17 @@ _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 5
 _READABLE_ENCODINGS = ("gzip", "deflate")
 # Headers that the library's cache names files by, and the form such a name may have.
 _NAMING_HEADERS = ("ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Xet-Hash")
+_SIZE = re.compile(r"[0-9]{1,15}")
 _FILE_NAME = re.compile(r'(?:W/)?"?\w[\w.:+=\-]{0,199}"?', re.ASCII)
 # A request that used up all its retries gets one attempt for this long: the library wraps some calls in retries of its
 # own, which would multiply with ours.
 _EXHAUSTED_SECONDS = 60.0
 _MOST_EXHAUSTED = 1000
+_PUBLIC_HOSTS = ("huggingface.co", "hf.co", "hub-ci.huggingface.co")
+# A value of "Authorization": tokens are "hf_" and letters, those of other Hubs may hold any visible character of ASCII.
+_TOKEN = re.compile(r"(Bearer [!-~]+)?")
+_TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_FINAL_ERRORS = (UnusableProxyError, RefusedByProxyError)
 
 
 @dataclass(frozen=True)
@@ -103,12 +113,16 @@ class RetryingTransport(httpx2.BaseTransport):
         self._limits = limits
         self._limiter = limiter
         self._say = say or (lambda sentence: None)
-        self._exhausted: dict[tuple[str, str], float] = {}
+        self._exhausted: dict[tuple[str, str, str], float] = {}
         self._has_warned_of_token = False
 
     def close(self) -> None:
         """Close the connections."""
         self._inner.close()
+
+    def forget_connections(self) -> None:
+        """Begin without connections, and close none: in a fork they are the other process's."""
+        getattr(self._inner, "forget_connections", self._inner.close)()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, and retry it while that makes sense.
@@ -133,7 +147,8 @@ class RetryingTransport(httpx2.BaseTransport):
         if wait > 0:
             time.sleep(wait)
         deadline = time.monotonic() + limits.total_seconds
-        key = (request.method, str(request.url))
+        # Two ranges of one file are two requests: one that cannot be read says little of the other.
+        key = (request.method, str(request.url), request.headers.get("Range", ""))
         since = self._exhausted.pop(key, None)
         most = 0 if since is not None and time.monotonic() - since < _EXHAUSTED_SECONDS else limits.retries
         for attempt in range(most + 1):
@@ -191,12 +206,17 @@ class RetryingTransport(httpx2.BaseTransport):
         return other
 
     def _send(self, request: httpx2.Request) -> httpx2.Response:
+        # huggingface_hub sends the token of any endpoint on to the public Hub if that redirects there.
+        if request.url.host in _PUBLIC_HOSTS and not self._is_endpoint(request.url.host):
+            request.headers.pop("Authorization", None)
         is_api = "/api/" in request.url.path and not _is_file(request.url)
         if is_api:
             request.headers["Accept-Encoding"] = ", ".join(_READABLE_ENCODINGS)
         response = self._inner.handle_request(request)
         response.request = request
         if request.method == "HEAD":
+            if not _SIZE.fullmatch(response.headers.get("X-Linked-Size", "0")):
+                del response.headers["X-Linked-Size"]  # negative, or no number: the library takes any integer
             for header in _NAMING_HEADERS:
                 value = response.headers.get(header)
                 if value is not None and not _FILE_NAME.fullmatch(value):  # it could lead to another folder
@@ -208,6 +228,12 @@ class RetryingTransport(httpx2.BaseTransport):
         if request.method == "HEAD" or (response.is_success and not is_api):
             return response
         return _read_bounded(response, request, self._limits)
+
+    @staticmethod
+    def _is_endpoint(host: str) -> bool:
+        session = _current.get() or _last
+        own = httpx2.URL(session.endpoint if session is not None else constants.ENDPOINT).host
+        return own in _PUBLIC_HOSTS or own == host
 
     def _wait_before_retry(
         self,
@@ -231,7 +257,7 @@ class RetryingTransport(httpx2.BaseTransport):
             if isinstance(error, httpx2.TimeoutException):
                 retries = limits.retries_after_timeout
             elif isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-                is_final = certificate_problem(error) or isinstance(error, UnusableProxyError)
+                is_final = certificate_problem(error) or isinstance(error, _FINAL_ERRORS)
                 retries = 0 if is_final else limits.retries_without_connection
             elif isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError):
                 retries = limits.retries
@@ -297,53 +323,214 @@ def _read_bounded(response: httpx2.Response, request: httpx2.Request, limits: Ht
 
 
 class HubClient(httpx2.Client):
-    """The client given to huggingface_hub; ``limits`` are those it was made with."""
+    """A client within limits, as huggingface_hub needs it; ``limits`` are those it was made with."""
 
     def __init__(self, limits: HttpLimits, limiter: RateLimiter, say: Callable[[str], None]) -> None:
-        self.limits = limits
-        super().__init__(
-            transport=RetryingTransport(WatchedTransport(limits.throughput), limits, limiter, say),
-            event_hooks={"request": [hf_request_event_hook]},
-            follow_redirects=True,
-            timeout=httpx2.Timeout(limits.read_seconds, connect=limits.connect_seconds),
-        )
+        self._limits = limits
+        self._begin(RetryingTransport(WatchedTransport(limits.throughput), limits, limiter, say))
 
-    def get_file(self, url: httpx2.URL, headers: Mapping[str, str]) -> httpx2.Response:
+    def _begin(self, transport: httpx2.BaseTransport) -> None:
+        # Without a timeout of its own: the transport gives every request the limits.
+        hooks = {"request": [hf_request_event_hook]}
+        super().__init__(transport=transport, event_hooks=hooks, follow_redirects=True, timeout=None)
+
+    @property
+    def limits(self) -> HttpLimits:
+        """The limits of the requests of this thread."""
+        return self._limits
+
+    def get_file(self, url: httpx2.URL, headers: Mapping[str, str], method: str = "GET") -> httpx2.Response:
         """GET a file: the response as it comes, a redirect too, before its body is read.
 
         What ``send`` does for cookies, passwords in addresses and other uses of a client takes longer than the request.
         """
-        request = httpx2.Request("GET", url, headers={"Accept": "*/*", **headers})
+        request = httpx2.Request(method, url, headers={"Accept": "*/*", **headers})
         hf_request_event_hook(request)
         return self._transport.handle_request(request)
 
 
-def install_session(limits: HttpLimits | None = None, say: Callable[[str], None] | None = None) -> None:
-    """Give huggingface_hub our client. Every command that may ask the Hub calls this, as often as it likes.
+class Session:
+    """Whose requests these are: their limits, connections, and the Hub and token that they are for.
 
-    ``say`` is called with one short sentence about each long wait; None keeps the previous function. Raises AtlasError
-    if the file of certificates that the environment names cannot be read.
+    ``endpoint`` and ``token``: None for those of the environment; an endpoint without a token is asked without one.
+    Every thread has the session that was installed in it, and a file that was opened keeps the one of its thread, so
+    two sessions in one process do not change each other. Can be shared between threads. Raises AtlasError if the file
+    of certificates that the environment names cannot be read.
     """
+
+    def __init__(
+        self, limits: HttpLimits | None = None, *, endpoint: str | None = None, token: str | None = None
+    ) -> None:
+        self.limits = limits or HttpLimits()
+        self._endpoint, self._token = endpoint, token
+        self._certificates = _certificates()
+        try:
+            watched = WatchedTransport(self.limits.throughput, lambda: endpoint or constants.ENDPOINT)
+        except OSError as error:  # of ssl, too
+            raise _without_certificates(error) from error
+        self.transport = RetryingTransport(watched, self.limits, common_limiter(), announce)
+        weakref.finalize(self, self.transport.close).atexit = False
+        _sessions.add(self)
+
+    @property
+    def endpoint(self) -> str:
+        """The Hub's address, without a slash at its end."""
+        return (self._endpoint or constants.ENDPOINT).rstrip("/")
+
+    @property
+    def token(self) -> str | bool | None:
+        """What huggingface_hub takes as a token: a string, None for that of the environment, False for none."""
+        return False if self._endpoint and not self._token else self._token
+
+    @property
+    def hub(self) -> dict[str, Any]:
+        """Endpoint and token, as huggingface_hub's functions take them."""
+        return {"endpoint": self.endpoint, "token": self.token}
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is for another Hub or token than the environment names."""
+        return self._endpoint is not None or self._token is not None
+
+    def with_limits(self, limits: HttpLimits) -> Session:
+        """This session, or one for the same Hub if it has other limits or certificates."""
+        if self.limits == limits and self._certificates == _certificates():
+            return self
+        return Session(limits, endpoint=self._endpoint, token=self._token)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Requests of this thread belong to this session until the block ends."""
+        token = _current.set(self)
+        try:
+            _share_client(self.limits)
+            yield
+        finally:
+            _current.reset(token)
+
+
+def _certificates() -> tuple[str | None, ...]:
+    return os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+
+
+def _without_certificates(error: OSError) -> AtlasError:
+    name = "SSL_CERT_FILE" if os.environ.get("SSL_CERT_FILE") else "SSL_CERT_DIR"
+    what = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "it holds no certificate"
+    return AtlasError(
+        f"The certificates in {printable(os.environ.get(name, ''), 200)} cannot be read ({name}): {what}.",
+        f"Correct {name}, or unset it to use the certificates of the system.",
+    )
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_current: ContextVar[Session | None] = ContextVar("session", default=None)
+_last: Session | None = None  # for threads without one: libraries start threads of their own
+
+
+def current_session() -> Session:
+    """The session of this thread, else the one that was installed last; a new one with the default limits if needed."""
+    found = _current.get() or _last
+    if found is None:
+        install_session()
+        found = _current.get()
+    assert found is not None
+    return found
+
+
+class _SharedTransport(httpx2.BaseTransport):
+    """Hands each request to the session of its thread."""
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        return current_session().transport.handle_request(request)
+
+
+class _SharedClient(HubClient):
+    """The one client of huggingface_hub, for all sessions.
+
+    The library has one client in a process and closes it when it is given another one, and after some errors. So this
+    one holds no connections, and closing it closes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._begin(_SharedTransport())
+
+    @property
+    def limits(self) -> HttpLimits:
+        return current_session().limits
+
+    def close(self) -> None:
+        """Do nothing: other threads may be in the middle of a request."""
+
+
+def _forget_connections() -> None:
+    """In a fork: the connections are the other process's."""
+    for session in list(_sessions):
+        session.transport.forget_connections()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_connections)
+
+
+def install_session(limits: HttpLimits | None = None, say: Callable[[str], None] | None = None) -> Session:
+    """Give this thread a session with these limits, and huggingface_hub our client.
+
+    Every command that may ask the Hub calls this, as often as it likes: nothing changes if the thread, or the process
+    for a thread without one, has such a session. Sessions of other threads stay as they are. ``say`` is called with one
+    short sentence about each long wait; None keeps the previous function. Raises AtlasError if the environment holds
+    what cannot be used: a token, an endpoint, a number, a file of certificates.
+    """
+    global _last
     if say is not None:
         listen(say)
     wanted = limits or HttpLimits()
+    own = _current.get()
+    before = own or (_last if _last is not None and not _last.is_elsewhere else None)
+    session = Session(wanted) if before is None else before.with_limits(wanted)
+    if session is not before:
+        _check_environment()
+        set_client_factory(_SharedClient)
+        _last = session
+    _current.set(session)
+    _share_client(wanted)
+    return session
+
+
+def _share_client(limits: HttpLimits) -> None:
+    """Let huggingface_hub use the session of each thread, unless it has a client with these limits."""
+    if getattr(get_session(), "limits", None) != limits:
+        set_client_factory(_SharedClient)
+
+
+def _check_environment() -> None:
+    """Raise AtlasError for a token or an address that no request can be made of."""
+    check()
+    if constants.ENDPOINT.strip() != constants.ENDPOINT:  # huggingface_hub was imported before this package
+        raise AtlasError("HF_ENDPOINT begins or ends with a blank.", "Take it out.")
+    if constants.HF_HUB_OFFLINE:
+        return
     try:
-        if getattr(get_session(), "limits", None) != wanted:
-            set_client_factory(lambda: HubClient(wanted, common_limiter(), announce))
-            get_session()
-    except OSError as error:  # of ssl, too
-        name = "SSL_CERT_FILE" if os.environ.get("SSL_CERT_FILE") else "SSL_CERT_DIR"
-        what = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "it holds no certificate"
+        value = build_hf_headers().get("authorization", "")
+    except (UnicodeError, OSError) as error:
+        what = getattr(error, "strerror", None) or "it is not text"
         raise AtlasError(
-            f"The certificates in {printable(os.environ.get(name, ''), 200)} cannot be read ({name}): {what}.",
-            f"Correct {name}, or unset it to use the certificates of the system.",
+            f"The access token in {printable(constants.HF_TOKEN_PATH, 200)} cannot be read: {what}.",
+            "Log in again with `hf auth login`.",
         ) from error
+    if not _TOKEN.fullmatch(value):
+        name = next((name for name in _TOKEN_VARIABLES if os.environ.get(name)), constants.HF_TOKEN_PATH)
+        raise AtlasError(
+            f"The access token in {printable(name, 200)} is none: it holds a character other than letters and digits.",
+            "Copy it again from huggingface.co/settings/tokens, or unset it.",
+        )
 
 
 def ensure_session() -> None:
     """Install a session with the default limits unless one of ours is installed."""
-    if getattr(get_session(), "limits", None) is None:
+    if (_current.get() or _last) is None:
         install_session()
+    elif getattr(get_session(), "limits", None) is None:
+        set_client_factory(_SharedClient)
 
 
 def our_progress_bars() -> AbstractContextManager[object]:

@@ -22,7 +22,7 @@ from indexer.deltas.delta import LoraDelta
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.network.hub_errors import as_model_error
-from indexer.network.session import ensure_session
+from indexer.network.session import current_session, ensure_session
 from indexer.profiles.layers import HookedLayers
 from indexer.profiles.loading import layers_of, load, load_untrained
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
@@ -202,9 +202,10 @@ def download_base(source: Source) -> None:
     if not checkpoint.is_remote:
         return
     ensure_session()
+    hub = current_session().hub
     try:
         for file in checkpoint.files:
-            hf_hub_download(source.reference.id, file.name, revision=checkpoint.commit)
+            hf_hub_download(source.reference.id, file.name, revision=checkpoint.commit, **hub)
     except Exception as error:
         raise as_model_error(error) from error
 

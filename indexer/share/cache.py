@@ -15,7 +15,7 @@ from huggingface_hub import cached_assets_path, constants, hf_hub_download
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.network.hub_errors import as_model_error
-from indexer.network.session import our_progress_bars
+from indexer.network.session import current_session, our_progress_bars
 from indexer.share.pull import Say, fetch
 from indexer.share.repository import Address, resolve
 from indexer.storage.atomic_files import link_or_copy, write_atomically
@@ -66,6 +66,6 @@ def cached_atlas(text: str, say: Say) -> Path:
 def _cached(name: str, path: str, sha: str, target: Path) -> Path:
     """Fetch a file into the Hub's cache, and link its content below ``target``."""
     with our_progress_bars():
-        blob = Path(hf_hub_download(name, path, repo_type="dataset", revision=sha)).resolve()
+        blob = Path(hf_hub_download(name, path, repo_type="dataset", revision=sha, **current_session().hub)).resolve()
     link_or_copy(blob, target / path)
     return target / path

@@ -23,7 +23,7 @@ from indexer.builds.report import Progress, Watcher
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.names import is_hub_id, is_local_id
-from indexer.network.session import our_progress_bars
+from indexer.network.session import current_session, our_progress_bars
 from indexer.publish.origin import Origin, read_origin, write_origin
 from indexer.publish.staging import note_checksum
 from indexer.quantities import size_in_words
@@ -138,7 +138,8 @@ def fetch(
 def download(name: str, path: str, sha: str, target: Path) -> Path:
     """Fetch one file into a folder, resuming a download that was cut off."""
     with our_progress_bars():
-        return Path(hf_hub_download(name, path, repo_type="dataset", revision=sha, local_dir=target))
+        hub = current_session().hub
+        return Path(hf_hub_download(name, path, repo_type="dataset", revision=sha, local_dir=target, **hub))
 
 
 def _checked_manifest(remote: RemoteCommit, with_records: bool) -> Manifest:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from indexer.atlas import AtlasFolder
@@ -25,7 +25,7 @@ from indexer.errors import AtlasError, Failed, ModelError, without_user
 from indexer.network.hub import model_row
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import fetch_small
-from indexer.network.session import install_session, our_progress_bars
+from indexer.network.session import current_session, install_session, our_progress_bars
 from indexer.quantities import some_of
 from indexer.share.card import card
 from indexer.share.contents import packable
@@ -149,7 +149,7 @@ def push(
             before = {one.path for one in there.files} if there is not None else set()
             removed = sorted((before - wanted.keys()) & remote.files.keys())
 
-        sha, changes = None, []
+        sha, changes, api = None, [], HfApi(**current_session().hub)
         if options.get("dry_run"):
             changes = [{"path": path, "bytes": one.bytes, "change": "send"} for path, one in sorted(sent.items())]
             changes += [{"path": path, "bytes": 0, "change": "remove"} for path in removed]
@@ -157,15 +157,15 @@ def push(
             with our_progress_bars(), translated_hub_errors(address.name, "write to"):
                 if remote is None:
                     private = options.get("private") or None
-                    HfApi().create_repo(address.name, repo_type="dataset", private=private, exist_ok=True)
+                    api.create_repo(address.name, repo_type="dataset", private=private, exist_ok=True)
                 sha = head = remote.sha if remote is not None else resolve(Address(address.name))
                 if sent or removed:
                     sha = _commit(folder, address.name, stage, packs, sent, removed, head)
                 if tag is not None and tag not in known_tags:
-                    HfApi().create_tag(address.name, tag=tag, revision=sha, repo_type="dataset", exist_ok=True)
+                    api.create_tag(address.name, tag=tag, revision=sha, repo_type="dataset", exist_ok=True)
         return PushReport(
             repository=address.name,
-            url=f"{without_user(constants.ENDPOINT)}/datasets/{address.name}",
+            url=f"{without_user(current_session().endpoint)}/datasets/{address.name}",
             commit=sha,
             tag=tag,
             generation=manifest.generation,
@@ -316,7 +316,7 @@ def _commit(
     head: str,
 ) -> str:
     """Upload the files, then make one commit on top of ``head``; returns its sha."""
-    api = HfApi()
+    api = HfApi(**current_session().hub)
     plain = [path for path in sorted(sent, key=lambda path: -sent[path].bytes) if path not in packs]
     additions = [CommitOperationAdd(path, stage.sources[path]) for path in plain]
     api.preupload_lfs_files(name, additions, repo_type="dataset", free_memory=False)

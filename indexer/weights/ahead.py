@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -66,7 +67,7 @@ def read_ahead(items: Iterator[Item], size_of: Callable[[Item], int], most_bytes
                 is_finished = True
                 changed.notify_all()
 
-    thread = threading.Thread(target=fetch, name="read-ahead", daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(fetch,), name="read-ahead", daemon=True)
     thread.start()
     try:
         while True:
@@ -111,7 +112,7 @@ def in_threads(tasks: Sequence[Callable[[], Item]], threads: int) -> Iterator[It
 
     count = min(threads, len(tasks))
     for _ in range(count):
-        threading.Thread(target=work, name="read-ahead", daemon=True).start()
+        threading.Thread(target=copy_context().run, args=(work,), name="read-ahead", daemon=True).start()
     asked = 0
     try:
         for number in range(len(tasks)):

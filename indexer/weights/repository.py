@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, is_offline_mode, try_to_load_from_cache
+from huggingface_hub import HfApi, is_offline_mode, try_to_load_from_cache
 
 from indexer.errors import Failed, Skipped
 from indexer.names import ModelRef, is_hub_id
@@ -15,7 +15,7 @@ from indexer.network.byterange import ByteSource, LocalFile
 from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import RetryPolicy, fetch_small
 from indexer.network.remote_file import RemoteFile
-from indexer.network.session import ensure_session
+from indexer.network.session import current_session, ensure_session
 from indexer.regular_files import files_below
 from indexer.untrusted import LFS_PULL, is_lfs_pointer, load_json, shown
 
@@ -146,7 +146,7 @@ def _ask_hub(reference: ModelRef, commit: str | None) -> tuple[str, list[str]]:
     """The commit and the file names. Raises ModelError."""
     ensure_session()
     try:
-        found = HfApi(endpoint=constants.ENDPOINT).model_info(reference.id, revision=commit or reference.revision)
+        found = HfApi(**current_session().hub).model_info(reference.id, revision=commit or reference.revision)
     except Exception as error:
         problem = as_model_error(error)
         revision = f" at {shown(reference.revision)}" if reference.revision else ""

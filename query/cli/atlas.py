@@ -22,7 +22,7 @@ from query.cli.options import (
     question,
 )
 from query.sandbox.process import MOST_STATEMENT
-from query.texts import read_stdin
+from query.texts import read_stdin, text_of
 
 if TYPE_CHECKING:
     from query.atlas import Atlas, Inventory
@@ -76,7 +76,7 @@ def sql(statement: str, limit: int | None, timeout: float, atlas: str, output: s
         limit = ROWS_ON_A_TERMINAL
     if statement == "-":
         # UTF-8 in every locale. Other bytes stay as escapes, which `Atlas.sql` refuses with a clear message.
-        statement = read_stdin(4 * MOST_STATEMENT).decode("utf-8", "surrogateescape")
+        statement = text_of(read_stdin(4 * MOST_STATEMENT), "surrogateescape")
     with opened_atlas(atlas) as opened:
         found = opened.sql(statement, limit=limit, seconds=timeout)
         emit(found.to_rows(), output, columns=found.columns)

@@ -13,7 +13,7 @@ from indexer.console.advice import for_command_line
 from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError
 from query.results import Answered
-from query.texts import read_stdin
+from query.texts import read_stdin, text_of
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
@@ -33,7 +33,7 @@ def names_on_stdin() -> list[str]:
     """
     if sys.stdin.isatty():
         raise click.UsageError("- reads models from stdin, one per line: query … - < models.txt")
-    lines = read_stdin(MOST_STDIN).decode("utf-8", "replace").split("\n")
+    lines = text_of(read_stdin(MOST_STDIN)).split("\n")
     names = [name for line in lines if (name := line.partition("#")[0].strip())]
     names = [name if len(name) <= LONGEST_LINE else f"{name[:100]}… ({len(name):,} characters)" for name in names]
     if not names:

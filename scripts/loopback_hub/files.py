@@ -39,6 +39,8 @@ _AMZ_DATE = "%Y%m%dT%H%M%SZ"
 class Files:
     """Answers with files. ``url_lifetime``: seconds for which a signed URL opens; ``signs_like``: cloudfront or s3.
 
+    ``expired``: status and body of the answer to a signed URL that has run out.
+
     A GET with a Range on ``/resolve`` is answered with an address that opens for this range alone, as on the Hub since
     August 2026 (xet-core issues 897 and 956); one of a HEAD opens for any.
     """
@@ -48,6 +50,7 @@ class Files:
     cdn_endpoint: str
     url_lifetime: float
     signs_like: str = "cloudfront"
+    expired: tuple[int, str] = (403, "<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>")
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def resolve(self, request: Request) -> Answer:
@@ -126,7 +129,7 @@ class Files:
         if not hmac.compare_digest(signature.encode(), self._sign(request.path, expires, span).encode()):
             return canned(403, "cdn", None)
         if float(expires) <= time.time():
-            return canned(403, "cdn", None, "Request has expired")
+            return text_answer(self.expired[1], self.expired[0])
         if span and span != request.headers.get("range"):
             return text_answer("Auth failed: invalid range", 403)
         file = self._stored(repo_id, sha256, path)

@@ -91,6 +91,17 @@ def test_one_answer_about_another_commit_or_without_a_size_is_asked_for_again(hu
     assert remote(hub).read(0, 100) == CONTENT[:100]
 
 
+@pytest.mark.parametrize("size", ["-5", "-0", "+5", "1_000", "0x10", "9" * 30, "12 12", "x", ""])
+def test_a_size_that_is_none_is_asked_for_again_and_then_a_failure(hub: LoopbackHub, size: str) -> None:
+    fault = hub.faults.add("resolve", method="HEAD", nth=1, headers={"X-Linked-Size": size})
+    assert remote(hub).read(0, 100) == CONTENT[:100]
+    assert fault.struck == 1
+    hub.faults.add("resolve", method="HEAD", headers={"X-Linked-Size": size})
+    failure = failure_of(lambda: remote(hub))
+    assert failure.reason == "server_error"
+    assert "without a size" in failure.detail
+
+
 def test_one_odd_answer_for_a_small_file_is_asked_for_again(hub: LoopbackHub) -> None:
     fault = hub.faults.add("config.json", nth=1, status=206)
     assert fetch_small("me/model", "config.json", SHA, 1000, retries=QUICK)

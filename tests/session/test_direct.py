@@ -103,6 +103,41 @@ def test_bodies_without_a_length(monkeypatch):
         assert asked(server, monkeypatch).content == b"0123456789"
 
 
+CHUNKED = b"HTTP/1.1 206 Partial Content\r\nTransfer-Encoding: chunked\r\n\r\n"
+BODIES_WITHOUT_END = {
+    "trailers": CHUNKED + b"a\r\n0123456789\r\n0\r\n" + b"X: y\r\n" * 1_000_000,
+    "one trailer": CHUNKED + b"a\r\n0123456789\r\n0\r\nX: " + b"y" * 1_000_000,
+    "extensions": CHUNKED + (b"1;" + b"x" * 60_000 + b"\r\n0\r\n") * 100,
+    "a size": CHUNKED + b"0" * 1_000_000,
+    "a negative size": CHUNKED + b"-5\r\n0123456789\r\n" * 100,
+    "a huge length": b"HTTP/1.1 206 Partial Content\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n0123456789",
+}
+
+
+@pytest.mark.parametrize("what", BODIES_WITHOUT_END)
+def test_bodies_that_are_all_frame(monkeypatch, what):
+    """Sizes, extensions and trailers are read by http.client for as long as they come."""
+    read = [0]
+    receive = direct._Received.readinto
+
+    def counted(self: Any, buffer: Any) -> int:
+        count = receive(self, buffer)
+        read[0] += count
+        return count
+
+    monkeypatch.setattr(direct._Received, "readinto", counted)
+    with RawServer(BODIES_WITHOUT_END[what]) as server, pytest.raises(httpx2.RemoteProtocolError):
+        asked(server, monkeypatch)
+    assert read[0] < (1 + QUICK.retries) * 1_200_000
+
+
+def test_small_chunks_and_short_trailers_are_read(monkeypatch):
+    body = bytes(range(250)) * 40
+    pieces = b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in body)
+    with RawServer(CHUNKED + pieces + b"0\r\nX-Checksum: 1\r\n\r\n") as server:
+        assert asked(server, monkeypatch).content == body
+
+
 def test_a_header_with_a_line_break_is_not_sent(monkeypatch):
     with RawServer(part(b"0123456789")) as server:
         with pytest.raises(httpx2.LocalProtocolError):

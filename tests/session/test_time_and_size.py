@@ -16,7 +16,7 @@ from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import get_json
 from indexer.network.session import HttpLimits
 from indexer.weights.repository import open_repository
-from tests.hubs import RawServer, http, requested, served, use_endpoint
+from tests.hubs import QUICK, RawServer, http, requested, served, use_endpoint
 from tests.patience import wait_for
 from tests.session.conftest import failure, info
 
@@ -107,6 +107,46 @@ def test_compressed_answers_are_read_and_other_encodings_refused(hub, monkeypatc
     with RawServer(http(b"x", "404 Not Found", Content_Encoding="br")) as server:
         use_endpoint(monkeypatch, server.endpoint)
         assert as_model_error(failure(info)).reason == "not_found"  # the status is what counts
+
+
+@pytest.mark.parametrize(
+    "interim", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n"]
+)
+def test_interim_responses_without_end_are_no_answer(monkeypatch, interim):
+    with RawServer(interim * 40_000 + http({"id": "me/model"})) as server:
+        use_endpoint(monkeypatch, server.endpoint)
+        error = failure(lambda: get_json("/api/models/me/model"))
+        assert isinstance(error, httpx2.RemoteProtocolError)
+        assert len(server.requests) == 1 + QUICK.retries
+    with RawServer(interim * 3 + http({"id": "me/model"})) as server:
+        use_endpoint(monkeypatch, server.endpoint)
+        assert get_json("/api/models/me/model").value == {"id": "me/model"}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Content-Length: -1",
+        "Content-Length: 9\r\nContent-Length: 10",
+        "Content-Length: " + "9" * 40,
+        "Transfer-Encoding: chunked\r\nX-Padding: " + "x" * 300_000,
+        "\r\n".join(f"X-{number}: {'y' * 1000}" for number in range(400)),
+    ],
+    ids=["negative", "two", "huge", "a long header", "many headers"],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_heads_that_are_none(monkeypatch, head, method):
+    with RawServer(f"HTTP/1.1 200 OK\r\nConnection: close\r\n{head}\r\n\r\n".encode() + b"{}" * 10) as server:
+        use_endpoint(monkeypatch, server.endpoint, HttpLimits(read_seconds=5, first_wait=0.01, retries=1))
+        with pytest.raises((httpx2.RemoteProtocolError, httpx2.ReadError)):
+            get_session().request(method, f"{server.endpoint}/api/x").read()
+
+
+def test_redirects_without_end(hub):
+    hub.faults.add("me/model", status=302, headers={"Location": "/api/models/me/model?again"})
+    assert as_model_error(failure(info)).reason == "server_error"
+    assert as_model_error(failure(lambda: get_json("/api/models/me/model"))).reason == "server_error"
+    assert len(requested(hub)) < 40
 
 
 def test_files_are_streamed_and_not_held(hub):
