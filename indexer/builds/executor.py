@@ -6,7 +6,6 @@ work, by rename; only a summary travels back.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -14,9 +13,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
-from threading import Thread
 
 from indexer.builds.report import Result, U, Worker
+from indexer.child_processes import end_when_closed
 from indexer.console.messages import say_over_the_bar, verbosity
 from indexer.errors import Failed
 from indexer.network.session import install_session
@@ -108,16 +107,9 @@ def _ctrl_c_blocked() -> Iterator[None]:
 
 
 def _initialise(is_quiet: bool) -> None:
-    Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
+    if (parent := parent_process()) is not None:
+        end_when_closed(parent.sentinel)
     # Ctrl-C reaches the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     verbosity.quiet = is_quiet
     install_session(say=say_over_the_bar)  # when several workers wait for the Hub, only the first reports it
-
-
-def _exit_with_parent() -> None:
-    """End with the parent: one that is killed cannot end its workers."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from indexer.child_processes import end_with_parent, start_child
 from indexer.console.advice import for_command_line
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError, install
 from indexer.storage.atomic_files import write_atomically
@@ -158,9 +159,8 @@ def start_process(root: Path, *words: str, takes_text: bool = False) -> subproce
 
     ``takes_text``: it reads text from stdin, and what it says of its progress is not shown.
     """
-    return subprocess.Popen(
+    return start_child(
         [sys.executable, "-P", "-m", "query.browse.layout", str(root), *words],
-        start_new_session=True,  # Ctrl-C in a terminal is for the parent process, which ends this one
         stdin=subprocess.PIPE if takes_text else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if takes_text else None,
@@ -192,6 +192,7 @@ def _answered(atlas: AtlasReader, question: str, asked: str) -> dict[str, Any]:
 
 def main() -> int:
     """Answer the question in ``sys.argv``."""
+    end_with_parent()
     root, question, *words = sys.argv[1:]
     try:
         with AtlasReader(root) as atlas:

@@ -81,6 +81,11 @@ class BaseTokenizer:
         self.special_ids = tuple(special)
         self._texts = dict(zip(special, names, strict=True)) | dict(zip(rows, texts, strict=True))
 
+    def begin_question(self) -> None:
+        """From now on the answers belong to another question (see :class:`IsolatedTokenizer`)."""
+        if self._tokenizer is not None:
+            self._tokenizer.begin_question()
+
     def words(self, ids: Sequence[int]) -> list[str]:
         """The piece of text that each id stands for."""
         if all(one in self._texts for one in ids):
