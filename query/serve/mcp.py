@@ -24,6 +24,7 @@ from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.names import is_hub_id
 from indexer.version import __version__
 from query.glossary import definition, schema
+from query.serve.requests import readable_stdin
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -49,7 +50,7 @@ def serve(atlas: Atlas, folders: Path | None = None) -> None:
     Raises AtlasError if the SDK is not installed.
     """
     require("Serving", "mcp")
-    with Workers(atlas.folder.root, folders) as workers:
+    with readable_stdin(), Workers(atlas.folder.root, folders) as workers:
         _mcp_server(atlas, workers).run()
 
 
