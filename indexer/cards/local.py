@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,8 +13,8 @@ from typing import Any
 from indexer.cards.modelcard import ModelFacts, read_row
 from indexer.cards.readme import card_facts
 from indexer.errors import AtlasError
-from indexer.names import LOCAL, ModelRef, is_local_id
-from indexer.regular_files import files_below
+from indexer.names import LOCAL, ModelRef, folders_root, is_local_id
+from indexer.regular_files import descriptor_of, files_below
 from indexer.untrusted import is_too_deep, load_json
 
 # Files that decide the weights and claims of a folder.
@@ -34,7 +35,7 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
     folder = reference.folder
     assert folder is not None
     try:
-        names = files_below(folder)
+        names = files_below(folder, folders_root())
     except OSError as error:
         raise AtlasError(f"{folder} cannot be listed: {error.strerror}.", _HINT) from error
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
@@ -45,12 +46,11 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
     config: dict[str, Any] = {key: found_config[key] for key in ("architectures", "model_type") if key in found_config}
     if adapter.get("base_model_name_or_path"):
         config["peft"] = {"base_model_name_or_path": adapter["base_model_name_or_path"]}
-    modified = datetime.fromtimestamp(max((folder / name).stat().st_mtime for name in names), UTC).isoformat()
+    modified = datetime.fromtimestamp(max(_modified(folder / name) for name in names), UTC).isoformat()
     commit = hashlib.sha1(usedforsecurity=False)
     for filename in names:
         if filename.endswith(_HASHED):
-            with (folder / filename).open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
+            content = _sha256(folder / filename)
             commit.update(f"{filename} {content}\n".encode())
     return {
         "id": name or reference.id,
@@ -80,9 +80,35 @@ def _object(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) and not is_too_deep(found) else {}
 
 
+def _descriptor(path: Path) -> int:
+    """A descriptor of a regular file, opened without waiting. Raises OSError."""
+    return descriptor_of(path, through_links=True, beneath=folders_root())
+
+
+def _modified(path: Path) -> float:
+    """When a file was modified; of one that cannot be opened, the link or the file itself."""
+    try:
+        descriptor = _descriptor(path)
+    except OSError:
+        return path.lstat().st_mtime
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    """Of a file's content; "unreadable" if it cannot be opened: reading the weights then says why."""
+    try:
+        with os.fdopen(_descriptor(path), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return "unreadable"
+
+
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(_descriptor(path), "rb") as file:
             return file.read(_LARGEST_TEXT).decode("utf-8", errors="replace")
     except OSError:
         return ""
