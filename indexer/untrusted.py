@@ -122,7 +122,7 @@ def load_json(
 
 
 def lone_surrogate(text: str) -> str | None:
-    """Half of a surrogate pair in a text, escaped (``\\ud800``), or None. It is no character, and has no UTF-8."""
+    """Half of a surrogate pair in a text, as JSON escapes it, or None. It is no character, and has no UTF-8."""
     if text.isascii():
         return None
     try:

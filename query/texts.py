@@ -171,12 +171,11 @@ def _sort(rows: Iterator[_Row], kept: _EvenlySpaced, left_out: _LeftOut) -> None
         if isinstance(row, _Unreadable):
             left_out.add(row)
         elif row[1] is not None:
-            where, text = row
-            if (half := lone_surrogate(text)) is None:
-                kept.add(text)
+            if (half := lone_surrogate(row[1])) is None:
+                kept.add(row[1])
             else:
                 what = f"holds {half}, half of a surrogate pair, which is no character"
-                left_out.add(_unreadable(left_out.name, where, what, "Leave it out.", is_rare=True))
+                left_out.add(_unreadable(left_out.name, row[0], what, "Leave it out.", is_rare=True))
         if left_out.common > _JUDGED_FROM:
             left_out.check(seen)
     left_out.check(seen)

@@ -12,7 +12,6 @@ import pytest
 
 from indexer.child_processes import start_child
 from tests.conftest import ROOT, start_python
-from tests.serve.clients import below
 
 SOON = 10.0  # seconds, on a busy machine
 

@@ -45,7 +45,8 @@ def test_links_inside_the_folder_are_followed(root, target):
 
 
 @pytest.mark.parametrize(
-    "target", ["../../secret/model.safetensors", "{root}/../secret/model.safetensors", "out/model.safetensors", "/dev/null"]
+    "target",
+    ["../../secret/model.safetensors", "{root}/../secret/model.safetensors", "out/model.safetensors", "/dev/null"],
 )
 def test_links_out_of_it_are_not(root, target):
     (root / "model" / "out").symlink_to("../../secret")

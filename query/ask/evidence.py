@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.console.messages import say
 from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.records.identity import canonical_json
-from indexer.console.messages import say
 from indexer.storage.arrays import arrays_of, as_bytes, checksum
 from indexer.storage.own_files import read_own, write_own
 from query.ask.scoring import Null

@@ -23,8 +23,8 @@ from typing import Any
 
 from indexer.child_processes import end_with_parent, start_child
 from indexer.console.advice import for_command_line
-from indexer.errors import WRONG_KINDS, AtlasError, ModelError, install
 from indexer.console.messages import say
+from indexer.errors import WRONG_KINDS, AtlasError, ModelError, install
 from indexer.storage.checksums import user_cache
 from indexer.storage.own_files import read_own, write_own
 from indexer.version import __version__

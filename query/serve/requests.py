@@ -1,7 +1,7 @@
 """What a client of `query serve` writes, as the SDK can read it.
 
-JSON may name half of a surrogate pair (``"\\ud800"``), and programs that cut texts write such. The SDK refuses the whole
-line, and answers nothing, so that the client waits for ever. Here each is replaced by U+FFFD.
+JSON may name half of a surrogate pair, U+D800 for example, and programs that cut texts do so. The SDK refuses the whole
+line and answers nothing, so that the client waits for ever. Here each is replaced by U+FFFD.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def test_a_file_of_which_more_cannot_be_read_is_refused(tmp_path):
 def test_texts_that_are_given_are_looked_at_like_those_of_a_file():
     found = given_texts(["a", "b \ud800", "c", "", "d\0"])
     assert found.texts == ("a", "c", "d\0")
-    assert found.notes == (r"1 text of these texts was left out: text 2 holds \ud800, half of a surrogate pair, which is no character",)  # fmt: skip  # noqa: E501
+    assert found.notes == (r"1 text of these texts was left out: text 2 holds \ud800, half of a surrogate pair, which is no character",)  # fmt: skip
     for texts, said in (([], "no text"), (["\ud800"], "half of a surrogate"), (["a", None], "Text 2 is NoneType")):
         with pytest.raises(AtlasError, match=said):
             given_texts(texts)
@@ -213,7 +213,7 @@ def test_a_broken_list_gets_one_line(tmp_path, content, said):
 
 
 def test_a_list_may_be_cut_anywhere_by_the_pieces_it_is_read_in(tmp_path, monkeypatch):
-    values = ["é" * 7, "a\\\"b", "  ", "😀", "x" * 40] * 9
+    values = ["é" * 7, 'a\\"b', "  ", "😀", "x" * 40] * 9
     for size in range(1, 30):
         monkeypatch.setattr(query.texts, "_PIECE", size)
         file = write(tmp_path, "a.json", json.dumps(values, indent=size % 3, ensure_ascii=size % 2 == 0))
