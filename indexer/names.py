@@ -158,6 +158,11 @@ def read_folders_in(root: Path | None) -> None:
     _folders = "" if root is None else root.resolve()
 
 
+def folders_root() -> Path | None:
+    """The folder outside of which no file of a model's folder may be opened; None if there is no such limit."""
+    return _folders if isinstance(_folders, Path) else None
+
+
 def _folder_named(text: str) -> Path | None:
     """The folder that ``text`` names, if it exists and models may be read from it."""
     if not text or _folders == "":  # an empty path would be the current folder

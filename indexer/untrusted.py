@@ -137,6 +137,17 @@ def load_json(
         raise ValueError("nested too deeply") from error
 
 
+def lone_surrogate(text: str) -> str | None:
+    """Half of a surrogate pair in a text, as JSON escapes it, or None. It is no character, and has no UTF-8."""
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(text[error.start]):04x}"
+    return None
+
+
 def is_count(value: object) -> bool:
     """Whether ``value`` is an int (not a bool) that can be a size or an offset in a file."""
     return type(value) is int and 0 <= value < 1 << 63

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from indexer.child_processes import start_child
 from indexer.errors import AtlasError, BadArgument
 from query.results import Result, to_frame
 from query.sandbox.locked import MEMORY
@@ -168,11 +169,8 @@ def prepare() -> None:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    return start_child(
         [sys.executable, "-P", str(_PROCESS)],
-        # Ctrl-C in a terminal must reach this process only, which then ends that one. A process that leads its own
-        # session, like those that answer agents, gets no Ctrl-C, and both are killed by one signal.
-        start_new_session=not hasattr(os, "getsid") or os.getsid(0) != os.getpid(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -13,20 +13,20 @@ import os
 import select
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
 from indexer.errors import AtlasError, BadArgument
 from indexer.regular_files import open_regular
-from indexer.untrusted import shown
+from indexer.untrusted import lone_surrogate, shown
 
 STDIN = "-"
 MOST_BYTES = 4 << 30  # of a file
 MOST_STDIN = 256 << 20
-_MOST_LIST = 256 << 20  # bytes of a JSON list, which is read whole
 MOST_TEXTS = 10_000  # that are kept by default
-LONGEST_LINE = 4 << 20  # bytes
+_MOST_KEPT = 256 << 20  # bytes of all texts that are kept; of more, fewer are
+LONGEST_LINE = 4 << 20  # bytes; characters of an entry of a JSON list
 LONGEST_TEXT = 100_000  # characters; the rest of a longer text is left out
 _MOST_COLUMN = 2 << 30  # bytes of a row group of a Parquet column, once decompressed
 _SILENCE_SECONDS = 600.0
@@ -43,13 +43,21 @@ _OTHERS = {
     b"\xfd7zXZ\x00": "compressed (xz)",
     b"BZh": "compressed (bzip2)",
     b"PK\x03\x04": "a zip archive",
+    b"\xff\xfe\0\0": "UTF-32 text",
+    b"\0\0\xfe\xff": "UTF-32 text",
     b"\xff\xfe": "UTF-16 text",
     b"\xfe\xff": "UTF-16 text",
     b"%PDF": "a PDF",
     b"ARROW1": "an Arrow file",
 }
 _ADVICE = "Give text in UTF-8: lines, .jsonl, .csv, .tsv or .parquet."
-_CONVERT = {"UTF-16 text": "Convert it: iconv -f UTF-16 -t UTF-8"}
+_CONVERT = {one: f"Convert it: iconv -f {one.removesuffix(' text')} -t UTF-8" for one in ("UTF-16 text", "UTF-32 text")}
+_NOT_UTF8 = "Convert it, for example: iconv -f LATIN1 -t UTF-8"
+# Of a file of which a larger share of the rows cannot be read, something is wrong with all rows. The first rows that
+# cannot be read are counted before that is judged.
+_MOST_UNREADABLE, _JUDGED_FROM = 0.1, 1_000
+_NAMED = 10  # rows in a note
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -68,19 +76,38 @@ class Texts:
         return len(self.texts)
 
 
+@dataclass(frozen=True)
+class _Unreadable:
+    """A row that is left out: ``where`` it is ("line 3"), and the error that it would be if the file were refused.
+
+    ``is_rare``: it says nothing of the other rows, so that the file is never refused because of it.
+    """
+
+    where: str
+    what: str
+    error: AtlasError
+    is_rare: bool = False
+
+
+_Row = tuple[str, str | None] | _Unreadable  # where a text is, and the text
+
+
 def read_texts(path: str | Path, field: str | None = None, *, most: int | None = MOST_TEXTS) -> Texts:
-    """The texts in a file, or on stdin (``-``), at most ``most``, evenly spaced; None for all.
+    """The texts in a file, or on stdin (``-``), at most ``most``, evenly spaced; None for all that fit into 256 MiB.
 
     A line of a text file is one text; in JSON lines, CSV, TSV and Parquet it is the ``field`` of a row, by default the
     one called "text", else the only one. The suffix of the name decides; where that says nothing, the content does:
-    Parquet, JSON lines, CSV if a ``field`` is given, else lines. Empty texts are left out, and of a text the first
-    100,000 characters are kept. JSON may also be one list, over any number of lines.
+    Parquet, JSON lines, CSV if a ``field`` is given, else lines. JSON may also be one list, over any number of lines.
+    Empty texts are left out, and of a text the first 100,000 characters are kept.
+
+    Texts that cannot be read are left out as well, with a note, if they are a tenth of all or fewer; one that holds
+    half of a surrogate pair always is.
 
     Raises AtlasError if there is no such file, it holds no text, is too large, or is not UTF-8 text, and BadArgument
     for a ``field`` that it does not have.
     """
     name = "stdin" if str(path) == STDIN else str(path)
-    kept = _EvenlySpaced(most)
+    kept, left_out = _EvenlySpaced(most), _LeftOut(name)
     with _opened(path, name) as file:
         start = _start_of(file, name)
         kind = _KNOWN.get(Path(path).suffix.lower(), "") if name != "stdin" else ""
@@ -93,42 +120,107 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
             kind = "json" if is_json else "lines" if field is None else "csv"
         if kind == "lines" and field is not None:
             raise BadArgument(f"{name} holds lines of text, which have no field {field!r}.", "Leave `field` out.")
+        rows: Iterator[_Row]
         try:
             if kind == "parquet":
-                found = _of_parquet(file, field, name)
+                rows = ((f"row {number:,}", text) for number, text in enumerate(_of_parquet(file, field, name), 1))
             elif kind == "csv":
                 # Where the name does not say it: a tab if the first line has one.
                 separator = "\t" if b"\t" in start.split(b"\n", 1)[0] else ","
-                found = _of_csv(file, field, name, _CSV.get(Path(path).suffix.lower(), separator))
+                rows = _of_csv(file, field, name, _CSV.get(Path(path).suffix.lower(), separator))
             elif kind == "json":
-                found = _of_json(file, field, name)
+                rows = _of_json(file, field, name)
             else:
-                found = (line for _, line in _lines(file, name))
-            for text in found:
-                kept.add(text)
+                rows = _lines(file, name)
+            _sort(rows, kept, left_out)
         except OSError as error:
             raise AtlasError(f"{name} cannot be read: {error.strerror or error}.", _ADVICE) from error
     texts = kept.texts()
     if not texts:
         what = "" if field is None else f" in its field {field!r}"
-        raise AtlasError(f"{name} holds no text{what}.", _ADVICE)
+        raise left_out.errors[0] if left_out.errors else AtlasError(f"{name} holds no text{what}.", _ADVICE)
     notes = []
     if len(texts) < kept.count:
         notes.append(f"{name} holds {kept.count:,} texts; {len(texts):,} of them, evenly spaced, were used")
     if kept.cut:
         longer = "1 long text" if kept.cut == 1 else f"{kept.cut:,} long texts"
         notes.append(f"of {longer} of {name} the first {LONGEST_TEXT:,} characters were used")
-    return Texts(name, tuple(texts), kept.count, tuple(notes))
+    return Texts(name, tuple(texts), kept.count, (*notes, *left_out.notes()))
 
 
 def given_texts(texts: Sequence[str], *, most: int | None = MOST_TEXTS) -> Texts:
-    """Texts that are not in a file, cut and thinned out like those of a file. Raises AtlasError if all are empty."""
-    kept = _EvenlySpaced(most)
-    for text in texts:
-        kept.add(text)
+    """Texts that are not in a file, cut, thinned out and left out like those of a file.
+
+    Raises AtlasError if none can be read or all are empty, and BadArgument for something other than texts.
+    """
+    kept, left_out = _EvenlySpaced(most), _LeftOut(GIVEN)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise BadArgument(f"Text {number:,} is {type(text).__name__}, not str.", "Give a list of str.")
+    _sort(((f"text {number:,}", text) for number, text in enumerate(texts, start=1)), kept, left_out)
     if not kept.count:
-        raise AtlasError("There is no text.", "Give a few dozen texts.")
-    return Texts(GIVEN, tuple(kept.texts()), kept.count)
+        raise left_out.errors[0] if left_out.errors else AtlasError("There is no text.", "Give a few dozen texts.")
+    return Texts(GIVEN, tuple(kept.texts()), kept.count, tuple(left_out.notes()))
+
+
+def _sort(rows: Iterator[_Row], kept: _EvenlySpaced, left_out: _LeftOut) -> None:
+    """Add each text to ``kept``, or to ``left_out``. Raises AtlasError if too many cannot be read."""
+    seen = 0
+    for row in rows:
+        seen += 1
+        if isinstance(row, _Unreadable):
+            left_out.add(row)
+        elif row[1] is not None:
+            if (half := lone_surrogate(row[1])) is None:
+                kept.add(row[1])
+            else:
+                what = f"holds {half}, half of a surrogate pair, which is no character"
+                left_out.add(_unreadable(left_out.name, row[0], what, "Leave it out.", is_rare=True))
+        if left_out.common > _JUDGED_FROM:
+            left_out.check(seen)
+    left_out.check(seen)
+
+
+def _unreadable(name: str, where: str, what: str, hint: str, *, is_rare: bool = False) -> _Unreadable:
+    of = "" if name == GIVEN else f" of {name}"
+    return _Unreadable(where, what, AtlasError(f"{where[:1].upper()}{where[1:]}{of} {what}.", hint), is_rare)
+
+
+@dataclass
+class _LeftOut:
+    """Rows of a file that cannot be read; ``common``: how many of them may be like all the others."""
+
+    name: str
+    count: int = 0
+    common: int = 0
+    places: list[str] = field(default_factory=list)
+    errors: list[AtlasError] = field(default_factory=list)
+    first: str = ""
+
+    def add(self, row: _Unreadable) -> None:
+        self.count += 1
+        self.common += not row.is_rare
+        if len(self.places) < _NAMED:
+            self.places.append(row.where)
+        self.first = self.first or f"{row.where} {row.what}"
+        if not self.errors or (not row.is_rare and self.common == 1):  # the one that is raised comes first
+            self.errors.insert(0, row.error)
+
+    def check(self, seen: int) -> None:
+        """Raise AtlasError if too many of the rows cannot be read."""
+        if self.common > _MOST_UNREADABLE * seen:
+            raise self.errors[0]
+
+    def notes(self) -> list[str]:
+        """What was left out, and why."""
+        if not self.count:
+            return []
+        if self.count == 1:
+            return [f"1 text of {self.name} was left out: {self.first}"]
+        kind = self.places[0].partition(" ")[0]
+        numbers = ", ".join(place.partition(" ")[2] for place in self.places)
+        more = " …" if self.count > len(self.places) else ""
+        return [f"{self.count:,} texts of {self.name} were left out ({kind}s {numbers}{more}): {self.first}"]
 
 
 def read_stdin(most: int, seconds: float = _SILENCE_SECONDS) -> bytes:
@@ -136,18 +228,19 @@ def read_stdin(most: int, seconds: float = _SILENCE_SECONDS) -> bytes:
     try:
         descriptor = sys.stdin.fileno()
     except io.UnsupportedOperation:  # a stream in memory, as notebooks and tests have it
-        found = sys.stdin.buffer.read(most + 1)
+        content = io.BytesIO(sys.stdin.buffer.read(most + 1))
+        content.seek(0, os.SEEK_END)
     else:
-        found = bytearray()
-        while len(found) <= most:
+        content = io.BytesIO()
+        while content.tell() <= most:
             if not select.select([descriptor], [], [], seconds)[0]:
                 raise AtlasError(f"Nothing came on stdin for {seconds:g} s.", "Check the program that writes to it.")
             if not (piece := os.read(descriptor, 1 << 16)):
                 break
-            found += piece
-    if len(found) > most:
+            content.write(piece)
+    if content.tell() > most:
         raise AtlasError(f"stdin holds more than {most:,} bytes.", "Send less at a time.")
-    return bytes(found)
+    return content.getvalue()  # without a copy
 
 
 _MARKS = (
@@ -163,14 +256,14 @@ def text_of(content: bytes, errors: str = "replace") -> str:
 
 
 class _EvenlySpaced:
-    """Keeps at most ``most`` of the texts that are added, evenly spaced, in one pass.
+    """Keeps at most ``most`` of the texts that are added, evenly spaced, in one pass, and at most _MOST_KEPT bytes.
 
     Every ``_step``-th text is kept; once there are twice as many as asked for, every other one is dropped.
     """
 
     def __init__(self, most: int | None) -> None:
         self.count = self.cut = 0
-        self._most, self._step = most, 1
+        self._most, self._step, self._size = most, 1, 0
         self._kept: list[str] = []
 
     def add(self, text: str) -> None:
@@ -180,8 +273,11 @@ class _EvenlySpaced:
         if self.count % self._step == 0:
             self.cut += len(text) > LONGEST_TEXT
             self._kept.append(text[:LONGEST_TEXT])
-            if self._most is not None and len(self._kept) >= 2 * max(self._most, 1):
+            self._size += sys.getsizeof(self._kept[-1])
+            is_many = self._most is not None and len(self._kept) >= 2 * max(self._most, 1)
+            if is_many or self._size > _MOST_KEPT:
                 self._kept, self._step = self._kept[::2], 2 * self._step
+                self._size = sum(map(sys.getsizeof, self._kept))
         self.count += 1
 
     def texts(self) -> list[str]:
@@ -213,26 +309,26 @@ def _start_of(file: IO[bytes], name: str) -> bytes:
     for magic, what in _OTHERS.items():
         if start.startswith(magic):
             raise AtlasError(f"{name} is {what}.", _CONVERT.get(what, _ADVICE))
-    if b"\0" in start and not start.startswith(b"PAR1"):
-        raise AtlasError(f"{name} is not text.", _ADVICE)
     return start
 
 
-def _lines(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
-    """Numbers, from 1, and texts of the lines."""
+def _lines(file: IO[bytes], name: str) -> Iterator[tuple[str, str] | _Unreadable]:
+    """Where each line is ("line 3", from 1), and its text."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1
+        where = f"line {number:,}"
         if len(line) > LONGEST_LINE:
-            raise AtlasError(f"Line {number:,} of {name} has more than {LONGEST_LINE >> 20} MiB.", _ADVICE)
-        if b"\0" in line:
-            raise AtlasError(f"{name} is not text.", _ADVICE)
-        try:
-            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise AtlasError(
-                f"Line {number:,} of {name} is not UTF-8.", "Convert it, for example: iconv -f LATIN1 -t UTF-8"
-            ) from error
+            while line and not line.endswith(b"\n"):
+                line = file.readline(LONGEST_LINE)
+            yield _unreadable(name, where, f"has more than {LONGEST_LINE >> 20} MiB", _ADVICE)
+        elif b"\0" in line:
+            yield _unreadable(name, where, "is not text", _ADVICE)
+        else:
+            try:
+                yield where, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                yield _unreadable(name, where, "is not UTF-8", _NOT_UTF8)
 
 
 def _is_object(start: bytes) -> bool:
@@ -259,63 +355,168 @@ def _chosen(field: str | None, names: Iterable[str], where: str) -> str:
     raise BadArgument(f"{where} has several fields: {listed}.", "Say which holds the text: `field='NAME'`")
 
 
-def _of_json(file: IO[bytes], field: str | None, name: str) -> Iterator[str]:
+def _of_json(file: IO[bytes], field: str | None, name: str) -> Iterator[_Row]:
     """The texts of JSON lines, or of one JSON list over any number of lines: strings, or a field of objects."""
     start = file.read(1 << 10)
     file.seek(0)
-    found: Iterator[tuple[Any, str]]
-    if start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-        whole = file.read(_MOST_LIST + 1)
-        if len(whole) > _MOST_LIST:
-            raise AtlasError(f"{name} is a JSON list of more than {_MOST_LIST >> 20} MiB.", "Give JSON lines.")
-        try:
-            rows = json.loads(whole.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            why = f"line {error.lineno:,}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
-            raise AtlasError(f"{name} is not a JSON list ({why}).", "Give one JSON object in each line.") from error
-        found = ((row, f"Entry {number:,} of {name}") for number, row in enumerate(rows, start=1))
-    else:
-        found = _json_lines(file, name)
-    for row, where in found:
-        text = row[_chosen(field, row, where)] if isinstance(row, dict) else row
-        if text is None:
+    is_list = start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+    is_first = True
+    for entry in _json_list(file, name) if is_list else _json_lines(file, name):
+        if isinstance(entry, _Unreadable):
+            yield entry
             continue
-        if not isinstance(text, str):
-            raise AtlasError(f"{where} holds {type(text).__name__}, not a text.", "Name another `field`.")
-        yield text
-
-
-def _json_lines(file: IO[bytes], name: str) -> Iterator[tuple[Any, str]]:
-    """What each line that is not empty holds, and how to name the line."""
-    for number, line in _lines(file, name):
-        if not line.strip():
-            continue
-        where = f"Line {number:,} of {name}"
+        where, value = entry
         try:
-            yield json.loads(line), where
-        except (ValueError, RecursionError) as error:
-            raise AtlasError(f"{where} is not JSON.", "Give one JSON object in each line.") from error
+            text = value[_chosen(field, value, f"{where.capitalize()} of {name}")] if isinstance(value, dict) else value
+        except BadArgument as error:
+            if is_first:
+                raise
+            yield _Unreadable(where, "lacks the field", error)
+            continue
+        is_first = False
+        if text is None or isinstance(text, str):
+            yield where, text
+        else:
+            yield _unreadable(name, where, f"holds {type(text).__name__}, not a text", "Name another `field`.")
 
 
-def _of_csv(file: IO[bytes], field: str | None, name: str, separator: str) -> Iterator[str]:
+def _json_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Any] | _Unreadable]:
+    """Where each line is that is not empty, and what it holds."""
+    for line in _lines(file, name):
+        if isinstance(line, _Unreadable):
+            yield line
+        elif line[1].strip():
+            try:
+                yield line[0], json.loads(line[1])
+            except (ValueError, RecursionError):
+                yield _unreadable(name, line[0], "is not JSON", "Give one JSON object in each line.")
+
+
+def _json_list(file: IO[bytes], name: str) -> Iterator[tuple[str, Any] | _Unreadable]:
+    """Where each entry of a JSON list is, and what it holds. Raises AtlasError if the file is not one JSON list.
+
+    Parsed as a whole, a list can take 25 times its size in memory.
+    """
+    text = _JsonText(file)
+    try:
+        number, following = 0, text.take("[")
+        while following != "]":
+            if number:
+                following = text.take(",")
+            elif text.following() == "]":
+                break
+            number += 1
+            value, is_utf8 = text.value()
+            where = f"entry {number:,}"
+            yield (where, value) if is_utf8 else _unreadable(name, where, "is not UTF-8", _NOT_UTF8)
+            following = text.following()
+        text.take("]")
+        if text.following():
+            raise text.error("more follows after the list")
+    except _NotJson as error:
+        raise AtlasError(f"{name} is not a JSON list ({error}).", "Give one JSON object in each line.") from error
+
+
+class _NotJson(ValueError):
+    """A text is not JSON; the message says in which line and why."""
+
+
+class _JsonText:
+    """JSON in UTF-8, of which one value at a time is in memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")  # bytes that are not UTF-8
+        self._text, self._at, self._lines_before = "", 0, 0
+
+    def following(self) -> str:
+        """The next character that is not blank, which stays; "" at the end."""
+        while True:
+            rest = len(self._text)
+            while self._at < rest and self._text[self._at] in " \t\n\r":
+                self._at += 1
+            if self._at < rest:
+                return self._text[self._at]
+            if not self._read_on():
+                return ""
+
+    def take(self, character: str) -> str:
+        """The next character that is not blank. Raises _NotJson if it is another one."""
+        if self.following() != character:
+            raise self.error(f"expected {character!r}")
+        self._at += 1
+        return character
+
+    def value(self) -> tuple[Any, bool]:
+        """The next value, and whether it is UTF-8. Raises _NotJson if it is not a value, or too long."""
+        self.following()
+        while True:
+            try:
+                value, end = json.JSONDecoder().raw_decode(self._text, self._at)
+            except RecursionError:
+                raise self.error("nested too deeply") from None
+            except ValueError as error:
+                if len(self._text) - self._at > LONGEST_LINE:
+                    raise self.error(f"an entry of more than {LONGEST_LINE >> 20} MiB, or not JSON") from error
+                if not self._read_on():  # it is whole, and wrong
+                    at = getattr(error, "pos", self._at)
+                    raise self.error(getattr(error, "msg", str(error)[:80]), at) from error
+                continue
+            if end == len(self._text) and self._read_on():
+                continue  # the digits of a number may go on
+            is_utf8 = lone_surrogate(self._text[self._at : end]) is None
+            self._at = end
+            return value, is_utf8
+
+    def error(self, why: str, at: int | None = None) -> _NotJson:
+        """The error at this place, or at another one of the text in memory."""
+        line = self._lines_before + self._text.count("\n", 0, self._at if at is None else at) + 1
+        return _NotJson(f"line {line:,}: {why}")
+
+    def _read_on(self) -> bool:
+        """Drop what was read, and add a piece as long as the rest; whether there was one."""
+        piece = self._file.read(max(_PIECE, len(self._text) - self._at))
+        text = self._decoder.decode(piece, final=not piece)
+        if piece or text:
+            self._lines_before += self._text.count("\n", 0, self._at)
+            self._text, self._at = self._text[self._at :] + text, 0
+        return bool(piece or text)
+
+
+def _of_csv(file: IO[bytes], field: str | None, name: str, separator: str) -> Iterator[_Row]:
     """The texts of a column; the first row names the columns."""
-    lines = (line for _, line in _lines(file, name))
+    # A line may be a part of a text, so it cannot be left out alone.
     csv.field_size_limit(LONGEST_LINE)  # a text may be longer than the 128 KiB that Python allows
-    rows = csv.reader(lines, delimiter=separator)
+    rows = csv.reader(_lines_of_csv(file, name), delimiter=separator)
     try:
         header = next(rows, [])
         if header and len(set(header)) < len(header):
             raise BadArgument(f"{name} names a column twice.", _ADVICE)
         place = header.index(_chosen(field, header, name)) if header else 0
         for row in rows:
-            if len(row) > place:
-                yield row[place]
+            where = f"line {rows.line_num:,}"
+            if len(row) > place and lone_surrogate(row[place]) is not None:
+                yield _unreadable(name, where, "is not UTF-8", _NOT_UTF8)
+            elif len(row) > place:
+                yield where, row[place]
             elif row:
                 raise AtlasError(
                     f"Line {rows.line_num:,} of {name} has {len(row)} columns, not {len(header)}.", _ADVICE
                 )
     except csv.Error as error:
         raise AtlasError(f"Line {rows.line_num:,} of {name} is not CSV: {error}.", _ADVICE) from error
+
+
+def _lines_of_csv(file: IO[bytes], name: str) -> Iterator[str]:
+    """Lines, in which a byte that is not UTF-8 becomes a lone surrogate: only a text that has one is left out."""
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise AtlasError(f"Line {number:,} of {name} has more than {LONGEST_LINE >> 20} MiB.", _ADVICE)
+        if b"\0" in line:
+            raise AtlasError(f"Line {number:,} of {name} is not text.", _ADVICE)
+        yield line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
 
 
 def _of_parquet(file: IO[bytes], field: str | None, name: str) -> Iterator[str]:

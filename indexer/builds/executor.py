@@ -6,7 +6,6 @@ work, by rename; only a summary travels back.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -17,10 +16,10 @@ from dataclasses import dataclass
 from multiprocessing import Pipe, current_process, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from threading import Thread
 from typing import Generic
 
 from indexer.builds.report import Result, U, Worker
+from indexer.child_processes import end_when_closed
 from indexer.console.messages import say_over_the_bar, verbosity
 from indexer.errors import AtlasError, Failed
 from indexer.network.session import install_session
@@ -155,18 +154,11 @@ def _ctrl_c_blocked() -> Iterator[None]:
 
 
 def _initialise(is_quiet: bool, begun: Connection) -> None:
-    Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
+    if (parent := parent_process()) is not None:
+        end_when_closed(parent.sentinel)
     # Ctrl-C and the end of a terminal reach the whole process group; the parent decides what they mean.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     verbosity.quiet = is_quiet
     install_session(say=say_over_the_bar)  # when several workers wait for the Hub, only the first reports it
     begun.send_bytes(b".")
-
-
-def _exit_with_parent() -> None:
-    """End with the parent: one that is killed cannot end its workers."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

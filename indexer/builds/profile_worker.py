@@ -81,6 +81,8 @@ class ProfileWorker:
         # One thread for each model: two thread counts give different last bits, and models are what runs in parallel.
         torch.set_num_threads(1)
         install_session()
+        if self.tokenizer is not None:
+            self.tokenizer.begin_question()
         try:
             subject = read_subject(
                 unit.source,

@@ -16,8 +16,8 @@ from indexer.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.cards.sentence import lacks_sentence
 from indexer.errors import AtlasError
 from indexer.formats import other_formats
-from indexer.names import LOCAL, ModelRef, is_local_id
-from indexer.regular_files import files_below
+from indexer.names import LOCAL, ModelRef, folders_root, is_local_id
+from indexer.regular_files import descriptor_of, files_below
 from indexer.untrusted import is_too_deep, load_json
 
 # Files that decide the weights and claims of a folder.
@@ -42,7 +42,7 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
     folder = reference.folder
     assert folder is not None
     try:
-        names = files_below(folder)
+        names = files_below(folder, folders_root())
     except OSError as error:
         raise AtlasError(f"{folder} cannot be listed: {error.strerror}.", _HINT) from error
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
@@ -56,14 +56,11 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
     config: dict[str, Any] = {key: found_config[key] for key in ("architectures", "model_type") if key in found_config}
     if adapter.get("base_model_name_or_path"):
         config["peft"] = {"base_model_name_or_path": adapter["base_model_name_or_path"]}
-    modified = datetime.fromtimestamp(max((folder / name).stat().st_mtime for name in names), UTC).isoformat()
+    modified = datetime.fromtimestamp(max(_modified(folder / name) for name in names), UTC).isoformat()
     hashed = [filename for filename in names if filename.endswith(_HASHED)]
-    try:
-        commit = _digest_of(folder, hashed, _sample_digest)
-        if whole:
-            commit += _digest_of(folder, hashed, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
-    except OSError as error:
-        raise AtlasError(f"{error.filename or folder} cannot be read: {error.strerror}.", _HINT) from error
+    commit = _digest_of(folder, hashed, _sample_digest)
+    if whole:
+        commit += _digest_of(folder, hashed, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
     row = {
         "id": name or reference.id,
         "folder": place_of(folder),
@@ -81,11 +78,18 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
 
 
 def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BufferedReader], str]) -> str:
-    """A hash of the names of files and of what ``digest`` says of each: 20 hex digits."""
+    """A hash of the names of files and of what ``digest`` says of each: 20 hex digits.
+
+    A file that cannot be opened counts as "unreadable": reading the weights then says why.
+    """
     found = hashlib.sha1(usedforsecurity=False)
     for name in names:
-        with (folder / name).open("rb") as file:
-            found.update(f"{name} {digest(file)}\n".encode("utf-8", "surrogateescape"))
+        try:
+            with os.fdopen(_descriptor(folder / name), "rb") as file:
+                content = digest(file)
+        except OSError:
+            content = "unreadable"
+        found.update(f"{name} {content}\n".encode("utf-8", "surrogateescape"))
     return found.hexdigest()[:20]
 
 
@@ -122,9 +126,26 @@ def _object(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) and not is_too_deep(found) else {}
 
 
+def _descriptor(path: Path) -> int:
+    """A descriptor of a regular file, opened without waiting. Raises OSError."""
+    return descriptor_of(path, through_links=True, beneath=folders_root())
+
+
+def _modified(path: Path) -> float:
+    """When a file was modified; of one that cannot be opened, the link or the file itself."""
+    try:
+        descriptor = _descriptor(path)
+    except OSError:
+        return path.lstat().st_mtime
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+
+
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(_descriptor(path), "rb") as file:
             return file.read(_LARGEST_TEXT).decode("utf-8", errors="replace")
     except OSError:
         return ""

@@ -87,13 +87,14 @@ class LocalFile:
     being read.
     """
 
-    def __init__(self, path: Path | str, name: str | None = None) -> None:
-        self._path = Path(path)
+    def __init__(self, path: Path | str, name: str | None = None, beneath: Path | None = None) -> None:
+        """``beneath``: a folder that no link may lead out of."""
+        self._path, self._beneath = Path(path), beneath
         self.name = name or self._path.name
         self.bytes_read = 0
         self._descriptor: int | None = None
         try:
-            found = self._path.stat()
+            found = self._status()
         except OSError as error:
             raise Failed("not_found", f"{self.name} cannot be opened: {error.strerror}") from error
         if not stat.S_ISREG(found.st_mode):
@@ -103,6 +104,15 @@ class LocalFile:
         # In a Hugging Face cache the file is a link to a blob that is named after its LFS id.
         target = self._path.resolve()
         self.sha256 = target.name if target.parent.name == "blobs" and SHA256.fullmatch(target.name) else None
+
+    def _status(self) -> os.stat_result:
+        if self._beneath is None:
+            return self._path.stat()
+        descriptor = descriptor_of(self._path, through_links=True, beneath=self._beneath)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
 
     def read(self, start: int, stop: int, keep: bool = False) -> bytearray:
         """Exactly the bytes [start, stop). ``keep`` has no effect: the page cache keeps them."""
@@ -120,7 +130,7 @@ class LocalFile:
         """Fill ``buffer`` with the bytes from ``start`` on."""
         if self._descriptor is None:
             try:
-                descriptor = descriptor_of(self._path, through_links=True)
+                descriptor = descriptor_of(self._path, through_links=True, beneath=self._beneath)
             except OSError as error:
                 raise Failed("not_found", f"{self.name} cannot be opened: {error.strerror}") from error
             if _identity(os.fstat(descriptor)) != self._identity:

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -15,10 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from indexer.child_processes import start_child
 from indexer.errors import AtlasError, Skipped
 from indexer.names import ModelRef
 from indexer.network.session import install_session
 from indexer.profiles import tokenizer_process
+from indexer.profiles.tokenizer_process import START_SECONDS
+from indexer.untrusted import lone_surrogate, shown
 from indexer.weights.checkpoint_files import choose, read_config
 from indexer.weights.repository import open_repository
 
@@ -26,8 +30,10 @@ if TYPE_CHECKING:
     from indexer.weights.checkpoint import Checkpoint  # which needs torch: it takes longer to load than to answer
 
 _MOST_TOKENIZER = 64 << 20
-# For one answer, and for the first, which includes starting the process and reading the files.
-ANSWER_SECONDS, START_SECONDS = 20.0, 120.0
+# For one answer, and for all answers of one question together; starting takes up to START_SECONDS besides.
+ANSWER_SECONDS, QUESTION_SECONDS = 20.0, 120.0
+_PIECE = 1 << 16
+_GRACE = 1.0  # seconds by which the process's own limit is longer than ours, which has the better message
 # Older repositories have one of these sets and no tokenizer.json.
 _OLDER = (("vocab.json", "merges.txt"), ("vocab.txt",), ("spiece.model",), ("sentencepiece.bpe.model",))
 # Keys of tokenizer_config.json that change how text is split.
@@ -37,17 +43,25 @@ _SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_pr
 class IsolatedTokenizer:
     """A tokenizer; ``special_ids`` are the ids that stand for no text.
 
-    It runs in a process of its own, which ends with this object. All methods raise AtlasError if an answer takes more
-    than ANSWER_SECONDS, or more memory than the process may have.
+    It runs in a process of its own, which ends with this object and with this process. All methods raise AtlasError if
+    an answer takes more than ANSWER_SECONDS, all answers of a question (``begin_question``) more than QUESTION_SECONDS,
+    or the process more memory than it may have, or if the tokenizer fails on a text.
     """
 
     def __init__(self, files: Mapping[str, bytes], settings: Mapping[str, bool] | None = None) -> None:
         self._files, self._settings = dict(files), dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
+        self._seconds_left = QUESTION_SECONDS
         self.special_ids = tuple(self._started())
+
+    def begin_question(self) -> None:
+        """From now on the answers belong to another question, which has QUESTION_SECONDS of its own."""
+        self._seconds_left = QUESTION_SECONDS
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``, nothing added."""
+        if (half := lone_surrogate(text)) is not None:
+            raise AtlasError(f"A text holds {half}, half of a surrogate pair, which is no character.", "Leave it out.")
         return [int(one) for one in self._ask({"text": text})]
 
     def words(self, ids: Sequence[int]) -> list[str]:
@@ -59,54 +73,81 @@ class IsolatedTokenizer:
         return str(self._ask({"ids": [[int(one) for one in ids]]})[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_process": None}  # started again after unpickling
+        return self.__dict__ | {"_process": None, "_seconds_left": QUESTION_SECONDS}  # started again after unpickling
 
     def _ask(self, request: dict[str, Any]) -> list[Any]:
         if self._process is None:
             self._started()
-        return self._answer(json.dumps(request).encode() + b"\n", ANSWER_SECONDS)
+        before, seconds = time.monotonic(), min(ANSWER_SECONDS, max(self._seconds_left, 0.0))
+        try:
+            return self._answer(json.dumps(request | {"seconds": seconds + _GRACE}).encode() + b"\n", seconds)
+        except TimeoutError as error:
+            if seconds < ANSWER_SECONDS:
+                raise AtlasError(
+                    f"The tokenizer takes more than {QUESTION_SECONDS:g} s for the texts of one question.",
+                    "Give fewer or shorter texts.",
+                ) from error
+            raise AtlasError(f"The tokenizer takes more than {seconds:g} s to answer.", "") from error
+        finally:
+            self._seconds_left -= time.monotonic() - before
 
     def _started(self) -> list[Any]:
         kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG", "TMPDIR")
         bare = {name: os.environ[name] for name in kept if name in os.environ}
-        self._process = subprocess.Popen(
+        self._process = start_child(
             [sys.executable, "-P", tokenizer_process.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal should interrupt the parent only
             cwd=Path(tokenizer_process.__file__).anchor,
             env=bare
             | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
             | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
         weakref.finalize(self, _end, self._process)
-        return self._answer(pickle.dumps((self._files, self._settings)), START_SECONDS)
+        try:
+            return self._answer(pickle.dumps((self._files, self._settings)), START_SECONDS + _GRACE)
+        except TimeoutError as error:
+            raise AtlasError(f"The tokenizer takes more than {START_SECONDS:g} s to start.", "") from error
 
     def _answer(self, question: bytes, seconds: float) -> list[Any]:
-        process, until, found = self._process, time.monotonic() + seconds, bytearray()
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
+        """The answer to a question. Raises TimeoutError, or AtlasError; the process has then ended if it was stuck."""
+        assert self._process is not None
         try:
-            process.stdin.write(question)
-            process.stdin.flush()
-            while not found.endswith(b"\n"):
-                if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
-                    raise TimeoutError
-                if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
-                    raise BrokenPipeError
-                found += piece
-            answer: list[Any] = json.loads(found)
+            answer: list[Any] | dict[str, Any] = json.loads(_exchanged(self._process, question, seconds))
         except BaseException as error:
-            self._process = None
+            process, self._process = self._process, None
             _end(process)
             if isinstance(error, TimeoutError):
-                raise AtlasError(f"The tokenizer takes more than {seconds:g} s to answer.", "") from error
+                raise
+            if isinstance(error, OSError) and -process.returncode in (signal.SIGALRM, signal.SIGXCPU):
+                raise TimeoutError from error
             if isinstance(error, OSError):
                 raise AtlasError("The tokenizer fails, or takes too much memory.", "") from error
             raise
+        if isinstance(answer, dict):
+            raise AtlasError(f"The tokenizer fails on a text: {shown(answer.get('error'))}.", "")
         return answer
+
+
+def _exchanged(process: subprocess.Popen[bytes], question: bytes, seconds: float) -> bytes:
+    """Send a question and return the line that comes back. Raises TimeoutError or another OSError."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    until, answer, sent = time.monotonic() + seconds, bytearray(), 0
+    os.set_blocking(process.stdin.fileno(), False)  # a process that does not read must not hold this one
+    while not answer.endswith(b"\n"):
+        writers = [process.stdin] if sent < len(question) else []
+        ready = select.select([process.stdout], writers, [], max(0.0, until - time.monotonic()))
+        if ready[1]:
+            sent += os.write(process.stdin.fileno(), question[sent : sent + _PIECE])
+        elif ready[0]:
+            if not (piece := os.read(process.stdout.fileno(), _PIECE)):
+                raise BrokenPipeError
+            answer += piece
+        else:
+            raise TimeoutError
+    return bytes(answer)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,10 @@
-"""The process that runs a tokenizer. Its files are not trusted: a small one can take all memory.
+"""The process that runs a tokenizer. Its files are not trusted: a small one can take all memory and time.
 
 Run as a script by :mod:`indexer.profiles.tokenizer`. It reads a pickle of the files from stdin, then one JSON request
-per line. It writes one JSON answer per line to stdout: first the special ids, then an answer to each request.
+per line. It writes one JSON answer per line to stdout: first the special ids, then an answer to each request, or an
+object with an ``error`` if the tokenizer fails on it.
+
+The kernel kills it when it takes more memory or time than it may, and when its parent ends.
 """
 
 from __future__ import annotations
@@ -13,8 +16,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from indexer.child_processes import end_with_parent, kill_after, lower_limits
+
 MOST_ADDRESS_SPACE = 4 << 30  # transformers takes 1 GiB, a vocabulary of 64 MiB another
+START_SECONDS = 120.0  # of wall time and of processor time: starting, and reading the files
 _MOST_ANSWER = 8 << 20  # bytes of one answer
+_LONGEST_ERROR = 200
 
 
 def _tokenizer(files: dict[str, bytes], settings: dict[str, bool]) -> tuple[Any, list[int]]:
@@ -44,26 +51,31 @@ def _write(value: Any) -> None:
     print(line, flush=True)
 
 
-def _serve() -> None:
+def _answer(tokenizer: Any, request: dict[str, Any]) -> Any:
     try:
-        import resource
-    except ImportError:  # Windows
-        pass
-    else:
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        most = MOST_ADDRESS_SPACE if hard == resource.RLIM_INFINITY else min(hard, MOST_ADDRESS_SPACE)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if "text" in request:
+            found = tokenizer.encode(request["text"], add_special_tokens=False)
+            return [int(one) for one in getattr(found, "ids", found)]
+        return [tokenizer.decode(ids, skip_special_tokens=False) for ids in request["ids"]]
+    except (MemoryError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the Rust library is not an Exception
+        return {"error": " ".join(str(error).split())[:_LONGEST_ERROR] or type(error).__name__}
+
+
+def _serve() -> None:
+    end_with_parent()
+    lower_limits(AS=MOST_ADDRESS_SPACE, CORE=0)
+    kill_after(START_SECONDS)
     files, settings = pickle.load(sys.stdin.buffer)  # written by the parent process
     tokenizer, special = _tokenizer(files, settings)
     _write(sorted(special))
+    kill_after(0)
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        if "text" in request:
-            found = tokenizer.encode(request["text"], add_special_tokens=False)
-            _write([int(one) for one in getattr(found, "ids", found)])
-        else:
-            _write([tokenizer.decode(ids, skip_special_tokens=False) for ids in request["ids"]])
+        kill_after(request["seconds"])
+        _write(_answer(tokenizer, request))
+        kill_after(0)
 
 
 if __name__ == "__main__":

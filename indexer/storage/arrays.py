@@ -33,10 +33,15 @@ def checksum(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, str]) -> None:
     """Write atomically: a reader sees the whole file or none of it."""
+    write_atomically(path, as_bytes(arrays, texts))
+
+
+def as_bytes(arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, str]) -> bytes:
+    """The content of a file of arrays and texts."""
     from safetensors.numpy import save
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_atomically(path, save(contiguous, metadata=dict(texts)))
+    return save(contiguous, metadata=dict(texts))
 
 
 def read_arrays(path: Path, most: int) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
@@ -44,10 +49,14 @@ def read_arrays(path: Path, most: int) -> tuple[dict[str, NDArray[Any]], dict[st
 
     Raises OSError, or ValueError or TypeError if it is not such a file.
     """
+    return arrays_of(read_regular(path, most=most))
+
+
+def arrays_of(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The arrays and the texts of a file's content. Raises ValueError or TypeError if it is not such a file."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    content = read_regular(path, most=most)
     try:
         arrays = load(content)
     except SafetensorError as error:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
 from indexer.regular_files import open_regular
-from indexer.storage.atomic_files import replacing
+from indexer.storage.own_files import read_own, write_own
 
 _Memory = dict[str, list[int | str]]
+_MOST_MEMORY = 64 << 20
 
 
 def user_cache() -> Path:
@@ -62,19 +62,15 @@ def _memory_file() -> Path:
 
 def _read_memory() -> _Memory:
     try:
-        with open_regular(_memory_file()) as file:
-            status = os.fstat(file.fileno())
-            is_ours = status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
-            found = json.loads(file.read()) if is_ours else {}
+        found = json.loads(read_own(_memory_file(), _MOST_MEMORY))
         return found if isinstance(found, dict) else {}
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError, RuntimeError):  # also a RecursionError
         return {}
 
 
 def _write_memory(memory: _Memory) -> None:
     try:
         kept = {path: stamp for path, stamp in memory.items() if Path(path).exists()}
-        with replacing(_memory_file(), sync=False) as file:
-            file.write(json.dumps(kept).encode())
+        write_own(_memory_file(), json.dumps(kept).encode(), sync=False)
     except (OSError, RuntimeError):
         return

@@ -132,9 +132,11 @@ def check_file(root: Path, file: VectorFile, *, recheck: bool = False) -> Path:
     def check() -> None:
         if file_sha256(path) != file.sha256:
             raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not match.", hint)
+
+    def check_fields() -> None:
         try:
             check_format(path, file.factory, file.count, file.length)
-        except MalformedIndex as error:
+        except (MalformedIndex, OSError) as error:
             raise AtlasError(
                 f"The FAISS file {file.name} does not match the database "
                 f"({file.count} vectors of {file.length} numbers): it holds {error}.",
@@ -142,6 +144,8 @@ def check_file(root: Path, file: VectorFile, *, recheck: bool = False) -> Path:
             ) from error
 
     check_once(path, stamp_of(status, file.sha256, file.count, file.length, file.factory), check, recheck=recheck)
+    # Each time, though the checksum is remembered: whoever writes a file can set its times, and FAISS must not crash.
+    check_fields()
     return path
 
 

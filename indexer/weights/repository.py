@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import HfApi, is_offline_mode, try_to_load_from_cache
 
 from indexer.errors import Failed, Skipped
-from indexer.names import ModelRef, is_hub_id
+from indexer.names import ModelRef, folders_root, is_hub_id
 from indexer.network.byterange import ByteSource, LocalFile
 from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import RetryPolicy, fetch_small
@@ -35,6 +35,7 @@ class Repository:
     """The files of one commit, by their paths in the repository or the requested subfolder.
 
     They are read from ``folder``; without one from the Hub, or from the Hugging Face cache if they are there.
+    ``beneath``: a folder that no link in ``folder`` may lead out of.
     ``small_bytes`` counts the bytes read by ``read_small``, which refuses files of more than ``most_small`` bytes.
     """
 
@@ -48,6 +49,7 @@ class Repository:
         subfolder: str = "",
         retries: RetryPolicy | None = None,
         most_small: int | None = None,
+        beneath: Path | None = None,
     ) -> None:
         below = f"{subfolder}/" if subfolder else ""
         self.commit = commit
@@ -55,7 +57,7 @@ class Repository:
         self.small_bytes = 0
         self.most_small = _MOST_SMALL if most_small is None else most_small
         self._name = name
-        self._folder = folder
+        self._folder, self._beneath = folder, beneath
         self._below = below
         self._retries = retries
 
@@ -104,7 +106,7 @@ class Repository:
 
     def _local(self, path: str) -> LocalFile | None:
         if self._folder is not None:
-            return LocalFile(self._folder / path, path)
+            return LocalFile(self._folder / path, path, self._beneath)
         found = _in_cache(self._name, self._below + path, self.commit)
         return LocalFile(found, path) if found else None
 
@@ -130,11 +132,12 @@ def open_repository(
         folder, commit = _in_cache_only(reference, commit, below)
     if folder is not None:
         commit = None if reference.folder else commit
+        beneath = folders_root() if reference.folder else None
         try:
-            names = files_below(folder)
+            names = files_below(folder, beneath)
         except OSError as error:
             raise Failed("not_found", f"the folder {shown(folder)} cannot be listed: {error.strerror}") from error
-        return Repository(reference.id, commit, names, folder=folder, most_small=most_small)
+        return Repository(reference.id, commit, names, folder=folder, most_small=most_small, beneath=beneath)
     if commit is None or filenames is None:
         commit, filenames = _ask_hub(reference, commit)
     return Repository(

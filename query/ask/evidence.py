@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.console.messages import say
 from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.records.identity import canonical_json
-from indexer.storage.arrays import checksum, read_arrays, write_arrays
+from indexer.storage.arrays import arrays_of, as_bytes, checksum
+from indexer.storage.own_files import read_own, write_own
 from query.ask.scoring import Null
 from query.resolved import READERS
 from query.texts import Texts
@@ -183,7 +185,7 @@ class Reader:
     def _arrays(self, name: str, state: str = "") -> dict[str, NDArray[Any]] | None:
         """The arrays of a file in the cache; None if there is none, it was altered, or it is of another ``state``."""
         try:
-            arrays, texts = read_arrays(self._path(name), MOST_BYTES)
+            arrays, texts = arrays_of(read_own(self._path(name), MOST_BYTES, say))
             return arrays if texts["checksum"] == checksum(name + state, arrays) else None
         except (OSError, *WRONG_KINDS):
             return None
@@ -194,7 +196,7 @@ class Reader:
 
     def _keep(self, name: str, arrays: dict[str, NDArray[Any]], state: str = "") -> None:
         try:
-            write_arrays(self._path(name), arrays, {"checksum": checksum(name + state, arrays)})
+            write_own(self._path(name), as_bytes(arrays, {"checksum": checksum(name + state, arrays)}))
         except (OSError, AtlasError):
             return  # without a cache everything is computed again
 

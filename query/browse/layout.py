@@ -21,10 +21,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from indexer.child_processes import end_with_parent, start_child
 from indexer.console.advice import for_command_line
+from indexer.console.messages import say
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError, install
-from indexer.storage.atomic_files import write_atomically
 from indexer.storage.checksums import user_cache
+from indexer.storage.own_files import read_own, write_own
 from indexer.version import __version__
 from query.browse.model import error_in_words, harmless
 from query.map.coloring import ColorGroups, coloring
@@ -33,6 +35,7 @@ from query.map.projection import usual_method
 from query.reader import AtlasReader
 
 KEPT = 20  # files in the cache
+_MOST_LAYOUT = 256 << 20  # bytes of one
 _LIKELY_MODELS = 20  # that are shown for a text
 
 
@@ -113,7 +116,7 @@ class LayoutJob:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
         with suppress(OSError, RuntimeError, *WRONG_KINDS):
-            self.found, self.state = Layout.of(_cache_file(self._key).read_bytes()), "ready"
+            self.found, self.state = Layout.of(read_own(_cache_file(self._key), _MOST_LAYOUT, say)), "ready"
             return
         self._process = start_process(atlas.folder.root, "layout", base, *([method] if method else []))
         threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
@@ -139,8 +142,7 @@ class LayoutJob:
         if self.found is not None:
             with suppress(OSError, RuntimeError):  # if the cache is not writable, the next command computes it again
                 file = _cache_file(self._key)
-                file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                write_atomically(file, answer)
+                write_own(file, answer)
                 for old in sorted(file.parent.glob("*.json"), key=lambda file: -file.stat().st_mtime)[KEPT:]:
                     old.unlink()
         self.state = "ready" if self.found is not None else "failed"
@@ -158,9 +160,8 @@ def start_process(root: Path, *words: str, takes_text: bool = False) -> subproce
 
     ``takes_text``: it reads text from stdin, and what it says of its progress is not shown.
     """
-    return subprocess.Popen(
+    return start_child(
         [sys.executable, "-P", "-m", "query.browse.layout", str(root), *words],
-        start_new_session=True,  # Ctrl-C in a terminal is for the parent process, which ends this one
         stdin=subprocess.PIPE if takes_text else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if takes_text else None,
@@ -192,6 +193,7 @@ def _answered(atlas: AtlasReader, question: str, asked: str) -> dict[str, Any]:
 
 def main() -> int:
     """Answer the question in ``sys.argv``."""
+    end_with_parent()
     root, question, *words = sys.argv[1:]
     try:
         with AtlasReader(root) as atlas:

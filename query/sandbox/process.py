@@ -16,6 +16,7 @@ import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from indexer.child_processes import end_with_parent, lower_limits
 from query.sandbox.locked import THREADS, connect_locked
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class _Refused(Exception):
 
 def _serve() -> None:
     """Answer one request: JSON on stdin, JSON on stdout."""
+    end_with_parent()
     import duckdb  # noqa: F401 - takes longest, and the request may still be on its way
 
     request = json.load(sys.stdin)
@@ -92,27 +94,8 @@ def _drop_privileges(seconds: float) -> None:
 
     The alarm kills the process whatever code is running.
     """
-    try:
-        import resource
-    except ImportError:  # on Windows only the parent's time limit remains
-        return
     signal.setitimer(signal.ITIMER_REAL, seconds + 0.5)
-    processor_seconds = math.ceil(seconds * THREADS) + 5
-    for limit, most in (
-        (resource.RLIMIT_AS, MOST_ADDRESS_SPACE),
-        (resource.RLIMIT_CPU, processor_seconds),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, 0),
-    ):
-        most = _allowed(resource, limit, most)
-        resource.setrlimit(limit, (most, most))
-
-
-def _allowed(resource: Any, limit: int, wanted: int) -> int:
-    """The limit to set: a hard limit cannot be raised, and a batch system may have set a lower one."""
-    hard = resource.getrlimit(limit)[1]
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    lower_limits(AS=MOST_ADDRESS_SPACE, CPU=math.ceil(seconds * THREADS) + 5, FSIZE=0, CORE=0, NOFILE=0)
 
 
 def _stand_in_for_pytz() -> None:

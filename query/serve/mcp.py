@@ -16,15 +16,16 @@ from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
+from indexer.child_processes import end_when_closed
 from indexer.console.messages import clean
 from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.names import is_hub_id
 from indexer.processes import spawning
 from indexer.version import __version__
 from query.glossary import definition, schema
+from query.serve.requests import readable_stdin
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -50,7 +51,7 @@ def serve(atlas: Atlas, folders: Path | None = None) -> None:
     Raises AtlasError if the SDK is not installed.
     """
     require("Serving", "mcp")
-    with Workers(atlas.folder.root, folders) as workers:
+    with readable_stdin(), Workers(atlas.folder.root, folders) as workers:
         _mcp_server(atlas, workers).run()
 
 
@@ -209,14 +210,8 @@ def _work(line: Connection, folder: Path, models: Path | None) -> None:
     if hasattr(os, "setsid"):
         os.setsid()  # its children die with its group, and Ctrl-C reaches only the server
 
-    def exit_with_server() -> None:
-        if (server := parent_process()) is not None:
-            server.join()
-        if hasattr(os, "killpg"):
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    Thread(target=exit_with_server, daemon=True).start()
+    if (server := parent_process()) is not None:
+        end_when_closed(server.sentinel)
     read_folders_in(models)
     if models is not None:
         os.chdir(models)

@@ -283,7 +283,9 @@ def tokenizer_for(
     try:
         require("Naming tokens", *READERS)
         if evidence.vocabulary == evidence.base_vocabulary:
-            return _base_tokenizer(found.base, str(atlas.base_row(found.base)["commit"]), evidence.base_vocabulary), ""
+            kept = _base_tokenizer(found.base, str(atlas.base_row(found.base)["commit"]), evidence.base_vocabulary)
+            kept.begin_question()
+            return kept, ""
         return tokenizer_of_model(*_place_of(found, name, row)), ""
     except AtlasError as error:
         return None, str(error)

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.console.messages import say
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.names import ModelRef
 from indexer.records.tokens import token_rows
-from indexer.storage.arrays import checksum, read_arrays, write_arrays
+from indexer.storage.arrays import arrays_of, as_bytes, checksum
 from indexer.storage.checksums import user_cache
+from indexer.storage.own_files import read_own, write_own
 from indexer.untrusted import printable
 from query.trace.evidence import tokenizer_of_model
 
@@ -76,10 +78,15 @@ class BaseTokenizer:
             arrays = {"texts": np.frombuffer(json.dumps(found).encode(), dtype=np.uint8)}
             # Without a cache the tokenizer is started again.
             with suppress(OSError, RuntimeError, AtlasError):
-                write_arrays(self._path, arrays, {"checksum": checksum(self._header, arrays)})
+                write_own(self._path, as_bytes(arrays, {"checksum": checksum(self._header, arrays)}))
         special, names, texts = found
         self.special_ids = tuple(special)
         self._texts = dict(zip(special, names, strict=True)) | dict(zip(rows, texts, strict=True))
+
+    def begin_question(self) -> None:
+        """From now on the answers belong to another question (see :class:`IsolatedTokenizer`)."""
+        if self._tokenizer is not None:
+            self._tokenizer.begin_question()
 
     def words(self, ids: Sequence[int]) -> list[str]:
         """The piece of text that each id stands for."""
@@ -104,7 +111,7 @@ class BaseTokenizer:
     def _read(self, rows: int) -> tuple[list[int], list[str], list[str]] | None:
         """The special ids, their texts and those of the rows; None if they are not kept, or the file was altered."""
         try:
-            arrays, texts = read_arrays(self._path, _MOST_BYTES)
+            arrays, texts = arrays_of(read_own(self._path, _MOST_BYTES, say))
             if texts["checksum"] != checksum(self._header, arrays):
                 return None
             special, names, pieces = json.loads(arrays["texts"].tobytes())

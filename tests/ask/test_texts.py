@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import tracemalloc
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 import query.texts
 from indexer.errors import AtlasError, BadArgument
-from query.texts import read_texts
+from query.texts import given_texts, read_texts
 
 THREE = ("The sky is blue.", "Zwölf Boxkämpfer jagen Viktor.", "天気がいい。")
 
@@ -106,6 +107,8 @@ def test_of_many_texts_some_are_kept_evenly_spaced(tmp_path):
         ("a.txt", b"one\n" + b"x" * 70_000 + b"\n\x00\n", "is not text"),
         ("a.txt", "Grüße\n".encode("latin1"), "Line 1 of .* is not UTF-8"),
         ("a.txt", "Grüße\n".encode("utf-16"), "is UTF-16 text"),
+        ("a.txt", "Grüße\n".encode("utf-32"), "is UTF-32 text"),
+        ("a.txt", "Grüße\n".encode("utf-16-le"), "is not text"),
         ("a.jsonl", gzip.compress(b"{}", mtime=0), "is compressed"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "Line 2 of .* is not JSON"),
         ("a.jsonl", b'{"text": 3}\n', "holds int, not a text"),
@@ -124,6 +127,105 @@ def test_what_is_no_text_gets_one_line(tmp_path, name, content, said):
     with pytest.raises(AtlasError, match=said) as caught:
         read_texts(write(tmp_path, name, content))
     assert "\n" not in str(caught.value)
+
+
+def many(line: bytes, bad: bytes) -> bytes:
+    return b"".join(bad if number in (7, 31) else line for number in range(40))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "left_out", "why"),
+    [
+        ("a.jsonl", b'"a"\n{"text": "b \\ud800"}\n"c"\n', "1 text", r"line 2 holds \ud800, half of a surrogate pair"),
+        ("a.json", b'["a", "\\udcff \\uD83D\\uDE00", "c", "\\ud83d\\ude00"]', "1 text", r"entry 2 holds \udcff"),
+        ("a.json", b'["a"' + b', "\xc3\xa9"' * 20 + b', "\xff \xc3"]', "1 text", "entry 22 is not UTF-8"),
+        ("a.json", b'["a", "\\uDBFF", "\\ud83d\\ude00"]', "1 text", r"entry 2 holds \udbff"),
+        ("a.txt", many(b"one\n", b"\xed\xa0\x80\n"), "2 texts (lines 8, 32)", "line 8 is not UTF-8"),
+        ("a.txt", many(b"one\n", b"a\0b\n"), "2 texts (lines 8, 32)", "line 8 is not text"),
+        ("a.txt", many(b"one\n", b"x" * (5 << 20) + b"\n"), "2 texts (lines 8, 32)", "line 8 has more than 4 MiB"),
+        ("a.jsonl", many(b'"one"\n', b'{"text": "o\n'), "2 texts (lines 8, 32)", "line 8 is not JSON"),
+        ("a.jsonl", many(b'"one"\n', b"[" * 99_999 + b"\n"), "2 texts (lines 8, 32)", "line 8 is not JSON"),
+        ("a.jsonl", many(b'{"text": "one"}\n', b'{"text": [1]}\n'), "2 texts (lines 8, 32)", "holds list, not a text"),
+        ("a.jsonl", many(b'{"text": "one"}\n', b'{"a": 1, "b": 2}\n'), "2 texts (lines 8, 32)", "lacks the field"),
+        ("a.jsonl", b'{"text": "one"}\n' * 40 + b'{"text": "cut sho', "1 text", "line 41 is not JSON"),
+        ("a.csv", b"text,n\n" + many(b'"one\ntwo",1\n', b'"o\xff\n",1\n'), "2 texts (lines 17, 65)", "is not UTF-8"),
+    ],
+)
+def test_a_text_that_cannot_be_read_costs_that_text(tmp_path, name, content, left_out, why):
+    found = read_texts(write(tmp_path, name, content))
+    assert len(found) >= 1
+    assert "".join(found.texts).isprintable() or name == "a.csv"
+    (note,) = found.notes
+    assert note.startswith(f"{left_out.split(' (')[0]} of {tmp_path / name} ")
+    assert left_out.partition(" ")[2] in note.replace(f" of {tmp_path / name} were left out", "")
+    assert why in note
+
+
+def test_a_file_of_which_more_cannot_be_read_is_refused(tmp_path):
+    for content, said in (
+        (b'"\\ud800"\n"\\udfff"\n', r"Line 1 of .* holds \\ud800, half of a surrogate pair"),
+        (b'"a"\n' * 17 + b"x\n\n7\n", "Line 18 of .* is not JSON"),
+    ):
+        with pytest.raises(AtlasError, match=said):
+            read_texts(write(tmp_path, "a.jsonl", content))
+
+
+def test_texts_that_are_given_are_looked_at_like_those_of_a_file():
+    found = given_texts(["a", "b \ud800", "c", "", "d\0"])
+    assert found.texts == ("a", "c", "d\0")
+    assert found.notes == (r"1 text of these texts was left out: text 2 holds \ud800, half of a surrogate pair, which is no character",)  # fmt: skip
+    for texts, said in (([], "no text"), (["\ud800"], "half of a surrogate"), (["a", None], "Text 2 is NoneType")):
+        with pytest.raises(AtlasError, match=said):
+            given_texts(texts)
+
+
+def test_a_json_list_is_read_an_entry_at_a_time(tmp_path, monkeypatch):
+    """As a whole it takes 4 MB."""
+    monkeypatch.setattr(query.texts, "_PIECE", 1 << 14)
+    rows = [{"text": f"text {number}, “quoted”\n", "tokens": [number] * 20} for number in range(4_000)]
+    for indent in (None, 1):
+        file = write(tmp_path, "a.json", json.dumps(rows, indent=indent, ensure_ascii=False))
+        tracemalloc.start()
+        found = read_texts(file, most=100)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found.total == len(rows)
+        assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('["a", "b"', r"line 1: expected ','"),
+        ('["a",\n"b",]', "line 2: Expecting value"),
+        ('["a" "b"]', r"line 1: expected ','"),
+        ('["a"]\n["b"]', "line 2: more follows"),
+        ('["' + "a" * (9 << 20) + '"]', "an entry of more than 4 MiB"),
+        ("[" + "[" * 50_000, "nested too deeply"),
+        ('["a", 12' + " " * 3_000_000 + "3]", r"expected ','"),
+        ('["a", 1e999999999, ' + "9" * 5_000 + "]", "Exceeds the limit|not a text"),
+    ],
+)
+def test_a_broken_list_gets_one_line(tmp_path, content, said):
+    with pytest.raises(AtlasError, match=said) as caught:
+        read_texts(write(tmp_path, "a.json", content))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_may_be_cut_anywhere_by_the_pieces_it_is_read_in(tmp_path, monkeypatch):
+    values = ["é" * 7, 'a\\"b', "  ", "😀", "x" * 40] * 9
+    for size in range(1, 30):
+        monkeypatch.setattr(query.texts, "_PIECE", size)
+        file = write(tmp_path, "a.json", json.dumps(values, indent=size % 3, ensure_ascii=size % 2 == 0))
+        assert read_texts(file).texts == tuple(one.strip() for one in values if one.strip())
+
+
+def test_all_texts_that_are_kept_take_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(query.texts, "_MOST_KEPT", 1 << 20)
+    found = read_texts(write(tmp_path, "a.txt", ("x" * 9_999 + "\n") * 1_000))
+    assert 50 <= len(found) <= 105
+    assert found.total == 1_000
+    assert "evenly spaced" in found.notes[0]
 
 
 def test_a_long_text_is_cut_in_every_kind_of_file(tmp_path):

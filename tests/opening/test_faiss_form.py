@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import faiss
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.storage.checksums import file_sha256
 from indexer.vectors.choice import COMPRESSED
-from indexer.vectors.files import HALF, SEGMENT, MalformedIndex, VectorFile, check_file, check_format
+from indexer.vectors.files import HALF, SEGMENT, MalformedIndex, VectorFile, check_file, check_format, open_index
 from tests.conftest import run_python
 
 LENGTH, COUNT = 32, 200
@@ -114,3 +116,56 @@ def test_a_file_of_another_kind_is_refused_though_everything_else_fits(tmp_path)
     link.symlink_to(path)
     with pytest.raises(AtlasError, match="it is a link"):
         check_file(tmp_path, VectorFile(link.name, answer.sha256, answer.size, COUNT, LENGTH, "RaBitQ"))
+
+
+def hostile(path, kind):
+    """A file that would crash FAISS, or that it would read as something else."""
+    draws = np.random.default_rng(0).normal(size=(700, LENGTH)).astype(np.float32)
+    if kind == "binary":
+        index = faiss.IndexBinaryFlat(LENGTH * 8)
+        index.add(np.ones((COUNT, LENGTH), np.uint8))
+        faiss.write_index_binary(index, str(path))
+    elif kind == "not trained":
+        faiss.write_index(faiss.IndexIVFFlat(faiss.IndexFlatIP(LENGTH), LENGTH, 4), str(path))
+    else:
+        factory = {"cut lists": "IVF4,Flat", "links out of range": "HNSW8", "rotated": "OPQ8,PQ8x4"}.get(kind, "Flat")
+        index = faiss.index_factory(LENGTH, factory, faiss.METRIC_INNER_PRODUCT)
+        index.train(draws)
+        index.add(draws[:COUNT])
+        faiss.write_index(index, str(path))
+        content = bytearray(path.read_bytes())
+        if kind == "cut lists":
+            del content[-2_000:]
+        elif kind == "links out of range":
+            content[-400:] = b"\xff\xff\xff\x7f" * 100
+        elif kind == "huge numbers":
+            content[4:16] = (2**31 - 1).to_bytes(4, "little") + (2**62).to_bytes(8, "little")
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "kind", ["binary", "not trained", "cut lists", "links out of range", "rotated", "huge numbers", "plain flat"]
+)
+def test_a_hostile_index_behind_a_right_checksum_gets_one_line(tmp_path, kind, monkeypatch):
+    path = tmp_path / "a.faiss"
+    hostile(path, kind)
+    monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("FAISS must not see it"))
+    for factory in KINDS:
+        file = VectorFile(path.name, file_sha256(path), path.stat().st_size, COUNT, LENGTH, factory)
+        with pytest.raises(AtlasError, match="does not match the database") as caught:
+            open_index(tmp_path, file)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_looked_at_each_time_though_its_checksum_is_remembered(tmp_path):
+    """Whoever changes a file can set its times."""
+    path = written(tmp_path / "a.faiss", SEGMENT)
+    status = path.stat()
+    file = VectorFile(path.name, file_sha256(path), status.st_size, COUNT, LENGTH)
+    check_file(tmp_path, file)
+    with path.open("r+b") as opened:
+        opened.seek(4)
+        opened.write(b"\xff" * 12)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(AtlasError, match="does not match the database"):
+        check_file(tmp_path, file)

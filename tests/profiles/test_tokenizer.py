@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -55,6 +56,57 @@ def test_a_tokenizer_takes_bounded_memory_and_time(monkeypatch, parts, ask):
             ask(hostile)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
     assert time.monotonic() - started < 40
+
+
+def test_all_answers_to_a_question_have_one_limit(monkeypatch):
+    """Each may be quick enough: a file has thousands of texts."""
+    monkeypatch.setattr(module, "QUESTION_SECONDS", 1.0)
+    slow = IsolatedTokenizer({"tokenizer.json": tokenizer(normalizer=MULTIPLIES)})
+
+    def answer(question, seconds):
+        time.sleep(min(0.3, seconds))
+        if seconds < 0.3:
+            raise TimeoutError
+        return []
+
+    monkeypatch.setattr(slow, "_answer", answer)
+    slow.encode("a")
+    slow.begin_question()
+    asked = time.monotonic()
+
+    def ask_all():
+        for _ in range(100):
+            slow.encode("a")
+
+    with pytest.raises(AtlasError, match="more than 1 s for the texts of one question"):
+        ask_all()
+    assert time.monotonic() - asked < 3
+
+
+def test_the_kernel_limits_memory_and_time():
+    """A parent that is stopped, or waits for something else, kills nothing."""
+    one = IsolatedTokenizer({"tokenizer.json": tokenizer(normalizer=MULTIPLIES)})
+    limits = Path(f"/proc/{one._process.pid}/limits").read_text()
+    rows = {line[:25].strip(): line[25:].split()[0] for line in limits.splitlines()[1:]}
+    assert int(rows["Max address space"]) == 4 << 30
+    assert int(rows["Max cpu time"]) < 150
+    one._process.stdin.write(b'{"text": "aaaa", "seconds": 0.5}\n')
+    one._process.stdin.flush()
+    assert one._process.wait(10) in (-signal.SIGALRM, -signal.SIGXCPU)
+    with pytest.raises(AtlasError, match="The tokenizer takes more than"):
+        one.encode("a")
+    assert one.encode("b"), "it is started again"
+
+
+def test_a_text_that_it_cannot_read_costs_that_text():
+    one = IsolatedTokenizer({"tokenizer.json": tokenizer()})
+    started = one._process.pid
+    for text in ("a \ud800", "\udcff"):
+        with pytest.raises(AtlasError, match=r"A text holds .ud..., half of a surrogate pair"):
+            one.encode(text)
+    assert one.encode("a\0b")[0] == 1
+    assert one.encode("a") == [1]
+    assert one._process.pid == started
 
 
 def test_answers_equal_those_of_the_library():

@@ -1,0 +1,64 @@
+"""Files of the user's caches, which are read only if no other user can have written them.
+
+A cache may lie where others write: in a shared home, in a folder that HF_HOME or XDG_CACHE_HOME names. What others put
+there could make an answer wrong, or spare a file the check that protects from it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from indexer.regular_files import descriptor_of
+from indexer.storage.atomic_files import replacing
+
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_said: set[Path] = set()
+
+
+def read_own(path: Path, most: int, say: Callable[[str], None] | None = None) -> bytes:
+    """All bytes of a regular file of at most ``most`` bytes that belongs, with its folder, to this user or to root.
+
+    Raises OSError if there is none, or if others own it or its folder, or may write to them; ``say`` is then called
+    with a sentence, once for each folder.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Relative to the folder that was looked at: its name may be given to another one meanwhile.
+        descriptor = descriptor_of(Path(path.name), folder=folder)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not (_is_own(os.fstat(folder)) and _is_own(status)):
+                if say is not None and path.parent not in _said:
+                    _said.add(path.parent)
+                    say(
+                        f"{path} is not used: other users own it or its folder, or may write there; "
+                        "it is computed again each time"
+                    )
+                raise OSError(errno.EPERM, "other users may have written it", str(path))
+            if status.st_size > most:
+                raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+            return file.read(most)
+    finally:
+        os.close(folder)
+
+
+def write_own(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Write a file that ``read_own`` reads, atomically: neither it nor its folder can be written to by others.
+
+    Raises OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = path.parent.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & _OTHERS_MAY_WRITE:
+        path.parent.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_MAY_WRITE)
+    with replacing(path, sync=sync) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & _OTHERS_MAY_WRITE
