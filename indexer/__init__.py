@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from indexer.user_folders import find_caches
 from indexer.version import __version__
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ __all__ = [
     "__version__", "add", "build", "deepen", "doctor", "merge", "profile", "publish_records", "pull", "push", "rebuild",
     "remove", "represent", "status", "verify", "work",
 ]  # fmt: skip
+
+find_caches()  # before anything imports huggingface_hub
 
 _HOMES = {
     "add": "builds.commands",

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from indexer.console.advice import for_command_line
 from indexer.console.messages import clean
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, missing_extra
 from query import wording
 from query.figures import THEMES, draw
 from query.wording import NOTHING, count, day, decimal, duration, literal, moment, percent, size, sql
@@ -30,6 +30,15 @@ _LONGEST = 300  # characters of one string from the Hub
 _NAMES = 3  # of a list in a cell
 _MANY_MARKS = 1500  # in a picture; with more, a PNG is smaller than an SVG
 _PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
+
+
+def as_reason(error: AtlasError | ModuleNotFoundError, purpose: str) -> AtlasError:
+    """The error with the extra to install; any other missing module is raised."""
+    if isinstance(error, AtlasError):
+        return error
+    if (missing := missing_extra(error, purpose)) is None:
+        raise error
+    return missing
 
 
 def code(text: str) -> Markup:
@@ -183,8 +192,8 @@ class Section:
         themes: tuple[ThemeName, ...] = ("light", "dark")
         try:
             drawn = {theme: base64.b64encode(draw(figure(theme), suffix)).decode() for theme in themes}
-        except AtlasError as error:
-            return {"why": self.unavailable(error)}
+        except (AtlasError, ModuleNotFoundError) as error:
+            return {"why": self.unavailable(as_reason(error, "A picture"))}
         return {theme: f"data:{_PICTURES[suffix]};base64,{payload}" for theme, payload in drawn.items()}
 
 
