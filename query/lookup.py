@@ -173,6 +173,13 @@ def read_described(atlas: AtlasReader, described: Described, base: PublishedBase
         return read_model(described, base, read)
 
 
+def names_base(described: Described, base: str) -> bool:
+    """Whether an adapter that is not indexed names this base."""
+    from indexer.deltas import single
+
+    return single.names_base(described, base)
+
+
 @contextmanager
 def _reading(atlas: AtlasReader, reference: ModelRef) -> Iterator[None]:
     """Turn the errors of reading a model into an AtlasError; if the Hub has none, name the closest ids."""

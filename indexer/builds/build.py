@@ -150,7 +150,7 @@ class Build:
             model, named = min(parents.unknown.items())
             self.watcher.say(
                 f"adapters whose base could not be resolved, treated as adapters of {self.facts.id}: "
-                f"{len(parents.unknown)} ({printable(model, 100)} names {printable(named, 100)})"
+                f"{len(parents.unknown)} ({printable(parents.spelling(model), 100)} names {printable(named, 100)})"
             )
         self.report.discovered = len(chosen)
         for lacking, (what, _) in _LACKING.items():

@@ -23,7 +23,7 @@ from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
 from query.lineage.stored import store as keep
 from query.lineage.thresholds import SURE, Thresholds, probability
-from query.lookup import describe_unindexed, indexed_model, read_described
+from query.lookup import describe_unindexed, indexed_model, names_base, read_described
 from query.resolved import NOT_ON_HUB, READERS, ResolvedModel, is_unrelated, no_record, thresholds, unknown_model
 from query.sampled import SAMPLE
 from query.wording import counted
@@ -308,14 +308,12 @@ class Tracer:
         cosine with the base is near the threshold, if less than half of the parts changed, and if it is an adapter that
         does not name the base.
         """
-        from indexer.listing.parents import named_base, names_another
-
         model, verdict, record = described.reference.id, "", None
         cosine = None if parts.is_adapter else cosine_with(parts.weights, self._base_parts(self._selection()))
         group = "adapter" if parts.is_adapter else "full"
         is_unclear = sum(bool(delta.any()) for delta in parts.deltas.values()) * 2 < len(parts.deltas)
         if cosine is None:
-            is_unclear |= named_base(described.row) is None or names_another(described.row, self.base)
+            is_unclear |= not names_base(described, self.base)
         else:
             is_unclear |= abs(cosine - thresholds(self.atlas, self.base)["unrelated_below"]) < _UNCLEAR_COSINE
         if is_unclear:

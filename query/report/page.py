@@ -120,7 +120,14 @@ class Source:
 
     def model(self, name: str) -> Markup:
         """A model's name, linked to its page on the Hub that was crawled."""
-        return model_link(name, self.crawled.page_of(name))
+        return model_link(name, None if name in self._from_folders else self.crawled.page_of(name))
+
+    @cached_property
+    def _from_folders(self) -> frozenset[str]:
+        """The models that were added from folders: a name like one on the Hub has no page there."""
+        return frozenset(
+            row["model"] for row in self.rows("SELECT model FROM fine_tunes WHERE base = ? AND claimed_by = 'folder'")
+        )
 
     def command(self, name: str, options: str = "") -> str:
         """A command about this base, ready to be pasted into a shell."""
