@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from indexer.environment import tidy
+from indexer.user_folders import find_caches
 from indexer.version import __version__
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ __all__ = [
     "__version__", "add", "build", "deepen", "doctor", "merge", "profile", "publish_records", "pull", "push", "rebuild",
     "remove", "represent", "status", "verify", "work",
 ]  # fmt: skip
+
+find_caches()  # before anything imports huggingface_hub
 
 _HOMES = {
     "add": "builds.commands",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import ParamSpec, TypeVar
 from urllib.parse import urlsplit
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 # What code raises that is given data of an unexpected type; caught where untrusted data is read.
 WRONG_KINDS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -96,15 +101,24 @@ def unreadable(model: str, error: ModelError) -> AtlasError:
 
 # Optional modules: the extra that installs them, and their package.
 _EXTRAS = {
+    "PIL": ("build", "pillow"),
+    "regex": ("build", "regex"),
+    "tokenizers": ("build", "tokenizers"),
     "torch": ("build", "torch"),
     "transformers": ("build", "transformers"),
     "distributed": ("dask", "distributed"),
     "matplotlib": ("studies", "matplotlib"),
+    "numba": ("studies", "numba"),
     "pandas": ("studies", "pandas"),
     "umap": ("studies", "umap-learn"),
+    "anyio": ("agents", "anyio"),
     "mcp": ("agents", "mcp"),
+    "pydantic": ("agents", "pydantic"),
+    "typing_extensions": ("agents", "typing_extensions"),
+    "h11": ("browse", "h11"),
     "starlette": ("browse", "starlette"),
     "uvicorn": ("browse", "uvicorn"),
+    "peft": ("demo", "peft"),
 }
 
 
@@ -124,5 +138,30 @@ def require(purpose: str, *modules: str) -> None:
         except (ImportError, ValueError):  # imports of it are blocked
             is_there = False
         if not is_there:
-            extra, package = _EXTRAS[module]
-            raise AtlasError(f"{purpose} needs {package}, which is not installed.", install(extra))
+            raise _without(module, purpose)
+
+
+def missing_extra(error: BaseException, purpose: str = "This") -> AtlasError | None:
+    """The error that names the extra to install, if ``error`` is that an optional module is missing; else None."""
+    module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return _without(module, purpose) if module in _EXTRAS else None
+
+
+def naming_extras(function: Callable[Given, Answer], purpose: str = "This") -> Callable[Given, Answer]:
+    """``function``, which raises AtlasError if it imports an optional module that is not installed."""
+
+    @functools.wraps(function)
+    def called(*arguments: Given.args, **options: Given.kwargs) -> Answer:
+        try:
+            return function(*arguments, **options)
+        except ModuleNotFoundError as error:
+            if (known := missing_extra(error, purpose)) is None:
+                raise
+            raise known from error
+
+    return called
+
+
+def _without(module: str, purpose: str) -> AtlasError:
+    extra, package = _EXTRAS[module]
+    return AtlasError(f"{purpose} needs {package}, which is not installed.", install(extra))

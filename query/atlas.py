@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.console.notebook import shown
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, naming_extras
 from query.reader import AtlasReader
 from query.results import Answered, Rows, answered
 from query.wording import counted
@@ -111,7 +111,7 @@ class _Question:
         self._name = name
 
     def __get__(self, atlas: object, owner: type) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(import_module(self._module), self._function)
+        function: Callable[..., Any] = naming_extras(getattr(import_module(self._module), self._function))
         setattr(Atlas, self._name, function)
         return getattr(owner if atlas is None else atlas, self._name)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError, require
 from query.figures import checked_output, write_output
 from query.results import Result
+from query.tables import parquet_of
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -113,7 +114,6 @@ class ModelVectors(Result):
             np.savez(target, model_id=self.ids, matrix=self.matrix, datasets=first, **named, **about)  # type: ignore[arg-type]
         else:
             import pyarrow as pa
-            import pyarrow.parquet as pq
 
             table = pa.Table.from_pylist(self.to_rows(), pa.schema([
                 ("model_id", pa.int64()), ("model", pa.string()), ("author", pa.string()), ("relation", pa.string()),
@@ -121,7 +121,7 @@ class ModelVectors(Result):
             ]))  # fmt: skip
             flat = pa.array(self.matrix.reshape(-1), pa.float32())
             vectors = pa.FixedSizeListArray.from_arrays(flat, int(self.matrix.shape[1]))
-            pq.write_table(table.append_column("vector", vectors).replace_schema_metadata(facts), target)
+            target.write(parquet_of(table.append_column("vector", vectors).replace_schema_metadata(facts)))
         write_output(file, target.getvalue())
 
 

@@ -26,8 +26,8 @@ from query.resolved import (
     ResolvedModel,
     base_error,
     indexed_names,
+    is_unrelated,
     no_record,
-    thresholds,
     unknown_model,
     vector_of_record,
 )
@@ -116,13 +116,11 @@ def _read_unindexed(
     A folder is read in full if the representation needs that: it costs no traffic.
     """
     described, published_base = describe_unindexed(atlas, reference, base)
-    from indexer.deltas.single import read_model
     from indexer.records.representation import representation_named
 
     chosen = representation_named(representation)
     needs_full = not chosen.from_samples and reference.folder is not None
-    with _reading(atlas, reference):
-        record = read_model(described, published_base, read or ("full" if needs_full else SAMPLE))
+    record = read_described(atlas, described, published_base, read or ("full" if needs_full else SAMPLE))
     if not chosen.is_held_by(record) and record.is_sampled:
         raise AtlasError(
             f"Only a sample of rows was read of {record.identity.model}, which gives no {representation!r} vector.",
@@ -142,8 +140,7 @@ def _read_unindexed(
         same = _same_content(atlas, identity.commit, identity.base)
     elif atlas.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [identity.model, identity.base]):
         same = atlas.find(ModelRef(identity.model), identity.base)
-    is_foreign = record.adapter_base is not None and record.adapter_base.verdict == "foreign"
-    cosine = record.base_cosine
+    verdict = "" if record.adapter_base is None else record.adapter_base.verdict
     return ResolvedModel(
         name=identity.model,
         base=identity.base,
@@ -152,9 +149,8 @@ def _read_unindexed(
         is_copy=vector is None,
         group=record.vector_group,
         initialisation=initialisation,
-        is_unrelated=is_foreign
-        or (cosine is not None and cosine < thresholds(atlas, identity.base)["unrelated_below"]),
-        base_cosine=cosine,
+        is_unrelated=is_unrelated(atlas, identity.base, record.base_cosine, verdict),
+        base_cosine=record.base_cosine,
         read=record.read,
         copy_evidence=(SAMPLE if record.is_sampled else "weights") if record.is_copy else None,
         vector=vector,
@@ -191,6 +187,21 @@ def _unreachable() -> str:
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     return f"{without_user(constants.ENDPOINT)} cannot be reached" if refuses_connections(constants.ENDPOINT) else ""
+
+
+def read_described(atlas: AtlasReader, described: Described, base: PublishedBase, read: str = SAMPLE) -> Record:
+    """The record of a model that is not indexed, as a build would make it. Raises AtlasError."""
+    from indexer.deltas.single import read_model
+
+    with _reading(atlas, described.reference):
+        return read_model(described, base, read)
+
+
+def names_base(described: Described, base: str) -> bool:
+    """Whether an adapter that is not indexed names this base."""
+    from indexer.deltas import single
+
+    return single.names_base(described, base)
 
 
 @contextmanager

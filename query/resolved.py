@@ -58,9 +58,23 @@ class ResolvedModel:
             return ""
         if self.base_cosine is None and self.group == "adapter":
             return f"{self.name} is an adapter of another base than {self.base}"
+        return f"{self.name} is not made from {self.base}{self._cosine_in_words}"
+
+    @property
+    def evidence(self) -> str:
+        """What shows that it has no change of its own, or is unrelated to its base; empty for other models."""
+        if self.is_copy:
+            return "all its deltas are zero" + (" in all that was read" if self.copy_evidence == SAMPLE else "")
+        if not self.is_unrelated:
+            return ""
+        if self.base_cosine is None and self.group == "adapter":
+            return "it is an adapter of another base"
+        return f"its weights are not the base's{self._cosine_in_words}"
+
+    @property
+    def _cosine_in_words(self) -> str:
         # Rounded first, so that there is no minus before 0.00.
-        cosine = "" if self.base_cosine is None else f" (cosine of the weights {round(self.base_cosine, 2) + 0.0:.2f})"
-        return f"{self.name} is not made from {self.base}{cosine}"
+        return "" if self.base_cosine is None else f" (cosine of the weights {round(self.base_cosine, 2) + 0.0:.2f})"
 
 
 def vector_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> NDArray[np.float32]:
@@ -138,6 +152,14 @@ def facts_of_record(record: Record) -> dict[str, Any]:
         "base_cosine": record.base_cosine,
         "dtype": record.dtype,
     }
+
+
+def is_unrelated(atlas: AtlasReader, base: str, cosine: float | None, adapter_verdict: str = "") -> bool:
+    """Whether a model does not derive from a base, by the rule that sets the flag of indexed models.
+
+    ``cosine``: of its weights with the base's, None for an adapter; ``adapter_verdict``: of an AdapterBase.
+    """
+    return adapter_verdict == "foreign" or (cosine is not None and cosine < thresholds(atlas, base)["unrelated_below"])
 
 
 def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:

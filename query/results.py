@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from indexer.console.notebook import shown
-from indexer.errors import AtlasError, ModelError, require
+from indexer.errors import AtlasError, ModelError, missing_extra, naming_extras, require
 from indexer.untrusted import tidy
 
 if TYPE_CHECKING:
@@ -90,6 +90,11 @@ class Result:
 class Drawn(Result):
     """A result with a picture; subclasses define ``figure``."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "figure" in vars(cls):
+            cls.figure = naming_extras(cls.figure, "A picture")  # type: ignore[method-assign]
+
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The picture; ``theme`` is light or dark.
 
@@ -103,6 +108,7 @@ class Drawn(Result):
         from query.figures import checked_output, draw, write_output
 
         file = checked_output(path)
+        require("A picture", "matplotlib")
         write_output(file, draw(self.figure(theme), file.suffix.lower()))
 
     def _repr_html_(self) -> str:
@@ -162,6 +168,9 @@ def answered(asked: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answer
             text = str(error) if isinstance(error, AtlasError) else f"{error.detail.rstrip('.')}."
             yield Answered(one, error=text)
         except Exception as error:
+            if (missing := missing_extra(error)) is not None:
+                yield Answered(one, error=str(missing))
+                continue
             yield Answered(one, error=f"It could not be asked: {type(error).__name__}: {tidy(str(error), 200)}.")
         else:
             yield Answered(one, answer)

@@ -158,7 +158,8 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         shown["initialisation"] = shown["initialisation"] if others else None
         shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
-    shown["page"] = atlas.crawl_of(shown["base"]).page_of(shown["model"])
+    is_on_hub = shown["claimed_by"] != "folder"
+    shown["page"] = atlas.crawl_of(shown["base"]).page_of(shown["model"]) if is_on_hub else None
     # What its card and tags say.
     named = atlas.rows(
         "SELECT dataset, parent, list_sort(list(DISTINCT raw)) AS spellings, list_sort(list(DISTINCT source)) AS "

@@ -71,6 +71,13 @@ class SqlResult(Result):
         """One dict per row."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
+    def write(self, path: str | Path) -> None:
+        """Write the rows as .parquet, .csv, .json or .jsonl. Raises AtlasError for another suffix, or if it fails."""
+        from query.tables import write_rows
+
+        types = [*self.types, *[""] * (len(self.columns) - len(self.types))]
+        write_rows(path, self.to_rows(), dict(zip(self.columns, types, strict=True)))
+
     def to_df(self) -> pandas.DataFrame:
         """The rows as a data frame of the types that the statement gave: times are times, lists are lists."""
         kinds = {name: kind for name, type_ in zip(self.columns, self.types, strict=False) if (kind := _kind(type_))}

@@ -2,7 +2,9 @@
 
 ``python -m scripts.readme .demo`` copies the demo's replies to docs/demo.json and writes them into README.md: below
 every ``$ command`` of a console block whose reply is known, and between the comments ``demo:NAME`` of a sentence.
-A test compares README.md with docs/demo.json.
+The
+ranges over several trainings are from docs/trainings.json (``python -m scripts.trainings``). A test compares README.md
+with both.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from scripts.child import PROJECT
 from scripts.tables import decimal, filled
 
 README, REPLIES = PROJECT / "README.md", PROJECT / "docs" / "demo.json"
+TRAININGS = PROJECT / "docs" / "trainings.json"  # written by scripts.trainings
 
 BASE = "atlas-demo/tiny-roberta"
 BUILD = f"index build --base {BASE} --discover names --spectra"
@@ -40,6 +43,7 @@ _ASKED = re.compile(r"^\$ (.+)\n((?:(?!\$ |\n\$ ).*\n)*)", re.MULTILINE)
 
 def with_replies(text: str, replies: Mapping[str, str]) -> str:
     """README's text with current replies below their commands, and current sentences."""
+    trainings: list[dict[str, Any]] = json.loads(TRAININGS.read_text(encoding="utf-8"))
 
     def block(found: re.Match[str]) -> str:
         def answered(asked: re.Match[str]) -> str:
@@ -51,20 +55,48 @@ def with_replies(text: str, replies: Mapping[str, str]) -> str:
 
         return _ASKED.sub(answered, found[0])
 
-    sentences = {"demo:models": _models(replies), "demo:prediction": _prediction(replies)}
+    sentences = {
+        "demo:models": _models(replies, trainings),
+        "demo:prediction": _prediction(replies, trainings),
+        "demo:trainings": _trainings(trainings),
+    }
     return filled(_BLOCK.sub(block, text), sentences)
 
 
-def _models(replies: Mapping[str, str]) -> str:
-    indexed = re.search(r"^indexed\s+(\d+)$", replies[BUILD], re.MULTILINE)
+def _span(trainings: Sequence[Mapping[str, Any]], size: str, name: str, places: int = 2) -> str:
+    """The smallest and the largest of a figure over the trainings of one size: ".81 to .86"."""
+    values = [one[name] for one in trainings if one["size"] == size]
+    low, high = decimal(min(values), places), decimal(max(values), places)
+    return low if low == high else f"{low} to {high}"
+
+
+def _trainings(trainings: Sequence[Mapping[str, Any]]) -> str:
+    full = [one for one in trainings if one["size"] == "full"]
+    spans = []
+    for name in full[0]["representations"]:
+        values = [one["representations"][name][0] for one in full]
+        spans.append(f"`{name}` {decimal(min(values), 2)} to {decimal(max(values), 2)}")
     return (
-        f"The picture and the figures on this page come from a run of `make demo`: {indexed[1] if indexed else 'some'} "
-        "real fine-tunes of a small RoBERTa,\ntrained on text that every installation has, with the oddities that the "
-        "Hub is full of. Another machine trains slightly\ndifferent models: seconds and last digits differ."
+        f"A second training gives other figures. Over {len(full)} trainings of the RoBERTa family from other seeds, "
+        f"purity was: {', '.join(spans)}; across authors, `input` had {_span(trainings, 'full', 'across')}.\n`make demo` "
+        f"trains the same models for a shorter time: there `input` had {_span(trainings, 'demo', 'purity')} "
+        f"({_span(trainings, 'demo', 'across')} across authors)."
     )
 
 
-def _prediction(replies: Mapping[str, str]) -> str:
+def _models(replies: Mapping[str, str], trainings: Sequence[Mapping[str, Any]]) -> str:
+    indexed = re.search(r"^indexed\s+(\d+)$", replies[BUILD], re.MULTILINE)
+    count = sum(one["size"] == "demo" for one in trainings)
+    return (
+        "The picture and the figures on this page come from one run of `make demo`: "
+        f"{indexed[1] if indexed else 'some'} real fine-tunes of a small RoBERTa,\ntrained on text that every installation "
+        "has, with the oddities that the Hub is full of. On another machine, or with other\nseeds, other models come out "
+        f"of it: over {count} trainings, purity was {_span(trainings, 'demo', 'purity')}, and "
+        f"{_span(trainings, 'demo', 'right')} of predictions were right."
+    )
+
+
+def _prediction(replies: Mapping[str, str], trainings: Sequence[Mapping[str, Any]]) -> str:
     found: dict[str, Any] = json.loads(replies[EVALUATE])
     by = {score["evidence"]: score for score in found["scores"]}
 
@@ -79,7 +111,8 @@ def _prediction(replies: Mapping[str, str]) -> str:
         f"{found['models']} models are named right\n({between}majority {share(by['majority']['accuracy'])}, chance "
         f"{share(by['chance']['accuracy'])}), with vectors alone {share(by['vectors']['accuracy'])} and with the head's "
         f"labels alone {share(by['head']['accuracy'])};\nBrier score {share(together['brier'])}, calibration error "
-        f"{share(together['calibration_error'])}."
+        f"{share(together['calibration_error'])}. Over several trainings: {_span(trainings, 'demo', 'right')} right, Brier "
+        f"score {_span(trainings, 'demo', 'brier')}."
     )
 
 

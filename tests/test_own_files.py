@@ -47,7 +47,7 @@ def test_what_others_may_have_written_is_not_read(tmp_path, spoilt):
         file.chmod(0o660 if spoilt == "group" else 0o602)
     said = []
     for _ in range(3):
-        with pytest.raises(OSError, match="other users|it is a|more than 10 bytes"):
+        with pytest.raises(OSError, match=r"other users|it is a|more than 10 bytes"):
             read_own(file, 10, said.append)
     assert len(said) == (spoilt not in ("link", "pipe", "long")), "once"
 

@@ -156,12 +156,12 @@ class Build:
             model, named = min(unknown.items())
             self.watcher.say(
                 f"adapters whose base could not be resolved, treated as adapters of {self.facts.id}: "
-                f"{len(unknown)} ({printable(model, 100)} names {printable(named, 100)})"
+                f"{len(unknown)} ({printable(parents.spelling(model), 100)} names {printable(named, 100)})"
             )
         if itself := parents.of_themselves:
             self.watcher.say(
                 f"adapters that name themselves as their base, treated as adapters of {self.facts.id}: {len(itself)} "
-                f"({printable(min(itself), 100)})"
+                f"({printable(parents.spelling(min(itself)), 100)})"
             )
         self.report.discovered = len(chosen)
         for lacking, (what, _) in _LACKING.items():

@@ -47,7 +47,7 @@ def emit(
         if output == "json":
             _write(_json(plain[0] if is_one else plain, indent=2) + "\n")
         elif output == "csv":
-            _write(_csv(plain, columns))
+            _write(as_csv(plain, columns, cleaned=sys.stdout.isatty()))
         elif plain:
             left_out = _sheet(plain[0], optional_columns) if is_one else _table(plain, columns, optional_columns)
             if left_out:
@@ -108,8 +108,11 @@ _FORMULA = re.compile("[=+\\-@\t\r\n＝＋－＠]")
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-def _csv(rows: Sequence[Any], columns: Sequence[str] | None) -> str:
-    """RFC 4180: a header, commas, CRLF. Objects in objects have columns ``outer.inner``."""
+def as_csv(rows: Sequence[Any], columns: Sequence[str] | None, *, cleaned: bool = False) -> str:
+    """RFC 4180 but for the ends of lines: a header, commas, LF, so that the last cell is whole in a shell's loop.
+
+    Objects in objects have columns ``outer.inner``. ``cleaned``: with hidden characters escaped, for a terminal.
+    """
     structs: set[str] = set()
 
     def flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -125,28 +128,31 @@ def _csv(rows: Sequence[Any], columns: Sequence[str] | None) -> str:
     rows = [flat(row) for row in rows]
     # The column of an object is empty: its values have columns of their own.
     names = [name for name in _names(rows, columns) if name not in structs or any(row.get(name) for row in rows)]
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\r\n")
-    if names:
-        writer.writerow([_csv_text(name) for name in names])
-    for row in rows:
-        writer.writerow([_csv_cell(row.get(name)) for name in names])
-    return table.getvalue()
+    lines = [_csv_line([_csv_text(name, cleaned) for name in names])] if names else []
+    lines += [_csv_line([_csv_cell(row.get(name), cleaned) for name in names]) for row in rows]
+    return "".join(lines)
 
 
-def _csv_cell(value: Any) -> Any:
+def _csv_line(cells: Sequence[Any]) -> str:
+    # Only with CRLF as its end does the writer quote a cell that contains CR or LF.
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
+    return line.getvalue().removesuffix("\r\n") + "\n"
+
+
+def _csv_cell(value: Any, cleaned: bool) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
         if any(isinstance(item, dict | list) for item in value):
             return _json(value)
         # Some spreadsheets split cells at semicolons, so each item must be harmless alone.
-        return ";".join(str(_csv_cell(item)) for item in value)
-    return _csv_text(value) if isinstance(value, str) else value
+        return ";".join(str(_csv_cell(item, cleaned)) for item in value)
+    return _csv_text(value, cleaned) if isinstance(value, str) else value
 
 
-def _csv_text(text: str) -> str:
-    if sys.stdout.isatty():
+def _csv_text(text: str, cleaned: bool) -> str:
+    if cleaned:
         text = clean(text)
     text = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
     return "'" + text if _FORMULA.match(text) else text

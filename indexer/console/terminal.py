@@ -23,7 +23,7 @@ import click
 from indexer.console.advice import for_command_line
 from indexer.console.messages import Progress, clean, is_coloured, say, say_more, verbosity
 from indexer.console.output import as_plain, emit
-from indexer.errors import WRONG_KINDS, AtlasError, BadArgument, ModelError
+from indexer.errors import WRONG_KINDS, AtlasError, BadArgument, ModelError, missing_extra
 from indexer.version import __version__
 
 __all__ = [
@@ -276,6 +276,7 @@ _OS_ERRORS = {
 def explain(error: BaseException) -> str:
     """One line for a person: what is wrong, and what to do."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    error = missing_extra(error) or error
     if isinstance(error, AtlasError):
         return for_command_line(str(error))
     if isinstance(error, ModelError):

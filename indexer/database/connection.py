@@ -194,12 +194,13 @@ def base_named(connection: Connection, name: str) -> str:
     """
     rows = connection.rows("SELECT base, aliases FROM bases ORDER BY base")
     typed = without_address(name).partition("@")[0].lower()
-    for row in rows:
-        if typed in {other.lower() for other in (row["base"], *row["aliases"])}:
-            return str(row["base"])
-    ending = [str(row["base"]) for row in rows if row["base"].lower().endswith(f"/{typed}")]
-    if len(ending) == 1:
-        return ending[0]
+    for spelled in dict.fromkeys((typed, typed.replace("___", "."))):  # the second is ModelScope's
+        for row in rows:
+            if spelled in {other.lower() for other in (row["base"], *row["aliases"])}:
+                return str(row["base"])
+        ending = [str(row["base"]) for row in rows if row["base"].lower().endswith(f"/{spelled}")]
+        if len(ending) == 1:
+            return ending[0]
     known = ", ".join(row["base"] for row in rows) or "none"
     near = nearest(typed, [row["base"] for row in rows])
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Add it: `build({name!r})`"

@@ -16,7 +16,7 @@ from indexer.deltas.base import published_matrices
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.claims import untyped_relation
-from indexer.listing.parents import Parents, ask_hub
+from indexer.listing.parents import Parents, ask_hub, named_base, names_another
 from indexer.listing.readmes import completed
 from indexer.names import CONNECTIONS, ModelRef
 from indexer.network.hub import conversion_revision, model_row
@@ -97,3 +97,8 @@ def model_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise as_model_error(error) from error
+
+
+def names_base(described: Described, base: str) -> bool:
+    """Whether an adapter, by its row, names this base."""
+    return named_base(described.row) is not None and not names_another(described.row, base)

@@ -101,6 +101,11 @@ def hub_spelling(name: str) -> str:
     return f"{joined[1]}/{joined[2]}" if joined else name
 
 
+def with_dots(name: str) -> str:
+    """A name with ``.`` for ``___``, as folders of ModelScope spell it: ``Qwen/Qwen2___5-7B``."""
+    return name.replace("___", ".")
+
+
 def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection[str]) -> str | None:
     """The relation that the row states to any of ``ids``, if it is one of ``wanted``; None otherwise.
 
@@ -169,6 +174,7 @@ def classify_path(path: str | None, identifier: str, ids: Collection[str]) -> st
     cached = _CACHED.fullmatch(text) if "models--" in text else None
     text = f"{cached[1]}/{cached[2]}" if cached else hub_spelling(text)
     names = {name.lower() for name in ids}
+    text = text if text in names else with_dots(text)
     if not text or text in (identifier.lower(), identifier.lower().rpartition("/")[2]):
         return None
     if text in names:

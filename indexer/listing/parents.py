@@ -19,6 +19,7 @@ from indexer.listing.claims import (
     relation_to,
     stated_bases,
     untyped_relation,
+    with_dots,
 )
 from indexer.listing.listed_models import ListedModel
 from indexer.listing.mirrors import known_mirrors
@@ -96,6 +97,11 @@ class Parents:
             self.unknown[identifier] = named_base(row) or ""
             return None
 
+    def spelling(self, identifier: str) -> str:
+        """An id in lower case as its row spells it."""
+        row = self._rows.get(identifier)
+        return identifier if row is None else str(row.get("id"))
+
     def _below(self, row: Row, above: tuple[str, ...], alias: str = "") -> Parent | None:
         """The model below an adapter, None for the base; ``above``: the ids from the first adapter down to this one.
 
@@ -106,7 +112,7 @@ class Parents:
         # Old ids have no owner and look like the name of a folder, so an unclear name may be one too.
         if named is None or verdict not in (NO, UNSURE):
             return None
-        name, found, identifier = hub_spelling(named.strip()), None, ""
+        name, found, identifier = with_dots(hub_spelling(named.strip())), None, ""
         for _ in range(DEEPEST):
             seen = {name.lower()}
             while (copied := self._copies.get(name.lower())) is not None and copied.lower() not in seen:

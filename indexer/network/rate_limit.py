@@ -28,6 +28,8 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
 
+from indexer.user_folders import private_folder
+
 # Bandwidth is accounted for in steps of this length: often enough to be smooth, seldom enough to cost nothing.
 STEP_SECONDS = 0.05
 
@@ -250,7 +252,7 @@ def shared_limiter(warn: Say = lambda sentence: None) -> RateLimiter:
     home. Other users can create files there too, perhaps earlier: a link, another user's folder and a folder that
     others can write to are not used.
     """
-    folder = _private_folder()
+    folder = private_folder()
     try:
         with suppress(FileExistsError):
             folder.mkdir(0o700)
@@ -267,14 +269,9 @@ def shared_limiter(warn: Say = lambda sentence: None) -> RateLimiter:
         return RateLimiter()
 
 
-def _private_folder() -> Path:
-    # Not tempfile.gettempdir(), which falls back to the current folder, perhaps on a network drive.
-    return Path(os.environ.get("TMPDIR") or "/tmp") / f"vectors-in-the-wild-{os.getuid()}"
-
-
 def _not_shared(error: OSError) -> str:
     return (
-        f"{_private_folder()} cannot be shared ({error.strerror or error}): each process keeps its own rate limits, "
+        f"{private_folder()} cannot be shared ({error.strerror or error}): each process keeps its own rate limits, "
         "and --bandwidth applies to each worker separately"
     )
 

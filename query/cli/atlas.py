@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from indexer.console.terminal import FiniteRange, atlas_option, emit, handle_sigterm, output_options, say
 from indexer.errors import AtlasError, require
@@ -18,6 +19,7 @@ from query.cli.options import (
     limit_option,
     method_option,
     opened_atlas,
+    out_option,
     print_sentence,
     question,
 )
@@ -69,28 +71,42 @@ def _list(atlas: Atlas, found: Inventory, output: str, limit: int | None) -> Non
     click.option(
         "--timeout", default=30.0, show_default=True, type=FiniteRange(min=0.1), help="Time limit in seconds."
     ),
+    out_option("Write the rows to a file instead: .parquet, .csv, .json or .jsonl."),
 )
-def sql(statement: str, limit: int | None, timeout: float, atlas: str, output: str) -> None:
+def sql(statement: str, limit: int | None, timeout: float, out: str | None, atlas: str, output: str) -> None:
     """Run one SELECT statement; "-" reads it from stdin. For tables and columns: query schema."""
-    if limit is None and output == "table" and sys.stdout.isatty():
+    if out is not None:
+        from query.figures import checked_output
+        from query.tables import FORMATS
+
+        checked_output(out, FORMATS)
+    elif limit is None and output == "table" and sys.stdout.isatty():
         limit = ROWS_ON_A_TERMINAL
     if statement == "-":
         # UTF-8 in every locale. Other bytes stay as escapes, which `Atlas.sql` refuses with a clear message.
         statement = text_of(read_stdin(4 * MOST_STATEMENT), "surrogateescape")
     with opened_atlas(atlas) as opened:
         found = opened.sql(statement, limit=limit, seconds=timeout)
+        if out is not None:
+            found.write(out)
+            emit({"rows": len(found), "columns": found.columns, "file": out}, output)
+            return
         emit(found.to_rows(), output, columns=found.columns)
         if found.truncated:
             say(f"only the first {limit} rows are shown; for all: --limit N, --format csv, or a pipe")
 
 
-@click.command(cls=Question)
-@click.argument("name", required=False)
-@output_options
-def schema(name: str | None, output: str) -> None:
-    """List the tables, views and macros for `query sql`, or the columns of the one called NAME."""
+@question(click.argument("name", required=False))
+def schema(name: str | None, atlas: str, output: str) -> None:
+    """List the tables, views and macros for `query sql`, or the columns of the one called NAME.
+
+    All atlases of this version have the same. An atlas is opened only if it is named with --atlas.
+    """
     from query.glossary import schema as schema_of
 
+    if click.get_current_context().get_parameter_source("atlas") is ParameterSource.COMMANDLINE:
+        with opened_atlas(atlas):
+            pass
     found = schema_of(name)
     if output != "table" or not sys.stdout.isatty():
         emit(found, output)

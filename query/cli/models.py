@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from indexer.console.completion import complete_model
+from indexer.console.completion import complete_base, complete_model
 from indexer.console.terminal import say
 from indexer.names import READS
 from query.cli.batch import names_on_stdin, predict_batch, print_batch, store_predictions
@@ -26,7 +26,7 @@ from query.cli.options import (
     theme_option,
 )
 from query.texts import STDIN
-from query.wording import MEASURES
+from query.wording import MEASURES, counted
 
 if TYPE_CHECKING:
     from query.results import ThemeName
@@ -184,6 +184,12 @@ def predict(
     base_option,
     click.option("--fresh", is_flag=True, help="Read the weights even if there is a stored answer; --all always does."),
     click.option("--no-dates", is_flag=True, help="Do not use creation dates; the edges are not stored."),
+    click.option(
+        "--expect",
+        metavar="BASE",
+        shell_complete=complete_base,
+        help="Exit with status 1 if MODEL is not made from this base, or from this model of the atlas.",
+    ),
     out_option("Also draw the family tree: .svg, .png or .pdf."),
     theme_option,
 )
@@ -193,6 +199,7 @@ def lineage(
     base: str | None,
     fresh: bool,
     no_dates: bool,
+    expect: str | None,
     out: str | None,
     theme: ThemeName,
     atlas: str,
@@ -207,6 +214,8 @@ def lineage(
 
     if (model is None) != every:
         raise click.UsageError("Name a MODEL, or use --all without one.")
+    if expect is not None and model is None:
+        raise click.UsageError("--expect can only be used with a MODEL.")
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
         if model is None:
@@ -217,11 +226,11 @@ def lineage(
             if not no_dates:
                 store(opened, base, tuple(answers))
         else:
-            answer = opened.lineage(model, base, dates=not no_dates, fresh=fresh)
+            answer = opened.lineage(model, base, dates=not no_dates, fresh=fresh, expect=expect)
             print_result(answer, output)
             base = answer.base
             if output == "table" and answer.answered_at is None:
-                say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {answer.models_read} models")
+                say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {counted(answer.models_read, 'model')}")
         if file is not None:
             from query.figures import draw, write_output
             from query.lineage.result import edges_around, tree_figure
@@ -235,6 +244,9 @@ def lineage(
             write_output(file, draw(figure, file.suffix.lower()))
             say(f"the tree is in {file}")
     if model is None and answers.unanswered:
+        click.get_current_context().exit(1)
+    if model is not None and not answer.is_as_expected:
+        say(f"{answer.model} is not made from {answer.expected}")
         click.get_current_context().exit(1)
 
 

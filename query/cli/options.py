@@ -14,6 +14,7 @@ import click
 from indexer.console.advice import for_command_line
 from indexer.console.completion import complete_base, complete_model, complete_representation
 from indexer.console.terminal import atlas_option, clean, emit, output_options, say
+from indexer.errors import require
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
@@ -106,10 +107,16 @@ def question(*options: Callable[[Any], Any], name: str | None = None) -> Callabl
 
 
 def picture_file(out: str | None) -> Path | None:
-    """The file of ``--out``, checked before any work is done. Raises AtlasError for another suffix, or no folder."""
+    """The file of ``--out``, checked before any work is done.
+
+    Raises AtlasError for another suffix, no folder, or if matplotlib is not installed.
+    """
     from query.figures import checked_output
 
-    return checked_output(out) if out else None
+    file = checked_output(out) if out else None
+    if file is not None:
+        require("A picture", "matplotlib")
+    return file
 
 
 def opened_atlas(folder: str) -> Atlas:

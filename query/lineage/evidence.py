@@ -5,6 +5,7 @@ All arrays are float32 parts of block matrices, by the names of their deltas. ``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -29,6 +30,13 @@ SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float
 def energy(matrices: Weights) -> float:
     """Σ ‖·‖² over the matrices."""
     return sum(float(np.vdot(matrix, matrix)) for matrix in matrices.values())
+
+
+def cosine_with(weights: Weights, base: Weights) -> float:
+    """The cosine of weights with the base's over all matrices; 0 if one of them is zero."""
+    inner = sum(float(np.vdot(weight, base[name])) for name, weight in weights.items())
+    size = math.sqrt(energy(weights) * energy({name: base[name] for name in weights}))
+    return inner / size if size else 0.0
 
 
 def rounding(parts: ModelParts) -> float:

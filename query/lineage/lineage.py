@@ -5,36 +5,43 @@ The method is a matching pursuit on task vectors with exact checks first; see do
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from indexer.errors import AtlasError, ModelError, require, unreadable
-from indexer.names import ModelRef
+from indexer.errors import AtlasError, ModelError, Skipped, require, unreadable
+from indexer.names import ModelRef, author_of, is_local_id
 from query.lineage.candidates import SAME_DAY, Candidate, FactorStore, read_candidates
-from query.lineage.result import CONFIRMED, CONTRADICTED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage, Lineages
+from query.lineage.evidence import cosine_with
+from query.lineage.result import CONFIRMED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage, Lineages
 from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
 from query.lineage.stored import store as keep
 from query.lineage.thresholds import SURE, Thresholds, probability
-from query.lookup import describe_unindexed
-from query.resolved import NOT_ON_HUB, READERS, no_record, unknown_model
+from query.lookup import describe_unindexed, indexed_model, names_base, read_described
+from query.resolved import NOT_ON_HUB, READERS, ResolvedModel, is_unrelated, no_record, thresholds, unknown_model
 from query.sampled import SAMPLE
 from query.wording import counted
 
 if TYPE_CHECKING:
     from indexer.deltas.parts import Parts
-    from indexer.records.parts import ModelParts
-    from query.reader import AtlasReader
+    from indexer.deltas.single import Described
+    from indexer.records.parts import Floats, ModelParts
+    from indexer.records.record import Record
+    from query.reader import AtlasReader, IndexedModel
 
 # Failures that say nothing about the model: the Hub did not answer, and an answer made without it would be wrong.
 _UNREACHABLE = frozenset({"network", "timeout", "rate_limited", "server_error"})
 # After this many models in a row for which the Hub did not answer, no more are read.
 _MAX_FAILURES = 5
+
+# Reason why an indexed model that was added from a folder cannot be read.
+_FOLDER = "folder"
 
 # Models whose parts are kept in memory for later questions: 3 MB each.
 _MAX_KEPT = 400
@@ -43,6 +50,8 @@ _MAX_KEPT = 400
 _MAX_HEADER = 1 << 20
 # With more candidates than this only those near the asked model by their vectors are considered.
 _MAX_CANDIDATES = 2000
+# If the cosine of the parts with the base's is this near to the threshold of relatedness, that of all matrices decides.
+_UNCLEAR_COSINE = 0.2
 
 
 @dataclass
@@ -67,6 +76,7 @@ def lineage(
     *,
     dates: bool = True,
     fresh: bool = False,
+    expect: str | None = None,
     thresholds: Thresholds | None = None,
 ) -> Lineage:
     """The parent or parents of a model.
@@ -78,14 +88,33 @@ def lineage(
         dates: whether creation dates may decide which model was first. Without them the weights are always read, and
             an order that they do not show is "unknown".
         fresh: read the weights even if the atlas has a stored answer.
+        expect: the base, or the model of the atlas, that it should be made from; see ``Lineage.is_as_expected``.
         thresholds: other thresholds than the default.
 
     Raises:
-        AtlasError: the atlas contains no factors, or the model cannot be read.
+        AtlasError: the atlas contains no factors, the model cannot be read, or the atlas does not have ``expect``.
     """
     model = str(model)
+    expected = None if expect is None else _expected(atlas, expect)
     reference = ModelRef.parse(model)
-    known = atlas.find(reference, base) if reference.folder is None else None
+    known = _known(atlas, reference, base, expected)
+    if known is None and base is None and expected is not None:
+        base = expected.base
+    answer = _lineage(atlas, model, reference, known, base, dates, fresh, thresholds)
+    return answer if expected is None else replace(answer, expected=expected.name)
+
+
+def _lineage(
+    atlas: AtlasReader,
+    model: str,
+    reference: ModelRef,
+    known: IndexedModel | None,
+    base: str | None,
+    dates: bool,
+    fresh: bool,
+    thresholds: Thresholds | None,
+) -> Lineage:
+    """The lineage of an indexed model by its stored answer or its weights, of any other by its weights."""
     if known is not None and known.status == "skipped":
         raise no_record(known, model)
     if known is not None and known.status == "indexed":
@@ -97,6 +126,36 @@ def lineage(
         reference, base = replace(reference, id=known.model), base or known.base
     described, published = describe_unindexed(atlas, reference, base)
     return Tracer(atlas, published.base, dates=dates, thresholds=thresholds).of_described(described)
+
+
+class _Expected(NamedTuple):
+    """What a model should be made from: a base of the atlas, or one of its models, with its base."""
+
+    name: str
+    base: str
+
+
+def _expected(atlas: AtlasReader, name: str) -> _Expected:
+    try:
+        base = atlas.base_named(name)
+    except AtlasError:
+        known = atlas.find(ModelRef.parse(name), None)
+        if known is None:
+            raise
+        return _Expected(known.model, known.base)
+    return _Expected(base, base)
+
+
+def _known(
+    atlas: AtlasReader, reference: ModelRef, base: str | None, expected: _Expected | None
+) -> IndexedModel | None:
+    """The indexed model; if no base is given, preferably that of the expected base."""
+    if reference.folder is not None:
+        return None
+    if base is None and expected is not None:
+        with suppress(AtlasError):  # it has another base
+            return atlas.find(reference, expected.base)
+    return atlas.find(reference, base)
 
 
 def lineages(atlas: AtlasReader, base: str | None = None, *, dates: bool = True, store: bool = False) -> Lineages:
@@ -133,6 +192,11 @@ def lineages(atlas: AtlasReader, base: str | None = None, *, dates: bool = True,
     if store:
         keep(atlas, tracer.base, answers)
     return Lineages(tracer.base, tuple(answers))
+
+
+def _changed(record: Record) -> set[str]:
+    """The names of the deltas that are not zero."""
+    return {str(delta.key) for delta in record.deltas if delta.norm > 0}
 
 
 class Tracer:
@@ -177,39 +241,31 @@ class Tracer:
         declared = declared_by(self.atlas, model_id, self.base)
         asked = self._candidates.get(model_id)
         if asked is None:  # a copy of the base, or weights of another origin: nothing needs to be read
-            statement = "SELECT model, is_copy, copy_evidence FROM models WHERE model_id = ?"
-            (flags,) = self.atlas.rows(statement, [model_id])
-            model = flags["model"]
-            if flags["is_copy"]:
-                zero = "all its deltas are zero" + (" in all that was read" if flags["copy_evidence"] == SAMPLE else "")
-                edge = self._completed(Edge(model, None, COPY, 1.0, 0.0, zero), declared)
-            else:
-                edge = Edge(model, None, UNRELATED, 0.0, 1.0, "its weights are not the base's", card=CONTRADICTED)
-                edge = replace(edge, probability=probability(edge))
-            return Lineage(model, self.base, model_id, (edge,), 0, 0)
-        # The usual matrices are read, unless the model changed less than half of them: then those that it changed.
+            return self._without_change(indexed_model(self.atlas, model_id), declared, ReadLog())
         rows = self.atlas.rows("SELECT stack, layer, family FROM deltas WHERE model_id = ? AND norm > 0", [model_id])
-        changed = {(f"{row['stack']}." if row["stack"] else "") + f"{row['layer']}.{row['family']}" for row in rows}
-        selection = self._selection()
-        usual = set(selection.parts.names)
-        if changed and len(usual & changed) * 2 < len(usual):
-            selection = self._selection(frozenset(changed))
+        selection = self._selection_of(
+            {(f"{row['stack']}." if row["stack"] else "") + f"{row['layer']}.{row['family']}" for row in rows}
+        )
         log = ReadLog()
         parts = self._read(asked, selection, log)
         if isinstance(parts, ModelError):
+            if parts.reason == _FOLDER:
+                raise AtlasError(f"{asked.model} {parts.detail}.", "Ask about the folder itself.") from parts
             raise unreadable(asked.model, parts) from parts
-        return self._trace(asked, parts, selection, declared, log, without)
+        return self._trace(asked, parts, selection, declared, log, lambda: self._record_of(asked), without)
 
-    def of_described(self, described: Any) -> Lineage:
+    def of_described(self, described: Described) -> Lineage:
         """The lineage of a model that is not in the atlas, read for this answer and not stored."""
-        reference = described.reference
-        try:
-            parts = self._selection().parts.read_described(described)
-        except ModelError as error:
-            if reference.folder is None and error.reason == "not_found":
-                raise unknown_model(self.atlas, reference.id, NOT_ON_HUB) from error
-            raise unreadable(reference.id, error) from error
-        log = ReadLog(parts.bytes_read, parts.bytes_read, models=1)
+        reference, selection = described.reference, self._selection()
+        log = ReadLog(models=1)
+        parts = self._read_described(described, selection, log)
+        declared = declared_in(self.atlas, described.claims, self.base)
+        resolved = self._resolved(described, parts, log)
+        if resolved.is_copy or resolved.is_unrelated:
+            return self._without_change(resolved, declared, log)
+        if resolved.record is not None:
+            usual, selection = selection, self._selection_of(_changed(resolved.record))
+            parts = parts if selection is usual else self._read_described(described, selection, log)
         asked = Candidate(
             model_id=-1,
             model=reference.id,
@@ -221,11 +277,88 @@ class Tracer:
             files=None,
             datasets=frozenset(described.datasets),
         )
-        declared = declared_in(self.atlas, described.claims, self.base)
-        if not any(delta.any() for delta in parts.deltas.values()):
-            edge = Edge(asked.model, None, COPY, 1.0, 0.0, "it changes nothing")
-            return Lineage(asked.model, self.base, None, (self._completed(edge, declared),), log.bytes, log.models)
-        return self._trace(asked, parts, self._selection(), declared, log)
+
+        def record() -> Record:
+            return resolved.record or read_described(self.atlas, described, self._published)
+
+        return self._trace(asked, parts, selection, declared, log, record)
+
+    def _record_of(self, one: Candidate) -> Record:
+        """The stored record of a model. Raises AtlasError if it is missing or damaged."""
+        from indexer.records.record import read_record
+
+        return read_record(self.atlas.folder.record(one.record_key))
+
+    def _read_described(self, described: Described, selection: _Selection, log: ReadLog) -> ModelParts:
+        reference = described.reference
+        try:
+            parts = selection.parts.read_described(described)
+        except ModelError as error:
+            if reference.folder is None and error.reason == "not_found":
+                raise unknown_model(self.atlas, reference.id, NOT_ON_HUB) from error
+            raise unreadable(reference.id, error) from error
+        log.bytes += parts.bytes_read
+        log.largest = max(log.largest, parts.bytes_read)
+        return parts
+
+    def _resolved(self, described: Described, parts: ModelParts, log: ReadLog) -> ResolvedModel:
+        """Whether a model that is not indexed is a copy of the base or unrelated to it, as a build would flag it.
+
+        The parts that were read decide if they are clear. Otherwise the model is read as a build reads it: if its
+        cosine with the base is near the threshold, if less than half of the parts changed, and if it is an adapter that
+        does not name the base.
+        """
+        model, verdict, record = described.reference.id, "", None
+        cosine = None if parts.is_adapter else cosine_with(parts.weights, self._base_parts(self._selection()))
+        group = "adapter" if parts.is_adapter else "full"
+        is_unclear = sum(bool(delta.any()) for delta in parts.deltas.values()) * 2 < len(parts.deltas)
+        if cosine is None:
+            is_unclear |= not names_base(described, self.base)
+        else:
+            is_unclear |= abs(cosine - thresholds(self.atlas, self.base)["unrelated_below"]) < _UNCLEAR_COSINE
+        if is_unclear:
+            record = read_described(self.atlas, described, self._published)
+            log.bytes += record.bytes_read
+            cosine, group = record.base_cosine, record.vector_group
+            if (stated := record.adapter_base) is not None:
+                verdict = stated.verdict
+                log.notes += [f"it names the base {stated.named}: {stated.why}"] if verdict == "unknown" else []
+        is_copy = record is not None and record.is_copy
+        return ResolvedModel(
+            name=model,
+            base=self.base,
+            author=author_of(model),
+            model_id=None,
+            is_copy=is_copy,
+            group=group,
+            is_unrelated=not is_copy and is_unrelated(self.atlas, self.base, cosine, verdict),
+            base_cosine=cosine,
+            read=SAMPLE,
+            copy_evidence=SAMPLE if is_copy else None,
+            record=record,
+        )
+
+    def _without_change(self, resolved: ResolvedModel, declared: DeclaredParents, log: ReadLog) -> Lineage:
+        """The answer for a copy of the base, and for a model that is unrelated to it: no other model is compared."""
+        if resolved.is_copy:
+            edge = self._completed(Edge(resolved.name, None, COPY, 1.0, 0.0, resolved.evidence), declared)
+        else:
+            edge = Edge(resolved.name, None, UNRELATED, 0.0, 1.0, resolved.evidence, card=declared.of_unrelated)
+            edge = replace(edge, probability=probability(edge))
+        notes = (*log.notes, *notes_on_card(self.atlas, resolved.name, declared, (edge,), self.base))
+        return Lineage(resolved.name, self.base, resolved.model_id, (edge,), log.bytes, log.models, notes)
+
+    @staticmethod
+    def _base_parts(selection: _Selection) -> dict[str, Floats]:
+        """The base's part of each matrix that is read, by the name of its delta."""
+        return {str(name): weight.float().numpy() for name, weight in selection.parts.base_weights.items()}
+
+    def _selection_of(self, changed: Collection[str]) -> _Selection:
+        """The usual matrices, unless less than half of them are ``changed``: then those that are."""
+        selection = self._selection()
+        usual = selection.parts.names
+        is_usual = not changed or sum(name in changed for name in usual) * 2 >= len(usual)
+        return selection if is_usual else self._selection(frozenset(changed))
 
     def _selection(self, matrices: frozenset[str] | None = None) -> _Selection:
         """What has been read of these matrices; None: the usual ones."""
@@ -240,6 +373,8 @@ class Tracer:
         self, one: Candidate, selection: _Selection, log: ReadLog, most_small: int | None = None
     ) -> ModelParts | ModelError:
         found = selection.models.get(one.model_id)
+        if found is None and is_local_id(one.model):
+            return Skipped(_FOLDER, "was added from a folder, whose path is not stored")
         if found is None:
             try:
                 reference = ModelRef.of_atlas(one.model)
@@ -273,7 +408,7 @@ class Tracer:
 
     def _trace(
         self, asked: Candidate, m: ModelParts, selection: _Selection, declared: DeclaredParents, log: ReadLog,
-        without: Collection[int] = (),
+        own_record: Callable[[], Record], without: Collection[int] = (),
     ) -> Lineage:  # fmt: skip
         def read(one: Candidate) -> ModelParts | ModelError:
             """The parts of a candidate, or the error if it is gone. Raises AtlasError if the Hub does not answer."""
@@ -281,6 +416,15 @@ class Tracer:
             if isinstance(found, ModelError) and found.reason in _UNREACHABLE:
                 raise unreadable(one.model, found) from found
             return found
+
+        def is_same(one: Candidate) -> bool:
+            """Whether the stored record of a candidate is a duplicate of the asked model's."""
+            from indexer.records.difference import difference_of
+
+            within = thresholds(self.atlas, self.base)["duplicate_within"]
+            with suppress(AtlasError, ModelError):
+                return difference_of(own_record(), self._record_of(one)) <= within
+            return False
 
         store = selection.store
         others = [one for one in self._candidates.values() if one.model_id not in {asked.model_id, *without}]
@@ -299,11 +443,11 @@ class Tracer:
             log.notes.append(
                 f"left out, because their records are missing or contain no factors: {counted(missing, 'model')}"
             )
-        base = {str(name): weight.float().numpy() for name, weight in selection.parts.base_weights.items()}
+        base = self._base_parts(selection)
         uses_tokens = candidates and m.tokens is not None and self.embeddings
         tokens = self._base_embeddings(selection, log) if uses_tokens else None
         rules = LineageRules(asked, m, base, tokens, self.thresholds, dates=self.dates)
-        search = Search(read, rules, store, candidates, log)
+        search = Search(read, rules, store, candidates, log, is_same)
         with self._blas.limit(limits=1):
             found = search.run([one for one in candidates if one.model in declared.models]).edges
         if not found:
@@ -336,5 +480,6 @@ class Tracer:
         """The edge with the name of the base, its probability, and whether the card agrees."""
         sure = probability(edge)
         card = declared.agreement(edge.parent, edge.same)
-        card = card if sure >= SURE or card == CONFIRMED else UNSURE
+        is_sure = sure >= SURE and edge.direction == "known"
+        card = card if is_sure or card == CONFIRMED else UNSURE
         return replace(edge, parent=edge.parent or self.base, probability=sure, card=card)

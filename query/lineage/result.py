@@ -27,6 +27,14 @@ RECAST = "recast"
 QUANTISED = "quantised copy"
 UNRELATED = "unrelated"
 
+# The evidence for a copy, and what is added if neither of the two models is known to be the original.
+SAME_WEIGHTS = "the same weights"
+NO_ORDER = "which came first cannot be told"
+
+# What an answer says in one word. DERIVED: made from the base, perhaps by way of other models.
+DERIVED = "derived"
+UNKNOWN = "unknown"
+
 # The methods of a merge that drops entries of its parents.
 SPARSE_METHODS = "ties or dare"
 
@@ -87,6 +95,8 @@ class Edge:
             return self.kind
         if self.kind == TUNED:
             return f"{self.kind}, {self.parent}"
+        if self.kind == COPY and self.direction != "known":
+            return f"{SAME_WEIGHTS} as {self.parent}; {NO_ORDER}"
         how, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
         return f"{how} from {self.parent}{comma}{otherwise}"
 
@@ -116,12 +126,13 @@ class Lineage(Drawn):
         models_read: number of models they belong to.
         answered_at: when the stored answer was computed (UTC); None if the weights were read now.
         failure: why the weights could not be read; ``edges`` are then the stored ones.
+        expected: the base or model that it should be made from, if one was given.
     """
 
     IS_LIST = True
     SHOW_HEADLINE = True
-    KEYS = ("model", "base", "edges as parents", "bytes_read", "models_read", "_time as told", "notes")
-    DETAILS = ("same", "bytes_read", "told")
+    KEYS = ("model", "base", "verdict", "edges as parents", "bytes_read", "models_read", "_time as told", "notes")
+    DETAILS = ("same", "bytes_read", "told", "verdict")
     OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
 
     model: str
@@ -133,18 +144,42 @@ class Lineage(Drawn):
     notes: tuple[str, ...] = ()
     answered_at: datetime | None = None
     failure: str = ""
+    expected: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """One word: derived (from the base or from models of it), copy (of the base), unrelated, or unknown."""
+        if not self.edges:
+            return UNKNOWN
+        if any(edge.kind == UNRELATED for edge in self.edges):
+            return UNRELATED
+        return COPY if any(edge.kind == COPY and edge.parent == self.base for edge in self.edges) else DERIVED
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether it is made from ``expected``: the base, or a direct parent. True if nothing was expected."""
+        if self.expected is None:
+            return True
+        if self.verdict in (UNRELATED, UNKNOWN):
+            return False
+        parents = {name for edge in self.edges for name in (edge.parent, *edge.same)}
+        return self.expected == self.base or self.expected in parents
 
     @property
     def headline(self) -> str:
         """The steps in a sentence."""
         if not self.edges:
             return f"The weights of {self.model} could not be read."
+        if self.verdict == UNRELATED:
+            (edge,) = self.edges
+            return f"{self.model} is not made from {self.base}: {edge.evidence} (its card: {edge.card})."
         steps = "; ".join(f"{edge.description} (its card: {edge.card})" for edge in self.edges)
         return f"{self.model}, by its weights: {steps}."
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The command's JSON: one row for each edge."""
-        return [edge.as_row() | {"bytes_read": self.bytes_read, "told": self._time} for edge in self.edges]
+        more = {"bytes_read": self.bytes_read, "told": self._time, "verdict": self.verdict}
+        return [edge.as_row() | more for edge in self.edges]
 
     @property
     def _time(self) -> str | None:

@@ -24,7 +24,17 @@ from query.lineage.evidence import (
     rounding,
     share_on_levels,
 )
-from query.lineage.result import COPY, LORA, MERGE, QUANTISED, RECAST, SPARSE_METHODS, Edge
+from query.lineage.result import (
+    COPY,
+    LORA,
+    MERGE,
+    NO_ORDER,
+    QUANTISED,
+    RECAST,
+    SAME_WEIGHTS,
+    SPARSE_METHODS,
+    Edge,
+)
 from query.lineage.siblings import Relative, Siblings
 from query.lineage.thresholds import Thresholds
 
@@ -113,11 +123,10 @@ class LineageRules:
         kind: str,
         residual: float,
         evidence: str,
-        direction: str = "known",
     ) -> Decision:
         """A settled decision for one parent; ``same``: the models that the weights cannot distinguish from it."""
         names = tuple(one.candidate.model for one in same)
-        edge = self._edge(parent.candidate, kind, 1.0, residual, evidence, direction=direction, same=names)
+        edge = self._edge(parent.candidate, kind, 1.0, residual, evidence, same=names)
         return Decision((edge,), is_settled=True)
 
     # ---- models that cannot be a parent ----
@@ -180,8 +189,19 @@ class LineageRules:
         if self.m.precision != first.parts.precision:
             residual = parent_fit(self.m, first.parts).residual
             return self._one_parent(first, others, RECAST, residual, f"the same weights, stored as {self.m.precision}")
-        direction = "known" if self.siblings.has_order(first.candidate) else "unknown"
-        return self._one_parent(first, others, COPY, 0.0, "the same weights", direction)
+        return self._copy_of(first.candidate, [one.candidate for one in others])
+
+    def copy_by_record(self, same: Sequence[Candidate]) -> Decision:
+        """A copy of models whose weights cannot be read any more, but whose records are that of the asked model."""
+        first, *others = sorted(same, key=lambda one: one.upload_order)
+        return self._copy_of(first, others)
+
+    def _copy_of(self, original: Candidate, others: Sequence[Candidate]) -> Decision:
+        direction = "known" if self.siblings.has_order(original) else "unknown"
+        evidence = SAME_WEIGHTS if direction == "known" else f"{SAME_WEIGHTS}; {NO_ORDER}"
+        names = tuple(one.model for one in others)
+        edge = self._edge(original, COPY, 1.0, 0.0, evidence, direction=direction, same=names)
+        return Decision((edge,), is_settled=True)
 
     def _quantised(self, read: Sequence[SampledWeights]) -> Decision | None:
         """A quantised copy: its weights lie on the levels of a quantiser, and those of its source round to them."""

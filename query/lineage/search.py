@@ -36,12 +36,21 @@ class ReadLog:
 
 
 class Search:
-    """A matching pursuit: reads the most promising candidate, decides, and repeats until the decision is settled."""
+    """A matching pursuit: reads the most promising candidate, decides, and repeats until the decision is settled.
+
+    ``is_same``: whether the record of a candidate, whose weights cannot be read, is that of the asked model.
+    """
 
     def __init__(
-        self, reader: Reader, rules: LineageRules, store: FactorStore, candidates: Sequence[Candidate], log: ReadLog
+        self,
+        reader: Reader,
+        rules: LineageRules,
+        store: FactorStore,
+        candidates: Sequence[Candidate],
+        log: ReadLog,
+        is_same: Callable[[Candidate], bool] = lambda one: False,
     ) -> None:
-        self.reader, self.rules, self.store, self.log = reader, rules, store, log
+        self.reader, self.rules, self.store, self.log, self.is_same = reader, rules, store, log, is_same
         self.candidates, self.waiting = list(candidates), list(candidates)
         self.read: list[SampledWeights] = []
         self.gains: dict[int, float] = {}
@@ -76,6 +85,8 @@ class Search:
         if decision.edges or not likely:
             return decision
         # A likely parent cannot be read any more: if its record alone is clear enough, that decides.
+        if same := [one for _, one in likely if self.is_same(one)]:
+            return self.rules.copy_by_record(same)
         gain, parent = max(likely, key=lambda pair: pair[0])
         evidence = "by its record alone: its weights cannot be read any more"
         asked = self.rules.asked.model

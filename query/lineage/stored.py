@@ -32,6 +32,11 @@ class DeclaredParents:
             return CONFIRMED
         return CONTRADICTED if self.known else NOT_DECLARED
 
+    @property
+    def of_unrelated(self) -> str:
+        """What the card says of a model that is unrelated to the base: contradicted if it names one of its models."""
+        return CONTRADICTED if self.names_base or self.known else NOT_DECLARED
+
 
 def declared_by(atlas: AtlasReader, model_id: int, base: str) -> DeclaredParents:
     """The parents that the card of an indexed model names, by the tags that the Hub makes from it."""

@@ -80,7 +80,6 @@ _COUNTS = {
     "size alone": (53, 67),
     "run alone": (4, 28),
     "record alone": (0, 0),
-    "either way": (1, 2),
     "base": (110, 119),
     "base, no words": (59, 65),
 }
@@ -96,7 +95,7 @@ def evidence_class(edge: Edge) -> str:
         return "base" if signals.get("words", 0) >= _DEFAULT.min_tokens else "base, no words"
     if edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
         is_sparse = edge.kind == MERGE and edge.method == SPARSE_METHODS
-        return "either way" if edge.direction != "known" else "dropped entries" if is_sparse else "exact"
+        return "dropped entries" if is_sparse else "exact"
     if not signals:
         return "record alone"
     if signals["equal"] or signals.get("shared", 0) >= _DEFAULT.min_shared:
@@ -108,6 +107,8 @@ def evidence_class(edge: Edge) -> str:
 
 def probability(edge: Edge) -> float:
     """The probability that an edge is right: that its parent is a parent or, for the base, that no other model is.
+
+    For a copy of unknown direction, that the two models have the same weights.
 
     Where sizes and angles decided, it depends on the share of tokens whose update is more even from the parent than
     from the base. For all other evidence it is the share of the calibrating edges that were right.

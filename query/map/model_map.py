@@ -6,7 +6,6 @@ represents its duplicates. All of them are counted.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,6 +26,7 @@ from query.population import LeftOut, Population, distinct, notes_on_sampled, re
 from query.reader import PUBLIC_HUB
 from query.results import Drawn, plain
 from query.statistics.likeness import points
+from query.tables import parquet_of
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -319,7 +319,6 @@ def map_table(drawn: ModelMap) -> bytes:
     Names are exactly as on the Hub, without escapes.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     points = drawn.points
     near = drawn.neighbours or ((),) * len(points)
@@ -336,6 +335,4 @@ def map_table(drawn: ModelMap) -> bytes:
         distances = [max(0.0, 1 - one.cosine) for one in those]
         neighbours = {"ids": [one.place for one in those], "distances": distances}
         rows.append(vars(point) | {"id": row, "cluster": of_cluster(row), "neighbors": neighbours})
-    target = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema), target, compression="zstd")
-    return target.getvalue()
+    return parquet_of(pa.Table.from_pylist(rows, schema))

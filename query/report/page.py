@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from indexer.console.advice import for_command_line
 from indexer.console.messages import clean
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, missing_extra
 from query import wording
 from query.figures import THEMES, draw
 from query.wording import NOTHING, count, day, decimal, duration, literal, moment, percent, size, sql
@@ -30,6 +30,15 @@ _LONGEST = 300  # characters of one string from the Hub
 _NAMES = 3  # of a list in a cell
 _MANY_MARKS = 1500  # in a picture; with more, a PNG is smaller than an SVG
 _PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
+
+
+def as_reason(error: AtlasError | ModuleNotFoundError, purpose: str) -> AtlasError:
+    """The error with the extra to install; any other missing module is raised."""
+    if isinstance(error, AtlasError):
+        return error
+    if (missing := missing_extra(error, purpose)) is None:
+        raise error
+    return missing
 
 
 def code(text: str) -> Markup:
@@ -111,7 +120,14 @@ class Source:
 
     def model(self, name: str) -> Markup:
         """A model's name, linked to its page on the Hub that was crawled."""
-        return model_link(name, self.crawled.page_of(name))
+        return model_link(name, None if name in self._from_folders else self.crawled.page_of(name))
+
+    @cached_property
+    def _from_folders(self) -> frozenset[str]:
+        """The models that were added from folders: a name like one on the Hub has no page there."""
+        return frozenset(
+            row["model"] for row in self.rows("SELECT model FROM fine_tunes WHERE base = ? AND claimed_by = 'folder'")
+        )
 
     def command(self, name: str, options: str = "") -> str:
         """A command about this base, ready to be pasted into a shell."""
@@ -183,8 +199,8 @@ class Section:
         themes: tuple[ThemeName, ...] = ("light", "dark")
         try:
             drawn = {theme: base64.b64encode(draw(figure(theme), suffix)).decode() for theme in themes}
-        except AtlasError as error:
-            return {"why": self.unavailable(error)}
+        except (AtlasError, ModuleNotFoundError) as error:
+            return {"why": self.unavailable(as_reason(error, "A picture"))}
         return {theme: f"data:{_PICTURES[suffix]};base64,{payload}" for theme, payload in drawn.items()}
 
 

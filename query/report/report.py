@@ -14,7 +14,7 @@ from indexer.quantities import size_in_words
 from query.figures import checked_output, write_output
 from query.glossary import words
 from query.report import studies, training, views
-from query.report.page import Section, Source, page
+from query.report.page import Section, Source, as_reason, page
 from query.results import Result
 from query.wording import counted
 
@@ -102,8 +102,8 @@ def report(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> Rep
         section = Section(anchor, title)
         try:
             section.facts = facts_of(source, section)
-        except AtlasError as error:
-            section.facts = {"why": [section.unavailable(error)]}
+        except (AtlasError, ModuleNotFoundError) as error:
+            section.facts = {"why": [section.unavailable(as_reason(error, "This section"))]}
         sections.append(section)
     return Report(
         base=source.base,

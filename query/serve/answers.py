@@ -156,6 +156,7 @@ class Ancestry(Answer):
 
     model: str
     base: str
+    verdict: str
     parents: list[Parent]
     bytes_read: int
 

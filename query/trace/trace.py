@@ -17,7 +17,7 @@ from indexer.names import ModelRef
 from indexer.records.representation import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
 from query.lookup import resolve_model
-from query.resolved import READERS, ResolvedModel
+from query.resolved import READERS, ResolvedModel, unrelated_notes
 from query.results import Result
 from query.texts import read_texts
 from query.trace.evidence import (
@@ -167,7 +167,7 @@ def trace(
     """
     texts = read_texts(text, field) if text is not None else None
     found = resolve_model(atlas, str(model), base, DEFAULT, read)
-    notes: list[str] = []
+    notes = [f"{found.name} is {found.as_copy}."] if found.is_copy else [*unrelated_notes(found)]
     row, evidence = token_evidence(atlas, found)
     if all_rows:
         require("Reading an embedding", *READERS)

@@ -26,7 +26,8 @@ ENVIRONMENT = {
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Its folder.")
 @click.option("--size", type=click.Choice(SIZES), default="full", show_default=True, help="How much of it.")
 @click.option("--architecture", default="roberta", show_default=True, help="A table of plan.toml.")
-def main(out: Path, size: str, architecture: str) -> None:
+@click.option("--training-seed", type=click.IntRange(0), default=0, help="Other than 0: the same models trained again.")
+def main(out: Path, size: str, architecture: str, training_seed: int) -> None:
     """Make a family of small real models; again, to go on with one that was interrupted."""
     os.environ.update(ENVIRONMENT)
     from scripts.family.family import build
@@ -35,7 +36,7 @@ def main(out: Path, size: str, architecture: str) -> None:
     lock.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(lock):
-            build(out, load_plan(size, architecture))
+            build(out, load_plan(size, architecture, training_seed))
     except (AtlasError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:

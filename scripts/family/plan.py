@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parent
 SIZES = ("mini", "small", "demo", "full")  # each holds the models of the one before it
 PACKAGES_THAT_DECIDE = ("numpy", "peft", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch", "transformers")
 NAME = "NAME"  # stands for the architecture in ids
+SEEDS_APART = 1000  # two trainings of one plan share no seed of a run
 
 Entry = TypeVar("Entry")
 
@@ -205,8 +206,11 @@ class Plan:
         return (*self.runs, *self.oddities)
 
 
-def load_plan(size: str, architecture: str = "roberta") -> Plan:
+def load_plan(size: str, architecture: str = "roberta", training_seed: int = 0) -> Plan:
     """The plan of one size.
+
+    ``training_seed``: 0 is the plan as written; another number moves every seed in it, so that the same models are
+    trained a second time. Runs that share a seed still do.
 
     Raises:
         ValueError: an unknown size, architecture or key; the message names it.
@@ -223,7 +227,8 @@ def load_plan(size: str, architecture: str = "roberta") -> Plan:
     settings = read_entry(Size, data["sizes"][size]).scaled(network.steps)
     datasets = {row["name"]: read_entry(DataSet, row) for row in data["datasets"]}
     read = (read_run(row, network, datasets) for row in data["runs"])
-    runs = tuple(run for run in read if run.size in wanted)
+    runs = tuple(trained_again(run, training_seed) for run in read if run.size in wanted)
+    pretraining = read_entry(Pretraining, data["pretraining"])
     used = {run.dataset for run in runs}
     return Plan(
         size=size,
@@ -231,15 +236,24 @@ def load_plan(size: str, architecture: str = "roberta") -> Plan:
         settings=settings,
         architecture=network,
         text=read_entry(TextSettings, data["text"]),
-        pretraining=read_entry(Pretraining, data["pretraining"]),
+        pretraining=replace(pretraining, seed=pretraining.seed + SEEDS_APART * training_seed),
         base=data["base"],
         old_id=data["old_id"],
         datasets={name: dataset for name, dataset in datasets.items() if name in used},
         authors={name: read_entry(Author, row) for name, row in data["authors"].items()},
         runs=runs,
         oddities=tuple(oddity for oddity in (read_oddity(row) for row in data["oddities"]) if oddity.size in wanted),
-        fingerprint=fingerprint(size, architecture, data),
+        fingerprint=fingerprint(size, architecture, data, training_seed),
     )
+
+
+def trained_again(run: Run, training_seed: int) -> Run:
+    """A run with the seeds of another training; see ``load_plan``."""
+    moved = SEEDS_APART * training_seed
+    adapter = run.adapter
+    if adapter is not None and adapter.start is not None:
+        adapter = replace(adapter, start=adapter.start + moved)
+    return replace(run, seed=run.seed + moved, adapter=adapter)
 
 
 def read_architecture(row: dict[str, Any]) -> Architecture:
@@ -281,12 +295,12 @@ def read_entry(kind: type[Entry], row: Mapping[str, Any]) -> Entry:
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
 
 
-def fingerprint(size: str, architecture: str, data: Mapping[str, Any]) -> str:
+def fingerprint(size: str, architecture: str, data: Mapping[str, Any], training_seed: int = 0) -> str:
     """Changes with what this package and the plan say, comments apart, and with the versions it depends on.
 
     Of the plan's sizes and architectures only the one that is asked for counts.
     """
-    digest = hashlib.sha256(f"{size} {architecture} {platform.python_version()}".encode())
+    digest = hashlib.sha256(f"{size} {architecture} {platform.python_version()} {training_seed}".encode())
     for path in sorted(FOLDER.glob("*.py")):
         digest.update(ast.dump(ast.parse(path.read_bytes())).encode())
     chosen = {"sizes": data["sizes"][size], "architectures": data["architectures"][architecture]}

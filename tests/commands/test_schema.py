@@ -66,3 +66,44 @@ def test_a_narrow_terminal_gets_whole_comments():
     answer = "".join(at_terminal(code, columns=50).split())  # lines may break within a word
     for row in schema("models"):
         assert "".join("".join(row.values()).split()) in answer
+
+
+def test_an_atlas_may_be_named(tmp_path, run):
+    folder = write_atlas(tmp_path / "atlas", [Model("ann/one", np.eye(8)[0]), Model("bob/two", np.eye(8)[1])])
+    assert run("query", "schema", "models", "--atlas", str(folder), "--json")[0] == 0
+    assert run("query", "schema", "--atlas", str(tmp_path / "none"))[0] == 1
+
+
+def test_rows_are_written_as_parquet_csv_and_json(tmp_path, run):
+    import csv
+
+    import pyarrow.parquet as parquet
+
+    folder = write_atlas(tmp_path / "atlas", [Model("ann/one", np.eye(8)[0]), Model("bob/two", np.eye(8)[1])])
+    statement = (
+        "SELECT model, model_id, [1, 2] AS list, NULL AS nothing, DATE '2026-01-02' AS day, 0.5::DOUBLE AS half, "
+        "{'a': 1} AS object, '=1+1' AS formula, 170141183460469231731687303715884105727 AS huge FROM models ORDER BY model"
+    )
+
+    def written(suffix):
+        file = tmp_path / f"rows{suffix}"
+        code, out, err = run("query", "sql", statement, "--out", str(file), "--atlas", str(folder), "--json")
+        assert code == 0, err
+        assert json.loads(out)["rows"] == 2
+        return file
+
+    table = parquet.read_table(written(".parquet"))
+    assert table.column("model").to_pylist() == ["ann/one", "bob/two"]
+    assert [str(table.schema.field(name).type) for name in ("list", "day", "half")] == [
+        "list<element: int32>", "date32[day]", "double"
+    ]  # fmt: skip
+    assert table.column("object").to_pylist() == [{"a": 1}] * 2
+    assert table.column("nothing").to_pylist() == [None, None]
+    rows = json.loads(written(".json").read_text())
+    assert rows == [json.loads(line) for line in written(".jsonl").read_text().splitlines()]
+    with written(".csv").open(newline="") as file:
+        text = file.read()
+    assert "\r" not in text
+    assert next(csv.DictReader(text.splitlines()))["formula"] == "'=1+1"
+    code, _, err = run("query", "sql", "SELECT 1", "--out", "rows.txt", "--atlas", str(folder))
+    assert (code, "does not end in .parquet" in err) == (2, True)

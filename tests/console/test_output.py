@@ -100,7 +100,7 @@ def test_jsonl_is_printed_as_it_goes(capsys):
 
 
 @pytest.mark.parametrize(
-    ("output", "out"), [("json", "[]\n"), ("jsonl", ""), ("table", ""), ("csv", "model,similarity\r\n")]
+    ("output", "out"), [("json", "[]\n"), ("jsonl", ""), ("table", ""), ("csv", "model,similarity\n")]
 )
 def test_nothing_found(capsys, output, out):
     emit([], output, columns=["model", "similarity"])
@@ -118,7 +118,8 @@ def test_csv_is_what_a_csv_reader_reads(capsys):
         {"text": "two\r\nlines", "list": [1, 2], "number": 7, "none": None, "truth": False},
     ]
     out = printed(capsys, rows, "csv")
-    assert out.endswith("\r\n")
+    assert out.endswith("\n")
+    assert not out.endswith("\r\n")
     assert list(csv.reader(io.StringIO(out, newline=""))) == [
         ["text", "list", "number", "none", "truth"],
         ['a "quoted", text', "a;b", "-1.5", "", "true"],
@@ -137,8 +138,8 @@ def test_no_formula_reaches_a_spreadsheet(capsys, start):
 
 def test_csv_flattens_objects_and_keeps_rows_whole(capsys):
     out = printed(capsys, {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "f": [{"g": 1}]}, "csv")
-    assert out == 'a,b.c,b.d.e,f\r\n1,2,3,"[{""g"": 1}]"\r\n'
-    assert printed(capsys, [{"a": 1}, {"b": 2}], "csv") == "a,b\r\n1,\r\n,2\r\n"
+    assert out == 'a,b.c,b.d.e,f\n1,2,3,"[{""g"": 1}]"\n'
+    assert printed(capsys, [{"a": 1}, {"b": 2}], "csv") == "a,b\n1,\n,2\n"
 
 
 # ---- tables ----
@@ -220,5 +221,12 @@ def test_piped_tables_are_whole(capsys):
 
 def test_a_csv_has_no_column_for_an_object_itself(capsys):
     rows = [{"model": "a", "why": None}, {"model": "b", "why": {"layers": {"0": 0.5}, "none": None}}]
-    assert printed(capsys, rows, "csv") == "model,why.layers.0,why.none\r\na,,\r\nb,0.5,\r\n"
-    assert printed(capsys, [{"a": None, "a.b": 1}], "csv") == "a,a.b\r\n,1\r\n"  # a column that holds no object
+    assert printed(capsys, rows, "csv") == "model,why.layers.0,why.none\na,,\nb,0.5,\n"
+    assert printed(capsys, [{"a": None, "a.b": 1}], "csv") == "a,a.b\n,1\n"  # a column that holds no object
+
+
+def test_the_last_cell_of_a_line_is_whole_for_a_shell_and_line_ends_in_cells_are_kept(capsys):
+    rows = [{"model": "a/b", "card": "one\rtwo"}, {"model": "c/d", "card": "x\r\ny\nz"}]
+    out = printed(capsys, rows, "csv")
+    assert out == 'model,card\na/b,"one\rtwo"\nc/d,"x\r\ny\nz"\n'
+    assert list(csv.DictReader(io.StringIO(out, newline=""))) == rows

@@ -223,3 +223,18 @@ def test_depth_is_measured_without_recursion():
     shallow: dict = {"a": [{"b": [1]}] * 1000}
     assert not is_too_deep(shallow)
     assert DEEPEST < 500
+
+
+def test_a_path_in_the_spelling_of_modelscope_names_the_base():
+    from indexer.listing.claims import NO, YES, classify_path
+    from indexer.listing.parents import Parents
+
+    base = "Qwen/Qwen2.5-7B"
+    for path in ("Qwen/Qwen2___5-7B", "/root/.cache/modelscope/hub/Qwen/Qwen2___5-7B", "qwen2___5-7b"):
+        assert classify_path(path, "a/adapter", (base,)) == YES, path
+    assert classify_path("Qwen/Qwen2___5-14B", "a/adapter", (base,)) == NO
+    assert classify_path("a/b___c", "a/adapter", ("a/b___c",)) == YES
+    asked = []
+    parents = Parents((base,), (), lambda name: asked.append(name))
+    parents.of_row({"id": "A/Mine", "config": {"peft": {"base_model_name_or_path": "Qwen/Qwen2___5-14B"}}})
+    assert asked == ["Qwen/Qwen2.5-14B"]

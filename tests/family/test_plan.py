@@ -131,3 +131,16 @@ def test_the_lowest_layers_of_every_stack_can_be_frozen(architecture, stacks):
 def test_the_plan_is_plain_toml_and_every_dataset_in_it_is_used():
     data = tomllib.loads((FOLDER / "plan.toml").read_text())
     assert {row["dataset"] for row in data["runs"]} == {row["name"] for row in data["datasets"]}
+
+
+def test_another_training_moves_every_seed_and_runs_that_share_one_still_do():
+    plan, again = load_plan("demo"), load_plan("demo", training_seed=2)
+    assert plan.fingerprint != again.fingerprint
+    assert plan.pretraining.seed != again.pretraining.seed
+    assert [run.model for run in plan.runs] == [run.model for run in again.runs]
+    seeds, moved = ([run.seed for run in one.runs] for one in (plan, again))
+    assert not set(seeds) & set(moved)
+    assert [seeds.index(one) for one in seeds] == [moved.index(one) for one in moved]
+    starts, others = ([run.adapter.start for run in one.runs if run.adapter] for one in (plan, again))
+    assert [one is None for one in starts] == [one is None for one in others]
+    assert load_plan("demo", training_seed=0) == plan

@@ -114,8 +114,8 @@ function csvCell(value) {
 
 // Saves rows of cells; the first row is the header.
 function saveCsv(name, rows) {
-  const text = rows.map((row) => `${row.map(csvCell).join(",")}\r\n`).join("");
-  const address = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
+  const lines = rows.map((row) => `${row.map(csvCell).join(",")}\n`);
+  const address = URL.createObjectURL(new Blob(lines, { type: "text/csv;charset=utf-8" }));
   element("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 60000);
 }

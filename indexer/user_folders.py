@@ -1,0 +1,69 @@
+"""Where this user's caches are, also for a user without a home that can be written (``docker run --user``)."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def private_folder() -> Path:
+    """A folder for files of this user that may be lost; it need not exist, and another user may have made it."""
+    # Not tempfile.gettempdir(), which falls back to the current folder, perhaps on a network drive.
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"vectors-in-the-wild-{os.getuid()}"
+
+
+def find_caches() -> None:
+    """Let all libraries keep their caches in a private temporary folder if the user's cache folder cannot be written.
+
+    Libraries read these variables when they are imported: huggingface_hub, matplotlib, numba (which UMAP needs).
+    Variables that the user has set are kept. A token in the home is still found.
+    """
+    usual = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path raises without a home
+    if _can_be_written(Path(usual)):
+        return
+    folder = _owned(private_folder()) or _for_this_process()
+    if folder is None:
+        return
+    if os.access(token := Path(usual, "huggingface", "token"), os.R_OK):
+        os.environ.setdefault("HF_TOKEN_PATH", str(token))
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    for name, place in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib")):
+        os.environ.setdefault(name, str(folder / "cache" / place))
+        if os.environ[name] == str(folder / "cache" / place):
+            with suppress(OSError):
+                (folder / "cache" / place).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _can_be_written(path: Path) -> bool:
+    """Whether a folder can be written, or made."""
+    if not path.is_absolute():
+        return False
+    there = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _owned(folder: Path) -> Path | None:
+    """The folder, made if it is missing; None if it is a link, is another user's, or others may write to it."""
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(0o700)
+        found = folder.lstat()
+    except OSError:
+        return None
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return folder if is_ours and not stat.S_IMODE(found.st_mode) & 0o022 else None
+
+
+def _for_this_process() -> Path | None:
+    try:
+        made = Path(tempfile.mkdtemp(prefix="vectors-in-the-wild-"))
+    except OSError:
+        return None
+    maker = os.getpid()
+    atexit.register(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == maker else None)
+    return made
