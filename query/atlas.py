@@ -1,23 +1,41 @@
-"""An atlas with every question as a method, and lists of what it contains. ``query.reader`` opens and reads it."""
+"""An atlas with every question as a method, and lists of what it contains.
+
+A question is a function of one generation of the atlas (``query.reader``), which threads share (``query.generations``).
+Other modules ask what is no method with ``generations``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
 
+from indexer.arguments import plain_call
 from indexer.console.notebook import shown
 from indexer.errors import AtlasError
+from query.generations import Generations
 from query.reader import AtlasReader
 from query.results import Answered, Rows, answered
 from query.wording import counted
 
 if TYPE_CHECKING:
     from query.ask.ask import ask as _ask
-    from query.clusters.result import Clusters
+    from query.clusters.question import clusters as _clusters
     from query.compare import compare as _compare
     from query.depth.depth import depth as _depth
     from query.depth.study import depth_study as _depth_study
@@ -31,15 +49,18 @@ if TYPE_CHECKING:
     from query.predict.evaluation import evaluate as _evaluate_prediction
     from query.predict.predict import predict as _predict
     from query.predict.predict import predict_many as _predict_many
-    from query.purity.result import PurityResult
+    from query.purity.question import purity as _purity
     from query.rank.study import rank_by_depth as _rank
     from query.report.report import report as _report
     from query.show import ShownModel
     from query.show import show as _show
     from query.similar import SimilarModels
     from query.similar import similar as _similar
-    from query.sql import SqlResult
+    from query.sql import sql as _sql
     from query.trace.trace import trace as _trace
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _MODELS = (
     'SELECT base, model, relation, datasets, downloads, "read" FROM models WHERE contains(lower(model), lower($1)) '
@@ -101,8 +122,15 @@ def contents(atlas: AtlasReader) -> list[dict[str, Any]]:
     )
 
 
-class _Question:
-    """A method that is a function of another module, whose first argument is the atlas; imported on first use."""
+class NotPicklable(AtlasError, TypeError):
+    """An object with open files, which cannot be copied or sent to another process."""
+
+
+class Question(Generic[P, R]):
+    """A method that is a function of one generation of the atlas, imported on first use from ``place``.
+
+    Each call sees one generation, whatever other threads do; see :class:`query.generations.Generations`.
+    """
 
     def __init__(self, place: str) -> None:
         self._module, _, self._function = place.partition(":")
@@ -110,64 +138,154 @@ class _Question:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, atlas: object, owner: type) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(import_module(self._module), self._function)
-        setattr(Atlas, self._name, function)
-        return getattr(owner if atlas is None else atlas, self._name)
+    @overload
+    def __get__(self, atlas: None, owner: type) -> Callable[Concatenate[Atlas, P], R]: ...
+    @overload
+    def __get__(self, atlas: Atlas, owner: type) -> Callable[P, R]: ...
+    def __get__(self, atlas: Atlas | None, owner: type) -> Callable[..., Any]:
+        method = as_method(getattr(import_module(self._module), self._function))
+        setattr(Atlas, self._name, method)  # from now on; a second thread that comes here sets the same
+        found: Callable[..., Any] = method.__get__(atlas, owner)
+        return found
 
 
-class Atlas(AtlasReader):
-    """A published atlas to ask questions of; see :class:`query.reader.AtlasReader` for how it is opened.
+def as_method(function: Callable[Concatenate[AtlasReader, P], R]) -> Any:
+    """A method of Atlas that asks ``function`` about the newest generation, with plain arguments."""
+
+    @wraps(function)
+    def method(self: Atlas, *args: Any, **kwargs: Any) -> R:
+        (_, *places), named = plain_call(function, (self, *args), kwargs)
+        return self._generations.asked(function, *places, **named)
+
+    return method
+
+
+if TYPE_CHECKING:
+
+    def _question(function: Callable[Concatenate[AtlasReader, P], R]) -> Question[P, R]: ...
+
+
+class Atlas:
+    """A published atlas to ask questions of, opened read-only, also while a build is running.
+
+    ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
+    the Hub's cache. If another program has opened the database for writing, a private copy is read instead, and
+    ``notes`` says so.
 
     Every question returns a :class:`query.results.Result`: ``to_df()``, ``to_rows()`` and ``to_dict()`` for programs, a
-    table in a notebook, ``figure()`` and ``write(path)`` if there is a picture. ``model`` is an indexed id, any other
-    Hub id, ``owner/name@revision``, or a local checkpoint folder, unless a method says otherwise; models that are not
+    table in a notebook, ``figure()`` and ``write(path)`` if there is a picture. An answer that is a list (of
+    neighbours, models, datasets, parents, rows) is also a sequence of these. ``model`` is an indexed id, any other Hub
+    id, ``owner/name@revision``, or a local checkpoint folder, unless a method says otherwise; models that are not
     indexed are read on the fly and not stored. ``base`` is needed if the atlas holds several bases. Errors that the
     user can fix are AtlasErrors.
+
+    Any number of threads may ask one Atlas, and each question sees one publish of the atlas from its beginning to its
+    end, also if another thread calls ``refresh`` or ``close`` meanwhile. Other processes open the atlas by its path: an
+    Atlas cannot be pickled or copied. A process that was forked from this one opens the latest publish by itself.
     """
 
-    models = models
-    datasets = datasets
+    def __init__(self, path: str | Path = "atlas") -> None:
+        self._generations = Generations(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self.close()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise NotPicklable(
+            "An Atlas holds open files and cannot be pickled or copied.",
+            f"Open it in each process by its path: Atlas({str(self.path)!r}); threads can share one.",
+        )
+
+    def close(self) -> None:
+        """Answer no more questions; those that other threads are asking end as usual."""
+        self._generations.close()
+
+    def refresh(self) -> None:
+        """Open the latest publish; for an atlas that stays open for long. Opens a closed one again."""
+        self._generations.renew()
+
+    @property
+    def path(self) -> Path:
+        """The folder of the atlas."""
+        return self._generations.newest.folder.root
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on how the atlas was opened."""
+        return self._generations.newest.notes
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a later publish than the opened one is there; ``refresh`` opens it."""
+        return self._generations.newest.is_outdated
+
+    @property
+    def generation(self) -> int:
+        """The number of publishes when the atlas was opened or refreshed."""
+        return self._generations.asked(lambda reader: reader.generation)
+
+    def bases(self) -> list[str]:
+        """Canonical ids of all bases, sorted."""
+        return self._generations.asked(AtlasReader.bases)
+
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """The rows of a statement of your own, as dicts: ``sql`` in this process, without its limits and its checks."""
+        places, _ = plain_call(AtlasReader.rows, (self, statement, parameters), {})
+        return self._generations.asked(AtlasReader.rows, *places[1:])
+
     if TYPE_CHECKING:  # mypy and editors see the functions
-        ask = _ask
-        compare = _compare
-        depth = _depth
-        depth_study = _depth_study
-        vectors = _vectors
-        features = _features
-        invert = _invert
-        layers = _layers
-        lineage = _lineage
-        lineages = _lineages
-        map = _map
-        evaluate_prediction = _evaluate_prediction
-        predict = _predict
-        predict_many = _predict_many
-        rank = _rank
-        report = _report
-        show = _show
-        similar = _similar
-        trace = _trace
+        models = _question(models)
+        datasets = _question(datasets)
+        ask = _question(_ask)
+        clusters = _question(_clusters)
+        compare = _question(_compare)
+        depth = _question(_depth)
+        depth_study = _question(_depth_study)
+        vectors = _question(_vectors)
+        features = _question(_features)
+        invert = _question(_invert)
+        layers = _question(_layers)
+        lineage = _question(_lineage)
+        lineages = _question(_lineages)
+        map = _question(_map)
+        evaluate_prediction = _question(_evaluate_prediction)
+        predict = _question(_predict)
+        predict_many = _question(_predict_many)
+        purity = _question(_purity)
+        rank = _question(_rank)
+        report = _question(_report)
+        show = _question(_show)
+        similar = _question(_similar)
+        sql = _question(_sql)
+        trace = _question(_trace)
     else:
-        ask = _Question("query.ask.ask:ask")
-        compare = _Question("query.compare:compare")
-        depth = _Question("query.depth.depth:depth")
-        depth_study = _Question("query.depth.study:depth_study")
-        vectors = _Question("query.export:model_vectors")
-        features = _Question("query.features:features")
-        invert = _Question("query.invert:invert")
-        layers = _Question("query.layers:layers")
-        lineage = _Question("query.lineage.lineage:lineage")
-        lineages = _Question("query.lineage.lineage:lineages")
-        map = _Question("query.map.model_map:model_map")
-        evaluate_prediction = _Question("query.predict.evaluation:evaluate")
-        predict = _Question("query.predict.predict:predict")
-        predict_many = _Question("query.predict.predict:predict_many")
-        rank = _Question("query.rank.study:rank_by_depth")
-        report = _Question("query.report.report:report")
-        show = _Question("query.show:show")
-        similar = _Question("query.similar:similar")
-        trace = _Question("query.trace.trace:trace")
+        models = as_method(models)
+        datasets = as_method(datasets)
+        ask = Question("query.ask.ask:ask")
+        clusters = Question("query.clusters.question:clusters")
+        compare = Question("query.compare:compare")
+        depth = Question("query.depth.depth:depth")
+        depth_study = Question("query.depth.study:depth_study")
+        vectors = Question("query.export:model_vectors")
+        features = Question("query.features:features")
+        invert = Question("query.invert:invert")
+        layers = Question("query.layers:layers")
+        lineage = Question("query.lineage.lineage:lineage")
+        lineages = Question("query.lineage.lineage:lineages")
+        map = Question("query.map.model_map:model_map")
+        evaluate_prediction = Question("query.predict.evaluation:evaluate")
+        predict = Question("query.predict.predict:predict")
+        predict_many = Question("query.predict.predict:predict_many")
+        purity = Question("query.purity.question:purity")
+        rank = Question("query.rank.study:rank_by_depth")
+        report = Question("query.report.report:report")
+        show = Question("query.show:show")
+        similar = Question("query.similar:similar")
+        sql = Question("query.sql:sql")
+        trace = Question("query.trace.trace:trace")
 
     def similar_many(
         self,
@@ -190,95 +308,6 @@ class Atlas(AtlasReader):
             explain=explain, read=read,
         )  # fmt: skip
         return answered(map(str, models), ask)
-
-    def purity(
-        self,
-        base: str | None = None,
-        *,
-        representation: str = "input",
-        k: int | None = None,
-        draws: int | None = None,
-        seed: int = 0,
-        kin: bool = True,
-        confusions: bool = False,
-        within: Sequence[str] = (),
-        by: Literal["dataset", "task"] = "dataset",
-    ) -> PurityResult:
-        """Whether models tuned on the same dataset are close to each other; see :func:`query.purity.study.purity`.
-
-        Purity, chance and intervals are shares from 0 to 1. ``k``: the number of neighbours; by default as many as
-        share a dataset with the model. ``draws``: permutations for p; by default all, if they are few, else 1,000, and
-        more if hardly any of them reaches the observed purity. ``kin``: whether models of the same family tree count,
-        which are close whatever they were tuned on. ``confusions``: also compute which datasets are mistaken for which.
-        ``within``: also the chance level if only models of the same head, language, author, length (of the longest
-        input, see ``trace``), norm (of δW, to a factor of two), seed (of the factors of adapters) or dataset exchange
-        labels; a note says which habits go with the labels. ``by``: task to ask whether models of one task
-        (``query.population.tasks_of``) are close; then the chance level within dataset says whether they are closer
-        than their data make them. Raises AtlasError if the base or representation is unknown, or the atlas has no
-        lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
-        """
-        from query.population import family_trees, notes_on_sampled, read_population, tasks_of
-        from query.purity.study import HABITS, habits_with_labels, purity, strata_of
-
-        population = read_population(self, base, representation, documented=by == "dataset")
-        if by == "task":
-            within = (*within, "dataset")
-            tasks = [frozenset(filter(None, [task])) for task in tasks_of(self, population)]
-            population = replace(population, datasets=tasks)
-        trees = None if kin else family_trees(self, population)
-        strata = strata_of(self, population, within)
-        found = purity(
-            population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata, by=by
-        )
-        habits = [name for name in HABITS if (name, by) != ("head", "task")]  # a head shows the task
-        noted = habits_with_labels(population, strata_of(self, population, habits))
-        return replace(found, on_sampled=notes_on_sampled(self, population), on_habits=noted)
-
-    def clusters(
-        self,
-        base: str | None = None,
-        *,
-        representation: str = "input",
-        method: Literal["hdbscan", "kmeans"] = "hdbscan",
-        min_size: int | None = None,
-        count: int | None = None,
-        seed: int = 0,
-        draws: int = 1000,
-        by: Literal["dataset", "task"] = "dataset",
-    ) -> Clusters:
-        """Groups of similar models, and how they agree with datasets; see :func:`query.clusters.study.clusters`.
-
-        ``method``: hdbscan (``min_size``: smallest cluster) or kmeans (``count``: number of clusters). ``draws``:
-        permutations for each chance level. ``by``: task to compare clusters with tasks too
-        (``query.population.tasks_of``), also among models on one dataset. Raises AtlasError for an option of the other
-        method, ValueError on draws < 1.
-        """
-        from query.clusters.study import clusters
-        from query.population import notes_on_sampled, read_population, tasks_of
-
-        population = read_population(self, base, representation)
-        tasks = tasks_of(self, population) if by == "task" else None
-        found = clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws, tasks=tasks)
-        return replace(found, notes=(*found.notes, *notes_on_sampled(self, population)))
-
-    def sql(
-        self,
-        statement: str,
-        *,
-        limit: int | None = 10_000,
-        seconds: float = 30.0,
-        parameters: Sequence[Any] | Mapping[str, Any] | None = None,
-    ) -> SqlResult:
-        """Run one SELECT, for at most ``limit`` rows and ``seconds``; see :func:`query.sql.run_sql`.
-
-        ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping). Raises AtlasError if the statement is not a
-        SELECT, is wrong, takes too long, or needs too much memory.
-        """
-        from query.sql import run_sql
-
-        self.connection.execute("SELECT 1")  # AtlasError where the atlas is closed
-        return run_sql(self.database, statement, limit=limit, seconds=seconds, parameters=parameters,
-                       stand_ins=self.stand_ins)  # fmt: skip
 
     def schema(self, name: str | None = None) -> list[dict[str, Any]]:
         """What ``sql`` can query: a row for each table, view and macro, or for each column of the one called ``name``.
@@ -310,8 +339,7 @@ class Atlas(AtlasReader):
             raise KeyError(str(error)) from error
 
     def __dir__(self) -> list[str]:
-        questions = [name for name in vars(Atlas) if not name.startswith("_")]
-        return sorted({*questions, "bases", "close", "generation", "notes", "refresh", *dir(object)})
+        return sorted(set(super().__dir__()) - {"_generations"})
 
     def __repr__(self) -> str:
         folder, line, _ = self._described()
@@ -324,13 +352,24 @@ class Atlas(AtlasReader):
     def _described(self) -> tuple[str, str, list[dict[str, Any]]]:
         """The folder, a line (the number of models, their bases, the time of publication), and a row for each base."""
         # Relative to the working folder: notebooks are shared, and show no home folder.
-        root, here = self.folder.root, Path.cwd()
+        root, here = self.path, Path.cwd()
         folder = str(root.relative_to(here) if root.is_relative_to(here) else root)
         try:
-            bases = contents(self)
-            (published,) = (row["published"] for row in self.rows("SELECT published FROM atlas_info"))
+            with self._generations.borrowed() as reader:
+                bases = contents(reader)
+                (published,) = (row["published"] for row in reader.rows("SELECT published FROM atlas_info"))
         except AtlasError as error:  # it is closed
             return folder, error.message, []
         count = counted(sum(row["indexed"] for row in bases), "model")
         when = f", published {published:%Y-%m-%d %H:%M} UTC" if published else ""
         return folder, f"{count} of {', '.join(row['base'] for row in bases) or 'no base'}{when}", bases
+
+
+def generations(atlas: Atlas) -> Generations:
+    """The opened generation behind ``atlas``, for modules of this package: what only they need is no method of it."""
+    return atlas._generations
+
+
+def opened(atlas: Atlas) -> AbstractContextManager[AtlasReader]:
+    """The newest generation of ``atlas``, which stays open within the block."""
+    return atlas._generations.borrowed()

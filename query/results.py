@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, over
 from indexer.console.notebook import shown
 from indexer.errors import AtlasError, ModelError, require
 from indexer.untrusted import tidy
+from query.figures import drawn_alone
 
 if TYPE_CHECKING:
     import pandas
@@ -88,7 +89,12 @@ class Result:
 
 
 class Drawn(Result):
-    """A result with a picture; subclasses define ``figure``."""
+    """A result with a picture; subclasses define ``figure``, which then runs in one thread at a time."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "figure" in vars(cls):
+            cls.figure = drawn_alone(cls.figure)  # type: ignore[method-assign]
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The picture; ``theme`` is light or dark.

@@ -16,6 +16,7 @@ from urllib.parse import urlencode, urlsplit
 from huggingface_hub import constants, get_session, get_token
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
+from indexer.arguments import plain_arguments
 from indexer.errors import AtlasError, without_user
 from indexer.listing.claims import relation_to
 from indexer.listing.questions import CrawlRequest, Question
@@ -81,6 +82,7 @@ class _NotOkError(Exception):
     """A step did not find what a build needs. Arguments: what it found, and what to do."""
 
 
+@plain_arguments
 def doctor(base: str | None = None, model: str | None = None) -> Diagnosis:
     """Test the Hub at HF_ENDPOINT, with the access token in use if there is one: what `index doctor` does.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from query.figures import THEMES, label, new_figure
+from query.figures import THEMES, drawn_alone, label, new_figure
 from query.results import Drawn, Rows, ThemeName
 from query.wording import counted
 
@@ -266,6 +266,7 @@ def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
     return found
 
 
+@drawn_alone
 def tree_figure(
     edges: Sequence[Edge], base: str, theme: str = "light", marked: str | None = None, ax: Axes | None = None
 ) -> Figure:
