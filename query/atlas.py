@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_OF_GENERATION = ("connection", "folder")  # attributes that a generation sets when it is opened
+
 _MODELS = (
     'SELECT base, model, relation, datasets, downloads, "read" FROM models WHERE contains(lower(model), lower($1)) '
     "AND coalesce(base = $2, true) AND coalesce(list_contains(datasets, $3), true) "
@@ -192,6 +194,16 @@ class Atlas:
 
     def __exit__(self, *ending: object) -> None:
         self.close()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """What ``query.reader.AtlasReader`` has, for scripts that used it here: neither listed nor typed."""
+            if name.startswith("_") or (not hasattr(AtlasReader, name) and name not in _OF_GENERATION):
+                raise AttributeError(f"an Atlas has no attribute {name!r}")
+            if callable(method := getattr(AtlasReader, name, None)):
+                return partial(self._generations.asked, method)
+            return self._generations.asked(lambda reader: getattr(reader, name))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise NotPicklable(

@@ -145,6 +145,11 @@ class AtlasReader:
         rows = self.rows("SELECT generation FROM atlas_info")
         return int(rows[0]["generation"]) if rows else 0
 
+    @property
+    def database(self) -> Path:
+        """The database file: the atlas's own, or a private copy where that cannot be read."""
+        return self.connection.file
+
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a trusted statement, as dicts."""
         return self.connection.rows(statement, list(parameters))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _REPAIR = "Rebuild it: index rebuild"
+
+# Errors of the system that say nothing of the file.
+_TEMPORARY = (
+    errno.EACCES, errno.EPERM, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+    errno.ESTALE, errno.ETIMEDOUT, errno.EIO,
+)  # fmt: skip
 
 # Models that an error message names if a name is ambiguous.
 _NAMED = 3
@@ -192,6 +199,10 @@ def _translated(error: Exception, path: Path) -> BaseException:
     )  # fmt: skip
     if isinstance(error, statement_errors):
         return AtlasError(f"The statement cannot be run: {sentence}", "See: query sql --help")
+    if isinstance(error, duckdb.TransactionException | duckdb.ConnectionException) or any(
+        os.strerror(number) in text for number in _TEMPORARY
+    ):
+        return AtlasError(f"{path} cannot be read now ({sentence.rstrip('.')}).", "Try again.")
     return AtlasError(f"{path} is damaged ({sentence.rstrip('.')}).", mending(path.parent, _REPAIR))
 
 
