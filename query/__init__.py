@@ -70,8 +70,8 @@ _MODULES = {
 __all__ = [
     "Answered", "Atlas", "AtlasError", "Clusters", "Comparison", "Depth", "DepthStudy", "Evaluation", "FeatureGrid",
     "Inventory", "Layers", "LikelyModel", "LikelyModels", "Lineage", "Lineages", "ModelMap", "ModelVectors",
-    "Neighbour", "Prediction", "PurityResult", "RankStudy", "RecoveredImages", "RecoveredWords", "Report", "Result", "ShownModel",
-    "SimilarModels", "SqlResult", "TextsOfModel", "__version__",
+    "Neighbour", "Prediction", "PurityResult", "RankStudy", "RecoveredImages", "RecoveredWords", "Report",
+    "Result", "ShownModel", "SimilarModels", "SqlResult", "TextsOfModel", "__version__",
 ]  # fmt: skip
 
 

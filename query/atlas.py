@@ -167,24 +167,8 @@ if TYPE_CHECKING:
     def _question(function: Callable[Concatenate[AtlasReader, P], R]) -> Question[P, R]: ...
 
 
-class Atlas:
-    """A published atlas to ask questions of, opened read-only, also while a build is running.
-
-    ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
-    the Hub's cache. If another program has opened the database for writing, a private copy is read instead, and
-    ``notes`` says so.
-
-    Every question returns a :class:`query.results.Result`: ``to_df()``, ``to_rows()`` and ``to_dict()`` for programs, a
-    table in a notebook, ``figure()`` and ``write(path)`` if there is a picture. An answer that is a list (of
-    neighbours, models, datasets, parents, rows) is also a sequence of these. ``model`` is an indexed id, any other Hub
-    id, ``owner/name@revision``, or a local checkpoint folder, unless a method says otherwise; models that are not
-    indexed are read on the fly and not stored. ``base`` is needed if the atlas holds several bases. Errors that the
-    user can fix are AtlasErrors.
-
-    Any number of threads may ask one Atlas, and each question sees one publish of the atlas from its beginning to its
-    end, also if another thread calls ``refresh`` or ``close`` meanwhile. Other processes open the atlas by its path: an
-    Atlas cannot be pickled or copied. A process that was forked from this one opens the latest publish by itself.
-    """
+class OpenAtlas:
+    """An atlas that is open, without its questions; see :class:`Atlas`."""
 
     def __init__(self, path: str | Path = "atlas") -> None:
         self._generations = Generations(path)
@@ -243,10 +227,25 @@ class Atlas:
         """Canonical ids of all bases, sorted."""
         return self._generations.asked(AtlasReader.bases)
 
-    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """The rows of a statement of your own, as dicts: ``sql`` in this process, without its limits and its checks."""
-        places, _ = plain_call(AtlasReader.rows, (self, statement, parameters), {})
-        return self._generations.asked(AtlasReader.rows, *places[1:])
+
+class Atlas(OpenAtlas):
+    """A published atlas to ask questions of, opened read-only, also while a build is running.
+
+    ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
+    the Hub's cache. If another program has opened the database for writing, a private copy is read instead, and
+    ``notes`` says so.
+
+    Every question returns a :class:`query.results.Result`: ``to_df()``, ``to_rows()`` and ``to_dict()`` for programs, a
+    table in a notebook, ``figure()`` and ``write(path)`` if there is a picture. An answer that is a list (of
+    neighbours, models, datasets, parents, rows) is also a sequence of these. ``model`` is an indexed id, any other Hub
+    id, ``owner/name@revision``, or a local checkpoint folder, unless a method says otherwise; models that are not
+    indexed are read on the fly and not stored. ``base`` is needed if the atlas holds several bases. Errors that the
+    user can fix are AtlasErrors.
+
+    Any number of threads may ask one Atlas, and each question sees one publish of the atlas from its beginning to its
+    end, also if another thread calls ``refresh`` or ``close`` meanwhile. Other processes open the atlas by its path: an
+    Atlas cannot be pickled or copied. A process that was forked from this one opens the latest publish by itself.
+    """
 
     if TYPE_CHECKING:  # mypy and editors see the functions
         models = _question(models)
@@ -331,17 +330,17 @@ class Atlas:
         return schema(name)
 
     def __len__(self) -> int:
-        return int(self.rows("SELECT count(DISTINCT model) AS models FROM models")[0]["models"])
+        return int(self._rows("SELECT count(DISTINCT model) AS models FROM models")[0]["models"])
 
     def __bool__(self) -> bool:
         return True
 
     def __iter__(self) -> Iterator[str]:
         """The names of all indexed models, in order."""
-        return iter([row["model"] for row in self.rows("SELECT DISTINCT model FROM models ORDER BY model")])
+        return iter([row["model"] for row in self._rows("SELECT DISTINCT model FROM models ORDER BY model")])
 
     def __contains__(self, model: object) -> bool:
-        return isinstance(model, str) and bool(self.rows("SELECT 1 FROM models WHERE model = ? LIMIT 1", [model]))
+        return isinstance(model, str) and bool(self._rows("SELECT 1 FROM models WHERE model = ? LIMIT 1", [model]))
 
     def __getitem__(self, model: str) -> ShownModel:
         """What ``show`` says of a model. Raises KeyError if the atlas does not know it."""
@@ -360,6 +359,9 @@ class Atlas:
     def _repr_html_(self) -> str:
         folder, line, bases = self._described()
         return shown(f"Atlas {folder}: {line}", bases, self.notes)
+
+    def _rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        return self._generations.asked(AtlasReader.rows, statement, parameters)
 
     def _described(self) -> tuple[str, str, list[dict[str, Any]]]:
         """The folder, a line (the number of models, their bases, the time of publication), and a row for each base."""

@@ -170,6 +170,11 @@ def translated_errors(path: Path) -> Iterator[None]:
         raise ours from error
 
 
+def is_held(error: Exception) -> bool:
+    """Whether DuckDB refuses a file because another program, or another connection of this one, writes to it."""
+    return any(words in str(error) for words in ("Could not set lock on file", "Unique file handle conflict"))
+
+
 def _translated(error: Exception, path: Path) -> BaseException:
     import duckdb
 
@@ -187,7 +192,7 @@ def _translated(error: Exception, path: Path) -> BaseException:
         return AtlasError("This atlas is closed.", "Open it again: query.Atlas(folder).")
     if isinstance(error, duckdb.OutOfMemoryException):
         return AtlasError(f"{path} needs more memory than is available.", "Close other programs and try again.")
-    if isinstance(error, duckdb.IOException) and "Could not set lock on file" in text:
+    if is_held(error):
         holder = re.search(r"PID (\d+)", str(error))
         by = f" (process {holder[1]})" if holder else ""
         return AtlasError(f"{path} is open for writing in another program{by}.", "Close it there and try again.")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from indexer.atlas import schema_sql
 from indexer.database.catalog import Found, definitions, examine, plain_tables, refuse
-from indexer.database.connection import Connection, rows_as_dicts, translated_errors
+from indexer.database.connection import Connection, is_held, rows_as_dicts, translated_errors
 from indexer.database.secure_connection import NAME, OPEN_RETRIES, attached, identity_of, use
 from indexer.errors import AtlasError
 from indexer.regular_files import open_regular, regular_status
@@ -64,8 +64,8 @@ class Reading(Connection):
             stamp = _stamp(path)
             try:
                 opened, self._original = _attached(self.file, settings)
-            except duckdb.IOException as error:
-                if not copies_held or "lock" not in str(error).lower() or self.file != path:
+            except duckdb.Error as error:
+                if not copies_held or not is_held(error) or self.file != path:
                     raise
                 self.file = _private_copy(path, path.name, cleanup)
                 self.notes.append(_COPY_NOTE)
