@@ -61,7 +61,7 @@ one_blas_thread = SharedChange(_one_blas_thread)
 
 def ignored_warnings(message: str = "", category: type[Warning] = Warning) -> AbstractContextManager[None]:
     """Within the block warnings of this ``category`` that begin with ``message``, a pattern, are not shown."""
-    return _ignoring(message, category)()
+    return _ignoring(message, category)()  # type: ignore[arg-type]
 
 
 @cache

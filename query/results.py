@@ -122,6 +122,38 @@ class Drawn(Result):
         return shown(self.headline, self.table(), self.notes, picture)
 
 
+class Listed(Result, Generic[Row]):
+    """A result whose JSON is a list: it has a length, is indexed and iterated over. ``ROWS`` names its items.
+
+    An answer is one, and prints a list, if it says the same of several things: models, datasets, parents, rows of SQL.
+    Any other answer prints an object. In both cases ``to_dict`` gives an object and ``to_rows`` a list.
+    """
+
+    IS_LIST = True
+
+    def _entries(self) -> Sequence[Row]:
+        entries: Sequence[Row] = getattr(self, self.ROWS)
+        return entries
+
+    def __len__(self) -> int:
+        return len(self._entries())
+
+    def __bool__(self) -> bool:
+        return True  # it is an answer, if one without items
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._entries())
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        """One item, or a list of some."""
+        entries = self._entries()
+        return list(entries[place]) if isinstance(place, slice) else entries[place]
+
+
 class Rows(Result, Sequence[Row], Generic[Row]):
     """A result that is a list: it has a length, is indexed and iterated over, and equals a list of the same items."""
 

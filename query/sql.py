@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, BadArgument
-from query.results import Result, to_frame
+from query.results import Listed, to_frame
 from query.sandbox.locked import MEMORY
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ START_SECONDS = 10.0  # for the process to start on a busy machine, on top of th
 
 
 @dataclass(frozen=True, repr=False)
-class SqlResult(Result):
+class SqlResult(Listed[dict[str, Any]]):
     """Rows of JSON's own types (times as ISO text, NaN as None); ``truncated``: there were more than the limit.
 
     Columns of the same name are numbered: ``name``, ``name_2``. ``types``: DuckDB's name of each column's
@@ -52,8 +52,6 @@ class SqlResult(Result):
     """
 
     KEYS = ("columns", "types", "rows", "truncated", "notes")
-    IS_LIST = True
-
     columns: list[str]
     rows: list[list[Any]]
     truncated: bool
@@ -66,8 +64,8 @@ class SqlResult(Result):
         more = " …" if len(self.columns) > _COLUMNS_NAMED else ""
         return f"{count} of {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def _entries(self) -> list[dict[str, Any]]:
+        return self.to_rows()
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict per row."""

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, Skipped
@@ -32,6 +33,9 @@ ANSWER_SECONDS, START_SECONDS = 20.0, 120.0
 _OLDER = (("vocab.json", "merges.txt"), ("vocab.txt",), ("spiece.model",), ("sentencepiece.bpe.model",))
 # Keys of tokenizer_config.json that change how text is split.
 _SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
+
+
+_ASKING = Lock()  # a process answers one question at a time
 
 
 class IsolatedTokenizer:
@@ -62,9 +66,10 @@ class IsolatedTokenizer:
         return self.__dict__ | {"_process": None}  # started again after unpickling
 
     def _ask(self, request: dict[str, Any]) -> list[Any]:
-        if self._process is None:
-            self._started()
-        return self._answer(json.dumps(request).encode() + b"\n", ANSWER_SECONDS)
+        with _ASKING:
+            if self._process is None:
+                self._started()
+            return self._answer(json.dumps(request).encode() + b"\n", ANSWER_SECONDS)
 
     def _started(self) -> list[Any]:
         kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG", "TMPDIR")

@@ -107,7 +107,7 @@ class Edge:
 
 
 @dataclass(frozen=True, repr=False)
-class Lineage(Drawn):
+class Lineage(Drawn, Listed[Edge]):
     """Where one model comes from.
 
     Attributes:
@@ -118,7 +118,7 @@ class Lineage(Drawn):
         failure: why the weights could not be read; ``edges`` are then the stored ones.
     """
 
-    IS_LIST = True
+    ROWS = "edges"
     SHOW_HEADLINE = True
     KEYS = ("model", "base", "edges as parents", "bytes_read", "models_read", "_time as told", "notes")
     DETAILS = ("same", "bytes_read", "told")
