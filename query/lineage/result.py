@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from query.figures import THEMES, drawn_alone, label, new_figure
-from query.results import Drawn, Rows, ThemeName
+from query.results import Drawn, Listed, Rows, ThemeName
 from query.wording import counted
 
 if TYPE_CHECKING:
