@@ -141,7 +141,7 @@ class BrowseSession:
 
         ``asked``: the id of an indexed model; for `ask` a base, and the ``text``. ``started``: see ``run_sql``.
         """
-        process = start_process(self._atlas.folder.root, question, asked, takes_text=text is not None)
+        process = start_process(self._generations.newest.folder.root, question, asked, takes_text=text is not None)
         started(process)
         written, _ = process.communicate(text)
         try:
