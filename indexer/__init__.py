@@ -54,3 +54,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'indexer' has no attribute {name!r}")
     return getattr(import_module(f"indexer.{_HOMES.get(name, 'library')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.options import IndexArguments, ProfileArguments, index_change
 from indexer.builds.report import Progress, Watcher
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from indexer.publish.verification import Disagreement
 
 
+@plain_arguments
 def profile(
     models: str | Sequence[str] = (),
     base: str | None = None,
@@ -50,6 +52,7 @@ def profile(
         return profile_base(folder, canonical, named, chosen)
 
 
+@plain_arguments
 def status(atlas: str | Path = "atlas") -> dict[str, Any]:
     """What is in the atlas: bases, models by status, representations, bytes. Raises AtlasError if there is none."""
     from indexer.publish.maintenance import status as status_of
@@ -57,6 +60,7 @@ def status(atlas: str | Path = "atlas") -> dict[str, Any]:
     return status_of(AtlasFolder(atlas))
 
 
+@plain_arguments
 def verify(atlas: str | Path = "atlas", *, strict: bool = False) -> list[Disagreement]:
     """The disagreements between files, checksums and database, none if all is well: what `index verify` does.
 
@@ -72,6 +76,7 @@ def verify(atlas: str | Path = "atlas", *, strict: bool = False) -> list[Disagre
     return verify_atlas(AtlasFolder(atlas))
 
 
+@plain_arguments
 def rebuild(
     atlas: str | Path = "atlas",
     *,
@@ -92,6 +97,7 @@ def rebuild(
         return rebuild_atlas(folder, say=Watcher(progress).say, force=force, index=change)
 
 
+@plain_arguments
 def represent(
     name: str,
     atlas: str | Path = "atlas",

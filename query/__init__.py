@@ -15,7 +15,7 @@ from indexer.version import __version__
 
 if TYPE_CHECKING:
     from query.ask.result import LikelyModel, LikelyModels, TextsOfModel
-    from query.atlas import Atlas
+    from query.atlas import Atlas, Inventory
     from query.clusters.result import Clusters
     from query.compare import Comparison
     from query.depth.depth import Depth
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from query.purity.result import PurityResult
     from query.rank.study import RankStudy
     from query.report.report import Report
-    from query.results import Result
+    from query.results import Answered, Result
     from query.show import ShownModel
     from query.similar import Neighbour, SimilarModels
     from query.sql import SqlResult
 
 # Where each result is defined: none is loaded before it is asked for, as `query --help` must not wait for numpy.
 _MODULES = {
+    "Answered": "query.results",
     "Atlas": "query.atlas",
     "Clusters": "query.clusters.result",
     "Comparison": "query.compare",
@@ -44,6 +45,7 @@ _MODULES = {
     "DepthStudy": "query.depth.study",
     "Evaluation": "query.predict.result",
     "FeatureGrid": "query.features",
+    "Inventory": "query.atlas",
     "Layers": "query.layers",
     "LikelyModel": "query.ask.result",
     "LikelyModels": "query.ask.result",
@@ -66,10 +68,10 @@ _MODULES = {
 }
 
 __all__ = [
-    "Atlas", "AtlasError", "Clusters", "Comparison", "Depth", "DepthStudy", "Evaluation", "FeatureGrid", "Layers",
-    "LikelyModel", "LikelyModels", "Lineage", "Lineages", "ModelMap", "ModelVectors", "Neighbour", "Prediction",
-    "PurityResult", "RankStudy", "RecoveredImages", "RecoveredWords", "Report", "Result", "ShownModel", "SimilarModels",
-    "SqlResult", "TextsOfModel", "__version__",
+    "Answered", "Atlas", "AtlasError", "Clusters", "Comparison", "Depth", "DepthStudy", "Evaluation", "FeatureGrid",
+    "Inventory", "Layers", "LikelyModel", "LikelyModels", "Lineage", "Lineages", "ModelMap", "ModelVectors",
+    "Neighbour", "Prediction", "PurityResult", "RankStudy", "RecoveredImages", "RecoveredWords", "Report",
+    "Result", "ShownModel", "SimilarModels", "SqlResult", "TextsOfModel", "__version__",
 ]  # fmt: skip
 
 
@@ -77,3 +79,7 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'query' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,23 +1,41 @@
-"""An atlas with every question as a method, and lists of what it contains. ``query.reader`` opens and reads it."""
+"""An atlas with every question as a method, and lists of what it contains.
+
+A question is a function of one generation of the atlas (``query.reader``), which threads share (``query.generations``).
+Other modules ask what is no method with ``generations``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
 
+from indexer.arguments import plain_call
 from indexer.console.notebook import shown
 from indexer.errors import AtlasError, naming_extras
+from query.generations import Generations
 from query.reader import AtlasReader
 from query.results import Answered, Rows, answered
 from query.wording import counted
 
 if TYPE_CHECKING:
     from query.ask.ask import ask as _ask
-    from query.clusters.of_base import clusters_of_base as _clusters
+    from query.clusters.question import clusters as _clusters
     from query.compare import compare as _compare
     from query.depth.depth import depth as _depth
     from query.depth.study import depth_study as _depth_study
@@ -31,15 +49,20 @@ if TYPE_CHECKING:
     from query.predict.evaluation import evaluate as _evaluate_prediction
     from query.predict.predict import predict as _predict
     from query.predict.predict import predict_many as _predict_many
-    from query.purity.of_base import purity_of_base as _purity
+    from query.purity.question import purity as _purity
     from query.rank.study import rank_by_depth as _rank
     from query.report.report import report as _report
     from query.show import ShownModel
     from query.show import show as _show
     from query.similar import SimilarModels
     from query.similar import similar as _similar
-    from query.sql import SqlResult
+    from query.sql import sql as _sql
     from query.trace.trace import trace as _trace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OF_GENERATION = ("connection", "folder")  # attributes that a generation sets when it is opened
 
 _MODELS = (
     'SELECT base, model, relation, datasets, downloads, "read" FROM models WHERE contains(lower(model), lower($1)) '
@@ -101,8 +124,15 @@ def contents(atlas: AtlasReader) -> list[dict[str, Any]]:
     )
 
 
-class _Question:
-    """A method that is a function of another module, whose first argument is the atlas; imported on first use."""
+class NotPicklable(AtlasError, TypeError):
+    """An object with open files, which cannot be copied or sent to another process."""
+
+
+class Question(Generic[P, R]):
+    """A method that is a function of one generation of the atlas, imported on first use from ``place``.
+
+    Each call sees one generation, whatever other threads do; see :class:`query.generations.Generations`.
+    """
 
     def __init__(self, place: str) -> None:
         self._module, _, self._function = place.partition(":")
@@ -110,68 +140,163 @@ class _Question:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, atlas: object, owner: type) -> Callable[..., Any]:
-        function: Callable[..., Any] = naming_extras(getattr(import_module(self._module), self._function))
-        setattr(Atlas, self._name, function)
-        return getattr(owner if atlas is None else atlas, self._name)
+    @overload
+    def __get__(self, atlas: None, owner: type) -> Callable[Concatenate[Atlas, P], R]: ...
+    @overload
+    def __get__(self, atlas: Atlas, owner: type) -> Callable[P, R]: ...
+    def __get__(self, atlas: Atlas | None, owner: type) -> Callable[..., Any]:
+        method = as_method(naming_extras(getattr(import_module(self._module), self._function)))
+        setattr(Atlas, self._name, method)  # from now on; a second thread that comes here sets the same
+        found: Callable[..., Any] = method.__get__(atlas, owner)
+        return found
 
 
-class Atlas(AtlasReader):
-    """A published atlas to ask questions of; see :class:`query.reader.AtlasReader` for how it is opened.
+def as_method(function: Callable[Concatenate[AtlasReader, P], R]) -> Any:
+    """A method of Atlas that asks ``function`` about the newest generation, with plain arguments."""
+
+    @wraps(function)
+    def method(self: Atlas, *args: Any, **kwargs: Any) -> R:
+        (_, *places), named = plain_call(function, (self, *args), kwargs)
+        return self._generations.asked(function, *places, **named)
+
+    return method
+
+
+if TYPE_CHECKING:
+
+    def _question(function: Callable[Concatenate[AtlasReader, P], R]) -> Question[P, R]: ...
+
+
+class OpenAtlas:
+    """An atlas that is open, without its questions; see :class:`Atlas`."""
+
+    def __init__(self, path: str | Path = "atlas") -> None:
+        self._generations = Generations(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """What ``query.reader.AtlasReader`` has, for scripts that used it here: neither listed nor typed."""
+            if name.startswith("_") or (not hasattr(AtlasReader, name) and name not in _OF_GENERATION):
+                raise AttributeError(f"an Atlas has no attribute {name!r}")
+            if callable(method := getattr(AtlasReader, name, None)):
+                return partial(self._generations.asked, method)
+            return self._generations.asked(lambda reader: getattr(reader, name))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise NotPicklable(
+            "An Atlas holds open files and cannot be pickled or copied.",
+            f"Open it in each process by its path: Atlas({str(self.path)!r}); threads can share one.",
+        )
+
+    def close(self) -> None:
+        """Answer no more questions; those that other threads are asking end as usual."""
+        self._generations.close()
+
+    def refresh(self) -> None:
+        """Open the latest publish; for an atlas that stays open for long. Opens a closed one again."""
+        self._generations.renew()
+
+    @property
+    def path(self) -> Path:
+        """The folder of the atlas."""
+        return self._generations.newest.folder.root
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on how the atlas was opened."""
+        return self._generations.newest.notes
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a later publish than the opened one is there; ``refresh`` opens it."""
+        return self._generations.newest.is_outdated
+
+    @property
+    def generation(self) -> int:
+        """The number of publishes when the atlas was opened or refreshed."""
+        return self._generations.asked(lambda reader: reader.generation)
+
+    def bases(self) -> list[str]:
+        """Canonical ids of all bases, sorted."""
+        return self._generations.asked(AtlasReader.bases)
+
+
+class Atlas(OpenAtlas):
+    """A published atlas to ask questions of, opened read-only, also while a build is running.
+
+    ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
+    the Hub's cache. If another program has opened the database for writing, a private copy is read instead, and
+    ``notes`` says so.
 
     Every question returns a :class:`query.results.Result`: ``to_df()``, ``to_rows()`` and ``to_dict()`` for programs, a
-    table in a notebook, ``figure()`` and ``write(path)`` if there is a picture. ``model`` is an indexed id, any other
-    Hub id, ``owner/name@revision``, or a local checkpoint folder, unless a method says otherwise; models that are not
+    table in a notebook, ``figure()`` and ``write(path)`` if there is a picture. An answer that is a list (of
+    neighbours, models, datasets, parents, rows) is also a sequence of these. ``model`` is an indexed id, any other Hub
+    id, ``owner/name@revision``, or a local checkpoint folder, unless a method says otherwise; models that are not
     indexed are read on the fly and not stored. ``base`` is needed if the atlas holds several bases. Errors that the
     user can fix are AtlasErrors.
+
+    Any number of threads may ask one Atlas, and each question sees one publish of the atlas from its beginning to its
+    end, also if another thread calls ``refresh`` or ``close`` meanwhile. Other processes open the atlas by its path: an
+    Atlas cannot be pickled or copied. A process that was forked from this one opens the latest publish by itself.
     """
 
-    models = models
-    datasets = datasets
     if TYPE_CHECKING:  # mypy and editors see the functions
-        ask = _ask
-        clusters = _clusters
-        compare = _compare
-        depth = _depth
-        depth_study = _depth_study
-        vectors = _vectors
-        features = _features
-        invert = _invert
-        layers = _layers
-        lineage = _lineage
-        lineages = _lineages
-        map = _map
-        evaluate_prediction = _evaluate_prediction
-        predict = _predict
-        predict_many = _predict_many
-        purity = _purity
-        rank = _rank
-        report = _report
-        show = _show
-        similar = _similar
-        trace = _trace
+        models = _question(models)
+        datasets = _question(datasets)
+        ask = _question(_ask)
+        clusters = _question(_clusters)
+        compare = _question(_compare)
+        depth = _question(_depth)
+        depth_study = _question(_depth_study)
+        vectors = _question(_vectors)
+        features = _question(_features)
+        invert = _question(_invert)
+        layers = _question(_layers)
+        lineage = _question(_lineage)
+        lineages = _question(_lineages)
+        map = _question(_map)
+        evaluate_prediction = _question(_evaluate_prediction)
+        predict = _question(_predict)
+        predict_many = _question(_predict_many)
+        purity = _question(_purity)
+        rank = _question(_rank)
+        report = _question(_report)
+        show = _question(_show)
+        similar = _question(_similar)
+        sql = _question(_sql)
+        trace = _question(_trace)
     else:
-        ask = _Question("query.ask.ask:ask")
-        clusters = _Question("query.clusters.of_base:clusters_of_base")
-        compare = _Question("query.compare:compare")
-        depth = _Question("query.depth.depth:depth")
-        depth_study = _Question("query.depth.study:depth_study")
-        vectors = _Question("query.export:model_vectors")
-        features = _Question("query.features:features")
-        invert = _Question("query.invert:invert")
-        layers = _Question("query.layers:layers")
-        lineage = _Question("query.lineage.lineage:lineage")
-        lineages = _Question("query.lineage.lineage:lineages")
-        map = _Question("query.map.model_map:model_map")
-        evaluate_prediction = _Question("query.predict.evaluation:evaluate")
-        predict = _Question("query.predict.predict:predict")
-        predict_many = _Question("query.predict.predict:predict_many")
-        purity = _Question("query.purity.of_base:purity_of_base")
-        rank = _Question("query.rank.study:rank_by_depth")
-        report = _Question("query.report.report:report")
-        show = _Question("query.show:show")
-        similar = _Question("query.similar:similar")
-        trace = _Question("query.trace.trace:trace")
+        models = as_method(models)
+        datasets = as_method(datasets)
+        ask = Question("query.ask.ask:ask")
+        clusters = Question("query.clusters.question:clusters")
+        compare = Question("query.compare:compare")
+        depth = Question("query.depth.depth:depth")
+        depth_study = Question("query.depth.study:depth_study")
+        vectors = Question("query.export:model_vectors")
+        features = Question("query.features:features")
+        invert = Question("query.invert:invert")
+        layers = Question("query.layers:layers")
+        lineage = Question("query.lineage.lineage:lineage")
+        lineages = Question("query.lineage.lineage:lineages")
+        map = Question("query.map.model_map:model_map")
+        evaluate_prediction = Question("query.predict.evaluation:evaluate")
+        predict = Question("query.predict.predict:predict")
+        predict_many = Question("query.predict.predict:predict_many")
+        purity = Question("query.purity.question:purity")
+        rank = Question("query.rank.study:rank_by_depth")
+        report = Question("query.report.report:report")
+        show = Question("query.show:show")
+        similar = Question("query.similar:similar")
+        sql = Question("query.sql:sql")
+        trace = Question("query.trace.trace:trace")
 
     def similar_many(
         self,
@@ -195,25 +320,6 @@ class Atlas(AtlasReader):
         )  # fmt: skip
         return answered(map(str, models), ask)
 
-    def sql(
-        self,
-        statement: str,
-        *,
-        limit: int | None = 10_000,
-        seconds: float = 30.0,
-        parameters: Sequence[Any] | Mapping[str, Any] | None = None,
-    ) -> SqlResult:
-        """Run one SELECT, for at most ``limit`` rows and ``seconds``; see :func:`query.sql.run_sql`.
-
-        ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping). Raises AtlasError if the statement is not a
-        SELECT, is wrong, takes too long, or needs too much memory.
-        """
-        from query.sql import run_sql
-
-        self.connection.execute("SELECT 1")  # AtlasError where the atlas is closed
-        return run_sql(self.database, statement, limit=limit, seconds=seconds, parameters=parameters,
-                       stand_ins=self.stand_ins)  # fmt: skip
-
     def schema(self, name: str | None = None) -> list[dict[str, Any]]:
         """What ``sql`` can query: a row for each table, view and macro, or for each column of the one called ``name``.
 
@@ -224,17 +330,17 @@ class Atlas(AtlasReader):
         return schema(name)
 
     def __len__(self) -> int:
-        return int(self.rows("SELECT count(DISTINCT model) AS models FROM models")[0]["models"])
+        return int(self._rows("SELECT count(DISTINCT model) AS models FROM models")[0]["models"])
 
     def __bool__(self) -> bool:
         return True
 
     def __iter__(self) -> Iterator[str]:
         """The names of all indexed models, in order."""
-        return iter([row["model"] for row in self.rows("SELECT DISTINCT model FROM models ORDER BY model")])
+        return iter([row["model"] for row in self._rows("SELECT DISTINCT model FROM models ORDER BY model")])
 
     def __contains__(self, model: object) -> bool:
-        return isinstance(model, str) and bool(self.rows("SELECT 1 FROM models WHERE model = ? LIMIT 1", [model]))
+        return isinstance(model, str) and bool(self._rows("SELECT 1 FROM models WHERE model = ? LIMIT 1", [model]))
 
     def __getitem__(self, model: str) -> ShownModel:
         """What ``show`` says of a model. Raises KeyError if the atlas does not know it."""
@@ -244,8 +350,7 @@ class Atlas(AtlasReader):
             raise KeyError(str(error)) from error
 
     def __dir__(self) -> list[str]:
-        questions = [name for name in vars(Atlas) if not name.startswith("_")]
-        return sorted({*questions, "bases", "close", "generation", "notes", "refresh", *dir(object)})
+        return sorted(set(super().__dir__()) - {"_generations"})
 
     def __repr__(self) -> str:
         folder, line, _ = self._described()
@@ -255,16 +360,30 @@ class Atlas(AtlasReader):
         folder, line, bases = self._described()
         return shown(f"Atlas {folder}: {line}", bases, self.notes)
 
+    def _rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        return self._generations.asked(AtlasReader.rows, statement, parameters)
+
     def _described(self) -> tuple[str, str, list[dict[str, Any]]]:
         """The folder, a line (the number of models, their bases, the time of publication), and a row for each base."""
         # Relative to the working folder: notebooks are shared, and show no home folder.
-        root, here = self.folder.root, Path.cwd()
+        root, here = self.path, Path.cwd()
         folder = str(root.relative_to(here) if root.is_relative_to(here) else root)
         try:
-            bases = contents(self)
-            (published,) = (row["published"] for row in self.rows("SELECT published FROM atlas_info"))
+            with self._generations.borrowed() as reader:
+                bases = contents(reader)
+                (published,) = (row["published"] for row in reader.rows("SELECT published FROM atlas_info"))
         except AtlasError as error:  # it is closed
             return folder, error.message, []
         count = counted(sum(row["indexed"] for row in bases), "model")
         when = f", published {published:%Y-%m-%d %H:%M} UTC" if published else ""
         return folder, f"{count} of {', '.join(row['base'] for row in bases) or 'no base'}{when}", bases
+
+
+def generations(atlas: Atlas) -> Generations:
+    """The opened generation behind ``atlas``, for modules of this package: what only they need is no method of it."""
+    return atlas._generations
+
+
+def opened(atlas: Atlas) -> AbstractContextManager[AtlasReader]:
+    """The newest generation of ``atlas``, which stays open within the block."""
+    return atlas._generations.borrowed()

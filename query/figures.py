@@ -9,19 +9,24 @@ the background.
 from __future__ import annotations
 
 import io
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from indexer.console.messages import clean
 from indexer.errors import AtlasError, BadArgument, require
+from indexer.shared_state import ignored_warnings
 from indexer.storage.atomic_files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+P = ParamSpec("P")
 
 FORMATS = (".png", ".svg", ".pdf")
 _DOTS_PER_INCH = 300
@@ -71,6 +76,44 @@ THEMES = {
         scale=("#414487", "#33638D", "#277F8E", "#1F9A8A", "#32B67A", "#69CD5B", "#B2DD2D", "#FDE725"),
     ),
 }
+
+
+_DRAWING = RLock()
+# What our figures need, whatever their user has set for his own. With LaTeX an id with an underscore ends the drawing.
+_SETTINGS = {"text.usetex": False, "text.parse_math": True}
+_TICKS = 24  # more than an axis of ours has
+
+
+@contextmanager
+def drawing_alone() -> Iterator[None]:
+    """Within the block no other thread makes or draws our figures, because threads share matplotlib's settings."""
+    import matplotlib
+
+    with _DRAWING, matplotlib.rc_context(cast("Any", _SETTINGS)):
+        yield
+
+
+def drawn_alone(make: Callable[P, Figure]) -> Callable[P, Figure]:
+    """A function that makes a figure, with our settings of matplotlib, and in one thread at a time.
+
+    The figure keeps them: its texts are set without LaTeX whenever it is drawn, also by its user.
+    """
+
+    @wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        require("A picture", "matplotlib")
+        from matplotlib.ticker import FixedLocator
+
+        with drawing_alone():
+            figure = make(*args, **kwargs)
+            # A tick that is made later, while the figure is drawn, would have the settings of that moment.
+            for axes in figure.axes:
+                for axis in (axes.xaxis, axes.yaxis):
+                    if not isinstance(axis.get_major_locator(), FixedLocator):
+                        axis.get_major_ticks(_TICKS)
+            return figure
+
+    return made
 
 
 def new_figure(width: float, height: float, theme: str = "light", ax: Axes | None = None) -> tuple[Any, Any]:
@@ -146,8 +189,8 @@ def draw(figure: Figure, suffix: str) -> bytes:
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[kind]
     target = io.BytesIO()
     settings: Any = {"svg.hashsalt": "vectors-in-the-wild", "svg.fonttype": "none", "pdf.fonttype": 42}
-    with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # for names in scripts that no font has
+    # A glyph is missing for names in scripts that no font has.
+    with drawing_alone(), matplotlib.rc_context(settings), ignored_warnings("Glyph .* missing from"):
         # For scripts that a font lacks (Chinese, Japanese, Korean): other installed fonts.
         installed = {font.name for font in fontManager.ttflist}
         further = [name for name in FURTHER_FONTS if name in installed]

@@ -1,4 +1,4 @@
-"""An open atlas: its database and, if a question needs them, its vectors, always of one generation."""
+"""One opened generation of an atlas: its database and, if a question needs them, its vectors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import AtlasFolder, is_on_hub
-from indexer.database.connection import Connection, base_named, model_ending_in, published_bases
+from indexer.database.connection import base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.names import ModelRef, is_hub_id
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 PUBLIC_HUB = "https://huggingface.co"
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,200}(/[A-Za-z0-9._/-]{0,200})?")
-# How often to retry if the atlas is republished between reading a file's name and opening it.
-_REFRESHES = 5
 
 
 @dataclass(frozen=True)
@@ -76,23 +75,30 @@ class CrawlSource:
 
 
 class AtlasReader:
-    """A published atlas, opened read-only, also while a build is running. :class:`query.Atlas` adds the questions.
+    """One generation of a published atlas, opened read-only, also while a build is running, for any number of threads.
 
-    ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
-    the Hub's cache. If another program has opened the database for writing, a private copy is read instead, and
-    ``notes`` says so. Raises AtlasError if there is no atlas, it has another schema, or it contains what schema.sql
-    does not define. Later failures, for example of a closed atlas, are AtlasErrors, too.
+    :class:`query.Atlas` asks its questions of the latest one. ``path`` is the atlas's folder, or its address on the Hub
+    (hf://owner/name@tag), from which it is fetched once into the Hub's cache. If another program has opened the
+    database for writing, a private copy is read instead, and ``notes`` says so. Raises AtlasError if there is no atlas,
+    it has another schema, or it contains what schema.sql does not define. Later failures, for example of a closed
+    atlas, are AtlasErrors, too.
+
+    ``is_overtaken``: vectors that a question needed are no longer there, because of later publishes.
+    ``has_stored_answers``: a question has published its answers, which only a later generation shows.
     """
 
-    def __init__(self, path: str | Path = "atlas") -> None:
-        self._remarks: list[str] = []
+    def __init__(self, path: str | Path = "atlas", remarks: Sequence[str] = ()) -> None:
+        self._remarks = list(remarks)
         if is_on_hub(path):
             from indexer.share.cache import cached_atlas
 
             path = cached_atlas(str(path), self._remarks.append)
         self.folder = AtlasFolder(path).require()
-        self._opened = self._reading()
+        self.is_overtaken = self.has_stored_answers = False
+        self._file_then = self._file_now()
+        self.connection = Reading(self.folder.database, settings=SETTINGS, copies_held=True)
         self._indexes: dict[tuple[str, str], VectorIndex] = {}
+        self._opening = Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -101,14 +107,13 @@ class AtlasReader:
         self.close()
 
     def close(self) -> None:
-        """Close the database and the vectors."""
-        self._opened.close()
+        """Close the database and the vectors. No other thread may be asking."""
+        self.connection.close()
         self._indexes.clear()
 
-    def refresh(self) -> None:
-        """Open the latest publish; for readers that stay open for long."""
-        self.close()
-        self._opened = self._reading()
+    def latest(self) -> AtlasReader:
+        """The generation that is published now, opened."""
+        return AtlasReader(self.folder.root, self._remarks)
 
     @property
     def is_outdated(self) -> bool:
@@ -118,7 +123,7 @@ class AtlasReader:
     @property
     def state(self) -> str | None:
         """What tells this publish of the atlas from its others, to keep what was computed from it; None for a copy."""
-        if self._file_then is None or self.database != self.folder.database:
+        if self._file_then is None or self.connection.is_copy:
             return None
         return " ".join(map(str, (*self._file_then, self.generation)))
 
@@ -129,14 +134,10 @@ class AtlasReader:
             return None
         return status.st_ino, status.st_mtime_ns
 
-    def _reading(self) -> Reading:
-        self._file_then = self._file_now()
-        return Reading(self.folder.database, settings=SETTINGS, copies_held=True)
-
     @property
     def notes(self) -> list[str]:
         """Remarks on how the atlas was opened."""
-        return [*self._remarks, *self._opened.notes]
+        return [*self._remarks, *self.connection.notes]
 
     @property
     def generation(self) -> int:
@@ -146,18 +147,8 @@ class AtlasReader:
 
     @property
     def database(self) -> Path:
-        """The database file that is read: the atlas's own, or the private copy."""
-        return self._opened.file
-
-    @property
-    def stand_ins(self) -> list[str]:
-        """Statements that replace definitions of ``database`` by those of schema.sql, for other connections to it."""
-        return list(self._opened.stand_ins)
-
-    @property
-    def connection(self) -> Connection:
-        """The database, attached read-only, without access to anything else."""
-        return self._opened
+        """The database file: the atlas's own, or a private copy where that cannot be read."""
+        return self.connection.file
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a trusted statement, as dicts."""
@@ -305,18 +296,16 @@ class AtlasReader:
     def index(self, base: str, representation: str = "input") -> VectorIndex:
         """The memory-mapped vectors of a base, to be searched; they stay open.
 
-        If their files were deleted after this atlas was opened, the latest ones.
+        Raises AtlasError if a file is damaged, or was deleted by a publish after this generation was opened.
         """
         key = (base, representation)
-        for attempt in range(_REFRESHES + 1):
-            if key in self._indexes:
-                break
-            published = self.published(base, representation)
-            try:
-                self._indexes[key] = published.opened(self.folder.root)
-            except AtlasError:
-                is_whole = all((self.folder.root / file.name).exists() for file in published.files)
-                if is_whole or attempt == _REFRESHES:
+        with self._opening:
+            if key not in self._indexes:
+                published = self.published(base, representation)
+                try:
+                    self._indexes[key] = published.opened(self.folder.root)
+                except AtlasError:
+                    if not all((self.folder.root / file.name).exists() for file in published.files):
+                        self.is_overtaken = self.is_outdated
                     raise
-                self.refresh()
-        return self._indexes[key]
+            return self._indexes[key]

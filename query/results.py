@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, over
 from indexer.console.notebook import shown
 from indexer.errors import AtlasError, ModelError, missing_extra, naming_extras, require
 from indexer.untrusted import tidy
+from query.figures import drawn_alone
 
 if TYPE_CHECKING:
     import pandas
@@ -88,12 +89,12 @@ class Result:
 
 
 class Drawn(Result):
-    """A result with a picture; subclasses define ``figure``."""
+    """A result with a picture; subclasses define ``figure``, which then runs in one thread at a time."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "figure" in vars(cls):
-            cls.figure = naming_extras(cls.figure, "A picture")  # type: ignore[method-assign]
+            cls.figure = naming_extras(drawn_alone(cls.figure), "A picture")  # type: ignore[method-assign]
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The picture; ``theme`` is light or dark.
@@ -120,6 +121,38 @@ class Drawn(Result):
             figure.set_dpi(_NOTEBOOK_DOTS_PER_INCH)
             picture = draw(figure, ".png")
         return shown(self.headline, self.table(), self.notes, picture)
+
+
+class Listed(Result, Generic[Row]):
+    """A result whose JSON is a list: it has a length, is indexed and iterated over. ``ROWS`` names its items.
+
+    An answer is one, and prints a list, if it says the same of several things: models, datasets, parents, rows of SQL.
+    Any other answer prints an object. In both cases ``to_dict`` gives an object and ``to_rows`` a list.
+    """
+
+    IS_LIST = True
+
+    def _entries(self) -> Sequence[Row]:
+        entries: Sequence[Row] = getattr(self, self.ROWS)
+        return entries
+
+    def __len__(self) -> int:
+        return len(self._entries())
+
+    def __bool__(self) -> bool:
+        return True  # it is an answer, if one without items
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._entries())
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        """One item, or a list of some."""
+        entries = self._entries()
+        return list(entries[place]) if isinstance(place, slice) else entries[place]
 
 
 class Rows(Result, Sequence[Row], Generic[Row]):

@@ -151,7 +151,7 @@ def similar(
         from query.sql import asked_condition  # rarely needed, so not at the top
 
         # A process of its own evaluates the condition; meanwhile this one opens the vectors.
-        condition = asked_condition(atlas.database, where, stand_ins=atlas.stand_ins)
+        condition = asked_condition(atlas.connection, where)
     try:
         asked = resolve_model(atlas, str(model), base, representation, read)
         if asked.is_copy:

@@ -27,11 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.child_processes import start_child
 from indexer.errors import AtlasError, BadArgument
-from query.results import Result, to_frame
+from query.results import Listed, to_frame
 from query.sandbox.locked import MEMORY
 
 if TYPE_CHECKING:
     import pandas
+
+    from indexer.database.reading import Reading
+    from query.reader import AtlasReader
 
 _PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
 Started = Callable[[subprocess.Popen[bytes]], None]
@@ -42,7 +45,7 @@ START_SECONDS = 10.0  # for the process to start on a busy machine, on top of th
 
 
 @dataclass(frozen=True, repr=False)
-class SqlResult(Result):
+class SqlResult(Listed[dict[str, Any]]):
     """Rows of JSON's own types (times as ISO text, NaN as None); ``truncated``: there were more than the limit.
 
     Columns of the same name are numbered: ``name``, ``name_2``. ``types``: DuckDB's name of each column's
@@ -50,8 +53,6 @@ class SqlResult(Result):
     """
 
     KEYS = ("columns", "types", "rows", "truncated", "notes")
-    IS_LIST = True
-
     columns: list[str]
     rows: list[list[Any]]
     truncated: bool
@@ -64,8 +65,8 @@ class SqlResult(Result):
         more = " …" if len(self.columns) > _COLUMNS_NAMED else ""
         return f"{count} of {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def _entries(self) -> list[dict[str, Any]]:
+        return self.to_rows()
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict per row."""
@@ -103,26 +104,24 @@ def _kind(type_: str) -> str | None:
 
 
 def run_sql(
-    database: Path,
+    database: Path | Reading,
     statement: str,
     *,
     limit: int | None = 10_000,
     seconds: float = 30.0,
     parameters: Sequence[Any] | Mapping[str, Any] | None = None,
-    stand_ins: Sequence[str] = (),
     started: Started | None = None,
 ) -> SqlResult:
     """Run one SELECT on a database; at most ``limit`` rows, within ``seconds`` of wall time.
 
-    ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping); ``stand_ins``: see ``Atlas.stand_ins``. The
-    file is not compared with schema.sql here: opening an Atlas does that. ``started`` is called with
-    the statement's process, which another thread may kill. Raises AtlasError if the statement is not UTF-8, is not
-    one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs too much memory, is killed, or
-    the database cannot be opened.
+    ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping). A file is not compared with schema.sql here:
+    ``Reading`` does that. ``started`` is called with the statement's process, which another thread may kill. Raises
+    AtlasError if the statement is not UTF-8, is not one SELECT, is wrong (DuckDB's own message, with the place), takes
+    too long, needs too much memory, is killed, or the database cannot be opened.
     """
     statement = _as_utf8(statement, "The statement")
-    request = {"statement": statement, "limit": limit, **_opened_as(database, stand_ins)}
-    answer = _Question({**request, "seconds": seconds, "parameters": parameters}, started).answer()
+    request = {"statement": statement, "limit": limit, "seconds": seconds, "parameters": parameters}
+    answer = _Question(database, request, started).answer()
     columns: dict[str, None] = {}
     for name in answer["columns"]:
         number = 1
@@ -132,13 +131,24 @@ def run_sql(
     return SqlResult(list(columns), answer["rows"], answer["truncated"], answer["types"])
 
 
-def asked_condition(
-    database: Path,
-    where: str,
-    view: str = "models",
+def sql(
+    atlas: AtlasReader,
+    statement: str,
     *,
-    stand_ins: Sequence[str] = (),
-    started: Started | None = None,
+    limit: int | None = 10_000,
+    seconds: float = 30.0,
+    parameters: Sequence[Any] | Mapping[str, Any] | None = None,
+) -> SqlResult:
+    """Run one SELECT, for at most ``limit`` rows and ``seconds``, in a process of its own; see :func:`run_sql`.
+
+    ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping). Raises AtlasError if the statement is not a
+    SELECT, is wrong, takes too long, or needs too much memory.
+    """
+    return run_sql(atlas.connection, statement, limit=limit, seconds=seconds, parameters=parameters)
+
+
+def asked_condition(
+    database: Path | Reading, where: str, view: str = "models", *, started: Started | None = None
 ) -> Condition:
     """Ask for the model_id, ascending, of every row of ``view`` for which the condition ``where`` holds.
 
@@ -148,12 +158,8 @@ def asked_condition(
     where = _as_utf8(where, "`where`")
     if not where.strip():
         raise BadArgument("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
-    request = {"condition": where, "view": view, "limit": None, **_opened_as(database, stand_ins)}
-    return Condition({**request, "seconds": _CONDITION_SECONDS, "parameters": None}, started)
-
-
-def _opened_as(database: Path, stand_ins: Sequence[str]) -> dict[str, Any]:
-    return {"database": str(Path(database).absolute()), "stand_ins": list(stand_ins)}
+    request = {"condition": where, "view": view, "limit": None, "seconds": _CONDITION_SECONDS, "parameters": None}
+    return Condition(database, request, started)
 
 
 def _as_utf8(text: str, what: str) -> str:
@@ -187,21 +193,35 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 class _Question:
-    """A request to a process of its own. Raises AtlasError if it cannot be sent."""
+    """A request to a process of its own about a database. Raises AtlasError if it cannot be sent."""
 
-    def __init__(self, request: dict[str, Any], started: Started | None = None) -> None:
-        self._request, self._seconds = request, request["seconds"]
+    def __init__(self, database: Path | Reading, request: dict[str, Any], started: Started | None = None) -> None:
+        self._database, self._request, self._seconds = database, request, request["seconds"]
+        self._on_start = started
         if not (math.isfinite(self._seconds) and self._seconds > 0):
             raise AtlasError(f"{self._seconds} s is not a valid time limit.", "Give a number of seconds above 0.")
+        self._send(is_replaced=False)
+
+    def _send(self, *, is_replaced: bool) -> None:
+        """Start a process with the request. ``is_replaced``: another file has the name of this database now."""
+        if isinstance(self._database, Path):
+            opened = {"database": str(self._database.absolute()), "stand_ins": [], "identity": None}
+        else:
+            file = self._database.file_for_others(is_replaced=is_replaced)
+            identity = self._database.identity if file == self._database.path else None
+            opened = {"database": str(file.absolute()), "stand_ins": self._database.stand_ins, "identity": identity}
         try:
-            question = json.dumps(request).encode()
+            question = json.dumps({**self._request, **opened}).encode()
         except (TypeError, ValueError) as error:
             raise AtlasError(
                 f"A parameter cannot be passed to the process: {error}.", "Give text, numbers, booleans or None."
             ) from error
-        self._process = _prepared.pop() if _prepared else _started()
-        if started is not None:
-            started(self._process)
+        try:
+            self._process = _prepared.pop()
+        except IndexError:
+            self._process = _started()
+        if self._on_start is not None:
+            self._on_start(self._process)
         assert self._process.stdin is not None
         try:
             with self._process.stdin as stdin:
@@ -215,6 +235,19 @@ class _Question:
 
     def answer(self) -> dict[str, Any]:
         """Wait for the answer. Raises AtlasError if it is an error or too late."""
+        answer = self._received()
+        if answer.get("replaced"):
+            self._send(is_replaced=True)
+            answer = self._received()
+        if answer.get("late"):
+            raise _too_long(self._seconds)
+        if answer.get("large"):
+            raise _too_much()
+        if "error" in answer:
+            raise AtlasError(answer["error"], answer.get("hint", ""))
+        return answer
+
+    def _received(self) -> dict[str, Any]:
         try:
             output, complaint = self._process.communicate(timeout=self._seconds + START_SECONDS)
         except subprocess.TimeoutExpired as error:
@@ -225,12 +258,6 @@ class _Question:
             answer: dict[str, Any] = json.loads(output)
         except ValueError as error:
             raise _ended_early(self._process.returncode, complaint, self._seconds) from error
-        if answer.get("late"):
-            raise _too_long(self._seconds)
-        if answer.get("large"):
-            raise _too_much()
-        if "error" in answer:
-            raise AtlasError(answer["error"], answer.get("hint", ""))
         return answer
 
     def abandon(self) -> None:

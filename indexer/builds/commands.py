@@ -8,6 +8,7 @@ from typing import Unpack, overload
 
 from huggingface_hub import constants
 
+from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.estimate import children_sentence, family_tree
@@ -51,6 +52,7 @@ def build(
     confirm: Confirm | None = ...,
     **options: Unpack[BuildArguments],
 ) -> list[BuildReport]: ...
+@plain_arguments
 def build(
     base: str | list[str] | tuple[str, ...],
     atlas: str | Path = "atlas",
@@ -131,6 +133,7 @@ def build(
     return reports[0] if isinstance(base, str) else reports
 
 
+@plain_arguments
 def add(
     model: str | Path,
     base: str,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
+from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, prepare
@@ -20,6 +21,7 @@ from indexer.listing.listing import Listing
 from indexer.publish.removal import finish_removals
 
 
+@plain_arguments
 def deepen(
     models: str | Sequence[str] = (),
     base: str | None = None,

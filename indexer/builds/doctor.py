@@ -17,6 +17,7 @@ from huggingface_hub import constants, get_session
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 from huggingface_hub.utils._headers import get_token_to_send
 
+from indexer.arguments import plain_arguments
 from indexer.errors import AtlasError, without_user
 from indexer.listing.claims import relation_to
 from indexer.listing.questions import CrawlRequest, Question
@@ -82,6 +83,7 @@ class _NotOkError(Exception):
     """A step did not find what a build needs. Arguments: what it found, and what to do."""
 
 
+@plain_arguments
 def doctor(base: str | None = None, model: str | None = None) -> Diagnosis:
     """Test the Hub at HF_ENDPOINT, with the access token in use if there is one: what `index doctor` does.
 

@@ -13,6 +13,7 @@ from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args, get_type_hints
 
+from indexer.arguments import kinds_of, plain_value
 from indexer.console.advice import option_of
 from indexer.errors import BadArgument
 from indexer.names import (
@@ -185,17 +186,22 @@ def options_of(arguments: type) -> dict[str, tuple[Any, Option]]:
     return {name: (hints[name].__origin__, hints[name].__metadata__[0]) for name in hints}
 
 
-def check_options(arguments: type, given: Mapping[str, Any]) -> None:
-    """Check bounds and choices of what a caller wrote. Raises BadArgument."""
-    for name, (_, option) in options_of(arguments).items():
-        value = given.get(name)
-        if value is None:
+def check_options(arguments: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a caller wrote, as plain values: numbers and booleans of numpy become Python's.
+
+    Checks types, bounds and choices. Raises BadArgument.
+    """
+    checked = dict(given)
+    for name, (type_, option) in options_of(arguments).items():
+        if given.get(name) is None:
             continue
+        value = checked[name] = plain_value(name, given[name], kinds_of(type_))
         if option.choices and value not in option.choices:
             raise BadArgument(f"`{name}` {value!r} is not one of {', '.join(option.choices)}.", "")
         if option.least is not None and not option.least <= value <= (option.most or value):
             bounds = f"at least {option.least}" if option.most is None else f"from {option.least} to {option.most:,}"
             raise BadArgument(f"`{name}` is {value}; it must be {bounds}.", "")
+    return checked
 
 
 @dataclass(frozen=True)
@@ -229,9 +235,9 @@ class BuildOptions:
     @classmethod
     def parse(cls, **arguments: Unpack[BuildArguments]) -> BuildOptions:
         """Check what a caller wrote. Raises BadArgument."""
-        check_options(BuildArguments, arguments)
+        checked = check_options(BuildArguments, arguments)
         given: dict[str, Any] = {name: option.default for name, (_, option) in options_of(BuildArguments).items()}
-        given |= {name: value for name, value in arguments.items() if value is not None}
+        given |= {name: value for name, value in checked.items() if value is not None}
         if given["read"] is None:
             given["read"] = "full" if given["spectra"] else "sample"
         elif given["read"] == "sample" and given["spectra"]:
@@ -297,10 +303,12 @@ def index_change(
     """The index asked for, or None if no option names one. Raises BadArgument for an unknown index."""
     if index is None and index_memory is None and recall is None and vector_length is None:
         return None
-    check_options(BuildArguments, {"recall": recall, "vector_length": vector_length})
+    asked = {"index_memory": index_memory, "recall": recall, "vector_length": vector_length}
+    checked = check_options(BuildArguments, asked)
     if index is not None and index not in INDEXES:
         raise BadArgument(f"Unknown `index` {index[:60]!r}.", KNOWN_INDEXES)
-    return IndexChange(index, bytes_of("index_memory", index_memory), recall, vector_length)
+    size = bytes_of("index_memory", checked["index_memory"])
+    return IndexChange(index, size, checked["recall"], checked["vector_length"])
 
 
 def bytes_of(name: str, size: Size) -> int | None:

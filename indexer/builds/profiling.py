@@ -63,8 +63,7 @@ class ProfileOptions:
     @classmethod
     def parse(cls, **arguments: Unpack[ProfileArguments]) -> ProfileOptions:
         """Check what a caller wrote. Raises BadArgument, and AtlasError if options contradict each other."""
-        check_options(ProfileArguments, arguments)
-        given: dict[str, Any] = dict(arguments)
+        given = check_options(ProfileArguments, arguments)
         layers, text, images = given.pop("layers", None), given.pop("text", None), given.pop("images", ())
         seed, measures = given.pop("seed", 0), ("recover", "exact", "recipe", "shift", "steps", "rate")
         request = {name: given.pop(name) for name in measures if name in given}

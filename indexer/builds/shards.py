@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
+from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, find_base, prepare, update_listing
@@ -50,6 +51,7 @@ class Shard:
         return f"{self.number}/{self.count}"
 
 
+@plain_arguments
 def work(
     base: str,
     shard: str,
@@ -82,6 +84,7 @@ def work(
     return one.finished()
 
 
+@plain_arguments
 def publish_records(
     bases: str | Sequence[str] = (),
     atlas: str | Path = "atlas",

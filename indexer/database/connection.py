@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import mending
@@ -19,67 +21,126 @@ if TYPE_CHECKING:
 
 _REPAIR = "Rebuild it: index rebuild"
 
+# Errors of the system that say nothing of the file.
+_TEMPORARY = (
+    errno.EACCES, errno.EPERM, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+    errno.ESTALE, errno.ETIMEDOUT, errno.EIO,
+)  # fmt: skip
+
 # Models that an error message names if a name is ambiguous.
 _NAMED = 3
 
 
-class Connection:
-    """A DuckDB connection to the file at ``path``; errors of DuckDB are translated, see ``translated_errors``."""
+class Statement:
+    """A statement that has run, and its rows, which are fetched once; its cursor serves other statements afterwards."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-        self._connection = connection
-        self.path = path
+    def __init__(self, connection: Connection, text: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> None:
+        self._path = connection.path
+        self._cursor, self._give_back = connection.cursor()
+        with translated_errors(self._path):
+            self._cursor.execute(text, parameters or None)
 
-    def execute(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Self:
-        """Run a statement; its rows are fetched from this connection."""
-        with translated_errors(self.path):
-            self._connection.execute(statement, parameters or None)
-        return self
-
-    def interrupt(self) -> None:
-        """Cancel the statement that another thread runs on this connection: it raises there."""
-        self._connection.interrupt()
+    def __del__(self) -> None:
+        if hasattr(self, "_give_back"):
+            self._give_back(self._cursor)
 
     def fetchall(self) -> list[tuple[Any, ...]]:
-        """All remaining rows of the last statement."""
-        with translated_errors(self.path):
-            return self._connection.fetchall()
+        """All rows."""
+        with translated_errors(self._path):
+            return self._cursor.fetchall()
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """The next row; None if there is none."""
+        with translated_errors(self._path):
+            row: tuple[Any, ...] | None = self._cursor.fetchone()
+            return row
 
     def fetchnumpy(self) -> dict[str, Any]:
-        """All remaining rows of the last statement, as arrays by column."""
-        with translated_errors(self.path):
-            return dict(self._connection.fetchnumpy())
+        """All rows, as arrays by column."""
+        with translated_errors(self._path):
+            return dict(self._cursor.fetchnumpy())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, as dicts."""
+        with translated_errors(self._path):
+            return rows_as_dicts(self._cursor)
+
+    @property
+    def description(self) -> list[tuple[Any, ...]]:
+        """Name and type of each column."""
+        return list(self._cursor.description or ())
+
+
+class Connection:
+    """A database that any number of threads may ask; errors of DuckDB are translated, see ``translated_errors``.
+
+    A cursor of DuckDB has one result at a time, so every statement has a cursor of its own. ``connection`` is the first
+    of them; ``on_cursor``: statements to run on each further one, because temporary definitions and the default schema
+    belong to a cursor. ``path``: the file that messages name.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, path: Path, on_cursor: Sequence[str] = ()) -> None:
+        self.path = path
+        self._first, self._on_cursor = connection, tuple(on_cursor)
+        # Lists and sets are changed by single calls, which threads cannot divide: a cursor may be given back while the
+        # garbage collector runs, where a lock could be held by the same thread.
+        self._free = [connection]
+        self._busy: set[duckdb.DuckDBPyConnection] = set()
+        self._making = Lock()
+
+    def execute(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Statement:
+        """Run a statement."""
+        return Statement(self, statement, parameters)
 
     def rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
         """All rows of a statement, as dicts."""
-        self.execute(statement, parameters)
-        with translated_errors(self.path):
-            return rows_as_dicts(self._connection)
+        return self.execute(statement, parameters).rows()
 
     def batches(self, statement: str, rows: int, parameters: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
         """The result of a statement as Arrow batches of ``rows`` rows; at least one batch, which may be empty."""
         import pyarrow as pa
 
-        with translated_errors(self.path):
-            found = self._connection.sql(statement, params=list(parameters) or None)
-            # DuckDB 1.4 has only the older of the two names.
-            open_reader = getattr(found, "to_arrow_reader", None) or found.fetch_arrow_reader
-            reader = open_reader(rows)
-            is_empty = True
-            for batch in reader:
-                is_empty = False
-                yield batch
-            if is_empty:
-                yield pa.RecordBatch.from_pylist([], schema=reader.schema)
+        cursor, give_back = self.cursor()
+        try:
+            with translated_errors(self.path):
+                found = cursor.sql(statement, params=list(parameters) or None)
+                # DuckDB 1.4 has only the older of the two names.
+                open_reader = getattr(found, "to_arrow_reader", None) or found.fetch_arrow_reader
+                reader = open_reader(rows)
+                is_empty = True
+                for batch in reader:
+                    is_empty = False
+                    yield batch
+                if is_empty:
+                    yield pa.RecordBatch.from_pylist([], schema=reader.schema)
+        finally:
+            give_back(cursor)
 
-    @property
-    def description(self) -> list[tuple[Any, ...]]:
-        """Name and type of each column of the last statement."""
-        return list(self._connection.description or ())
+    def cursor(self) -> tuple[duckdb.DuckDBPyConnection, Callable[[duckdb.DuckDBPyConnection], None]]:
+        """A cursor that no other statement uses, and what gives it back."""
+        with translated_errors(self.path):
+            try:
+                cursor = self._free.pop()
+            except IndexError:
+                with self._making:
+                    cursor = self._first.cursor()
+                    for statement in self._on_cursor:
+                        cursor.execute(statement)
+        self._busy.add(cursor)
+        return cursor, self._give_back
+
+    def _give_back(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        self._busy.discard(cursor)
+        self._free.append(cursor)
+
+    def interrupt(self) -> None:
+        """Cancel every statement that runs now: each raises KeyboardInterrupt in its thread."""
+        for cursor in list(self._busy):
+            cursor.interrupt()
 
     def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
+        """Close the file. No other thread may be asking."""
+        self._first.close()
 
     def __enter__(self) -> Self:
         return self
@@ -109,6 +170,11 @@ def translated_errors(path: Path) -> Iterator[None]:
         raise ours from error
 
 
+def is_held(error: Exception) -> bool:
+    """Whether DuckDB refuses a file because another program, or another connection of this one, writes to it."""
+    return any(words in str(error) for words in ("Could not set lock on file", "Unique file handle conflict"))
+
+
 def _translated(error: Exception, path: Path) -> BaseException:
     import duckdb
 
@@ -126,7 +192,7 @@ def _translated(error: Exception, path: Path) -> BaseException:
         return AtlasError("This atlas is closed.", "Open it again: query.Atlas(folder).")
     if isinstance(error, duckdb.OutOfMemoryException):
         return AtlasError(f"{path} needs more memory than is available.", "Close other programs and try again.")
-    if isinstance(error, duckdb.IOException) and "Could not set lock on file" in text:
+    if is_held(error):
         holder = re.search(r"PID (\d+)", str(error))
         by = f" (process {holder[1]})" if holder else ""
         return AtlasError(f"{path} is open for writing in another program{by}.", "Close it there and try again.")
@@ -138,6 +204,10 @@ def _translated(error: Exception, path: Path) -> BaseException:
     )  # fmt: skip
     if isinstance(error, statement_errors):
         return AtlasError(f"The statement cannot be run: {sentence}", "See: query sql --help")
+    if isinstance(error, duckdb.TransactionException | duckdb.ConnectionException) or any(
+        os.strerror(number) in text for number in _TEMPORARY
+    ):
+        return AtlasError(f"{path} cannot be read now ({sentence.rstrip('.')}).", "Try again.")
     return AtlasError(f"{path} is damaged ({sentence.rstrip('.')}).", mending(path.parent, _REPAIR))
 
 

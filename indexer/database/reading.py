@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Lock
 from time import time as clock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from indexer.atlas import schema_sql
 from indexer.database.catalog import Found, definitions, examine, plain_tables, refuse
-from indexer.database.connection import Connection, rows_as_dicts, translated_errors
-from indexer.database.secure_connection import attached, use
+from indexer.database.connection import Connection, is_held, rows_as_dicts, translated_errors
+from indexer.database.secure_connection import NAME, OPEN_RETRIES, attached, identity_of, use
 from indexer.errors import AtlasError
-from indexer.regular_files import regular_status
-from indexer.storage.atomic_files import copy_file
+from indexer.regular_files import open_regular, regular_status
+from indexer.storage.atomic_files import copy_file, copy_open_file
 from indexer.storage.checksums import check_once, stamp_of
 
 if TYPE_CHECKING:
@@ -39,11 +42,11 @@ _SETTLED_SECONDS = 3.0
 
 
 class Reading(Connection):
-    """The published database, read-only. ``file``: what is read, the database itself or a private copy.
+    """The published database, read-only. ``file``: the database itself, or a private copy of it.
 
-    A copy is read if there is a write-ahead log, which no publish leaves and DuckDB would replay, and, with
-    ``copies_held``, if another program has the file open for writing; ``notes`` say so. ``stand_ins``: statements that
-    were run to replace definitions of the file by those of schema.sql. ``settings``: statements to run first.
+    A copy is read (``is_copy``) if there is a write-ahead log, which no publish leaves and DuckDB would replay, and,
+    with ``copies_held``, if another program has the file open for writing; ``notes`` say so. ``stand_ins``: statements
+    that were run to replace definitions of the file by those of schema.sql. ``settings``: statements to run first.
 
     Raises AtlasError if the file is damaged, has another schema, or has objects that schema.sql does not make.
     """
@@ -53,19 +56,22 @@ class Reading(Connection):
 
         self.file = path
         self.notes: list[str] = []
+        self._copying = Lock()
         with translated_errors(path), ExitStack() as cleanup:
             if _has_log(path):
-                self.file = _private_copy(path, cleanup)
+                self.file = _private_copy(path, path.name, cleanup)
                 self.notes.append(_LOG_NOTE.format(name=path.name + ".wal"))
             stamp = _stamp(path)
             try:
-                opened = attached(self.file, settings=settings)
-            except duckdb.IOException as error:
-                if not copies_held or "lock" not in str(error).lower() or self.file != path:
+                opened, self._original = _attached(self.file, settings)
+            except duckdb.Error as error:
+                if not copies_held or not is_held(error) or self.file != path:
                     raise
-                self.file = _private_copy(path, cleanup)
+                self.file = _private_copy(path, path.name, cleanup)
                 self.notes.append(_COPY_NOTE)
-                opened = attached(self.file, settings=settings)
+                opened, self._original = _attached(self.file, settings)
+            self.is_copy = self.file != path
+            cleanup.callback(self._original.close)
             cleanup.callback(opened.close)
             # If the comparison is remembered there was no difference, except that macros are always replaced.
             found = Found((), tuple(one for one in definitions() if one.kind == "macro"))
@@ -88,11 +94,28 @@ class Reading(Connection):
                 names = ", ".join(found.other_views)
                 self.notes.append(f"views of the file differ from schema.sql and are replaced: {names}")
             self._cleanup = cleanup.pop_all()
-        super().__init__(opened, path)
+        super().__init__(opened, path, [f"USE {NAME}", *self.stand_ins])
 
     def close(self) -> None:
-        """Close the file, and remove the copy."""
+        """Close the file, and remove the copies. No other thread may be asking."""
         self._cleanup.close()
+
+    def file_for_others(self, *, is_replaced: bool = False) -> Path:
+        """A file with this database, to be opened by another process.
+
+        It is ``file``, or a private copy of that once a later publish replaced it (``is_replaced``: this was found by
+        the other process). The copy stays until this is closed.
+        """
+        with self._copying:
+            if self.file == self.path and (is_replaced or identity_of(self.path) != self.identity):
+                self.file = _private_copy(self._original, self.path.name, self._cleanup)
+            return self.file
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What tells the file from one that replaced it; the file stays open, so its number is not given to another."""
+        status = os.fstat(self._original.fileno())
+        return status.st_dev, status.st_ino
 
 
 # Rows that statements give, as dicts, a list for each; the first argument names the tables that they query.
@@ -117,7 +140,7 @@ def earlier_database(path: Path) -> Iterator[EarlierRows]:
                     if opened is None:
                         if not path.is_file():
                             return None
-                        file = _private_copy(path, cleanup) if _has_log(path) else path
+                        file = _private_copy(path, path.name, cleanup) if _has_log(path) else path
                         connection = cleanup.enter_context(attached(file))
                         opened = connection, plain_tables(connection, file)
                     connection, plain = opened
@@ -138,10 +161,49 @@ def _has_log(path: Path) -> bool:
     return any(os.path.lexists(one.with_name(one.name + ".wal")) for one in (path, path.resolve()))
 
 
-def _private_copy(path: Path, cleanup: ExitStack) -> Path:
+def _attached(path: Path, settings: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, BinaryIO]:
+    """The attached file, and the same file open for reading. Raises duckdb.Error, AtlasError if it cannot be opened."""
+    for is_last in (False,) * OPEN_RETRIES + (True,):
+        before = identity_of(path)
+        opened = attached(path, settings=settings)
+        try:
+            original = open_regular(path, through_links=True)
+            status = os.fstat(original.fileno())
+        except OSError as error:
+            opened.close()
+            raise AtlasError(f"{path} cannot be read: {error.strerror}.", "Try again.") from error
+        if is_last or before == (status.st_dev, status.st_ino):
+            break  # no publish came between the two
+        original.close()
+        opened.close()
+    return opened, original
+
+
+class _PrivateFolder:
+    """A temporary folder, removed by ``close`` or at the end of this process, but not by a process forked from it."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="atlas-"))
+        self._finalizer = weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _private_copy(original: Path | BinaryIO, name: str, cleanup: ExitStack) -> Path:
     """A copy of a database without its log, in a folder that ``cleanup`` removes."""
-    copy = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="atlas-"))) / path.name
-    copy_file(path, copy, through_links=True)
+    folder = _PrivateFolder()
+    cleanup.callback(folder.close)
+    copy = folder.path / name
+    if isinstance(original, Path):
+        copy_file(original, copy, through_links=True)
+    else:
+        copy_open_file(original, copy)
     return copy
 
 

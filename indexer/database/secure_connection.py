@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAME = "atlas"
 
 # How often to retry if the database is republished while it is being opened.
-_OPEN_RETRIES = 20
+OPEN_RETRIES = 20
 
 # The order matters: each setting removes what could undo the one before. A read-only file without external access could
 # still be a target of COPY; without a local file system there are no paths at all.
@@ -49,7 +49,7 @@ def attached(path: Path, *, settings: Sequence[str] = (), milliseconds: int = 0)
     import duckdb
 
     named = path
-    for is_last in (False,) * _OPEN_RETRIES + (True,):
+    for is_last in (False,) * OPEN_RETRIES + (True,):
         path = named.resolve()  # the file may be a link, and access to what it names is allowed by that name alone
         before = _inode(path)
         connection = duckdb.connect(":memory:")
@@ -123,3 +123,9 @@ def _inode(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """What tells a file that is open somewhere from one that replaced it: device and inode. None if there is none."""
+    found = _inode(path)
+    return None if found is None else found[:2]

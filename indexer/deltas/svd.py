@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from indexer.shared_state import one_blas_thread
+
 if TYPE_CHECKING:
-    from threadpoolctl import ThreadpoolController
+    pass
 
 # These constants decide the last digits: a change of results requires a new `SVD_METHOD` in identity.py.
 # A product with 16 columns takes no longer than one with 9, and rank 8 needs no more.
@@ -323,7 +324,7 @@ def _eigenvalues(upper: torch.Tensor) -> torch.Tensor:
         # OpenBLAS takes two thirds of MKL's time, with column order and the upper triangle.
         columns = np.asfortranarray(upper.numpy())
         try:
-            with _blas_threads().limit(limits=1, user_api="blas"):
+            with one_blas_thread():
                 return torch.from_numpy(eigh(columns, lower=False, eigvals_only=True, driver="ev", check_finite=False))
         except LinAlgError:
             pass
@@ -332,14 +333,6 @@ def _eigenvalues(upper: torch.Tensor) -> torch.Tensor:
     except torch.linalg.LinAlgError:
         # Single precision fails for many matrices with columns of zeros (a partly frozen layer).
         return torch.linalg.eigvalsh(upper.double(), UPLO="U")
-
-
-@lru_cache(maxsize=1)
-def _blas_threads() -> ThreadpoolController:
-    """Two thread counts give different last bits. Finding the libraries is slow, so it is done once."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
 
 
 def _upper_gram(tall: torch.Tensor) -> torch.Tensor:

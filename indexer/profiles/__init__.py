@@ -27,3 +27,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'indexer.profiles' has no attribute {name!r}")
     return getattr(import_module(f"indexer.profiles.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

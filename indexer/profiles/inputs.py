@@ -33,6 +33,7 @@ from indexer.profiles.whitening import Floats, ReferenceMoments, Whitener, eigen
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, convolved, count_sketches
 from indexer.records.tokens import token_rows
+from indexer.shared_state import one_blas_thread
 from indexer.vectors.centre import unit_norm
 
 __all__ = ["BaseModel", "ReferenceMoments", "read_base"]
@@ -337,12 +338,10 @@ class BaseModel:
 
 def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:
     """Do the work of each group, each with one thread: decompositions are no faster with several."""
-    from threadpoolctl import threadpool_limits
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(processors()) as pool:
+        with one_blas_thread(), ThreadPoolExecutor(processors()) as pool:
             list(pool.map(work, groups))
     finally:
         torch.set_num_threads(threads)

@@ -12,8 +12,7 @@ import json
 import re
 import tempfile
 import threading
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from torch import nn
 from indexer.architectures.architecture import load_architecture
 from indexer.errors import Skipped
 from indexer.profiles.layers import HookedLayers
+from indexer.shared_state import SharedChange, ignored_warnings
 from indexer.untrusted import shown
 
 # Memory that a model may take beyond its own weights (positions, masks). A config that asks for more is wrong.
@@ -86,12 +86,15 @@ def load(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> tupl
     return model, "encoder" if "encoder" in depths else ""
 
 
+_SEEDED = threading.Lock()  # torch has one generator that modules draw their weights from
+
+
 def load_untrained(config: Mapping[str, Any], seed: int) -> tuple[Any, str]:
     """The same with fresh weights, as a baseline for a trained model of this config."""
     from transformers import AutoModel
 
     configuration = _configuration({}, config)
-    with torch.random.fork_rng(devices=[]), _quietly():
+    with _SEEDED, torch.random.fork_rng(devices=[]), _quietly():
         torch.manual_seed(seed)
         model = AutoModel.from_config(configuration, attn_implementation="eager", trust_remote_code=False)
     return model.float(), "encoder" if getattr(configuration, "is_encoder_decoder", False) else ""
@@ -282,7 +285,7 @@ def _image_layers(
 
 
 @contextmanager
-def _quietly() -> Any:
+def _silent() -> Iterator[None]:
     """Silence the warnings and progress bars of transformers."""
     from transformers.utils import logging
 
@@ -291,10 +294,12 @@ def _quietly() -> Any:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with ignored_warnings():
             yield
     finally:
         logging.set_verbosity(before)
         if shows_bars:
             logging.enable_progress_bar()
+
+
+_quietly = SharedChange(_silent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,6 +19,7 @@ from indexer.profiles.layers import FEWEST_TOKENS, TOKENS, Layers, fitting_token
 from indexer.profiles.statistics import seeded_generator
 from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
 from indexer.regular_files import open_regular, read_regular
+from indexer.shared_state import ignored_warnings
 
 if TYPE_CHECKING:
     from indexer.profiles.subject import Subject
@@ -215,8 +215,8 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
     too_many = AtlasError(f"{path} has more than {_MOST_PIXELS} pixels.", HINT)
     content = BytesIO(_content(path))
     try:
-        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), \
-                Image.open(content, formats=FORMATS) as image:  # fmt: skip
+        # Pillow warns of large images, and refuses larger ones; here the limit is lower.
+        with ignored_warnings(category=Image.DecompressionBombWarning), Image.open(content, formats=FORMATS) as image:
             width, height = image.size
             if width * height > _MOST_PIXELS:
                 raise too_many
@@ -224,7 +224,7 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
             box = ((width - side) // 2, (height - side) // 2, (width + side) // 2, (height + side) // 2)
             square = image.convert("L" if shape[0] == 1 else "RGB").resize((shape[2], shape[1]), box=box)
             pixels = np.asarray(square, dtype=np.float32) / 255
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except Image.DecompressionBombError as error:
         raise too_many from error
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         raise AtlasError(f"{path} cannot be read as an image ({type(error).__name__}).", HINT) from error

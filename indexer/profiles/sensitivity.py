@@ -8,13 +8,13 @@ by gradients.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Sequence
 
 import torch
 
 from indexer.profiles.layers import Layers, States, gradient_of, nearest_tokens, patchify, unpatchify
 from indexer.profiles.statistics import Measures, Spread, normal, seeded_generator, standard_error
+from indexer.shared_state import ignored_warnings
 
 CANDIDATES = 32
 PLACES = 3  # positions of each sequence
@@ -205,8 +205,8 @@ def singular_values(
         tangent[:, place] = some
         if layers.patch is not None and layers.image_shape is not None:
             tangent = unpatchify(tangent, layers.patch, layers.image_shape)
-        with torch.no_grad(), forward_ad.dual_level(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch scripts some of its own derivatives
+        # torch scripts some of its own derivatives
+        with torch.no_grad(), forward_ad.dual_level(), ignored_warnings(category=DeprecationWarning):
             dual = forward_ad.make_dual(inputs.detach().repeat(len(some), *[1] * (inputs.ndim - 1)), tangent)
             for layer, hidden in layers.states(dual, chosen).items():
                 moved = forward_ad.unpack_dual(hidden).tangent

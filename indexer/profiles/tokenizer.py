@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from indexer.child_processes import start_child
@@ -38,6 +39,9 @@ _GRACE = 1.0  # seconds by which the process's own limit is longer than ours, wh
 _OLDER = (("vocab.json", "merges.txt"), ("vocab.txt",), ("spiece.model",), ("sentencepiece.bpe.model",))
 # Keys of tokenizer_config.json that change how text is split.
 _SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
+
+
+_ASKING = Lock()  # a process answers one question at a time
 
 
 class IsolatedTokenizer:
@@ -76,20 +80,21 @@ class IsolatedTokenizer:
         return self.__dict__ | {"_process": None, "_seconds_left": QUESTION_SECONDS}  # started again after unpickling
 
     def _ask(self, request: dict[str, Any]) -> list[Any]:
-        if self._process is None:
-            self._started()
-        before, seconds = time.monotonic(), min(ANSWER_SECONDS, max(self._seconds_left, 0.0))
-        try:
-            return self._answer(json.dumps(request | {"seconds": seconds + _GRACE}).encode() + b"\n", seconds)
-        except TimeoutError as error:
-            if seconds < ANSWER_SECONDS:
-                raise AtlasError(
-                    f"The tokenizer takes more than {QUESTION_SECONDS:g} s for the texts of one question.",
-                    "Give fewer or shorter texts.",
-                ) from error
-            raise AtlasError(f"The tokenizer takes more than {seconds:g} s to answer.", "") from error
-        finally:
-            self._seconds_left -= time.monotonic() - before
+        with _ASKING:
+            if self._process is None:
+                self._started()
+            before, seconds = time.monotonic(), min(ANSWER_SECONDS, max(self._seconds_left, 0.0))
+            try:
+                return self._answer(json.dumps(request | {"seconds": seconds + _GRACE}).encode() + b"\n", seconds)
+            except TimeoutError as error:
+                if seconds < ANSWER_SECONDS:
+                    raise AtlasError(
+                        f"The tokenizer takes more than {QUESTION_SECONDS:g} s for the texts of one question.",
+                        "Give fewer or shorter texts.",
+                    ) from error
+                raise AtlasError(f"The tokenizer takes more than {seconds:g} s to answer.", "") from error
+            finally:
+                self._seconds_left -= time.monotonic() - before
 
     def _started(self) -> list[Any]:
         kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG", "TMPDIR")

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import NOT_A_FAILED_ADD, base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
@@ -26,6 +27,7 @@ from indexer.publish.stored_answers import forget_answers
 from indexer.records.store import RecordStore
 
 
+@plain_arguments
 def remove(
     model: str, base: str | None = None, atlas: str | Path = "atlas", *, keep_record: bool = False
 ) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.report import Progress, Watcher
 from indexer.database.reading import earlier_database
@@ -46,6 +47,7 @@ class MergeReport:
     seconds: float
 
 
+@plain_arguments
 def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress: Progress | None = None) -> MergeReport:
     """Merge the records of several atlases into a new one, ``atlas``: what `index merge` does. They do not change.
 

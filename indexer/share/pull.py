@@ -18,6 +18,7 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
+from indexer.arguments import plain_arguments
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
 from indexer.builds.report import Progress, Watcher
 from indexer.database.reading import Reading
@@ -71,6 +72,7 @@ class PullReport:
     seconds: float
 
 
+@plain_arguments
 def pull(
     name: str, atlas: str | Path = "atlas", *, with_records: bool = False, progress: Progress | None = None
 ) -> PullReport:

@@ -19,6 +19,7 @@ from typing import Any, TypedDict, Unpack
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
+from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.report import Progress, Watcher
 from indexer.errors import AtlasError, Failed, ModelError, without_user
@@ -80,6 +81,7 @@ class PushReport:
     changes: list[dict[str, Any]] = field(default_factory=list)
 
 
+@plain_arguments
 def push(
     name: str, atlas: str | Path = "atlas", *, progress: Progress | None = None, **options: Unpack[PushOptions]
 ) -> PushReport:

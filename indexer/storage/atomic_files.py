@@ -89,7 +89,14 @@ def copy_file(source: Path, target: Path, *, through_links: bool = False) -> Non
 
     ``through_links``: ``source`` may be a symbolic link. Raises OSError.
     """
-    with open_regular(source, through_links=through_links) as original, target.open("xb") as copy:
+    with open_regular(source, through_links=through_links) as original:
+        copy_open_file(original, target)
+
+
+def copy_open_file(original: BinaryIO, target: Path) -> None:
+    """``copy_file`` of a file that is open, and may have no name any more. Raises OSError."""
+    original.seek(0)
+    with target.open("xb") as copy:
         try:
             fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
         except OSError:

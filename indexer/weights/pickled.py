@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import pickletools
 import struct
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO, Any, Protocol, cast
@@ -20,6 +19,7 @@ from typing import IO, Any, Protocol, cast
 import torch
 
 from indexer.errors import Skipped
+from indexer.shared_state import ignored_warnings
 from indexer.untrusted import is_count, shown
 
 # A state dict takes about 30 instructions and 120 bytes a tensor.
@@ -162,8 +162,7 @@ def read_pickle(file: ByteReader, filename: str) -> tuple[Any, dict[str, Pickled
     """
     machine = _Machine(filename)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of invalid escape sequences in texts
+        with ignored_warnings(category=DeprecationWarning):  # of invalid escape sequences in texts
             for count, (opcode, argument, _) in enumerate(pickletools.genops(cast("IO[bytes]", file))):
                 if count >= _MOST_INSTRUCTIONS:
                     raise MalformedPickleError(f"more than {_MOST_INSTRUCTIONS} instructions")

@@ -100,7 +100,7 @@ def _models_for(
         from query.sql import asked_condition  # rarely needed, so not at the top
 
         # Before the texts run: it may be wrong.
-        allowed_ids = asked_condition(atlas.database, where, stand_ins=atlas.stand_ins).model_ids()
+        allowed_ids = asked_condition(atlas.connection, where).model_ids()
     reader = Reader(atlas, base, own, device)
     models = read_candidates(atlas, base, reader.reference().rates.shape[1])
     found, cosines, notes = _scored(reader, models, [texts])

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from indexer.machine import processors
 from indexer.records.tokens import FROZEN, sizes_of
+from indexer.shared_state import one_blas_thread
 from query.population import LeftOut
 from query.statistics.likeness import similarities
 from query.trace.evidence import MOST_ROWS, TokenEvidence
@@ -76,8 +77,6 @@ class Candidates:
         The vectors are read once for all groups. Groups are multiplied apart, so that one has the same digits whatever
         the others are.
         """
-        from threadpoolctl import threadpool_limits
-
         found = [np.zeros((len(one.blocks), len(self))) for one in groups]
         masks, indexed = self.index.masks, len(self) - (self.newcomer is not None)
         divisors = [masks.divisors_by_kind(one.blocks) for one in groups]
@@ -88,7 +87,7 @@ class Candidates:
             for one, cosines, divisor in zip(groups, found, divisors, strict=True):
                 cosines[:, places] = (one.blocks @ vectors)[:, rows] / divisor[:, kinds]
 
-        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(processors()) as pool:
+        with one_blas_thread(), ThreadPoolExecutor(processors()) as pool:
             list(pool.map(compare, self._tiles(self.ids[:indexed])))
         if self.newcomer is not None:
             for one, cosines in zip(groups, found, strict=True):
@@ -136,8 +135,6 @@ class Candidates:
 
         All follow from products with u and ‖u − m‖² = ‖u‖² − 2 u·m + ‖m‖².
         """
-        from threadpoolctl import threadpool_limits
-
         step = max(1, _TILE_BYTES // (4 * max(1, self.codes.shape[1])))
         tiles = [slice(start, start + step) for start in range(0, len(chosen), step)]
         norms, products = np.zeros(len(chosen)), [np.zeros((len(one) + 1, len(chosen))) for one in asked]
@@ -155,7 +152,7 @@ class Candidates:
             for one, product in zip(both, products, strict=True):
                 product[:, tile] = one @ moved
 
-        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(processors()) as pool:
+        with one_blas_thread(), ThreadPoolExecutor(processors()) as pool:
             mean: Floats = np.stack(list(pool.map(summed, tiles))).sum(axis=0, dtype=np.float64) / len(chosen)
             both = [np.concatenate([one, mean.astype(np.float32)[None]]) for one in asked]
             list(pool.map(multiply, tiles))

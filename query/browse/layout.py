@@ -29,6 +29,7 @@ from indexer.storage.checksums import user_cache
 from indexer.storage.own_files import read_own, write_own
 from indexer.version import __version__
 from query.browse.model import error_in_words, harmless
+from query.generations import Generations
 from query.map.coloring import ColorGroups, coloring
 from query.map.model_map import MOST_CLUSTERED, axis_labels, models_to_place, place_models, projection_in_words
 from query.map.projection import usual_method
@@ -196,11 +197,12 @@ def main() -> int:
     end_with_parent()
     root, question, *words = sys.argv[1:]
     try:
-        with AtlasReader(root) as atlas:
-            if question == "layout":
-                answer = _compute_layout(atlas, *words).to_json()
-            else:
-                answer = json.dumps(harmless(_answered(atlas, question, *words)), allow_nan=False).encode()
+        generations = Generations(root)
+        if question == "layout":
+            answer = generations.asked(_compute_layout, *words).to_json()
+        else:
+            found = generations.asked(_answered, question, *words)
+            answer = json.dumps(harmless(found), allow_nan=False).encode()
     except (AtlasError, ModelError, OSError) as error:
         answer = json.dumps({"error": error_in_words(error)}).encode()
     sys.stdout.buffer.write(answer)

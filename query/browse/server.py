@@ -28,12 +28,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from indexer.errors import AtlasError, ModelError
+from query.atlas import Atlas, generations
 from query.browse.model import error_in_words, harmless
 from query.browse.session import BrowseSession
 from query.map.page import SCRIPTS, filled, page_file
+from query.reader import AtlasReader
 
 if TYPE_CHECKING:
-    from query.reader import AtlasReader
     from query.sql import Started
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -301,7 +302,7 @@ async def _in_thread(ask: Callable[[], Any]) -> Response:
 
 
 def browse(
-    atlas: AtlasReader,
+    atlas: Atlas,
     base: str | None = None,
     *,
     port: int = 0,
@@ -316,7 +317,7 @@ def browse(
     tsne below 1,000 models, else umap, or pca if umap-learn is not installed. Raises AtlasError if the port is in use
     or needs privileges.
     """
-    canonical = None if base is None else atlas.base_named(base)
+    canonical = None if base is None else generations(atlas).asked(AtlasReader.base_named, base)
     token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24) if opens else ""
     fragment = "" if canonical is None else f"#base={quote(canonical, safe='')}"
     try:
@@ -328,7 +329,7 @@ def browse(
         what = f"Port {port} is in use." if in_use else f"Binding to port {port} requires elevated privileges."
         raise AtlasError(what, "Omit `port` to use any free port.") from error
     with listening:
-        session, ending = BrowseSession(atlas, method), asyncio.Event()
+        session, ending = BrowseSession(atlas.path, method), asyncio.Event()
         root = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/"
         on_address(f"{root}{token}/{fragment}")
         config = uvicorn.Config(

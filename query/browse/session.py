@@ -1,24 +1,28 @@
-"""The generation of the atlas that the page shows, and what was computed from it; one thread uses it at a time."""
+"""The generation of the atlas that the page shows, and what was computed from it."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from indexer.errors import AtlasError
 from query.browse.layout import Layout, LayoutJob, start_process
 from query.browse.model import model_page
+from query.generations import Generations
 from query.map.coloring import grouped, scaled
 from query.map.neighbours import near_points, read_neighbours, read_parents
 from query.map.page import coloring_data, facet, number, payload, shown
 from query.population import leading_datasets
-from query.reader import AtlasReader
 from query.sampled import COPY, LIKE_THE_BASE, SAMPLE
 from query.sql import SqlResult, Started, asked_condition, run_sql
+
+if TYPE_CHECKING:
+    from query.reader import AtlasReader
 
 MOST_ROWS = 1_000
 MOST_SECONDS = 20.0
@@ -63,78 +67,81 @@ _ODDITIES = {
 
 
 class BrowseSession:
-    """One generation of the atlas, until ``renew``. The folder of ``atlas`` is opened again for it."""
+    """One generation of the atlas, until ``renew``. ``atlas``: its folder."""
 
-    def __init__(self, atlas: AtlasReader, method: str | None) -> None:
-        self._atlas, self._method = AtlasReader(atlas.folder.root), method
-        self._lock = threading.Lock()
+    def __init__(self, atlas: Path, method: str | None) -> None:
+        self._generations, self._method = Generations(atlas), method
+        self._lock = threading.Lock()  # of the two below, each thing in which is computed once
+        self._layouts: dict[tuple[AtlasReader, str], LayoutJob] = {}
+        self._payloads: dict[tuple[AtlasReader, str, str], bytes] = {}
         self._is_over = False
-        self._layouts: dict[str, LayoutJob] = {}
-        self._payloads: dict[tuple[str, str], bytes] = {}
 
     def bases(self) -> list[dict[str, Any]]:
         """Every base with models, and how many it has, the largest first."""
-        with self._lock:
-            return self._atlas.rows(
-                "SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base"
-            )
+        return self._generations.asked(_bases)
 
     def renew(self) -> None:
         """Switch to the latest generation."""
         with self._lock:
-            if self._atlas.is_outdated:
-                self._atlas.refresh()
-                self._payloads.clear()
-                for layout in self._layouts.values():
-                    layout.stop()
-                self._layouts.clear()
+            shown = self._generations.newest
+            if not shown.is_outdated:
+                return
+            self._generations.renew(shown)
+            self._payloads.clear()
+            for layout in self._layouts.values():
+                layout.stop()
+            self._layouts.clear()
 
     def state(self, base: str) -> dict[str, Any]:
         """The generation, whether a newer one is published, and the state of the layout of ``base``."""
-        layout = self.layout(base)
-        with self._lock:
-            generation = {"generation": self._atlas.generation, "isOvertaken": self._atlas.is_outdated}
+        with self._generations.borrowed() as atlas:
+            layout = self._layout(atlas, base)
+            generation = {"generation": atlas.generation, "isOvertaken": atlas.is_outdated}
         return generation | {"places": layout.state, "why": layout.why}
 
     def layout(self, base: str) -> LayoutJob:
         """The layout of a base, which is started when it is first needed."""
+        with self._generations.borrowed() as atlas:
+            return self._layout(atlas, base)
+
+    def _layout(self, atlas: AtlasReader, base: str) -> LayoutJob:
         with self._lock:
-            if base not in self._layouts:
-                self._layouts[base] = LayoutJob(self._atlas, base, self._method)
+            if (atlas, base) not in self._layouts:
+                self._layouts[atlas, base] = LayoutJob(atlas, base, self._method)
                 if self._is_over:
-                    self._layouts[base].stop()
-            return self._layouts[base]
+                    self._layouts[atlas, base].stop()
+            return self._layouts[atlas, base]
 
     def payload(self, base: str) -> bytes:
         """See ``read_payload``; as JSON."""
-        layout = self.layout(base)
-        state = layout.state  # it may change at any moment
-        found = layout.found if state == "ready" else None
-        with self._lock:
-            key = (base, state)
-            if key not in self._payloads:
-                bases = [row["base"] for row in self._atlas.rows("SELECT DISTINCT base FROM models ORDER BY base")]
-                data = read_payload(self._atlas, base, found) | {
-                    "bases": [[one, shown(one)] for one in bases],
-                    "generation": self._atlas.generation,
-                    "places": state,
-                    "why": shown(layout.why),
-                    "subtitle": shown(found.subtitle) if found else "",
-                }
-                self._payloads[key] = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
-            return self._payloads[key]
+        with self._generations.borrowed() as atlas:
+            layout = self._layout(atlas, base)
+            state = layout.state  # it may change at any moment
+            found = layout.found if state == "ready" else None
+            with self._lock:
+                key = (atlas, base, state)
+                if key not in self._payloads:
+                    bases = [row["base"] for row in atlas.rows("SELECT DISTINCT base FROM models ORDER BY base")]
+                    data = read_payload(atlas, base, found) | {
+                        "bases": [[one, shown(one)] for one in bases],
+                        "generation": atlas.generation,
+                        "places": state,
+                        "why": shown(layout.why),
+                        "subtitle": shown(found.subtitle) if found else "",
+                    }
+                    self._payloads[key] = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+                return self._payloads[key]
 
     def model(self, model_id: int) -> dict[str, Any]:
         """See ``model_page``. Raises AtlasError if there is no such model."""
-        with self._lock:
-            return model_page(self._atlas, model_id)
+        return self._generations.asked(model_page, model_id)
 
     def answered(self, question: str, asked: str, started: Started, text: bytes | None = None) -> dict[str, Any]:
         """The answer of `query predict`, `trace` or `ask`, from a process of its own. Raises AtlasError.
 
         ``asked``: the id of an indexed model; for `ask` a base, and the ``text``. ``started``: see ``run_sql``.
         """
-        process = start_process(self._atlas.folder.root, question, asked, takes_text=text is not None)
+        process = start_process(self._generations.newest.folder.root, question, asked, takes_text=text is not None)
         started(process)
         written, _ = process.communicate(text)
         try:
@@ -147,38 +154,41 @@ class BrowseSession:
 
     def matching(self, base: str, condition: str, started: Started) -> list[int]:
         """Ids of the models that satisfy an SQL condition, run in the sandbox of ``query sql``. Raises AtlasError."""
-        with self._lock:
-            database, stand_ins = self._atlas.database, self._atlas.stand_ins
-        ids = asked_condition(database, condition, stand_ins=stand_ins, started=started).model_ids()
-        with self._lock:
-            mine = self._atlas.rows("SELECT model_id FROM models WHERE base = ?", [base])
-        return sorted({row["model_id"] for row in mine}.intersection(ids))
+        with self._generations.borrowed() as atlas:
+            ids = asked_condition(atlas.connection, condition, started=started).model_ids()
+            of_base = atlas.rows("SELECT model_id FROM models WHERE base = ?", [base])
+        return sorted({row["model_id"] for row in of_base}.intersection(ids))
 
     def sql(self, statement: str, started: Started) -> SqlResult:
         """The result of a SELECT, run in the sandbox of ``query sql``. Raises AtlasError."""
-        with self._lock:
-            database, stand_ins = self._atlas.database, self._atlas.stand_ins
-        return run_sql(database, statement, limit=MOST_ROWS, seconds=MOST_SECONDS, stand_ins=stand_ins, started=started)
+        with self._generations.borrowed() as atlas:
+            return run_sql(atlas.connection, statement, limit=MOST_ROWS, seconds=MOST_SECONDS, started=started)
 
     def tables(self) -> list[dict[str, Any]]:
         """Every table and view, with its columns and their types."""
-        with self._lock:
-            return self._atlas.rows(
-                "SELECT table_name AS name, list([column_name, data_type] ORDER BY column_index) AS columns "
-                "FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main' GROUP BY ALL ORDER BY ALL"
-            )
+        return self._generations.asked(_tables)
 
     def stop(self) -> None:
         """Stop everything and close the atlas. No request is answered after that."""
         self._is_over = True
         for layout in list(self._layouts.values()):
             layout.stop()
+        self._generations.close()
         ends = time.monotonic() + _END_SECONDS
-        while time.monotonic() < ends:
-            self._atlas.connection.interrupt()
-            if self._lock.acquire(timeout=0.05):  # and never released
-                self._atlas.close()
-                break
+        while self._generations.is_borrowed and time.monotonic() < ends:
+            self._generations.interrupt()
+            time.sleep(0.05)
+
+
+def _bases(atlas: AtlasReader) -> list[dict[str, Any]]:
+    return atlas.rows("SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base")
+
+
+def _tables(atlas: AtlasReader) -> list[dict[str, Any]]:
+    return atlas.rows(
+        "SELECT table_name AS name, list([column_name, data_type] ORDER BY column_index) AS columns "
+        "FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main' GROUP BY ALL ORDER BY ALL"
+    )
 
 
 # ---- the data of the page

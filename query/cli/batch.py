@@ -79,9 +79,11 @@ def predict_batch(
 
     Raises AtlasError at the end if a model has no answer.
     """
+    from query.atlas import generations
     from query.predict.predict import assumed_share, undocumented
 
-    count = len(undocumented(opened, options["base"]) if names is None else names)
+    asked = generations(opened).asked(undocumented, options["base"]) if names is None else names
+    count = len(asked)
     if not count:
         emit([], output)
         return
@@ -113,9 +115,10 @@ def predict_batch(
 
 def store_predictions(opened: Atlas, predictions: Sequence[Prediction]) -> None:
     """Store them in the atlas, and print how many."""
+    from query.atlas import generations
     from query.predict.predict import keep
 
-    stored = keep(opened, predictions)
+    stored = generations(opened).asked(keep, predictions)
     skipped = len(predictions) - stored
     say(f"the atlas keeps the predictions for {stored} models")
     if skipped:

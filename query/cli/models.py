@@ -210,6 +210,7 @@ def lineage(
     MODEL is an indexed id, any other Hub id, or a local checkpoint folder. For an indexed model the stored answer is
     printed with its date, if there is one; otherwise at most 30 MB of weights are read.
     """
+    from query.atlas import generations
     from query.lineage.stored import store, stored_edges
 
     if (model is None) != every:
@@ -219,12 +220,12 @@ def lineage(
     file = picture_file(out)
     with opened_atlas(atlas) as opened:
         if model is None:
-            base = opened.base_named(base)
             answers = opened.lineages(base, dates=not no_dates)
+            base = answers.base
             print_result(answers, output)
             # After printing: if another process is writing, the answers are not lost.
             if not no_dates:
-                store(opened, base, tuple(answers))
+                generations(opened).asked(store, base, tuple(answers))
         else:
             answer = opened.lineage(model, base, dates=not no_dates, fresh=fresh, expect=expect)
             print_result(answer, output)
@@ -236,10 +237,11 @@ def lineage(
             from query.lineage.result import edges_around, tree_figure
 
             if model is None:
-                edges = list(answers.edges) if no_dates else stored_edges(opened, base)
+                edges = list(answers.edges) if no_dates else generations(opened).asked(stored_edges, base)
                 figure = tree_figure(edges, base, theme)
             else:
-                edges = [edge for edge in stored_edges(opened, base) if edge.child != answer.model]
+                stored = generations(opened).asked(stored_edges, base)
+                edges = [edge for edge in stored if edge.child != answer.model]
                 figure = tree_figure(edges_around([*edges, *answer.edges], answer.model), base, theme, answer.model)
             write_output(file, draw(figure, file.suffix.lower()))
             say(f"the tree is in {file}")

@@ -112,7 +112,7 @@ def invert(model: str, out: str | None, theme: ThemeName, atlas: str, output: st
 
     file = picture_file(out)
     with _atlas_if_there(atlas) as opened:
-        found = invert(opened, model, **options)
+        found = invert(None, model, **options) if opened is None else opened.invert(model, **options)
         print_result(found, output, file=file, theme=theme)
 
 
@@ -148,7 +148,7 @@ def features(model: str, out: str, theme: ThemeName, atlas: str, output: str, **
 
     file = picture_file(out)
     with _atlas_if_there(atlas) as opened:
-        found = features(opened, model, **options)
+        found = features(None, model, **options) if opened is None else opened.features(model, **options)
         print_result(found, output, file=file, theme=theme)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from indexer.errors import AtlasError, ModelError, Skipped, require, unreadable
 from indexer.names import ModelRef, author_of, is_local_id
+from indexer.shared_state import one_blas_thread
 from query.lineage.candidates import SAME_DAY, Candidate, FactorStore, read_candidates
 from query.lineage.evidence import cosine_with
 from query.lineage.result import CONFIRMED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage, Lineages
@@ -216,15 +217,11 @@ class Tracer:
         thresholds: Thresholds | None = None,
     ) -> None:
         require("Lineage, which reads parts of weights,", *READERS)
-        from threadpoolctl import ThreadpoolController
-
         self.atlas, self.base, self.dates, self.embeddings = atlas, base, dates, embeddings
         self.thresholds = thresholds or Thresholds()
         self._published = atlas.published_base(base)
         self._candidates = {one.model_id: one for one in read_candidates(atlas, base)}
         self._selections: dict[frozenset[str] | None, _Selection] = {}
-        # With matrices this small, threads of BLAS use three times as much processor time to wait for each other.
-        self._blas = ThreadpoolController()
 
     def indexed(self) -> list[int]:
         """Ids of all indexed models of the base, oldest first, including copies of the base."""
@@ -448,7 +445,10 @@ class Tracer:
         tokens = self._base_embeddings(selection, log) if uses_tokens else None
         rules = LineageRules(asked, m, base, tokens, self.thresholds, dates=self.dates)
         search = Search(read, rules, store, candidates, log, is_same)
-        with self._blas.limit(limits=1):
+        from threadpoolctl import threadpool_limits
+
+        # With matrices this small, threads of BLAS use three times as much processor time to wait for each other.
+        with one_blas_thread(), threadpool_limits(1, user_api="openmp"):
             found = search.run([one for one in candidates if one.model in declared.models]).edges
         if not found:
             evidence, signals = "no model that was read explains its change", {"words": rules.siblings.even_tokens}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from query.figures import THEMES, label, new_figure
-from query.results import Drawn, Rows, ThemeName
+from query.figures import THEMES, drawn_alone, label, new_figure
+from query.results import Drawn, Listed, Rows, ThemeName
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Edge:
 
 
 @dataclass(frozen=True, repr=False)
-class Lineage(Drawn):
+class Lineage(Drawn, Listed[Edge]):
     """Where one model comes from.
 
     Attributes:
@@ -129,7 +129,7 @@ class Lineage(Drawn):
         expected: the base or model that it should be made from, if one was given.
     """
 
-    IS_LIST = True
+    ROWS = "edges"
     SHOW_HEADLINE = True
     KEYS = ("model", "base", "verdict", "edges as parents", "bytes_read", "models_read", "_time as told", "notes")
     DETAILS = ("same", "bytes_read", "told", "verdict")
@@ -301,6 +301,7 @@ def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
     return found
 
 
+@drawn_alone
 def tree_figure(
     edges: Sequence[Edge], base: str, theme: str = "light", marked: str | None = None, ax: Axes | None = None
 ) -> Figure:

@@ -94,7 +94,8 @@ def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
     """Store these answers in the atlas in place of earlier ones for the same models; return the number of edges.
 
     Answers with a ``failure`` are skipped, so that the earlier answer stays. The query layer only reads: the indexer
-    writes, under its lock. ``atlas`` then shows the new state. Raises AtlasError if another process is writing.
+    writes, under its lock. The next generation of the atlas shows them. Raises AtlasError if another process is
+    writing.
     """
     from indexer.publish.stored_answers import LINEAGE, store_answers
 
@@ -123,7 +124,7 @@ def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
             )
     if lines:
         store_answers(atlas.folder, LINEAGE, base, {line["model"] for line in lines}, lines)
-        atlas.refresh()
+        atlas.has_stored_answers = True
     return len(lines)
 
 

@@ -7,7 +7,6 @@ cosine; UMAP is given 1 − cosine.
 from __future__ import annotations
 
 import sys
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from indexer.console.messages import say
 from indexer.errors import AtlasError, require
+from indexer.shared_state import ignored_warnings, one_blas_thread
 from indexer.vectors.masks import changed_blocks, divisors
 from indexer.vectors.ties import NEAR, nearest_first, pair_products
 from query.statistics.likeness import similarities
@@ -82,7 +82,7 @@ def project(
         raise ValueError("a vector is not finite")
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1):
+    with one_blas_thread(), threadpool_limits(1, user_api="openmp"):  # the threads of OpenMP belong to this one
         plane, shares = _principal_plane(vectors, seed)
         if method == "pca" or shares is None or sum(shares) >= _ALL:
             return Projection("pca", plane, shares)
@@ -148,8 +148,7 @@ def _umap(vectors: Vectors, plane: Places, seed: int, near: Near) -> Places:
                 with suppress(RuntimeError):  # no folder is writable
                     function.enable_caching()
     nearest, distances = near
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that new points cannot be added later, and that there is one thread
+    with ignored_warnings():  # that new points cannot be added later, and that there is one thread
         model = umap.UMAP(
             n_neighbors=nearest.shape[1],
             metric="cosine",

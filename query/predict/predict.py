@@ -390,7 +390,7 @@ def keep(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
     """Store predictions in the atlas in place of earlier ones for the same models; return the number of models.
 
     Models that the atlas does not contain are skipped. The query layer only reads: the indexer writes, under its lock.
-    ``atlas`` then shows the new state. Raises AtlasError if another process is writing.
+    The next generation of the atlas shows them. Raises AtlasError if another process is writing.
     """
     from indexer.publish.stored_answers import PREDICTIONS, store_answers
 
@@ -414,5 +414,5 @@ def keep(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
             store_answers(atlas.folder, PREDICTIONS, base, [one.model for one in known], lines)
             stored += len(known)
     if stored:
-        atlas.refresh()
+        atlas.has_stored_answers = True
     return stored

@@ -11,7 +11,7 @@ import numpy as np
 from query.figures import THEMES, add_legend, add_title, label, styled_grid
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.scoring import BINS, MEASURES, UNKNOWN_SHARES, Bin, Interval, PredictionScore, with_prior
-from query.results import Drawn, Result, ThemeName, to_frame
+from query.results import Drawn, Listed, ThemeName, to_frame
 from query.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def ranked(answers: Iterable[Answer]) -> tuple[Answer, ...]:
 
 
 @dataclass(frozen=True, repr=False)
-class Prediction(Result):
+class Prediction(Listed[Answer]):
     """The answers for one model, the most probable first; their probabilities sum to 1.
 
     The probability of a dataset is its expected share among the datasets of the model. If the model has one dataset,
@@ -97,7 +97,6 @@ class Prediction(Result):
         "model", "base", "representation", "k", "evidence", "calibrated", "declared", "repeats", "answers", "voters",
         "notes", "unknown_share",
     )  # fmt: skip
-    IS_LIST = True
     SHOW_HEADLINE = True
     DETAILS = ("declared", "models", "calibrated")
     OPTIONAL_COLUMNS = ("calibrated", "declared", "models", "authors", "votes", "vocabulary", "head", "vectors")
@@ -119,6 +118,9 @@ class Prediction(Result):
     def to_rows(self) -> list[dict[str, Any]]:
         """The answers of ``shown_answers``."""
         return [asdict(answer) | {"calibrated": self.calibrated} for answer in self.shown_answers()]
+
+    def _entries(self) -> list[Answer]:
+        return self.shown_answers()
 
     def shown_answers(self) -> list[Answer]:
         """The answers with a probability or vote of 0.01 or more, at least three, and "none of these"."""

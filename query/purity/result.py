@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from query.figures import THEMES, add_legend, label, new_figure
+from query.figures import THEMES, add_legend, drawn_alone, label, new_figure
 from query.results import Drawn, ThemeName, to_frame
 from query.statistics.authors import TOO_FEW_AUTHORS, UNCONVINCING, too_few
 from query.wording import counted, decimal, percent, span
@@ -294,6 +294,7 @@ class PurityResult(Drawn, PurityScore):
         return whole | ({title: rows} if rows else {})
 
 
+@drawn_alone
 def purity_figure(
     rows: Sequence[tuple[str, Any, Any]], theme: str = "light", ax: Axes | None = None, by: str = "dataset"
 ) -> Figure:

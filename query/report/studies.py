@@ -9,14 +9,14 @@ from typing import Any
 from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
-from query.clusters.of_base import clusters_of_base
+from query.clusters.question import clusters
 from query.clusters.result import AGREE, Cluster
 from query.depth.study import depth_study
 from query.glossary import definition
 from query.map.coloring import ColorGroups
 from query.map.model_map import model_map
 from query.map.projection import METHODS
-from query.purity.of_base import purity_of_base
+from query.purity.question import purity
 from query.purity.result import PurityScore, purity_figure, verdict
 from query.rank.study import SYMBOLS, RankStudy, rank_by_depth
 from query.report.page import Section, Source, shorten
@@ -56,7 +56,7 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
     for name in [*(name for name in _MEANINGS if name in names), *(name for name in names if name not in _MEANINGS)]:
         say(f"  purity of {name}")
         try:
-            results.append(purity_of_base(source.atlas, source.base, representation=name, seed=source.seed))
+            results.append(purity(source.atlas, source.base, representation=name, seed=source.seed))
         except AtlasError as error:
             failed.append(section.unavailable(error))
     if not names:
@@ -148,7 +148,7 @@ def map_section(source: Source, section: Section) -> dict[str, Any]:
 
 def clusters_section(source: Source, section: Section) -> dict[str, Any]:
     """The clusters, guesses for their undocumented members, and agreement with its chance level."""
-    found = clusters_of_base(source.atlas, source.base, seed=source.seed)
+    found = clusters(source.atlas, source.base, seed=source.seed)
     if not found.clusters:
         return {"why": [section.unavailable(note) for note in found.notes]}
     placed = sum(cluster.size for cluster in found.clusters)

@@ -1,7 +1,8 @@
 """The process that runs one untrusted SELECT after giving up every privilege but reading the atlas.
 
 Run as a script by :mod:`query.sql`, which explains why. The request comes as JSON on stdin, the answer goes as JSON
-to stdout: columns and rows, or an error with a hint, or ``late``, or ``large``.
+to stdout: columns and rows, or an error with a hint, or ``late``, or ``large``, or ``replaced`` if the file is not the
+one with the ``identity`` of the request.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.child_processes import end_with_parent, lower_limits
+from indexer.database.secure_connection import identity_of
 from query.sandbox.locked import THREADS, connect_locked
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ def _answer(request: dict[str, Any]) -> str:
         )
     except duckdb.Error as error:
         raise _unopened(error, request["database"]) from error
+    if request["identity"] not in (None, list(identity_of(Path(request["database"])) or ())):
+        return json.dumps({"replaced": True})
     _drop_privileges(seconds)
     try:
         statement = _checked(connection, request)

@@ -51,7 +51,7 @@ def serve(atlas: Atlas, folders: Path | None = None) -> None:
     Raises AtlasError if the SDK is not installed.
     """
     require("Serving", "mcp")
-    with readable_stdin(), Workers(atlas.folder.root, folders) as workers:
+    with readable_stdin(), Workers(atlas.path, folders) as workers:
         _mcp_server(atlas, workers).run()
 
 
@@ -69,7 +69,7 @@ def _mcp_server(atlas: Atlas, workers: Workers) -> MCPServer[Any]:
         instructions=_ABOUT.format(bases=", ".join(bases[:_BASES_NAMED]) or "none"),
         version=__version__,
         log_level="WARNING",
-        tools=[_tool(function, workers) for function in Tools(atlas.folder.root).all.values()],
+        tools=[_tool(function, workers) for function in Tools(atlas.path).all.values()],
     )
 
     @server.resource("atlas://schema", mime_type="text/plain", description="Tables, views and macros for sql.")

@@ -16,7 +16,7 @@ from indexer.console.terminal import as_plain
 from indexer.errors import AtlasError, ModelError
 from indexer.names import is_hub_id
 from query.ask.ask import MOST_TEXTS
-from query.atlas import Atlas, contents
+from query.atlas import Atlas, contents, generations
 from query.results import Result
 from query.serve import answers
 
@@ -107,7 +107,11 @@ class Tools:
 
     def bases(self) -> answers.Bases:
         """List the base models of the atlas, how many fine-tunes of each are indexed, and the published vectors."""
-        return self._answer(answers.Bases, None, bases=[row for row in contents(self._atlas) if is_hub_id(row["base"])])
+        return self._answer(
+            answers.Bases,
+            None,
+            bases=[row for row in generations(self._atlas).asked(contents) if is_hub_id(row["base"])],
+        )
 
     def similar(
         self,

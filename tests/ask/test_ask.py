@@ -17,6 +17,7 @@ from query.ask.models import Candidates
 from query.ask.scoring import null_of
 from query.cli import main
 from query.population import read_population
+from query.reader import AtlasReader
 from query.serve.tools import Tools
 from query.texts import Texts
 from tests.tiny_hub import DATASETS
@@ -143,10 +144,10 @@ def test_scores_of_the_reference_are_of_one_publish(made, tmp_path, monkeypatch)
             name: one.tobytes() for name, one in null.arrays().items()
         }
         other = Reader(atlas, BASE)
-        monkeypatch.setattr(type(atlas), "state", property(lambda self: "another publish"))
+        monkeypatch.setattr(AtlasReader, "state", property(lambda self: "another publish"))
         assert Reader(atlas, BASE).null() is None
         assert other.null() is not None
-        monkeypatch.setattr(type(atlas), "state", property(lambda self: None))
+        monkeypatch.setattr(AtlasReader, "state", property(lambda self: None))
         Reader(atlas, BASE).keep_null(null)
         assert Reader(atlas, BASE).null() is None
     assert len(list(tmp_path.iterdir())) == 1

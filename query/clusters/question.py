@@ -1,19 +1,19 @@
-"""The clusters of a base of an atlas: the question as it is asked, with its notes on sampled models."""
+"""Clusters of a base's fine-tunes, and what qualifies them: the question as a user asks it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from query.clusters.result import Clusters
-from query.clusters.study import clusters
+from query.clusters import study
 from query.population import notes_on_sampled, read_population, tasks_of
 
 if TYPE_CHECKING:
+    from query.clusters.result import Clusters
     from query.reader import AtlasReader
 
 
-def clusters_of_base(
+def clusters(
     atlas: AtlasReader,
     base: str | None = None,
     *,
@@ -34,5 +34,7 @@ def clusters_of_base(
     """
     population = read_population(atlas, base, representation)
     tasks = tasks_of(atlas, population) if by == "task" else None
-    found = clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws, tasks=tasks)
+    found = study.clusters(
+        population, method=method, min_size=min_size, count=count, seed=seed, draws=draws, tasks=tasks
+    )
     return replace(found, notes=(*found.notes, *notes_on_sampled(atlas, population)))

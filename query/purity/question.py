@@ -1,4 +1,4 @@
-"""Purity of a base of an atlas: the question as it is asked, with its notes on habits and on sampled models."""
+"""Purity of a base's fine-tunes, and what qualifies it: the question as a user asks it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from query.population import family_trees, notes_on_sampled, read_population, tasks_of
-from query.purity.result import PurityResult
-from query.purity.study import HABITS, habits_with_labels, purity, strata_of
+from query.purity import study
 
 if TYPE_CHECKING:
+    from query.purity.result import PurityResult
     from query.reader import AtlasReader
 
 
-def purity_of_base(
+def purity(
     atlas: AtlasReader,
     base: str | None = None,
     *,
@@ -46,8 +46,10 @@ def purity_of_base(
         tasks = [frozenset(filter(None, [task])) for task in tasks_of(atlas, population)]
         population = replace(population, datasets=tasks)
     trees = None if kin else family_trees(atlas, population)
-    strata = strata_of(atlas, population, within)
-    found = purity(population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata, by=by)
-    habits = [name for name in HABITS if (name, by) != ("head", "task")]  # a head shows the task
-    noted = habits_with_labels(population, strata_of(atlas, population, habits))
+    strata = study.strata_of(atlas, population, within)
+    found = study.purity(
+        population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata, by=by
+    )
+    habits = [name for name in study.HABITS if (name, by) != ("head", "task")]  # a head shows the task
+    noted = study.habits_with_labels(population, study.strata_of(atlas, population, habits))
     return replace(found, on_sampled=notes_on_sampled(atlas, population), on_habits=noted)
