@@ -205,7 +205,7 @@ class _Question:
     def _send(self, *, is_replaced: bool) -> None:
         """Start a process with the request. ``is_replaced``: another file has the name of this database now."""
         if isinstance(self._database, Path):
-            opened = {"database": str(self._database.absolute()), "stand_ins": [], "identity": None}
+            opened: dict[str, Any] = {"database": str(self._database.absolute()), "stand_ins": [], "identity": None}
         else:
             file = self._database.file_for_others(is_replaced=is_replaced)
             identity = self._database.identity if file == self._database.path else None

@@ -59,9 +59,11 @@ def _mcp_server(atlas: Atlas, workers: Workers) -> MCPServer[Any]:
     """The server, whose instructions name the bases of ``atlas``; ``workers`` answer its calls."""
     from mcp.server.mcpserver import MCPServer
 
+    from query.atlas import opened
     from query.serve.tools import Tools
 
-    rows = atlas.rows("SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base")
+    with opened(atlas) as reader:
+        rows = reader.rows("SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base")
     # Only ids: a name that is not one could contain instructions for the agent.
     bases = [f"{row['base']} ({row['models']} models)" for row in rows if is_hub_id(row["base"])]
     server: MCPServer[Any] = MCPServer(
