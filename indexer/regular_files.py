@@ -49,7 +49,7 @@ def descriptor_of(
     try:
         descriptor = os.open(path, flags | guard, 0o644, dir_fd=folder)
     except OSError as error:
-        kind = _kind(path, through_links)
+        kind = _kind(path, through_links, folder)
         if kind is None:
             raise
         raise _refused(path, kind) from error
@@ -196,10 +196,10 @@ def _kind_of_entry(entry: os.DirEntry[str], path: Path, beneath: Path | None) ->
         os.close(descriptor)
 
 
-def _kind(path: Path, through_links: bool) -> str | None:
+def _kind(path: Path, through_links: bool, folder: int | None) -> str | None:
     """What kind of thing is there instead of a regular file; None if that is not the problem."""
     try:
-        status = path.stat() if through_links else os.lstat(path)
+        status = os.stat(path, dir_fd=folder, follow_symlinks=through_links)
     except OSError:
         return None
     return None if stat.S_ISREG(status.st_mode) else _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")

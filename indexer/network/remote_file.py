@@ -150,7 +150,8 @@ class RemoteFile:
             raise about(self.name, error) from error
         headers = response.headers
         # A file in LFS has its size and id in headers of their own; the others would be those of the redirect.
-        size: str = headers.get("X-Linked-Size") or ("" if response.is_redirect else headers.get("Content-Length", ""))
+        stated = headers.get("X-Linked-Size") or (None if response.is_redirect else headers.get("Content-Length"))
+        size = stated or ""
         commit = headers.get("X-Repo-Commit")
         if not _SIZE.fullmatch(size):
             raise self._transient("server_error", "is served without a size" + (f" ({shown(size)})" if size else ""))
