@@ -56,11 +56,12 @@ threading.Thread(target=one.encode, args=("aaaa",), daemon=True).start()
 """,
     "a statement": """
 import threading, time
+from pathlib import Path
 from query.sql import run_sql
 started = []
 slow = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b"
 work = dict(seconds=60, started=started.append)
-threading.Thread(target=run_sql, args=(sys.argv[1], slow), kwargs=work, daemon=True).start()
+threading.Thread(target=run_sql, args=(Path(sys.argv[1]), slow), kwargs=work, daemon=True).start()
 while not started: time.sleep(.01)
 time.sleep(1)
 pids = [started[0].pid]
@@ -122,10 +123,11 @@ def test_a_terminal_does_not_interrupt_a_child_and_its_own_children_know_nothing
 def test_a_pool_ends_with_its_process():
     """Also while its units hold Python's lock."""
     code = (
-        "from concurrent.futures import ProcessPoolExecutor\nfrom multiprocessing import get_context\n"
+        "from concurrent.futures import ProcessPoolExecutor\nfrom multiprocessing import Pipe, get_context\n"
         "from indexer.builds.executor import _initialise\nimport os, re, time\n"
         "if __name__ == '__main__':\n"
-        "    pool = ProcessPoolExecutor(2, get_context('spawn'), _initialise, (True,))\n"
+        "    pipe = Pipe()\n"
+        "    pool = ProcessPoolExecutor(2, get_context('spawn'), _initialise, (True, pipe[1]))\n"
         "    pool.submit(os.getpid).result()\n"
         "    for _ in range(2): pool.submit(re.match, '(x+x+)+y', 'x' * 60)\n"
         "    time.sleep(1)\n"
