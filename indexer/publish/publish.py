@@ -130,7 +130,7 @@ class _Publisher:
             touched |= with_duplicates(self.tables, list(lost))
             self.tables.delete(_RECORD_TABLES, list(lost))
             for model_id, (model, why) in lost.items():
-                self._skip(model, model_id, why)
+                self._skip(model, model_id, why, again=True)
             # Before the centre is computed, because duplicates share one vote.
             if changed or withdrawn or lost:
                 within = Thresholds().duplicate_within
@@ -269,13 +269,13 @@ class _Publisher:
             },
         )
 
-    def _skip(self, model: str, model_id: int, why: InvalidValue) -> None:
-        """Note that a model's record is not published. Without a fingerprint, the next publish tries it again."""
+    def _skip(self, model: str, model_id: int, why: InvalidValue, *, again: bool = False) -> None:
+        """Note that a model's record is not published. ``again``: the next publish tries it, without a fingerprint."""
         self.skipped[model] = why
         self.tables.run(
             "UPDATE fine_tunes SET status = 'skipped', reason = 'does_not_fit', detail = ?, record_key = NULL, "
-            "fingerprint = NULL WHERE model_id = ?",
-            [str(why), model_id],
+            "fingerprint = CASE WHEN ? THEN NULL ELSE fingerprint END WHERE model_id = ?",
+            [str(why), again, model_id],
         )
 
     def _insert_all(self, rows: dict[str, list[Row]]) -> None:
