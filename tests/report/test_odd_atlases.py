@@ -107,7 +107,7 @@ def test_errors_of_ours_are_not_swallowed(tmp_path, monkeypatch):
     def broken(*_arguments, **_options):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("query.report.studies.clusters_of_base", broken)
+    monkeypatch.setattr("query.report.studies.clusters", broken)
     with Atlas(write_atlas(tmp_path, [])) as atlas, pytest.raises(ZeroDivisionError):
         atlas.report()
 
