@@ -130,9 +130,11 @@ def test_threads_get_the_answers_of_one_thread(threaded):
         assert mixed(atlas, asked, [expected], 12) == []
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "turns", [pytest.param(100, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.study)]
+)
 @pytest.mark.timeout(1800)
-def test_threads_get_the_answers_of_one_thread_through_a_publish(threaded, tmp_path):
+def test_threads_get_the_answers_of_one_thread_through_a_publish(threaded, tmp_path, turns):
     other = write_atlas(tmp_path / "other", models(downloads=1000))
     with Atlas(threaded) as atlas:
         names = sorted(atlas)
@@ -144,12 +146,12 @@ def test_threads_get_the_answers_of_one_thread_through_a_publish(threaded, tmp_p
     with Atlas(threaded) as atlas:
 
         def on_turn(turn):
-            if turn == 500:
+            if turn == turns // 4:
                 publish(threaded, other)
-            if turn > 500 and turn % 300 == 0:
+            if turn > turns // 4 and turn % (turns // 7) == 0:
                 atlas.refresh()
 
-        wrong = [one for one in mixed(atlas, asked, [before, after], 2000, on_turn) if one[0] != "summary"]
+        wrong = [one for one in mixed(atlas, asked, [before, after], turns, on_turn) if one[0] != "summary"]
         assert wrong == []
         assert digits(atlas.sql("SELECT model, downloads FROM models ORDER BY model").rows) == after["sql"]
 
