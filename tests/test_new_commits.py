@@ -23,7 +23,7 @@ from indexer.publish.verification import verify
 from indexer.records.identity import SPECTRA_FORM, Identity, Spec
 from indexer.records.record import Record
 from indexer.records.store import RecordHeader, current_record
-from tests.tiny_hub import BASE
+from tests.tiny_hub import BASE, served_shell
 
 CHANGED = ("ann/glue-0", "bob/glue-1", "cyd/squad-2")
 
@@ -140,3 +140,18 @@ def test_of_the_present_commit_spectra_come_first_and_of_earlier_ones_the_newest
     assert current_record([first, second, rich, late], "third") is rich
     assert current_record([first, second], "first") is first
     assert current_record([], "first") is None
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_main_is_read_where_a_force_push_took_the_listed_commit_away(tiny_store, tmp_path, is_sampled):
+    gone, kind = "0" * 40, "sample" if is_sampled else "full"
+    with served_shell(tiny_store(1, tmp_path / "store")) as shell:
+        tags = shell.hub.store.repository("ann/imdb-0").get("tags")
+        shell.hub.faults.add("/api/models.filter", splice_row={"id": "ann/imdb-0", "sha": gone, "tags": tags})
+        ran = shell("index", "build", "--base", BASE, "--workers", "1", "--read", kind, "--json")
+        assert ran.code == 0, ran.err
+        assert (ran.json["discovered"], ran.json["indexed"], ran.json["failed"]) == (3, 3, 0)
+        assert "ann/imdb-0: the Hub has no commit 0000000000 any more" in ran.err
+        atlas = AtlasFolder(shell.folder / "atlas")
+        assert published(atlas)["ann/imdb-0"][0] == shell.hub.store.repository("ann/imdb-0").revision().sha
+        assert verify(atlas) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -35,7 +35,7 @@ from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Thresholds, Unit, canonical_json
 from indexer.records.store import RecordStore
-from indexer.untrusted import printable
+from indexer.untrusted import COMMIT, printable
 from indexer.weights.ahead import in_threads
 
 # Results are published as they come, so that an interrupted build is useful: at most once in this many seconds, and so
@@ -222,7 +222,7 @@ class Build:
         waiting, known = dict(settled), set(settled)  # not yet published; and planned
         due = time.monotonic() + PUBLISH_EVERY_SECONDS
         try:
-            for result in chain(self.work(planned, base, settled), self._work_on_renamed(planned, base, settled)):
+            for result in chain(self.work(planned, base, settled), self._work_on_moved(planned, base, settled)):
                 waiting[result.unit.model.id] = settled[result.unit.model.id]
                 began = time.monotonic()
                 if began > due:
@@ -258,12 +258,20 @@ class Build:
         served from another repository), or when a crawl no longer lists it. A name that the Hub does not know, or
         cannot look up now, stays as it is. A name that leads to the base is removed from the listing.
         """
+        return self._follow(self._rows_now(names))
+
+    def _rows_now(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The Hub's rows of models, by the names that are asked for, without those that it does not show now."""
+        rows = {}
+        for name in [] if constants.HF_HUB_OFFLINE else [name for name in names if is_hub_id(name)][:MOST_ASKED]:
+            with suppress(ModelError):
+                rows[name] = model_row(name)
+        return rows
+
+    def _follow(self, rows: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+        """``follow`` with the rows of the models by their old names."""
         renamed: dict[str, str] = {}
-        for old in [] if constants.HF_HUB_OFFLINE else [name for name in names if is_hub_id(name)][:MOST_ASKED]:
-            try:
-                row = model_row(old)
-            except ModelError:
-                continue
+        for old, row in rows.items():
             new = str(row["id"])
             if new != old:
                 self.listing.rename(old, None if new in self.facts.ids else row, new)
@@ -274,21 +282,39 @@ class Build:
             self.watcher.say(f"{old} is now called {new}")
         return renamed
 
-    def _work_on_renamed(
+    def _follow_commits(self, rows: Mapping[str, dict[str, Any]], commits: Mapping[str, str]) -> list[str]:
+        """List models at the head of ``main`` whose commit is gone, as after a force push; returns their names.
+
+        ``commits``: the commits that the Hub did not have, by name.
+        """
+        rewritten = []
+        for name, commit in commits.items():
+            row = rows.get(name, {})
+            head = row.get("sha")
+            if row.get("id") == name and isinstance(head, str) and COMMIT.fullmatch(head) and head != commit:
+                self.listing.renew(row)
+                rewritten.append(name)
+                self.watcher.say(f"{name}: the Hub has no commit {commit[:10]} any more; main is read ({head[:10]})")
+        return rewritten
+
+    def _work_on_moved(
         self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]
     ) -> Iterator[Result[Unit]]:
-        """Work on models that turned out to have a new name, under that name."""
-        asked = [one.entry.listed.id for one in planned if one.unit is not None]
-        reasons = {name: outcome.reason for name in asked if (outcome := settled[name].outcome) is not None}
+        """Work on models that turned out to have a new name, under that name, or another commit in place of theirs."""
+        commits = {one.entry.listed.id: one.unit.commit for one in planned if one.unit is not None}
+        reasons = {name: outcome.reason for name in commits if (outcome := settled[name].outcome) is not None}
         names = [name for name, reason in reasons.items() if reason in ("renamed", "not_found")]
         if not names:
             return
-        renamed = self.follow(names)
+        rows = self._rows_now(names)
+        rewritten = self._follow_commits(rows, {name: commits[name] for name in names if reasons[name] == "not_found"})
+        renamed = self._follow(rows)
         wanted = {model.id for model in self.listing.models()} & set(renamed.values()) - set(settled)
         # An old name counts as its new one, and not at all if the new one was planned anyway.
         self.report.skipped -= sum(reasons[name] == "renamed" for name in renamed)
-        self.report.failed -= sum(reasons[name] == "not_found" for name in renamed)
+        self.report.failed -= sum(reasons[name] == "not_found" for name in (*renamed, *rewritten))
         discovered = self.report.discovered - len(renamed) + len(wanted)
+        wanted |= set(rewritten)
         if not wanted:
             self.report.discovered = discovered
             return

@@ -178,6 +178,11 @@ class Listing:
             lines.append(model.as_line() | {"claims": {}, "row": row})
         self._append(lines)
 
+    def renew(self, row: RawRow) -> None:
+        """Replace the row of a listed model by a newer one of the Hub."""
+        known = self._read().models[str(row["id"])]
+        self._append([known.as_line() | {"claims": {}, "row": row}])
+
     def rename(self, old: str, row: RawRow | None, new: str) -> None:
         """List the model ``old`` as ``new``, with its claims, unless that is listed already.
 
