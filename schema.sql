@@ -127,6 +127,7 @@ CREATE TABLE records (
     base_grid VARCHAR,
     vector_group VARCHAR NOT NULL DEFAULT 'full',
     adapter_kind VARCHAR,
+    start STRUCT(generator VARCHAR, seed BIGINT, "offset" BIGINT, prefix BIGINT, with_weights BOOLEAN, found INTEGER, modules INTEGER, distance DOUBLE, tool VARCHAR),
     passed_over VARCHAR[],
     signature VARCHAR,
     row_space VARCHAR,
@@ -169,8 +170,9 @@ COMMENT ON COLUMN records.copy_evidence IS 'What shows that is_copy is true: che
 COMMENT ON COLUMN records.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
 COMMENT ON COLUMN records.base_grid IS 'The 4-bit form to which the base had been rounded before this model was made from it, as its weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from the base as it is.';
-COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its file holds LoRA factors or parameters of another adapter), or full (all others: a LoRA merged into full weights, a partly frozen model, an adapter of a full fine-tune, one that replaces whole matrices). An initialisation shared by enough models has its own centre, see internal.centres.';
+COMMENT ON COLUMN records.vector_group IS 'What its vector is made of: adapter (of what training did to the input side of an adapter, whose start is known or not random), adapter by output (of its whole change, which holds the random numbers that it began with; with other adapters it is compared by its output side), or full (of the change of full weights: also a LoRA merged into these, a partly frozen model, an adapter of a full fine-tune, one that replaces whole matrices). Only from full ones a centre is subtracted, see internal.centres.';
 COMMENT ON COLUMN records.adapter_kind IS 'Method of an adapter: LoRA, rsLoRA, DoRA, PiSSA, OLoRA, AdaLoRA, LoHa, LoKr, OFT, BOFT, HRA, IA3, VeRA, FourierFT, or whole matrices (it replaces them). Null for other models and in records of older versions.';
+COMMENT ON COLUMN records.start IS 'Where the factors A of an adapter began, null if that is not known. generator: uniform or normal (numbers of PyTorch''s CPU generator), pissa or olora (made from the base; then nothing else is known). seed: its low 32 bits. offset: numbers drawn before A of the first module; prefix: before anything that belongs to that module. with_weights: every module''s own weights were drawn as well. found: modules whose A was found where the others say, of modules. distance: norm of A - A0 by that of A0. tool: what seed and prefix tell of the program, if anything.';
 COMMENT ON COLUMN records.passed_over IS 'Parts of an adapter that were not read, with their number: factors of convolutions, of fused experts, of bare parameters; then sentences on settings that its files leave open, and what was assumed. Null if there are none.';
 COMMENT ON COLUMN records.signature IS 'Its uncentred vector hashed to 120 bytes (base64). Only models with similar signatures are compared matrix by matrix to find duplicates.';
 COMMENT ON COLUMN records.row_space IS 'Sketch (base64) of the row space of its LoRA factors A. Models whose A started from the same random numbers have similar sketches. Null if the change is not a LoRA, merged or not.';
@@ -414,18 +416,16 @@ CREATE TABLE internal.centres (
     block INTEGER NOT NULL,
     models INTEGER NOT NULL,
     votes INTEGER NOT NULL,
-    numbers FLOAT[] NOT NULL,
-    drift FLOAT[]
+    numbers FLOAT[] NOT NULL
 );
-COMMENT ON TABLE internal.centres IS 'The centre that is subtracted from every block before the block is rescaled to unit norm: the mean block of the group of the model, with one vote per author, times votes/(votes + 2). For adapters of one initialisation it is their own mean, with one vote per dataset, shrunk towards the mean of all adapters. It is recomputed only when the group has grown by half.';
+COMMENT ON TABLE internal.centres IS 'The centre that is subtracted from every block before the block is rescaled to unit norm: the mean block of the group of the model, with one vote per author, times votes/(votes + 2). It is recomputed only when the group has grown by half. Nothing is subtracted from adapters.';
 COMMENT ON COLUMN internal.centres.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.centres.representation IS 'Name of the representation.';
-COMMENT ON COLUMN internal.centres.vector_group IS 'adapter or full, see records.vector_group; or initialisation N, for models whose records.initialisation is N.';
+COMMENT ON COLUMN internal.centres.vector_group IS 'full, see records.vector_group.';
 COMMENT ON COLUMN internal.centres.block IS 'Number of the block, from 0, in the order of bases.deltas.';
 COMMENT ON COLUMN internal.centres.models IS 'Models of the group when the centre was computed, without copies, unrelated models and duplicates.';
-COMMENT ON COLUMN internal.centres.votes IS 'Number of authors of models that changed the matrix; for an initialisation, the number of datasets that its models name (or the author of a model that names none).';
+COMMENT ON COLUMN internal.centres.votes IS 'Number of authors of models that changed the matrix.';
 COMMENT ON COLUMN internal.centres.numbers IS 'The shrunk mean of the unit-norm blocks.';
-COMMENT ON COLUMN internal.centres.drift IS 'For an initialisation: how its blocks change with log(delta_norm) among models of the same datasets; vectors are scaled by a quarter along it. Null for adapter and full.';
 
 CREATE TABLE internal.centre_members (
     base VARCHAR NOT NULL,
@@ -438,10 +438,10 @@ CREATE TABLE internal.centre_members (
 COMMENT ON TABLE internal.centre_members IS 'The models that a centre was computed from, as they were then; a later publish may have changed them.';
 COMMENT ON COLUMN internal.centre_members.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.centre_members.representation IS 'Name of the representation.';
-COMMENT ON COLUMN internal.centre_members.vector_group IS 'adapter, full, or initialisation N.';
+COMMENT ON COLUMN internal.centre_members.vector_group IS 'full.';
 COMMENT ON COLUMN internal.centre_members.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN internal.centre_members.record_key IS 'Its record at that time.';
-COMMENT ON COLUMN internal.centre_members.vote IS 'Whose vote it was part of: its author''s or, for an initialisation, that of the datasets it named.';
+COMMENT ON COLUMN internal.centre_members.vote IS 'Whose vote it was part of: its author''s.';
 
 CREATE TABLE null_similarity (
     base VARCHAR NOT NULL,
@@ -453,7 +453,7 @@ CREATE TABLE null_similarity (
     share DOUBLE NOT NULL,
     share_high DOUBLE
 );
-COMMENT ON TABLE null_similarity IS 'The null distribution of similarity: that of pairs of unrelated models, by different authors and with no dataset in common (both name some). Each row is one point of the distribution; there are no rows where there are too few pairs. Recomputed whenever the centre changes.';
+COMMENT ON TABLE null_similarity IS 'The null distribution of similarity: that of pairs of unrelated models, by different authors and with no dataset in common (both name some). Each row is one point of the distribution; there are no rows where there are too few pairs. Recomputed whenever the centre changes or a group has grown by half.';
 COMMENT ON COLUMN null_similarity.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN null_similarity.representation IS 'Name of the representation.';
 COMMENT ON COLUMN null_similarity.one_group IS 'Group of one of the two models, see records.vector_group; the first in alphabetical order.';
@@ -462,6 +462,18 @@ COMMENT ON COLUMN null_similarity.pairs IS 'Number of pairs that were compared.'
 COMMENT ON COLUMN null_similarity.similarity IS 'A similarity.';
 COMMENT ON COLUMN null_similarity.share IS 'Share of pairs that are at least as similar: (1 + their number)/(1 + pairs).';
 COMMENT ON COLUMN null_similarity.share_high IS 'Upper end of the 95 % interval of share, by leaving out authors; null if there are too few authors.';
+
+CREATE TABLE internal.null_groups (
+    base VARCHAR NOT NULL,
+    representation VARCHAR NOT NULL,
+    vector_group VARCHAR NOT NULL,
+    models BIGINT NOT NULL
+);
+COMMENT ON TABLE internal.null_groups IS 'How many models there were when the null distributions were computed. These are computed again once a group has grown by half.';
+COMMENT ON COLUMN internal.null_groups.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN internal.null_groups.representation IS 'Name of the representation.';
+COMMENT ON COLUMN internal.null_groups.vector_group IS 'A group, see records.vector_group.';
+COMMENT ON COLUMN internal.null_groups.models IS 'Its models that name a dataset, without copies, unrelated models and duplicates.';
 
 CREATE TABLE internal.compressed_indexes (
     base VARCHAR NOT NULL,
@@ -758,7 +770,7 @@ CREATE VIEW models AS
 SELECT
     model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, path, verified, base_cosine,
     coalesce(named.datasets, []) AS datasets,
-    "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, base_grid, vector_group, adapter_kind, initialisation, has_spectra,
+    "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, base_grid, vector_group, adapter_kind, start, initialisation, has_spectra,
     duplicate_of, duplicate_group, delta_norm, delta_norm_error, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library, trigger_words,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
@@ -821,8 +833,9 @@ COMMENT ON COLUMN models.model_id IS 'Integer id, unique per (model, base).';
 COMMENT ON COLUMN models.id IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine; the same as model.';
 COMMENT ON COLUMN models.datasets IS 'Canonical names of its datasets, sorted; empty if it names none.';
 COMMENT ON COLUMN models.license IS 'The same as licence.';
-COMMENT ON COLUMN models.vector_group IS 'adapter or full: the group whose centre is subtracted from its vector, unless its initialisation has its own centre.';
+COMMENT ON COLUMN models.vector_group IS 'What its vector is made of: adapter (what training did to the input side of an adapter), adapter by output (its whole change; with other adapters it is compared by its output side), or full (the change of full weights).';
 COMMENT ON COLUMN models.adapter_kind IS 'Method of an adapter: LoRA, DoRA, LoHa, IA3 and others, see records.adapter_kind. Null for other models.';
+COMMENT ON COLUMN models.start IS 'Where the factors A of an adapter began, null if that is not known. generator: uniform or normal (numbers of PyTorch''s CPU generator), pissa or olora (made from the base; then nothing else is known). seed: its low 32 bits. offset: numbers drawn before A of the first module; prefix: before anything that belongs to that module. with_weights: every module''s own weights were drawn as well. found: modules whose A was found where the others say, of modules. distance: norm of A - A0 by that of A0. tool: what seed and prefix tell of the program, if anything.';
 COMMENT ON COLUMN models.initialisation IS 'Models with the same number have LoRA factors A that started from the same random numbers: same tool and same seed, which says nothing about their data. Null if no other model shares it.';
 
 CREATE VIEW indexes AS

@@ -16,7 +16,16 @@ from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
 from query.layers import Part, layers_of
 from query.lookup import resolve_model
-from query.resolved import ResolvedModel, facts_of_record, unrelated_notes, vector_of
+from query.resolved import (
+    ResolvedModel,
+    are_same,
+    facts_of_record,
+    start_in_words,
+    start_of,
+    table_of,
+    unrelated_notes,
+    vector_of,
+)
 from query.results import Result
 from query.sampled import SAMPLE, needs_all, sample_gives
 from query.similar import similarity_of
@@ -31,7 +40,7 @@ _FACTS = (
     "author", "relation", "parent", "datasets", "licence", "languages", "pipeline_tag", "head_class", "label_count",
     "label_names", "problem_type", "created", "modified", "downloads", "read", "delta_norm", "delta_norm_error",
     "relative_norm", "base_cosine",
-    "dtype", "duplicate_group", "initialisation",
+    "dtype", "duplicate_group", "initialisation", "start",
 )  # fmt: skip
 # If the centre makes the expected cosine of unrelated models lower than this, a note says so (five authors or fewer).
 _FAR_BELOW = -0.2
@@ -151,7 +160,13 @@ def compare(
         if atlas.published(first.base, representation).per_delta:
             of_layers, of_families = _by_part(atlas, first, second, representation)
         notes = _small_centre(atlas, first, second, representation)
-        if first.initialisation is not None and first.initialisation == second.initialisation:
+        started = [start_of(atlas, one) for one in (first, second)]
+        if are_same(*started) and started[0] is not None:
+            notes += (
+                f"Both began at the same random numbers, {start_in_words(started[0]).partition(';')[0]}. "
+                "That says nothing about their data.",
+            )
+        elif first.initialisation is not None and first.initialisation == second.initialisation:
             (row,) = atlas.rows(
                 "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
                 "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
@@ -217,14 +232,18 @@ def _by_part(
 ) -> tuple[Means, Means]:
     """The mean cosine of the blocks that both changed, by layer and by family; None if there is no such block."""
     keys = [DeltaKey.parse(name) for name in atlas.base_row(first.base)["deltas"]]
-    vectors = (vector_of(atlas, model, representation) for model in (first, second))
-    one, other = (vector.astype(np.float64).reshape(len(keys), -1) for vector in vectors)
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    products = (one * other).sum(axis=1)
+    one, other = (table_of(atlas, model, representation) for model in (first, second))
+    if one.blocks:
+        (cosines,), (shared,) = one.cosines(other)
+    else:
+        blocks = [table.inputs.astype(np.float64).reshape(len(keys), -1) for table in (one, other)]
+        norms = np.linalg.norm(blocks[0], axis=1) * np.linalg.norm(blocks[1], axis=1)
+        shared = norms > 0
+        cosines = (blocks[0] * blocks[1]).sum(axis=1) / np.where(shared, norms, 1)
     layers: dict[str, list[float]] = {key.layer_key: [] for key in keys}
     families: dict[str, list[float]] = {key.family_key: [] for key in keys}
-    for place in np.flatnonzero(norms > 0).tolist():
-        cosine = float(products[place] / norms[place])
+    for place in np.flatnonzero(shared).tolist():
+        cosine = float(cosines[place])
         layers[keys[place].layer_key].append(cosine)
         families[keys[place].family_key].append(cosine)
     of_layers, of_families = (
@@ -243,31 +262,28 @@ def _pairs(means: Means | None, first: Sequence[Part], second: Sequence[Part]) -
 
 def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str) -> tuple[str, ...]:
     """A note if so few models define the centre that the similarity of unrelated models is expected far below zero."""
-    from indexer.vectors.centre import ADAPTER, GROUPS, INITIALISATION_SHRINK, SHRINK, cosine_from_centring
+    from indexer.vectors.centre import cosine_from_centring
     from indexer.vectors.masks import changed_blocks
 
     centre, group = atlas.centre(one.base, representation), one.group
     if centre is None or group != other.group or one.author == other.author or representation == "vocabulary":
         return ()
+    if group not in centre.groups:
+        return ()
     if one.model_id is None or other.model_id is None:  # the centre does not include a model that was read just now
         return ()
-    mine, theirs = (centre.group_of(group, each.initialisation) for each in (one, other))
-    group = mine if mine == theirs else group
     votes = centre.groups[group].votes
     vectors = np.stack([vector_of(atlas, each, representation) for each in (one, other)])
     changed = changed_blocks(vectors, len(votes)).all(axis=0)
-    is_group = group in GROUPS
     counted = votes[changed & (votes > 1)]
     if not len(counted):
         return ()
-    expected = float(cosine_from_centring(counted, SHRINK if is_group else INITIALISATION_SHRINK).mean())
+    expected = float(cosine_from_centring(counted).mean())
     if expected > _FAR_BELOW:
         return ()
     count = f"{counted.min()}" if counted.min() == counted.max() else f"{counted.min()} to {counted.max()}"
-    kind = f"adapters of {count} authors" if group == ADAPTER else f"full fine-tunes of {count} authors"
-    if not is_group:
-        kind = f"adapters of their initialisation, on {count} data sets,"
     return (
-        f"Only {kind} changed the matrices that both models changed. Their mean is subtracted from every vector; with "
-        f"so few of them, this alone gives unrelated models a similarity of {expected:.2f} instead of 0.",
+        f"Only full fine-tunes of {count} authors changed the matrices that both models changed. Their mean is "
+        f"subtracted from their vectors; with so few of them, this alone gives unrelated models a similarity of "
+        f"{expected:.2f} instead of 0.",
     )

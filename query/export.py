@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, require
+from indexer.vectors.table import VectorTable
 from query.figures import checked_output, write_output
 from query.results import Result
 from query.tables import parquet_of
@@ -32,7 +33,8 @@ class ModelVectors(Result):
 
     ``matrix`` (n, d) float32: of unit norm if ``blocks`` is 0. Otherwise a row consists of ``blocks`` blocks of equal
     length, each of unit norm, or zero if the model did not change that matrix. The similarity of two models is then the
-    mean cosine of the blocks that both changed: use :meth:`similarity`, not the cosine of whole rows.
+    mean cosine of the blocks that both changed: use :meth:`similarity`, not the cosine of whole rows. ``outputs`` and
+    ``groups``: what two adapters are compared by if the start of one is not known (``indexer.vectors.table``).
     """
 
     COLUMNS = ("model_id", "model", "author", "relation", "datasets")
@@ -46,6 +48,8 @@ class ModelVectors(Result):
     datasets: tuple[tuple[str, ...], ...]
     matrix: NDArray[np.float32]
     blocks: int = 0
+    outputs: NDArray[np.float32] | None = None
+    groups: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.models)
@@ -62,16 +66,15 @@ class ModelVectors(Result):
 
         Raises AtlasError for an unknown name, and for a table of all models if these are too many.
         """
-        from query.statistics.likeness import similarities
-
         if models is None and len(self) > MOST_COMPARED:
             raise AtlasError(f"A table of {len(self):,} × {len(self):,} similarities is too large.", "Name `models`.")
         places = {name: place for place, name in enumerate(self.models)}
         unknown = [name for name in models or () if name not in places]
         if unknown:
             raise AtlasError(f"{unknown[0]} has no {self.representation!r} vector.", "Names are in `models`.")
-        chosen = self.matrix if models is None else self.matrix[[places[name] for name in models]]
-        return np.asarray(similarities(chosen, self.matrix, self.blocks), dtype=np.float32)
+        table = VectorTable(self.matrix, self.blocks, self.outputs, self.groups)
+        chosen = table if models is None else table.take([places[name] for name in models])
+        return np.asarray(chosen.similarities(table), dtype=np.float32)
 
     def to_dict(self) -> dict[str, Any]:
         """The facts about the vectors, without the vectors."""
@@ -133,11 +136,13 @@ def model_vectors(atlas: AtlasReader, base: str | None = None, representation: s
     them. Raises AtlasError if the base or the representation is not published.
     """
     canonical = atlas.base_named(base)
-    vectors = atlas.index(canonical, representation).vectors()
+    index = atlas.index(canonical, representation)
+    vectors = index.vectors()
     select = "SELECT model_id, model, author, relation, datasets FROM models WHERE base = ?"
     rows = {row["model_id"]: row for row in atlas.rows(select, [canonical])}
     known = [row for one in vectors.ids.tolist() if (row := rows.get(one)) is not None]
     kept = np.isin(vectors.ids, [row["model_id"] for row in known])
+    table = index.table(vectors.ids[kept])
     return ModelVectors(
         base=canonical,
         representation=representation,
@@ -148,4 +153,6 @@ def model_vectors(atlas: AtlasReader, base: str | None = None, representation: s
         datasets=tuple(tuple(row["datasets"]) for row in known),
         matrix=vectors.matrix if kept.all() else vectors.matrix[kept],
         blocks=vectors.blocks,
+        outputs=table.outputs,
+        groups=table.groups,
     )

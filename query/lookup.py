@@ -134,7 +134,7 @@ def _read_unindexed(
             f"Publish it again: index represent {representation}",
         )
     initialisation = _initialisation(atlas, record)
-    vector = vector_of_record(atlas, record, representation, initialisation)
+    vector = vector_of_record(atlas, record, representation)
     same: IndexedModel | None = None
     if reference.folder is not None:
         same = _same_content(atlas, identity.commit, identity.base)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError
+from indexer.vectors.table import VectorTable
 from query.sampled import SAMPLE, note_on_sampled, sample_gives
 from query.wording import counted
 
@@ -65,7 +66,8 @@ class Population:
     ``vectors``: (n, d) float32 of unit norm, or of ``blocks`` blocks of unit norm that are compared one by one (zero if
     a model did not change that matrix). ``datasets``: canonical names of the datasets each model is known to be tuned
     on. ``group``: the duplicate group of a model, or None; ``representative``: whether it represents its group (the
-    earliest upload). ``left_out`` counts the models of the base that are not included.
+    earliest upload). ``left_out`` counts the models of the base that are not included. ``outputs`` and ``groups``: see
+    ``indexer.vectors.table``.
     """
 
     base: str
@@ -82,6 +84,13 @@ class Population:
     representative: NDArray[np.bool_]
     left_out: LeftOut = field(default_factory=LeftOut)
     blocks: int = 0
+    outputs: NDArray[np.float32] | None = None
+    groups: NDArray[np.uint8] | None = None
+
+    @property
+    def table(self) -> VectorTable:
+        """The vectors, to be compared."""
+        return VectorTable(self.vectors, self.blocks, self.outputs, self.groups)
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,7 @@ def read_population(
         )
     }
     vectors = index.rows(sorted(rows))
+    table = index.table(vectors.ids)
     found = [rows.pop(model_id) for model_id in vectors.ids.tolist()]
     lacking = sum(not row["is_copy"] for row in rows.values())
     sampled = 0
@@ -184,6 +194,8 @@ def read_population(
         # The vectors of copies are zero, and zero vectors are not published.
         left_out=LeftOut(copies=len(rows) - sampled - without, sampled=sampled, without=without),
         blocks=vectors.blocks,
+        outputs=table.outputs,
+        groups=table.groups,
     )
 
 
@@ -246,6 +258,8 @@ def distinct(population: Population) -> Population:
         group=[population.group[row] for row in rows],
         representative=np.ones(len(rows), dtype=bool),
         left_out=left_out,
+        outputs=None if population.outputs is None else population.outputs[rows],
+        groups=None if population.groups is None else population.groups[rows],
     )
 
 

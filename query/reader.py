@@ -303,7 +303,14 @@ class AtlasReader:
             if key not in self._indexes:
                 published = self.published(base, representation)
                 try:
-                    self._indexes[key] = published.opened(self.folder.root)
+                    opened = published.opened(self.folder.root)
+                    if representation == "input":
+                        from indexer.records.representation import ADAPTER_OUTPUT
+                        from indexer.vectors.published import read_published, with_output_sides
+
+                        outputs = read_published(self.connection, base, ADAPTER_OUTPUT)
+                        opened = with_output_sides(opened, self.connection, outputs, self.folder.root)
+                    self._indexes[key] = opened
                 except AtlasError:
                     if not all((self.folder.root / file.name).exists() for file in published.files):
                         self.is_overtaken = self.is_outdated

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.records.record import Record
+    from indexer.vectors.table import VectorTable
     from query.reader import AtlasReader, IndexedModel
 
 
@@ -56,9 +57,14 @@ class ResolvedModel:
         """A clause that says why the weights do not derive from the base; empty if they do."""
         if not self.is_unrelated:
             return ""
-        if self.base_cosine is None and self.group == "adapter":
+        if self.base_cosine is None and self.is_adapter:
             return f"{self.name} is an adapter of another base than {self.base}"
         return f"{self.name} is not made from {self.base}{self._cosine_in_words}"
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether its change is that of an adapter alone."""
+        return self.group.startswith("adapter")
 
     @property
     def evidence(self) -> str:
@@ -67,7 +73,7 @@ class ResolvedModel:
             return "all its deltas are zero" + (" in all that was read" if self.copy_evidence == SAMPLE else "")
         if not self.is_unrelated:
             return ""
-        if self.base_cosine is None and self.group == "adapter":
+        if self.base_cosine is None and self.is_adapter:
             return "it is an adapter of another base"
         return f"its weights are not the base's{self._cosine_in_words}"
 
@@ -96,9 +102,29 @@ def vector_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> 
     return vector
 
 
-def vector_of_record(
-    atlas: AtlasReader, record: Record, representation: str, initialisation: int | None
-) -> NDArray[np.float32] | None:
+def table_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> VectorTable:
+    """The vectors of one model, to be compared with others of the atlas. Raises AtlasError if the atlas has none."""
+    import numpy as np
+
+    from indexer.records.representation import ADAPTER_OUTPUT
+    from indexer.vectors.table import FULL, VectorTable, group_codes
+
+    vector = vector_of(atlas, model, representation)
+    index = atlas.index(model.base, representation)
+    if index.outputs is None:
+        return VectorTable(vector[None, :], index.masks.blocks)
+    output = None
+    if model.record is not None and model.is_adapter:
+        output = vector_of_record(atlas, model.record, ADAPTER_OUTPUT)
+    elif model.model_id is not None:
+        output = index.outputs.rows([model.model_id]).row(model.model_id)
+    group = FULL if output is None else model.group
+    if output is None:
+        output = np.zeros(index.outputs.length, np.float32)
+    return VectorTable(vector[None, :], index.masks.blocks, output[None, :], group_codes([group]))
+
+
+def vector_of_record(atlas: AtlasReader, record: Record, representation: str) -> NDArray[np.float32] | None:
     """The vector of a record, normalised and centred like those of the atlas; None for a copy of the base.
 
     Raises AtlasError if the representation is not published, or the record does not hold it.
@@ -114,7 +140,7 @@ def vector_of_record(
     centre = atlas.centre(published.base, representation)
     if centre is None:
         return None
-    return centre.centred(whole[None, :], centre.group_of(record.vector_group, initialisation))[0]
+    return centre.centred(whole[None, :], record.vector_group)[0]
 
 
 def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:
@@ -135,6 +161,39 @@ def sampled_notes(atlas: AtlasReader, model: ResolvedModel) -> tuple[str, ...]:
     return (f"The vector of {model.name} is estimated from {rows_in_words(rows)}.",)
 
 
+def start_of(atlas: AtlasReader, model: ResolvedModel) -> dict[str, Any] | None:
+    """The column ``start`` of a model; None if it is not known."""
+    if model.record is not None:
+        return start_as_row(model.record)
+    found: dict[str, Any] | None
+    (found,) = (row["start"] for row in atlas.rows("SELECT start FROM records WHERE model_id = ?", [model.model_id]))
+    return found
+
+
+def start_as_row(record: Record) -> dict[str, Any] | None:
+    """The column ``start`` of a model that was read for this question."""
+    return None if record.start is None else record.start.as_row()
+
+
+def are_same(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool | None:
+    """Whether two adapters began at the same random numbers; None if the start of one is not known."""
+    if one is None or other is None or one["seed"] is None or other["seed"] is None:
+        return None
+    return all(one[name] == other[name] for name in ("generator", "seed", "offset"))
+
+
+def start_in_words(start: dict[str, Any]) -> str:
+    """Where an adapter began, as a person reads it."""
+    if start["seed"] is None:
+        return f"from the base's weights ({start['generator']})"
+    tool = f", as {start['tool']} draws them" if start["tool"] else ""
+    found = "" if start["found"] == start["modules"] else f", in {start['found']} of {start['modules']} modules"
+    return (
+        f"{start['generator']} numbers of seed {start['seed']} after {start['offset']:,} others{tool}{found}; "
+        f"A has moved by {start['distance']:.0%} since"
+    )
+
+
 def facts_of_record(record: Record) -> dict[str, Any]:
     """Columns of the models view, for a model that was read for this question."""
     norm, base_norm = (math.hypot(*(getattr(one, name) for one in record.deltas)) for name in ("norm", "base_norm"))
@@ -151,6 +210,7 @@ def facts_of_record(record: Record) -> dict[str, Any]:
         "relative_norm": norm / base_norm if base_norm else 0.0,
         "base_cosine": record.base_cosine,
         "dtype": record.dtype,
+        "start": start_as_row(record),
     }
 
 

@@ -12,7 +12,7 @@ from indexer.errors import AtlasError
 from indexer.names import ModelRef, family_order
 from query.lineage.stored import stored_lineage
 from query.lookup import indexed_model, model_of_folder
-from query.resolved import base_in_hint, unknown_model, unrelated_notes
+from query.resolved import base_in_hint, start_in_words, unknown_model, unrelated_notes
 from query.results import Result
 from query.sampled import CHECKSUM, SAMPLE, flags_in_words, rows_in_words
 from query.wording import percent
@@ -27,7 +27,7 @@ _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six f
 _FACTS = (
     "page", "base", "relation", "adapter_kind", "parent", "path", "author", "datasets", "probably", "made_from",
     "created", "downloads", "likes", "licence", "pipeline_tag", "trigger_words", "label_names", "read", "relative_norm",
-    "trace", "flags", "reason", "detail",
+    "start", "trace", "flags", "reason", "detail",
 )  # fmt: skip
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
 _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")
@@ -106,6 +106,7 @@ class ShownModel(Result, Mapping[str, Any]):
         if len(steps) < 2:
             del known["path"]
         known["relative_norm"] = estimate or known.get("relative_norm")
+        known["start"] = known.get("start") and start_in_words(known["start"])
         facts = {name: known[name] for name in _FACTS if known.get(name) not in (None, "", [])}
         if facts.get("parent") == self["base"]:
             del facts["parent"]
@@ -203,6 +204,15 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     if parts := [one for one in passed_over if not one.endswith(".")]:
         notes.append(f"Parts of the adapter were not read: {'; '.join(parts)}.")
     notes += [one for one in passed_over if one.endswith(".")]  # sentences on its settings
+    if nearest := shown["neighbours"][:1]:
+        (by_chance,) = atlas.rows(
+            "SELECT share * (SELECT vectors - 1 FROM representations "
+            "WHERE base = $1 AND representation = 'input') AS n "
+            "FROM background($1, 'input', $2, (SELECT vector_group FROM models WHERE base = $1 AND model = $3), $4)",
+            [shown["base"], shown["vector_group"], nearest[0]["model"], nearest[0]["similarity"]],
+        )
+        if by_chance["n"] is not None and by_chance["n"] >= 1:
+            notes.append(f"No model of {shown['base']} is like it: unrelated models are as similar as the nearest.")
     if others:
         count = f"{others:,} others" if others > 1 else "another"
         notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from indexer.atlas import NEIGHBOURS, fewest_shared
 from indexer.errors import AtlasError
 from query.lookup import resolve_model
-from query.resolved import ResolvedModel, sampled_notes, unrelated_notes, vector_of
+from query.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes, vector_of
 from query.results import Rows
 from query.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
 from query.wording import rarity
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from indexer.vectors.table import VectorTable
     from query.reader import AtlasReader
     from query.sql import Condition
 
@@ -40,7 +41,9 @@ class Neighbour:
     too few authors. ``expected_by_chance``: the background times the number of models searched, which is how many would
     be as similar if all of them were unrelated (its E-value). ``is_shrunk``: they share so few matrices that
     the similarity was shrunk towards zero. ``because``, only if asked for: what each of the ``families``, and each of
-    the ``layers``, adds to the similarity; either sums to it.
+    the ``layers``, adds to the similarity; either sums to it. ``compared_by``, also only then: input or output, the
+    sides that were compared; ``same_start``: whether both adapters began at the same random numbers, None if the start
+    of one is not known.
     """
 
     rank: int
@@ -56,18 +59,26 @@ class Neighbour:
     matrices: int | None = None
     is_shrunk: bool = False
     because: dict[str, dict[str, float]] | None = field(default=None, compare=False)
+    compared_by: str | None = field(default=None, compare=False)
+    same_start: bool | None = field(default=None, compare=False)
 
     @property
     def background_floor(self) -> float | None:
         """The smallest possible ``background``: 1/(1 + pairs)."""
         return None if self.background_pairs is None else 1 / (1 + self.background_pairs)
 
+    @property
+    def is_like_unrelated(self) -> bool:
+        """Whether unrelated models are as similar: at least one of them would be by chance, or nothing is alike."""
+        by_chance = self.expected_by_chance
+        return self.similarity <= 0 if by_chance is None else by_chance >= 1
+
     def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
         row = asdict(self) | {"background_floor": self.background_floor}
         del row["is_shrunk"]
         if self.because is None:
-            del row["because"]
+            del row["because"], row["compared_by"], row["same_start"]
         return {name: row[name] for name in dict.fromkeys((*_FIRST, *row))}
 
 
@@ -77,7 +88,10 @@ class SimilarModels(Rows[Neighbour]):
 
     COLUMNS = (*_FIRST, "author", "relation", "datasets", "matrices")
     KEYS = ("model", "base", "representation", "items as neighbours", "notes")
-    OPTIONAL_COLUMNS = ("expected_by_chance", "author", "relation", "layers", "families", "rank", "datasets")
+    OPTIONAL_COLUMNS = (
+        "same_start", "compared_by", "expected_by_chance", "author", "relation", "layers", "families", "rank",
+        "datasets",
+    )  # fmt: skip
     SHOW_HEADLINE = True
 
     model: str
@@ -98,6 +112,11 @@ class SimilarModels(Rows[Neighbour]):
             dataset, number = named[0]
             which = f"{number} of these {len(self.items):,} name" if number < len(self.items) else "Each of these names"
             most = f" {which} the dataset {dataset}."
+        if nearest.is_like_unrelated:
+            return (
+                f"No model of {self.base} is like {self.model}: unrelated models are as similar to it as the nearest, "
+                f"{nearest.model} ({nearest.similarity:.2f})."
+            )
         like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}."
         return like + most
 
@@ -237,7 +256,7 @@ def _search(
     """The ``k`` nearest by exact search among the models that the conditions allow."""
     import numpy as np  # not at the top: stored neighbours need no numpy, whose import takes a fifth of their time
 
-    vector = vector_of(atlas, asked, representation)
+    vector = table_of(atlas, asked, representation)
     index = atlas.index(asked.base, representation)
     statement = (
         "SELECT model_id FROM fine_tunes WHERE base = ? AND status = 'indexed' AND model_id IS DISTINCT FROM ? "
@@ -253,6 +272,7 @@ def _search(
     shared = index.shared(vector, ids) if atlas.published(asked.base, representation).per_delta else None
     few = fewest_shared(index.masks.blocks)
     reasons = _contributions(atlas, asked.base, vector, ids, representation) if explain else {}
+    sides = _sides(atlas, asked, vector, ids, representation) if explain else {}
     searched = len(np.intersect1d(index.ids, allowed, assume_unique=True))  # copies have no vector
     known = _known(atlas, asked, found, representation, searched)
     return [
@@ -262,6 +282,7 @@ def _search(
             matrices=None if shared is None else int(shared[rank - 1]),
             is_shrunk=shared is not None and int(shared[rank - 1]) < few,
             because=reasons.get(model_id),
+            **sides.get(model_id, {}),
             **known[model_id],
         )
         for rank, (model_id, similarity) in enumerate(found, start=1)
@@ -297,10 +318,13 @@ def _known(
 
 
 def _contributions(
-    atlas: AtlasReader, base: str, vector: NDArray[np.float32], ids: list[int], representation: str
+    atlas: AtlasReader, base: str, asked: VectorTable, ids: list[int], representation: str
 ) -> dict[int, dict[str, dict[str, float]]]:
-    """What each delta's block adds to each similarity: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩, over the blocks they share."""
+    """What each delta's block adds to each similarity, over the blocks that both models have."""
+    import numpy as np
+
     from indexer.names import DeltaKey
+    from indexer.vectors.table import VectorTable
 
     if not atlas.published(base, representation).per_delta:
         raise AtlasError(
@@ -308,22 +332,45 @@ def _contributions(
             "Use `representation='input'`.",
         )
     keys = [DeltaKey.parse(name) for name in atlas.base_row(base)["deltas"]]
-    mine = vector.reshape(len(keys), -1).astype("float64")
     index = atlas.index(base, representation)
-    near = index.rows(ids)
-    over = index.masks.divisors(vector[None, :], near.ids)[0].tolist() if index.masks.blocks else [1.0]
-    if len(over) == 1:
-        over = over * len(near)
+    wanted = np.array(sorted(ids), dtype=np.int64)
+    if index.masks.blocks:
+        parts = asked.parts(index.table(wanted))
+    else:  # of unit norm as a whole
+        blocks = VectorTable(asked.inputs, len(keys)), VectorTable(index.table(wanted).inputs, len(keys))
+        parts = blocks[0].products(blocks[1])
     reasons: dict[int, dict[str, dict[str, float]]] = {}
-    for model_id, theirs, divisor in zip(near.ids.tolist(), near.matrix, over, strict=True):
-        products = (mine * theirs.reshape(len(keys), -1)).sum(axis=1) / divisor
+    for model_id, products in zip(wanted.tolist(), parts.tolist(), strict=True):
         families: Counter[str] = Counter()
         layers: Counter[str] = Counter()
-        for key, part in zip(keys, products.tolist(), strict=True):
+        for key, part in zip(keys, products, strict=True):
             families[key.family_key] += part
             layers[key.layer_key] += part
         reasons[model_id] = {"families": dict(families.most_common()), "layers": dict(layers.most_common())}
     return reasons
+
+
+def _sides(
+    atlas: AtlasReader, asked: ResolvedModel, table: VectorTable, ids: list[int], representation: str
+) -> dict[int, dict[str, Any]]:
+    """By which sides each of these models was compared, and whether it began at the same random numbers."""
+    import numpy as np
+
+    from indexer.vectors.table import by_output
+
+    own = start_of(atlas, asked)
+    starts = {
+        row["model_id"]: row["start"]
+        for row in atlas.rows("SELECT model_id, start FROM records WHERE list_contains($1::INTEGER[], model_id)", [ids])
+    }
+    index = atlas.index(asked.base, representation)
+    is_output = np.zeros(len(ids), bool)
+    if table.groups is not None:
+        is_output = by_output(table.groups, index.adapters.codes(np.array(ids, dtype=np.int64)))
+    return {
+        model_id: {"compared_by": "output" if output else "input", "same_start": are_same(own, starts[model_id])}
+        for model_id, output in zip(ids, is_output.tolist(), strict=True)
+    }
 
 
 def similarity_of(
@@ -333,15 +380,11 @@ def similarity_of(
 
     The last three are as in :class:`Neighbour`. Raises AtlasError if one of them has no vector.
     """
-    from indexer.vectors.masks import changed_blocks, shared_blocks
-    from query.statistics.likeness import similarities
-
-    mine, theirs = (vector_of(atlas, asked, representation)[None, :] for asked in (one, other))
-    blocks = atlas.published(one.base, representation).masks.blocks
-    found = float(similarities(mine.astype("float64"), theirs.astype("float64"), blocks)[0, 0])
+    mine, theirs = (table_of(atlas, asked, representation) for asked in (one, other))
+    found = float(mine.similarities(theirs, "float64")[0, 0])
     shared = None
-    if blocks and atlas.published(one.base, representation).per_delta:
-        shared = int(shared_blocks(changed_blocks(mine, blocks), changed_blocks(theirs, blocks))[0, 0])
+    if mine.blocks and atlas.published(one.base, representation).per_delta:
+        shared = int(mine.shared(theirs)[0])
     (unrelated,) = atlas.rows(
         "SELECT any_value(pairs) AS pairs FROM null_similarity WHERE base = ? AND representation = ? "
         "AND one_group = ? AND other_group = ?",

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.vectors.centre import Centre, centre_of
-from query.statistics.likeness import similarities
+from indexer.vectors.table import VectorTable
 
 Floats = NDArray[np.float32]
 
@@ -24,12 +24,12 @@ def centred(raw: Floats, groups: Sequence[str], authors: Sequence[str], blocks: 
 
 
 def matches_of_nearest(
-    vectors: Floats, blocks: int, labels: Sequence[Collection[str]], rows: Sequence[int], candidates: Sequence[int]
+    vectors: VectorTable, labels: Sequence[Collection[str]], rows: Sequence[int], candidates: Sequence[int]
 ) -> list[tuple[float, float]]:
     """For each row with m other candidates of its label: the share of matches among its m nearest, and among all."""
     if not rows:
         return []
-    table = similarities(vectors[rows].astype(np.float64), vectors[candidates].astype(np.float64), blocks)
+    table = vectors.take(rows).similarities(vectors.take(candidates), np.float64)
     found = []
     for place, row in enumerate(rows):
         near = [candidates[column] for column in np.argsort(-table[place], kind="stable") if candidates[column] != row]

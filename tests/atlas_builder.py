@@ -37,7 +37,7 @@ class Model:
     """One model of an atlas.
 
     ``vector``: None for a model that is not indexed; zeros (or ``is_copy``) make it a copy of the base. Either (d,), as it
-    is to be published, or (b, m), uncentred blocks, of which the publisher subtracts the centre of their group.
+    is to be published, or (b, m), uncentred blocks, of which the publisher subtracts the centre if they are full fine-tunes'.
     ``raw``: the spellings of its datasets. ``duplicate_of``: the id of the first upload, which counts from 1.
     ``ranks``: of every delta in the order of ``DELTAS``; 0 where the delta is zero.
     """
@@ -74,7 +74,7 @@ class Model:
 
     @property
     def group(self) -> str:
-        """Whose centre is subtracted from its blocks."""
+        """What its vector is made of."""
         return "adapter" if self.relation == "adapter" else "full"
 
 

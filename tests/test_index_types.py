@@ -16,6 +16,7 @@ from indexer.vectors import compressed, search
 from indexer.vectors.choice import COMPRESSED, IndexChange, IndexChoice
 from indexer.vectors.published import read_published
 from indexer.vectors.segments import Vectors
+from indexer.vectors.table import VectorTable
 from tests.test_neighbours import Store
 from tests.tiny_hub import BASE
 
@@ -49,7 +50,7 @@ def nearest(vectors: Vectors, query: np.ndarray, k: int, allowed: np.ndarray | N
 def recall_of(index, vectors: Vectors, queries: np.ndarray, allowed: np.ndarray | None = None) -> float:
     shares = []
     for query in queries:
-        found = index.search(query, 10, allowed)
+        found = index.search(VectorTable(query[None], index.masks.blocks), 10, allowed)
         exact = nearest(vectors, query, 10, allowed)
         assert len(found) == len(exact)
         truth = dict(zip(vectors.ids.tolist(), vectors.matrix.astype(np.float64) @ query, strict=True))
@@ -91,14 +92,14 @@ def test_a_filter_gets_k_results_where_k_exist(published, size):
 def test_a_filter_that_leaves_only_the_farthest_still_finds_them(published):
     index, vectors = published.published().opened(published.root), published.vectors()
     farthest = np.array(nearest(vectors, -QUERIES[0], 30))
-    assert {found for found, _ in index.search(QUERIES[0], 10, farthest)} == set(
+    assert {found for found, _ in index.search(VectorTable(QUERIES[0][None], index.masks.blocks), 10, farthest)} == set(
         nearest(vectors, QUERIES[0], 10, farthest)
     )
 
 
 def test_everything_can_be_asked_for(published):
     index = published.published().opened(published.root)
-    assert len(index.search(QUERIES[0], 10 * COUNT)) == COUNT
+    assert len(index.search(VectorTable(QUERIES[0][None], index.masks.blocks), 10 * COUNT)) == COUNT
 
 
 @pytest.mark.parametrize("factory", COMPRESSED)
@@ -123,8 +124,10 @@ def check(store: Store) -> None:
     assert recall_of(index, vectors, QUERIES[:15]) >= 0.85
     for model_id in (1495, 1500, 1510):  # replaced, replaced, new
         if model_id in store.truth:
-            assert index.search(store.truth[model_id], 1)[0][0] == model_id
-    everything = {found for query in QUERIES[:5] for found, _ in index.search(query, 400)}
+            assert index.search(VectorTable(store.truth[model_id][None], index.masks.blocks), 1)[0][0] == model_id
+    everything = {
+        found for query in QUERIES[:5] for found, _ in index.search(VectorTable(query[None], index.masks.blocks), 400)
+    }
     assert everything <= set(store.truth)
 
 
@@ -255,7 +258,13 @@ def test_more_results_take_more_candidates_so_that_the_promise_holds_for_them_to
     )
     shares = {}
     for k in (10, 50):
-        pairs = [({found for found, _ in index.search(query, k)}, set(nearest(vectors, query, k))) for query in QUERIES]
+        pairs = [
+            (
+                {found for found, _ in index.search(VectorTable(query[None], index.masks.blocks), k)},
+                set(nearest(vectors, query, k)),
+            )
+            for query in QUERIES
+        ]
         shares[k] = np.mean([len(found & exact) / k for found, exact in pairs])
     assert set(asked) == {20, 100}
     assert shares[50] >= shares[10] - 0.03

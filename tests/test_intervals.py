@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, t
 
+from indexer.vectors.table import VectorTable
 from query.purity.labels import LabelledOrder
 from query.purity.study import means_without, purity
 from query.statistics.authors import independent_changes, uncertainty, units_of, wilson
@@ -127,7 +128,7 @@ def test_purity_is_undefined_without_another_author():
 
 
 def _trial(vectors, excluded, labels, k):
-    order = neighbour_order(vectors, np.arange(len(vectors)))
+    order = neighbour_order(VectorTable(vectors))
     groups = np.unique(excluded, return_inverse=True)[1]
     leave_out(order, groups)
     return LabelledOrder(order, groups, labels, k)

@@ -25,6 +25,7 @@ from indexer.vectors.segments import (
     to_merge,
     write_segment,
 )
+from indexer.vectors.table import VectorTable
 from tests.atlas_builder import publish_vectors
 from tests.halves import a_few
 
@@ -68,7 +69,7 @@ def test_nearest_is_brute_force_over_several_segments_and_in_small_tiles(tmp_pat
         OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", part(vectors, slice(start, start + 250))))
         for start in reversed(range(0, count, 250))  # of models that tie the earlier id comes later
     ]
-    found, entering = nearest(segments, [vectors], k)
+    found, entering = nearest(VectorIndex(segments, 16), [vectors], k)
     pairs, rank = found.ranked()
     assert list(zip(pairs.owner, rank, pairs.neighbour, strict=True)) == brute_force(vectors, k)
     assert len(entering.owner) == 0
@@ -84,16 +85,20 @@ def test_search_finds_what_numpy_finds_with_and_without_a_filter(tmp_path):
         keep = np.isin(vectors.ids, vectors.ids if ids is None else ids)
         similarity = vectors.matrix[keep] @ query
         expected = vectors.ids[keep][np.argsort(-similarity)][:10].tolist()
-        assert [model_id for model_id, _ in index.search(query, 10, ids)] == expected
-    assert index.search(query, 10, []) == []
-    assert len(index.search(query, 1000)) == 300
+        assert [
+            model_id for model_id, _ in index.search(VectorTable(query[None], index.masks.blocks), 10, ids)
+        ] == expected
+    assert index.search(VectorTable(query[None], index.masks.blocks), 10, []) == []
+    assert len(index.search(VectorTable(query[None], index.masks.blocks), 1000)) == 300
 
 
 def test_equal_similarities_come_in_order_of_id_even_at_the_cut(tmp_path):
     vectors = unit_rows(50, 8)
     vectors.matrix[:] = vectors.matrix[0]
     index = VectorIndex([OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", vectors))], 8)
-    assert [model_id for model_id, _ in index.search(vectors.matrix[0], 5)] == vectors.ids[:5].tolist()
+    assert [
+        model_id for model_id, _ in index.search(VectorTable(vectors.matrix[0][None], index.masks.blocks), 5)
+    ] == vectors.ids[:5].tolist()
 
 
 def test_zero_and_broken_vectors_stay_out():
@@ -237,7 +242,9 @@ def test_whatever_is_added_replaced_or_withdrawn_lists_are_those_of_brute_force(
         np.testing.assert_allclose(index.vectors().matrix, expected.matrix, atol=1e-7)
         query = next(iter(draw(rng, [0]).values()))
         order = np.lexsort((expected.ids, -np.round(expected.matrix @ query, 6)))
-        assert [found for found, _ in index.search(query, 10)] == expected.ids[order][:10].tolist()
+        assert [found for found, _ in index.search(VectorTable(query[None], index.masks.blocks), 10)] == expected.ids[
+            order
+        ][:10].tolist()
         assert store.published().count == len(expected)
         assert len(store.published().segments) <= 8
 
@@ -326,14 +333,16 @@ def test_a_similarity_is_the_same_number_in_lists_and_searches_and_of_equal_vect
     index = VectorIndex(segments, 300)
     stored = index.vectors()
     for asked in (stored, part(stored, slice(0, 7)), part(stored, slice(3, 4))):
-        pairs, _ = nearest(segments, [asked], 25)[0].ranked()
+        pairs, _ = nearest(index, [asked], 25)[0].ranked()
         for place, owner in enumerate(asked.ids.tolist()):
             mine = slice(25 * place, 25 * place + 25)
-            found = index.search(asked.matrix[place], 25, np.setdiff1d(stored.ids, [owner]))
+            found = index.search(
+                VectorTable(asked.matrix[place][None], index.masks.blocks), 25, np.setdiff1d(stored.ids, [owner])
+            )
             assert found == list(zip(pairs.neighbour[mine].tolist(), pairs.similarity[mine].tolist(), strict=True))
     exact = stored.matrix[0].astype(np.float64) @ stored.matrix.T.astype(np.float64)
     expected = [int(stored.ids[row]) for row in np.lexsort((stored.ids, -exact.round(9))) if row][:25]
-    assert nearest(segments, [part(stored, slice(0, 1))], 25)[0].neighbour.tolist() == expected
+    assert nearest(index, [part(stored, slice(0, 1))], 25)[0].neighbour.tolist() == expected
 
 
 def test_of_more_ties_than_a_search_asks_for_at_first_the_earliest_ids_are_found(tmp_path):
@@ -343,6 +352,10 @@ def test_of_more_ties_than_a_search_asks_for_at_first_the_earliest_ids_are_found
     shuffled = Vectors(vectors.ids, vectors.matrix[order])
     index = VectorIndex([OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", shuffled))], 24)
     equal = shuffled.ids[order < 1500]
-    assert [found for found, _ in index.search(vectors.matrix[0], 20)] == equal[:20].tolist()
+    assert [found for found, _ in index.search(VectorTable(vectors.matrix[0][None], index.masks.blocks), 20)] == equal[
+        :20
+    ].tolist()
     allowed = equal[::-7]
-    assert [found for found, _ in index.search(vectors.matrix[0], 20, allowed)] == sorted(allowed.tolist())[:20]
+    assert [
+        found for found, _ in index.search(VectorTable(vectors.matrix[0][None], index.masks.blocks), 20, allowed)
+    ] == sorted(allowed.tolist())[:20]

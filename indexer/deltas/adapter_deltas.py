@@ -55,10 +55,12 @@ def adapter_deltas(
     weight_of: Callable[[DeltaKey], torch.Tensor],
     *,
     on_base: bool = True,
+    factors_a: dict[str, torch.Tensor] | None = None,
 ) -> Iterator[LoraDelta | WeightDelta]:
     """Stream the changes that an adapter makes; matrices it does not change do not appear.
 
     ``layout`` and ``weight_of`` are the base's; ``on_base`` says whether the adapter was trained on these weights.
+    ``factors_a`` receives A (rank, in), as stored, of every module of a LoRA, by path.
     Raises Skipped for factors whose shapes do not match the base, for values that are not finite, and for what cannot
     be computed without the weights of the model it was trained on.
     """
@@ -73,6 +75,8 @@ def adapter_deltas(
         for name, tensor in module.parts.items():
             if not torch.isfinite(tensor).all():
                 raise Skipped("not_finite", f"the adapter's {shown(module.path)} holds NaN or infinite values ({name})")
+        if factors_a is not None and plan.peft_type == "LORA":
+            factors_a[module.path] = module.parts["lora_A"].clone()
         matrices = located[module.path]
         parts = {name: tensor.to(torch.float32) for name, tensor in module.parts.items()} | drawn
         factors = _factors(plan, module, parts, matrices, weight_of)
@@ -94,10 +98,16 @@ def adapter_deltas(
     yield from _saved_whole(checkpoint, architecture, layout, weight_of)
 
 
-def deltas_on(checkpoint: Checkpoint, base: BaseMatrices, *, on_base: bool = True) -> Iterator[LoraDelta | WeightDelta]:
+def deltas_on(
+    checkpoint: Checkpoint,
+    base: BaseMatrices,
+    *,
+    on_base: bool = True,
+    factors_a: dict[str, torch.Tensor] | None = None,
+) -> Iterator[LoraDelta | WeightDelta]:
     """``adapter_deltas`` with a stored base."""
     architecture = load_architecture(str(base.config["model_type"]))
-    yield from adapter_deltas(checkpoint, architecture, base.layout, base.matrix, on_base=on_base)
+    yield from adapter_deltas(checkpoint, architecture, base.layout, base.matrix, on_base=on_base, factors_a=factors_a)
 
 
 def dense(

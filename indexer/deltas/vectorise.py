@@ -23,6 +23,7 @@ from indexer.architectures.layout import Layout
 from indexer.cards.local import without_paths
 from indexer.cards.modelcard import head_facts
 from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
+from indexer.deltas.adapter_starts import Learned, Search, adapter_start, in_usual_seeds
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, sampled_deltas
 from indexer.deltas.embeddings import EmbeddingReader
@@ -70,6 +71,7 @@ def vectorise(
     connections: int = 1,
     traffic: Traffic | None = None,
     parent_record: Callable[[Parent], Record | None] | None = None,
+    search: Search = in_usual_seeds,
 ) -> Record:
     """Compute the record of one unit.
 
@@ -118,6 +120,7 @@ def vectorise(
                     reader.read_on_record(below)
                 else:
                     reader.read_adapter(None)
+        start, reader.learned = adapter_start(checkpoint, base, reader.factors_a, unit.spec.rank, search)
         deltas = reader.deltas()
         record = Record(
             identity=identity,
@@ -137,6 +140,7 @@ def vectorise(
             device=unit.device,
             threads=torch.get_num_threads(),
             adapter_base=adapter_base,
+            start=start,
             adapter_kind=adapter_plan(checkpoint).kind if checkpoint.kind == "adapter" else "",
             passed_over=adapter_plan(checkpoint).passed_over if checkpoint.kind == "adapter" else (),
             adapter_notes=adapter_plan(checkpoint).notes if checkpoint.kind == "adapter" else (),
@@ -156,7 +160,7 @@ def vectorise(
     vectors = {representation.tag: representation.of(record) for representation in wanted}
     space = row_space_of(record)
     if not unit.keep_factors:
-        deltas = tuple(replace(delta, u=None, u_rows=None, v=None) for delta in deltas)
+        deltas = tuple(replace(delta, u=None, u_rows=None, v=None, learned_s=None, learned_v=None) for delta in deltas)
     return replace(record, vectors=vectors, deltas=deltas, row_space=space)
 
 
@@ -183,6 +187,7 @@ class _DeltaReader:
 
     ``sample``: entries of a full checkpoint's matrices (``indexer.records.weight_sample``); ``moved``: how many of them
     differ from the base's. ``row_spaces``: for each matrix an orthonormal basis (in, k) of the row space of A.
+    ``factors_a``: A of every module of an adapter on the base itself, by path; ``learned``: what is known of A − A₀.
     """
 
     def __init__(self, unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> None:
@@ -195,6 +200,8 @@ class _DeltaReader:
         self.sample: dict[DeltaKey, NDArray[np.float32]] = {}
         self.moved = 0
         self.row_spaces: dict[DeltaKey, NDArray[np.float64]] = {}
+        self.factors_a: dict[str, torch.Tensor] = {}
+        self.learned: dict[DeltaKey, Learned] = {}
         self._embeddings = EmbeddingReader(checkpoint, base.embeddings, base.vocabulary)
         self.tokens: TokenChanges | None = None
 
@@ -234,7 +241,7 @@ class _DeltaReader:
         deltas: Iterable[DenseDelta | LoraDelta | WeightDelta]
         with_weights = self.spectra is not None
         if stack is None:
-            deltas = once(deltas_on(self._checkpoint, self._base))
+            deltas = once(deltas_on(self._checkpoint, self._base, factors_a=self.factors_a))
         else:
             sample_connections = connections if self._unit.spec.sample else 0
             deltas = stack.deltas(ahead_bytes, with_weights=with_weights, sample_connections=sample_connections)
@@ -271,6 +278,8 @@ class _DeltaReader:
                 record = self._record(matrix.key, zeros, 0.0)
                 if self.spectra is not None:
                     record = replace(record, weights=self._base.spectrum((matrix.key,)))
+            if (learned := self.learned.get(matrix.key)) is not None:
+                record = replace(record, learned_s=learned.s, learned_v=learned.v.astype(np.float16))
             found.append(record)
         return tuple(found)
 

@@ -17,31 +17,22 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
 from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
-from indexer.vectors.centre import ADAPTER, GROUPS, Centre, Mean, data_vote, fewest_votes, initialisation_group
+from indexer.vectors.centre import CENTRED, Centre, Mean
 from indexer.vectors.files import HINT
 from indexer.vectors.published import read_centre
 from indexer.vectors.segments import OpenSegment, blocks
 
 Ids = NDArray[np.int64]
 
-_PLURAL = {"adapter": "adapters", "full": "full fine-tunes"}
-
 
 @dataclass(frozen=True)
 class _Model:
-    """A model of the base; ``counts``: whether it has a vote; ``norm``: of its whole change."""
+    """A model of the base; ``counts``: whether it has a vote."""
 
     author: str
     group: str
-    initialisation: int | None
     record_key: str
     counts: bool
-    datasets: Sequence[str]
-    norm: float
-
-    def voter(self, group: str) -> str:
-        """Whose vote it shares: its author's; in an initialisation that of its datasets, if it names any."""
-        return self.author if group in GROUPS or not self.datasets else data_vote(self.datasets)
 
 
 class Centring:
@@ -55,9 +46,8 @@ class Centring:
         self.models = {
             row[0]: _Model(*row[1:])
             for row in tables.rows(
-                "SELECT model_id, author, vector_group, initialisation, record_key, "
-                "NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL, datasets, coalesce(delta_norm, 0) "
-                "FROM models WHERE base = ?",
+                "SELECT model_id, author, vector_group, record_key, "
+                "NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL FROM models WHERE base = ?",
                 [self.base],
             )
         }
@@ -66,14 +56,12 @@ class Centring:
         """Write the new vectors; if the centre moves (True) all others too, except those of the ``stale`` ids."""
         replaced = np.union1d(stale, np.array(uncentred.ids, dtype=np.int64))
         kept = np.setdiff1d(self.vectors.ids(), replaced)
-        # The models of each group that count, ascending; an adapter may be in two groups.
-        members: dict[str, list[int]] = {group: [] for group in GROUPS}
+        # The models of each group that count, ascending.
+        members: dict[str, list[int]] = {group: [] for group in CENTRED}
         for model_id in sorted([*kept.tolist(), *uncentred.ids]):
             model = self.models.get(model_id)
-            if model is not None and model.counts:
+            if model is not None and model.counts and model.group in members:
                 members[model.group].append(model_id)
-                if model.initialisation is not None:
-                    members.setdefault(initialisation_group(model.initialisation), []).append(model_id)
         stored = self.stored.groups
         if not uncentred.length and not stored:
             return VectorWriter(self.vectors.root, self.base, self.vectors.representation), False
@@ -82,34 +70,26 @@ class Centring:
         shape = (uncentred.blocks, uncentred.length // uncentred.blocks)
         if stored:
             shape = next(iter(stored.values())).blocks.shape
-        # The groups whose centre is recomputed; if that of the adapters is, those of all initialisations are too.
-        due = [name for name in GROUPS if name not in stored or stored[name].is_outgrown(len(members[name]))]
-        for name, counted in members.items():
-            is_moving = ADAPTER in due or name not in stored or stored[name].is_outgrown(len(counted))
-            voters = {self.models[one].voter(name) for one in counted}
-            if name not in GROUPS and is_moving and len(voters) >= fewest_votes(voters):
-                due.append(name)
+        due = [name for name in CENTRED if name not in stored or stored[name].is_outgrown(len(members[name]))]
         centre = self._moved(members, due, uncentred, replaced, shape) if due else self.stored
         writer = VectorWriter(self.vectors.root, self.base, self.vectors.representation, centre.version, shape[0])
         writer.length = math.prod(shape)  # known although the vectors of copies are not written
         if due:
             for ids, before, vectors in self._published(replaced):
-                for group, chosen in self._by_group(ids, centre):
+                for group, chosen in self._by_group(ids):
                     mine = vectors[chosen]
-                    if group in due or group != before:
+                    if group in due:
                         mine = centre.centred(self.stored.uncentred(mine, before), group)
                     writer.add_all(ids[chosen], mine)
         for ids, vectors in uncentred.chunks():
-            for group, chosen in self._by_group(ids, centre):
+            for group, chosen in self._by_group(ids):
                 writer.add_all(ids[chosen], centre.centred(vectors[chosen], group))
         if not due:
             return writer, False
         self._write(centre, members, due)
         if len(kept):
-            named = [_PLURAL[name] for name in due if name in GROUPS]
-            moved = " and of the ".join(named or [f"adapters of {len(due)} initialisations"])
             self.say(
-                f"{self.base}, {self.name}: the centre of the {moved} moves, because the group has grown by half: "
+                f"{self.base}, {self.name}: the centre of the full fine-tunes moves, because they have grown by half: "
                 f"all {len(kept) + len(uncentred.ids):,} vectors are rewritten"
             )
         return writer, True
@@ -131,9 +111,7 @@ class Centring:
             changed = masks.rows(ids) if masks.blocks else np.ones((len(ids), shape[0]), bool)
             for row, model_id in enumerate(members[group]):
                 changed[row] = new_masks.get(model_id, changed[row])
-            models = [self.models[one] for one in members[group]]
-            norms = None if group in GROUPS else np.array([model.norm for model in models])
-            means[group] = Mean(ids, [model.voter(group) for model in models], changed, shape[1], norms)
+            means[group] = Mean(ids, [self.models[one].author for one in members[group]], changed, shape[1])
         for ids, before, vectors in self._published(replaced):
             restored = self.stored.uncentred(vectors, before)
             for mean in means.values():
@@ -141,12 +119,7 @@ class Centring:
         for ids, vectors in uncentred.chunks():
             for mean in means.values():
                 mean.add(ids, vectors)
-        stored = self.stored.groups
-        groups = {name: means[name].centre() if name in means else stored[name] for name in GROUPS}
-        if ADAPTER not in due:
-            groups |= {name: one for name, one in stored.items() if name not in GROUPS}
-        groups |= {name: mean.centre(groups[ADAPTER]) for name, mean in means.items() if name not in GROUPS}
-        return Centre(groups)
+        return Centre({**self.stored.groups, **{name: mean.centre() for name, mean in means.items()}})
 
     def _published(self, replaced: Ids) -> Iterator[tuple[Ids, str, NDArray[np.float32]]]:
         """The published vectors except the ``replaced`` ones, in blocks of one group."""
@@ -154,15 +127,15 @@ class Centring:
             opened = OpenSegment(self.vectors.root, segment, self.vectors.masks)
             for block in blocks([opened.vectors()]):
                 stays = np.isin(block.ids, replaced, invert=True)
-                for group, chosen in self._by_group(block.ids, self.stored):
+                for group, chosen in self._by_group(block.ids):
                     mine = chosen[stays[chosen]]
                     if len(mine):
                         yield block.ids[mine], group, block.matrix[mine]
 
-    def _by_group(self, ids: Ids, centre: Centre) -> Iterator[tuple[str, NDArray[np.intp]]]:
-        """The positions in ``ids`` of the models of each group of ``centre``; without models that are not listed."""
+    def _by_group(self, ids: Ids) -> Iterator[tuple[str, NDArray[np.intp]]]:
+        """The positions in ``ids`` of the models of each group; without models that are not listed."""
         models = [self.models.get(one) for one in ids.tolist()]
-        groups = [None if one is None else centre.group_of(one.group, one.initialisation) for one in models]
+        groups = [None if one is None else one.group for one in models]
         names = np.array(groups, dtype=object)
         for group in dict.fromkeys(groups):
             if group is not None:
@@ -188,7 +161,6 @@ class Centring:
                         "models": one.models,
                         "votes": int(votes),
                         "numbers": block.tolist(),
-                        "drift": None if one.drift is None else one.drift[number].tolist(),
                     }
                     for number, (block, votes) in enumerate(zip(one.blocks, one.votes, strict=True))
                 ],
@@ -200,7 +172,7 @@ class Centring:
                         **key,
                         "model_id": model_id,
                         "record_key": self.models[model_id].record_key,
-                        "vote": self.models[model_id].voter(group),
+                        "vote": self.models[model_id].author,
                     }
                     for model_id in members[group]
                 ],

@@ -29,12 +29,12 @@ from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.publish.rows import row_of_base, rows_of_record
 from indexer.publish.verification import Disagreement, not_valid, verify
 from indexer.records.record import Record
-from indexer.records.representation import REPRESENTATIONS, representation_named
+from indexer.records.representation import ADAPTER_OUTPUT, DEFAULT, REPRESENTATIONS, representation_named
 from indexer.records.store import RecordStore
 from indexer.untrusted import printable
-from indexer.vectors.centre import ADAPTER, GROUPS, Centre, GroupCentre, centre_of
-from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
-from indexer.vectors.published import Published, read_centre, read_published
+from indexer.vectors.centre import Centre, GroupCentre, centre_of
+from indexer.vectors.published import Published, read_centre, read_published, with_output_sides
+from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import Vectors, normalised
 
 # Largest difference between two machines in a cosine, or in a number of a unit vector.
@@ -120,7 +120,7 @@ def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagre
             deltas[base.base] = len(made["deltas"])
             if other := [name for name, value in made.items() if not _is_same(row[name], value)]:
                 yield Disagreement("row", base.base, f"bases differs from its matrices in {', '.join(sorted(other))}")
-    opened: list[tuple[Published, Vectors, Centre | None]] = []
+    opened: list[tuple[Published, VectorIndex, Vectors, Centre | None]] = []
     for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
         try:
             published = read_published(connection, row["base"], row["representation"])
@@ -145,14 +145,15 @@ def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagre
                 centre = read_centre(connection, published.base, published.representation)
             if centre is not None:
                 yield from _check_centre(folder, connection, published, centre)
-            opened.append((published, published.opened(folder.root).vectors(), centre))
+            index = published.opened(folder.root)
+            if published.representation == DEFAULT:
+                outputs = read_published(connection, published.base, ADAPTER_OUTPUT)
+                index = with_output_sides(index, connection, outputs, folder.root)
+            opened.append((published, index, index.vectors(), centre))
         except AtlasError:
             continue  # reported by `verify`
     store = RecordStore(folder)
-    for row in connection.rows(
-        "SELECT model_id, model, base, fine_tunes.record_key, initialisation FROM fine_tunes "
-        "LEFT JOIN records USING (model_id) WHERE status = 'indexed'"
-    ):
+    for row in connection.rows("SELECT model_id, model, base, record_key FROM fine_tunes WHERE status = 'indexed'"):
         model_id, what = row["model_id"], printable(str(row["model"]), 200)
         try:
             record = store.read(row["record_key"])
@@ -161,7 +162,7 @@ def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagre
         if record.identity.digest != row["record_key"]:
             yield Disagreement("record", what, "its record does not belong to its file name")
         yield from _check_facts(connection, model_id, row["record_key"], what, record)
-        for published, vectors, centre in opened:
+        for published, _, vectors, centre in opened:
             representation = representation_named(published.representation, published.choice.budget)
             if published.base != row["base"] or not representation.is_held_by(record):
                 continue
@@ -170,14 +171,14 @@ def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagre
             if expected is None or held is None:
                 continue  # missing and extra vectors are reported by `verify`
             if held.shape == expected.shape and centre is not None:
-                group = centre.group_of(record.vector_group, row["initialisation"])
-                expected = centre.centred(uncentred[None, :], group)[0]
+                expected = centre.centred(uncentred[None, :], record.vector_group)[0]
             tolerance = TOLERANCE if centre is None else _TOLERANCE_OF_HALVES
             if held.shape != expected.shape or not np.allclose(held, expected, atol=tolerance):
                 why = f"its vector ({published.representation}) differs from that of its record"
                 yield Disagreement("vectors", what, why)
-    for published, vectors, _ in opened:
-        yield from _check_neighbours(connection, published.base, published.representation, vectors)
+    for published, index, _, _ in opened:
+        if published.representation != ADAPTER_OUTPUT:  # it has no lists of its own
+            yield from _check_neighbours(connection, published.base, published.representation, index)
 
 
 def _check_facts(connection: Connection, model_id: int, key: str, what: str, record: Record) -> Iterator[Disagreement]:
@@ -208,7 +209,7 @@ def _is_same(held: Any, made: Any) -> bool:
     return bool(held == made)
 
 
-def _check_neighbours(connection: Connection, base: str, name: str, vectors: Vectors) -> Iterator[Disagreement]:
+def _check_neighbours(connection: Connection, base: str, name: str, index: VectorIndex) -> Iterator[Disagreement]:
     """Check every list against all similarities: its length, ranks, members and cosines."""
     rows = connection.execute(
         "SELECT model_id::BIGINT AS model_id, rank::BIGINT AS rank, neighbour_id::BIGINT AS neighbour_id, similarity "
@@ -217,18 +218,15 @@ def _check_neighbours(connection: Connection, base: str, name: str, vectors: Vec
         [name, base],
     ).fetchnumpy()
     owners, near = np.asarray(rows["model_id"]), np.asarray(rows["neighbour_id"])
-    ids = vectors.ids
+    ids = index.ids
+    table = index.table(ids)
     if not (np.isin(owners, ids).all() and np.isin(near, ids).all()):
         yield Disagreement("neighbours", base, f"name models that have no vector ({name})")
         return
     wanted = min(NEIGHBOURS, len(ids) - 1)
     wrong: list[int] = []
     for start in range(0, len(ids), _BLOCK):
-        asked = vectors.matrix[start : start + _BLOCK]
-        cosines = asked @ vectors.matrix.T
-        if vectors.blocks:
-            masks = changed_blocks(vectors.matrix, vectors.blocks)
-            cosines /= divisors(shared_blocks(masks[start : start + _BLOCK], masks), vectors.blocks)
+        cosines = table.take(slice(start, start + _BLOCK)).similarities(table)
         for offset, model_id in enumerate(ids[start : start + _BLOCK].tolist()):
             first, last = np.searchsorted(owners, [model_id, model_id + 1])
             places = np.searchsorted(ids, near[first:last])
@@ -266,45 +264,30 @@ def _check_centre(
             why = f"the centre of group {group} was made from {stored.models} models, but {len(members)} are named"
             yield Disagreement("centre", what, why)
             continue
-        made = _centre_from(folder, published, members, None if group in GROUPS else centre.groups[ADAPTER])
+        made = _centre_from(folder, published, members)
         if made is None:
             continue
-        # A drift is a sum over members, so the tolerance grows with their number.
-        is_right = np.array_equal(made.votes, stored.votes)
-        for mine, theirs, tolerance in (
-            (made.blocks, stored.blocks, _TOLERANCE_OF_CENTRES),
-            (made.drift, stored.drift, _TOLERANCE_OF_CENTRES * max(1, stored.models)),
-        ):
-            if mine is None or theirs is None:
-                is_right = is_right and mine is theirs
-            else:
-                is_right = is_right and mine.shape == theirs.shape and np.allclose(mine, theirs, atol=tolerance)
+        is_right = np.array_equal(made.votes, stored.votes) and made.blocks.shape == stored.blocks.shape
+        is_right = is_right and np.allclose(made.blocks, stored.blocks, atol=_TOLERANCE_OF_CENTRES)
         if not is_right:
             why = f"the centre of group {group} is not the mean of the models it was made from"
             yield Disagreement("centre", what, why)
 
 
-def _centre_from(
-    folder: AtlasFolder, published: Published, members: list[dict[str, Any]], above: GroupCentre | None
-) -> GroupCentre | None:
-    """The centre of these models; None if a record is missing or holds no factors.
-
-    ``above``: the centre of all adapters, if these models are those of one initialisation.
-    """
+def _centre_from(folder: AtlasFolder, published: Published, members: list[dict[str, Any]]) -> GroupCentre | None:
+    """The centre of these models; None if a record is missing or holds no factors."""
     blocks = published.masks.blocks
     if not members:
         return GroupCentre.nothing(blocks, published.length // blocks)
     store = RecordStore(folder)
     representation = representation_named(published.representation, published.choice.budget)
-    vectors, norms = [], []
+    vectors = []
     for member in members:
         try:
             record = store.read(member["record_key"])
             vectors.append(representation.vector(record).astype(np.float32))
         except (AtlasError, TypeError):
             return None
-        norms.append(record.norm)
     if any(len(vector) != published.length for vector in vectors):
         return None
-    votes = [one["vote"] for one in members]
-    return centre_of(np.stack(vectors), votes, blocks, above, None if above is None else norms)
+    return centre_of(np.stack(vectors), [one["vote"] for one in members], blocks)

@@ -5,7 +5,7 @@ Similarities are computed in tiles, for new models also which existing lists the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from indexer.atlas import NEIGHBOURS
 from indexer.publish.tables import Tables
-from indexer.vectors.masks import Masks
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import OpenSegment, Vectors, blocks, rows_of_block
+from indexer.vectors.segments import Vectors, blocks, rows_of_block
+from indexer.vectors.table import by_output, output_similarity
 from indexer.vectors.ties import NEAR, Exact, nearest_first
 
 # If the share of new models is larger, all lists are recomputed: most of them change anyway.
@@ -74,70 +74,100 @@ class Pairs:
 
 
 def nearest(
-    segments: Sequence[OpenSegment],
+    index: VectorIndex,
     asked: Iterable[Vectors],
     k: int,
     known: tuple[Ids, NDArray[np.float32]] | None = None,
 ) -> tuple[Pairs, Pairs]:
-    """The k nearest neighbours of every asked vector; and for ``known`` lists, the asked models that enter them.
+    """The k nearest neighbours of every asked model; and for ``known`` lists, the asked models that enter them.
 
-    ``known``: owners of existing lists (ascending), and the similarity of the last entry, −2 if the list is not full.
-    The models that enter them are pairs (owner, asked model) at least as similar. Asked models have no known lists.
+    ``asked``: input sides of models of the index. ``known``: owners of existing lists (ascending), and the similarity
+    of the last entry, −2 if the list is not full. The models that enter them are pairs (owner, asked model) at least as
+    similar. Asked models have no known lists.
     """
-    # The columns of the similarity matrix are the stored vectors of all segments.
-    none = np.zeros(0, dtype=np.int64)
-    ids = np.concatenate([none, *(one.stored.ids for one in segments)])
-    is_gone = np.concatenate([none > 0, *(np.isin(one.stored.ids, one.segment.removed) for one in segments)])
-    masks = segments[0].masks if segments else Masks.none()
-    index = VectorIndex(segments, segments[0].stored.length if segments else 0, masks=masks)
-    kinds = masks.kinds_of(ids)
-    by_id = np.argsort(ids, kind="stable")
-    ordered = ids[by_id]
-    edges = None
-    if known is not None:
-        # (columns,) the similarity needed to enter the list of each column; infinite if there is no known list.
-        owners, last = known
-        edges = np.full(len(ids), np.inf, dtype=np.float32)
-        if len(owners):
-            places = np.searchsorted(owners, ids).clip(max=len(owners) - 1)
-            is_known = (owners[places] == ids) & ~is_gone
-            # Not −inf, which marks pairs that are not neighbours.
-            edges[is_known] = np.maximum(last[places[is_known]] - NEAR, _NOT_FULL)
+    sides = [_Columns(index)] if index.outputs is None else [_Columns(index), _Columns(index.outputs)]
     lists: list[Pairs] = []
     entering: list[Pairs] = []
     for block in asked:
-        mine = _Lists(block.ids, k, partial(index.exact, block.matrix))
-        length = block.matrix.shape[1]
+        table = index.table(block.ids)
+        mine = _Lists(block.ids, k, partial(index.exact, table))
+        for is_output, side in enumerate(sides):
+            matrix = table.outputs if is_output else block.matrix
+            assert matrix is not None
+            for ids, similarities, edges in side.tiles(block.ids, matrix, side.edges(known)):
+                if table.groups is not None:
+                    if is_output:
+                        are_pairs = similarities > -np.inf
+                        similarities = np.where(are_pairs, output_similarity(similarities), -np.inf)
+                    chosen = by_output(table.groups[:, None], index.adapters.codes(ids)[None, :])
+                    similarities[chosen != is_output] = -np.inf
+                mine.take(similarities, ids)
+                if edges is not None:
+                    rows, columns = np.nonzero(similarities >= edges)
+                    entering.append(Pairs(ids[columns], block.ids[rows], similarities[rows, columns]))
+        lists.append(mine.pairs())
+    return Pairs.together(lists), Pairs.together(entering)
+
+
+class _Columns:
+    """The stored vectors of one side, which are the columns of a similarity matrix."""
+
+    def __init__(self, index: VectorIndex) -> None:
+        none = np.zeros(0, dtype=np.int64)
+        self.segments, self.masks = index.segments, index.masks
+        self.ids = np.concatenate([none, *(one.stored.ids for one in self.segments)])
+        gone = (np.isin(one.stored.ids, one.segment.removed) for one in self.segments)
+        self.is_gone = np.concatenate([none > 0, *gone])
+        self.kinds = self.masks.kinds_of(self.ids)
+        self.by_id = np.argsort(self.ids, kind="stable")
+        self.ordered = self.ids[self.by_id]
+
+    def edges(self, known: tuple[Ids, NDArray[np.float32]] | None) -> NDArray[np.float32] | None:
+        """(columns,) the similarity needed to enter the list of each column; infinite if there is no known list."""
+        if known is None:
+            return None
+        owners, last = known
+        found = np.full(len(self.ids), np.inf, dtype=np.float32)
+        if len(owners):
+            places = np.searchsorted(owners, self.ids).clip(max=len(owners) - 1)
+            is_known = (owners[places] == self.ids) & ~self.is_gone
+            # Not −inf, which marks pairs that are not neighbours.
+            found[is_known] = np.maximum(last[places[is_known]] - NEAR, _NOT_FULL)
+        return found
+
+    def tiles(
+        self, ids: Ids, matrix: NDArray[np.float32], edges: NDArray[np.float32] | None
+    ) -> Iterator[tuple[Ids, NDArray[np.float32], NDArray[np.float32] | None]]:
+        """Some columns at a time: their ids, their similarities with (n, d) vectors, and their edges.
+
+        −inf for removed vectors, and for a model with itself; ``ids`` (n,) are those of the vectors.
+        """
+        length = matrix.shape[1]
         step = max(1, min(COLUMNS, _COPIED_BYTES // (4 * length)))
         aligned = np.empty((step, length), dtype=np.float32)
-        divisors = masks.divisors_by_kind(block.matrix)
-        # The rows of the block, and the columns of the same models.
-        starts = np.searchsorted(ordered, block.ids, side="left")
-        stops = np.searchsorted(ordered, block.ids, side="right")
-        own_rows = np.repeat(np.arange(len(block.ids)), stops - starts)
-        own_columns = np.concatenate([none, *(by_id[a:b] for a, b in zip(starts, stops, strict=True))])
+        divisors = self.masks.divisors_by_kind(matrix)
+        # The rows, and the columns of the same models.
+        starts = np.searchsorted(self.ordered, ids, side="left")
+        stops = np.searchsorted(self.ordered, ids, side="right")
+        own_rows = np.repeat(np.arange(len(ids)), stops - starts)
+        none = np.zeros(0, dtype=np.int64)
+        own_columns = np.concatenate([none, *(self.by_id[a:b] for a, b in zip(starts, stops, strict=True))])
         before = 0
-        for one in segments:
+        for one in self.segments:
             for start in range(0, len(one.stored), step):
                 stored = one.stored.matrix[start : start + step]
                 tile = slice(before + start, before + start + len(stored))
                 # The numbers in a FAISS file are not aligned: NumPy would copy all of them for each product.
                 np.copyto(aligned[: len(stored)], stored)
-                similarities = block.matrix @ aligned[: len(stored)].T
-                if masks.blocks:
-                    similarities /= divisors[:, kinds[tile]]
+                similarities = matrix @ aligned[: len(stored)].T
+                if self.masks.blocks:
+                    similarities /= divisors[:, self.kinds[tile]]
                 np.clip(similarities, -1.0, 1.0, out=similarities)
-                # −inf for removed vectors, and for a model with itself.
-                similarities[:, is_gone[tile]] = -np.inf
+                similarities[:, self.is_gone[tile]] = -np.inf
                 is_here = (own_columns >= tile.start) & (own_columns < tile.stop)
                 similarities[own_rows[is_here], own_columns[is_here] - tile.start] = -np.inf
-                mine.take(similarities, ids[tile])
-                if edges is not None:
-                    rows, columns = np.nonzero(similarities >= edges[tile])
-                    entering.append(Pairs(ids[tile][columns], block.ids[rows], similarities[rows, columns]))
+                yield self.ids[tile], similarities, None if edges is None else edges[tile]
             before += len(one.stored)
-        lists.append(mine.pairs())
-    return Pairs.together(lists), Pairs.together(entering)
 
 
 class _Lists:
@@ -202,7 +232,7 @@ def renew_neighbours(
         )
         # Block by block, so that memory stays bounded.
         for block in blocks((one.vectors() for one in index.segments), step):
-            _insert(tables, representation, nearest(index.segments, [block], NEIGHBOURS)[0])
+            _insert(tables, representation, nearest(index, [block], NEIGHBOURS)[0])
         return
     with tables.listed(removed):
         naming = tables.arrays(
@@ -226,7 +256,7 @@ def renew_neighbours(
         (np.setdiff1d(again, added), None),
     ):
         asked = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
-        found, entering = nearest(index.segments, asked, NEIGHBOURS, known)
+        found, entering = nearest(index, asked, NEIGHBOURS, known)
         lists.append(found)
         found_entering.append(entering)
     # The complete new lists that models enter; a tie with the last entry may not enter.
@@ -244,7 +274,7 @@ def renew_neighbours(
             for start in range(0, len(owners), step):
                 some = slice(start, start + step)
                 mine, row = np.unique(owners[some], return_inverse=True)
-                found[some] = index.exact(index.rows(mine).matrix, row, near[some])
+                found[some] = index.exact(index.table(mine), row, near[some])
             return found
 
         longer, _ = Pairs.together([Pairs(**old), changed]).first(NEIGHBOURS, exact)

@@ -122,10 +122,10 @@ class _Publisher:
         with VectorUpdates(self.folder, self.tables, self.publication, representations, self.say) as updates:
             of_records = [one for one in updates.all if not one.representation.of_profiles]
             # A representation that is new in an old atlas needs all records, the others only the new ones.
-            all_needed = [one for one in of_records if one.is_new and before and one is not updates.offered]
+            all_needed = [one for one in of_records if one.is_new and before and one not in updates.offered]
             self._record_tables(reread, ids, updates, [one for one in of_records if one not in all_needed])
-            if before and updates.offered is not None and updates.offered.writer.ids:
-                all_needed.append(updates.offered)
+            if before:
+                all_needed += [one for one in updates.offered if one.is_new and updates.is_wanted(one)]
             lost = updates.read_all(all_needed)
             touched |= with_duplicates(self.tables, list(lost))
             self.tables.delete(_RECORD_TABLES, list(lost))

@@ -189,6 +189,7 @@ def rows_of_record(
         "base_grid": record.base_grid or None,
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),
         "adapter_kind": record.adapter_kind or None,
+        "start": record.start and record.start.as_row(),
         "passed_over": [*record.passed_over, *record.adapter_notes] or None,
         "row_space": None if space is None else as_text(space),
         "delta_norm": record.norm,

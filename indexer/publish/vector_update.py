@@ -21,10 +21,11 @@ from indexer.publish.rows import Publication, record_rows
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue
 from indexer.publish.vectors import PublishedVectors, UncentredVectors
-from indexer.records.representation import DEFAULT, VOCABULARY, Vector, representation_named
+from indexer.records.representation import ADAPTER_OUTPUT, DEFAULT, VOCABULARY, Vector, representation_named
 from indexer.records.store import RecordStore
 from indexer.vectors.background import Background, author_groups
-from indexer.vectors.centre import GROUPS
+from indexer.vectors.centre import BY_OUTPUT, GROUPS, GROWTH
+from indexer.vectors.published import read_published, with_output_sides
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.ties import NEAR
 
@@ -52,7 +53,7 @@ class VectorUpdates:
         self.say = say
         self.base = publication.base.base
         self.all: list[PublishedVectors] = []
-        self.offered: PublishedVectors | None = None
+        self.offered: list[PublishedVectors] = []
         self._without = Counter[tuple[str, bool]]()  # models without a representation: whether a sample was read
         self._added = added
         self._files = ExitStack()
@@ -65,7 +66,8 @@ class VectorUpdates:
         blocks = len(publication.base.layout.matrices)
         with ExitStack() as files:
             asked = dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added])
-            for name in dict.fromkeys([*asked, VOCABULARY]):
+            # The output sides of adapters first: neighbours by the default representation need them.
+            for name in dict.fromkeys([ADAPTER_OUTPUT, *asked, VOCABULARY]):
                 representation = representation_named(name)
                 vectors = PublishedVectors(
                     root, self.tables, self.base, representation, publication.rank, self.say, publication.index
@@ -75,7 +77,7 @@ class VectorUpdates:
                         UncentredVectors(root, self.base, name, representation.blocks or blocks)
                     )
                 if name not in asked:
-                    self.offered = vectors
+                    self.offered.append(vectors)
                 self.all.append(vectors)
             self._files = files.pop_all()
         return self
@@ -125,6 +127,15 @@ class VectorUpdates:
             self.tables.update("records", {"signature": "VARCHAR"}, signatures)
         return lost
 
+    def is_wanted(self, vectors: PublishedVectors) -> bool:
+        """Whether offered vectors are to be published; once they are, they stay."""
+        if not vectors.writer.ids:
+            return False
+        if vectors.name != ADAPTER_OUTPUT:
+            return True
+        statement = "SELECT 1 FROM records JOIN fine_tunes USING (model_id) WHERE base = ? AND vector_group = ? LIMIT 1"
+        return bool(self.tables.rows(statement, [self.base, BY_OUTPUT]))
+
     def publish(self, stale: Sequence[int], ids: Iterable[int], has_new_profiles: bool) -> None:
         """Write the FAISS files, their rows and the neighbours, without the vectors of ``stale`` ids.
 
@@ -132,12 +143,12 @@ class VectorUpdates:
         all of them.
         """
         for vectors in self.all:
-            if vectors is self.offered and not vectors.writer.ids:
+            if vectors in self.offered and not self.is_wanted(vectors):
                 continue
             writer, replaced, moved = vectors.writer, stale, False
             for is_sampled, why in ((False, "whose records have no factors"), (True, "that were only sampled")):
                 count = self._without[vectors.name, is_sampled]
-                if count and not vectors.representation.of_tokens:
+                if count and not (vectors.representation.of_tokens or vectors.representation.of_adapters):
                     self.say(f"{self.base}, {vectors.name}: skipped models {why}: {count}")
             if isinstance(writer, UncentredVectors):
                 removed = np.array(sorted(set(stale)), dtype=np.int64)
@@ -152,9 +163,37 @@ class VectorUpdates:
             change = vectors.change(writer, replaced, replaces_all=moved, purged=self.publication.purged)
             if change is None:
                 continue
-            renew_neighbours(self.tables, self.base, vectors.name, *change)
-            if moved:
-                renew_null_similarity(self.tables, self.base, vectors.name, change[0])
+            if vectors.name == ADAPTER_OUTPUT:  # it has no neighbours of its own
+                continue
+            index, added, removed = change
+            if vectors.name == DEFAULT:
+                outputs = read_published(self.tables.connection, self.base, ADAPTER_OUTPUT)
+                index = with_output_sides(index, self.tables.connection, outputs, self.folder.root)
+            renew_neighbours(self.tables, self.base, vectors.name, index, added, removed)
+            if moved or self._has_outgrown_null(vectors.name):
+                renew_null_similarity(self.tables, self.base, vectors.name, index)
+
+    def _has_outgrown_null(self, representation: str) -> bool:
+        """Whether some group has grown by half since its null distribution was computed."""
+        before = dict(
+            self.tables.rows(
+                "SELECT vector_group, models FROM internal.null_groups WHERE base = ? AND representation = ?",
+                [self.base, representation],
+            )
+        )
+        now = _labelled_groups(self.tables, self.base)
+        return any(count >= max(1, GROWTH * before.get(group, 0)) for group, count in now.items())
+
+
+def _labelled_groups(tables: Tables, base: str) -> dict[str, int]:
+    """How many models of each group a null distribution is computed from, at most."""
+    return dict(
+        tables.rows(
+            "SELECT vector_group, count(*) FROM models WHERE base = ? AND NOT is_copy AND NOT is_unrelated "
+            "AND duplicate_of IS NULL AND len(datasets) > 0 GROUP BY ALL",
+            [base],
+        )
+    )
 
 
 def renew_null_similarity(tables: Tables, base: str, representation: str, index: VectorIndex) -> None:
@@ -163,7 +202,11 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
     Unrelated models are by different authors and name datasets, none in common. Models that name none are skipped,
     because they may share one, and so are copies, models unrelated to the base and duplicates.
     """
-    tables.run("DELETE FROM null_similarity WHERE base = ? AND representation = ?", [base, representation])
+    key = {"base": base, "representation": representation}
+    for table in ("null_similarity", "internal.null_groups"):
+        tables.run(f"DELETE FROM {table} WHERE base = $base AND representation = $representation", key)
+    counts_now = _labelled_groups(tables, base)
+    tables.insert("internal.null_groups", [key | {"vector_group": one, "models": n} for one, n in counts_now.items()])
     rows = tables.rows(
         "SELECT model_id, vector_group, author, datasets FROM models WHERE base = ? AND NOT is_copy "
         "AND NOT is_unrelated AND duplicate_of IS NULL AND len(datasets) > 0 ORDER BY model_id",
@@ -173,21 +216,22 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
     samples = {}
     for group in GROUPS:
         ids = np.array([row[0] for row in rows if row[1] == group], dtype=np.int64)
-        samples[group] = index.rows(drawn(ids, base, group))
+        chosen = np.intersect1d(drawn(ids, base, group), index.ids, assume_unique=True)
+        samples[group] = (chosen, index.table(chosen))
     for place, one in enumerate(GROUPS):
         for other in GROUPS[place:]:
-            first, second = samples[one], samples[other]
+            (first_ids, first), (second_ids, second) = samples[one], samples[other]
             if not len(first) or not len(second):
                 continue
-            counts = _are_unrelated([facts[i] for i in first.ids.tolist()], [facts[i] for i in second.ids.tolist()])
+            counts = _are_unrelated([facts[i] for i in first_ids.tolist()], [facts[i] for i in second_ids.tolist()])
             if one == other:
                 counts = np.triu(counts, 1)
-            similarities = first.matrix @ second.matrix.T / index.masks.divisors(first.matrix, second.ids)
+            similarities = first.similarities(second)
             # A similarity above all of these gets the smallest share, so the largest must be those that a search gives.
             largest = similarities[counts].max(initial=-np.inf)
             mine, theirs = np.nonzero(counts & (similarities >= largest - NEAR))
-            similarities[mine, theirs] = index.exact(first.matrix, mine, second.ids[theirs])
-            names = [facts[i][0] for i in (*first.ids.tolist(), *second.ids.tolist())]
+            similarities[mine, theirs] = first.pairs(mine, second, theirs)
+            names = [facts[i][0] for i in (*first_ids.tolist(), *second_ids.tolist())]
             groups, (left, right) = author_groups(names), np.nonzero(counts)
             found = Background.of(
                 np.clip(similarities[left, right], -1.0, 1.0),

@@ -16,13 +16,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.names import DeltaKey
+from indexer.records.adapter_start import AdapterStart
 from indexer.records.identity import FORMAT_VERSION, AdapterBase, Identity, canonical_json
 from indexer.storage.arrays import checksum, read_arrays, read_texts, write_arrays
 from indexer.untrusted import load_json
-from indexer.vectors.centre import ADAPTER, FULL
+from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL
 
 # ``Record.adapter_kind`` of an adapter that replaces whole matrices.
 WHOLE_MATRICES = "whole matrices"
+
+# Kinds of adapters (``Record.adapter_kind``) that begin with ones or an identity, without random numbers.
+NOT_RANDOM = ("IA3", "OFT", "BOFT")
 
 # The factors of a model of 70 billion numbers take half of it.
 LARGEST = 2 << 30
@@ -54,6 +58,9 @@ class DeltaRecord:
     right singular vectors of these rows (of a ``transposed`` matrix, of these input coordinates; zero elsewhere).
     ``u_rows`` (n, r) float16 takes the place of the rows of u that were read (of a ``transposed`` matrix, of all), so
     that u_rows · diag(s) · vᵀ is δW on what was read, up to rank r.
+
+    ``learned_s`` (k,) and ``learned_v`` (in, k) float16, only of a LoRA whose start is known: the singular values and
+    right singular vectors of A − A₀, what training did to the factor A.
     """
 
     key: DeltaKey
@@ -70,6 +77,8 @@ class DeltaRecord:
     lines: int | None = None
     norm_error: float = 0.0
     u_rows: NDArray[np.float16] | None = None
+    learned_s: NDArray[np.float32] | None = None
+    learned_v: NDArray[np.float16] | None = None
 
     @property
     def name(self) -> str:
@@ -201,6 +210,7 @@ class Record:
     passed_over: tuple[str, ...] = ()
     adapter_notes: tuple[str, ...] = ()
     base_grid: str = ""
+    start: AdapterStart | None = None
 
     @property
     def norm(self) -> float:
@@ -230,14 +240,17 @@ class Record:
 
     @property
     def vector_group(self) -> str:
-        """The group whose centre is subtracted from its vector: adapters, if the change is that of an adapter alone.
+        """What its vector is made of: the change of weights, what an adapter learned, or an adapter's whole change.
 
         A LoRA merged into full weights and a partly frozen model are full fine-tunes, and so are an adapter of a full
-        fine-tune and one that replaces whole matrices.
+        fine-tune and one that replaces whole matrices. The change of an adapter that did not begin with random numbers
+        is what it learned.
         """
         is_of_fine_tune = self.adapter_base is not None and self.adapter_base.verdict == "finetune"
-        is_full = is_of_fine_tune or self.adapter_kind == WHOLE_MATRICES
-        return ADAPTER if self.is_adapter and not is_full else FULL
+        if not self.is_adapter or is_of_fine_tune or self.adapter_kind == WHOLE_MATRICES:
+            return FULL
+        is_known = self.start is not None and (self.start.has_learned or self.start.seed is None)
+        return ADAPTER if is_known or self.adapter_kind in NOT_RANDOM else BY_OUTPUT
 
     @property
     def base_cosine(self) -> float | None:
@@ -297,6 +310,7 @@ def write_record(record: Record, path: Path) -> None:
         "stands_on": asdict(record.adapter_base) if record.adapter_base else None,
         "precision": record.precision,
         "base_grid": record.base_grid,
+        "start": asdict(record.start) if record.start else None,
         "adapter": {
             "kind": record.adapter_kind,
             "passed_over": list(record.passed_over),
@@ -356,6 +370,7 @@ def read_record(path: Path) -> Record:
             row_plan=str(header.get("row_plan", "")),
             precision=str(header.get("precision", "")),
             base_grid=str(header.get("base_grid", "")),
+            start=AdapterStart(**header["start"]) if header.get("start") else None,
             tokens=TokenChanges(arrays["tokens"], **header["tokens"]) if header.get("tokens") else None,
             adapter_kind=str(header.get("adapter", {}).get("kind", "")),
             passed_over=tuple(map(str, header.get("adapter", {}).get("passed_over", ()))),
@@ -383,7 +398,7 @@ _FIELDS = ("head", "card", "dtype", "device", "threads", "bytes_read", "block_by
 _ARRAYS = ("sample", "row_space")
 _TOKEN_FIELDS = ("scale", "vocabulary", "base_vocabulary", "kind", "is_share", "positions", "pairs")
 _DELTA_FIELDS = ("norm", "base_norm", "inner", "transposed")
-_OPTIONAL_ARRAYS = ("u", "u_rows", "v", "spectrum", "weights")
+_OPTIONAL_ARRAYS = ("u", "u_rows", "v", "spectrum", "weights", "learned_s", "learned_v")
 
 
 def ranks_at(values: ArrayLike, thresholds: Sequence[float], norm: float | None = None) -> list[int | None]:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError, BadArgument
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.row_plan import ROW_PLAN, coordinates
-from indexer.records.sketch import DRAW, FIXED_LENGTH, USUAL_BUDGET, block_length, sketched
+from indexer.records.sketch import DRAW, FIXED_LENGTH, OUTPUT_POWER, USUAL_BUDGET, block_length, sketched
 from indexer.records.tokens import EXACT, MISSING, STATISTICAL, UNSURE, token_rows
+from indexer.vectors.centre import FULL
 
 Vector = NDArray[np.float32]
 
@@ -36,7 +37,7 @@ class Representation:
     singular triplets it is computed from; a record may lack vectors, and a sampled one has neither U nor exact σ.
     ``block``: numbers per delta, if fixed. ``earlier``: its name in an earlier version. ``of_tokens``: it is computed
     from the rows of the input embedding, not from triplets; many records have none. ``blocks``: how many blocks its
-    vectors have, where they are not those of deltas.
+    vectors have, where they are not those of deltas. ``of_adapters``: other models have none.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Representation:
     earlier: str = ""
     of_tokens: bool = False
     blocks: int | None = None
+    of_adapters: bool = False
 
     @property
     def from_samples(self) -> bool:
@@ -82,10 +84,14 @@ class Representation:
             return False
         if self.of_tokens:
             return _has_vocabulary(record)
+        if self.of_adapters and record.vector_group == FULL:
+            return False
         if self._stored(record) is not None:
             return True
         if record.is_sampled and self.needs != "v":
             return False
+        if self.needs == "u":
+            return all(delta.u is not None for delta in record.deltas)
         return self.needs == "s" or all(delta.v is not None for delta in record.deltas)
 
     def of(self, record: Record) -> Vector:
@@ -131,8 +137,8 @@ def representation_named(name: str, budget: int | None = None) -> Representation
         raise BadArgument(f"Unknown representation {name!r}.", f"Choose one of: {known}.") from None
 
 
-def _of_length(record: Record, budget: int, *, side: str) -> Vector:
-    return sketched(record, side, block_length(record, budget), DRAW)
+def _of_length(record: Record, budget: int, *, side: str, power: float = 1.0) -> Vector:
+    return sketched(record, side, block_length(record, budget), DRAW, power)
 
 
 def _fixed(record: Record, budget: int, *, side: str) -> Vector:
@@ -224,13 +230,19 @@ def _no_record(record: Record, budget: int) -> Vector:
 
 
 VOCABULARY = "vocabulary"
+ADAPTER_OUTPUT = "adapter_output"
 
 REPRESENTATIONS: dict[str, Representation] = {
     made.name: made
     for made in (
         Representation(
-            "input", 2, "input side: Σ σ v vᵀ per delta, sketched, minus the centre of its group", True,
-            partial(_of_length, side="input"), centred=True, budget=USUAL_BUDGET, needs="v",
+            "input", 3, "input side: Σ σ v vᵀ per delta, sketched, minus the centre of its group", True,
+            partial(_of_length, side="learned"), centred=True, budget=USUAL_BUDGET, needs="v",
+        ),
+        Representation(
+            ADAPTER_OUTPUT, 1, "output side of adapters: Σ √σ u uᵀ per delta, for pairs of which one began at unknown "
+            "random numbers", True, partial(_of_length, side="output", power=OUTPUT_POWER),
+            centred=True, budget=USUAL_BUDGET, needs="u", of_adapters=True,
         ),
         Representation(
             "output", 1, "output side: Σ σ u uᵀ per delta, sketched", True, partial(_fixed, side="output"),

@@ -18,6 +18,7 @@ from indexer.atlas import FEWEST_SHARED
 from indexer.names import DeltaKey
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.sketch import identity_sketch, tensor_sketch
+from indexer.vectors.centre import FULL
 
 Sketches = NDArray[np.float32]
 
@@ -67,7 +68,7 @@ def row_space_of(record: Record) -> NDArray[np.float16] | None:
             raise ValueError("its sketch of row spaces is malformed")
         return stored
     changed = [delta for delta in record.deltas if delta.norm > 0]
-    is_on_fine_tune = record.is_adapter and record.vector_group != "adapter"
+    is_on_fine_tune = record.is_adapter and record.vector_group == FULL
     if not changed or is_on_fine_tune or any(delta.v is None or delta.energy < _LOW_RANK for delta in changed):
         return None
     # As many singular vectors as rows hold all of any change, and tell nothing of its rank.

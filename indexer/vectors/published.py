@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import WRONG_KINDS, AtlasError
-from indexer.vectors.centre import GROUPS, Centre, GroupCentre
+from indexer.vectors.centre import CENTRED, Centre, GroupCentre
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.compressed import Compressed, CompressedSearch
 from indexer.vectors.files import HALF, HINT, SEGMENT, VectorFile, open_index
 from indexer.vectors.masks import Masks
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, Segment
+from indexer.vectors.table import AdapterIds
 
 if TYPE_CHECKING:
     import duckdb
@@ -74,6 +75,29 @@ class Published:
         except (RuntimeError, AttributeError) as error:  # FAISS found an index of another kind
             raise AtlasError(f"The vectors of {self.base}, {self.representation}, cannot be opened.", HINT) from error
         return VectorIndex(segments, self.length, search, self.masks)
+
+
+def with_output_sides(
+    index: VectorIndex, connection: duckdb.DuckDBPyConnection | Connection, outputs: Published | None, root: Path
+) -> VectorIndex:
+    """The same index, with the output sides of adapters if the start of one is not known.
+
+    Adapters without such a vector are compared by their input sides. Raises AtlasError if their files are damaged.
+    """
+    if outputs is None or outputs.masks.blocks != index.masks.blocks:
+        return index
+    found = connection.execute(
+        "SELECT model_id, vector_group FROM records JOIN fine_tunes USING (model_id) WHERE base = ? "
+        "AND vector_group <> 'full'",
+        [outputs.base],
+    ).fetchall()
+    opened = outputs.opened(root)
+    there = set(opened.ids.tolist())
+    held = [one for one in found if one[0] in there]
+    adapters = AdapterIds.of([model_id for model_id, _ in held], [group for _, group in held])
+    if len(adapters.unknown):
+        index.outputs, index.adapters = opened, adapters
+    return index
 
 
 @contextmanager
@@ -170,27 +194,25 @@ def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, r
 
 def _read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str) -> Centre | None:
     rows = connection.execute(
-        "SELECT vector_group, models, votes, numbers, drift FROM internal.centres "
+        "SELECT vector_group, models, votes, numbers FROM internal.centres "
         "WHERE base = ? AND representation = ? ORDER BY vector_group, block",
         [base, representation],
     ).fetchall()
     if not rows:
         return None
     groups = {}
-    rows_of: dict[str, list[Any]] = {name: [] for name in GROUPS}
+    rows_of: dict[str, list[Any]] = {}
     for row in rows:
         rows_of.setdefault(row[0], []).append(row)
+    if unknown := sorted(set(rows_of) - set(CENTRED)):
+        raise AtlasError(f"{base}, {representation}, has a centre of a group {unknown[0][:40]!r}.", HINT)
     for name, mine in rows_of.items():
-        lengths = {len(numbers) for _, _, _, *both in mine for numbers in both if numbers is not None}
-        if len(lengths) != 1:
+        if len({len(row[3]) for row in mine}) != 1:
             raise AtlasError(f"The centre of {base}, {representation}, has blocks of different lengths.", HINT)
         numbers = np.array([row[3] for row in mine], dtype=np.float32)
-        has_drift = all(row[4] is not None for row in mine)
-        drift = np.array([row[4] for row in mine], dtype=np.float32) if has_drift else None
-        groups[name] = GroupCentre(numbers, np.array([row[2] for row in mine], dtype=np.int64), mine[0][1], drift)
+        groups[name] = GroupCentre(numbers, np.array([row[2] for row in mine], dtype=np.int64), mine[0][1])
     if len({one.blocks.shape for one in groups.values()}) != 1:
         raise AtlasError(f"The centres of {base}, {representation}, have different lengths.", HINT)
-    parts = [part for one in groups.values() for part in (one.blocks, one.drift) if part is not None]
-    if any(not np.isfinite(part).all() for part in parts):
+    if any(not np.isfinite(one.blocks).all() for one in groups.values()):
         raise AtlasError(f"The centre of {base}, {representation}, is not finite.", HINT)
     return Centre(groups)

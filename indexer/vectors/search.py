@@ -30,7 +30,8 @@ from indexer.vectors.segments import (
     positions,
     rows_of_block,
 )
-from indexer.vectors.ties import NEAR, nearest_first, pair_products
+from indexer.vectors.table import AdapterIds, VectorTable, by_output, output_similarity
+from indexer.vectors.ties import NEAR, TIE_STEPS, nearest_first, pair_products
 
 if TYPE_CHECKING:
     from indexer.vectors.compressed import CompressedSearch
@@ -62,7 +63,8 @@ _Compared = tuple[NDArray[np.int64], NDArray[np.float32]]
 class VectorIndex:
     """All vectors of one base and representation. ``compressed`` contains those of the segments marked so.
 
-    ``masks``: which blocks each model changed.
+    ``masks``: which blocks each model changed. ``outputs``: the vectors of output sides, by which pairs of ``adapters``
+    are compared if the start of one is not known (``indexer.vectors.table``); None if there is no such pair.
     """
 
     def __init__(
@@ -71,11 +73,15 @@ class VectorIndex:
         length: int,
         compressed: CompressedSearch | None = None,
         masks: Masks | None = None,
+        outputs: VectorIndex | None = None,
+        adapters: AdapterIds | None = None,
     ) -> None:
         self.segments = segments
         self.length = length
         self.compressed = compressed
         self.masks = masks or Masks.none()
+        self.outputs = outputs
+        self.adapters = adapters or AdapterIds.none()
 
     def __len__(self) -> int:
         return sum(one.segment.count for one in self.segments)
@@ -94,21 +100,57 @@ class VectorIndex:
         wanted = ascending(ids)
         return joined([one.rows(wanted) for one in self.segments], self.length)
 
-    def shared(self, query: NDArray[np.float32], ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """(n,) how many blocks one vector shares with each of these models; None if vectors have no blocks."""
+    def table(self, ids: NDArray[np.int64]) -> VectorTable:
+        """The vectors of these models (ascending), all of which have one of the input side."""
+        inputs = self._matrix(ids)
+        if self.outputs is None:
+            return VectorTable(inputs, self.masks.blocks)
+        outputs = np.zeros((len(ids), self.outputs.length), np.float32)
+        there = self.outputs.rows(ids)
+        outputs[np.searchsorted(ids, there.ids)] = there.matrix
+        return VectorTable(inputs, self.masks.blocks, outputs, self.adapters.codes(ids))
+
+    def shared(self, asked: VectorTable, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """(n,) how many blocks one model shares with each of these; None if vectors have no blocks."""
         if not self.masks.blocks:
             return None
-        mine = changed_blocks(query[None, :], self.masks.blocks)
-        return shared_blocks(mine, self.masks.rows(np.asarray(ids, dtype=np.int64)))[0].astype(np.int64)
+        wanted = np.asarray(ids, dtype=np.int64)
+        mine = changed_blocks(asked.inputs, self.masks.blocks)
+        found = shared_blocks(mine, self.masks.rows(wanted))[0].astype(np.int64)
+        if (chosen := self._by_output(asked, wanted)[0]).any():
+            assert self.outputs is not None
+            assert asked.outputs is not None
+            of_outputs = changed_blocks(asked.outputs, self.outputs.masks.blocks)
+            found[chosen] = shared_blocks(of_outputs, self.outputs.masks.rows(wanted[chosen]))[0]
+        return found
 
-    def search(
-        self, query: NDArray[np.float32], k: int, allowed: Sequence[int] | NDArray[np.int64] | None = None
-    ) -> Found:
-        """The k nearest (id, similarity) of one vector, ties by id; ``allowed`` restricts the search to these ids.
+    def _by_output(self, asked: VectorTable, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(a, n): which pairs are compared by their output sides."""
+        if self.outputs is None or asked.groups is None:
+            return np.zeros((len(asked), len(ids)), bool)
+        return by_output(asked.groups[:, None], self.adapters.codes(ids)[None, :])
+
+    def search(self, asked: VectorTable, k: int, allowed: Sequence[int] | NDArray[np.int64] | None = None) -> Found:
+        """The k nearest (id, similarity) of one model, ties by id; ``allowed`` restricts the search to these ids.
 
         There are k results if there are k vectors, with any index.
         """
-        chosen = None if allowed is None else ascending(allowed)
+        chosen = self.ids if allowed is None else np.intersect1d(ascending(allowed), self.ids, assume_unique=True)
+        by_side = self._by_output(asked, chosen)[0]
+        if not by_side.any():
+            return self._search_side(asked.inputs[0], k, None if allowed is None else chosen)
+        assert self.outputs is not None
+        assert asked.outputs is not None
+        found = self._search_side(asked.inputs[0], k, chosen[~by_side])
+        there = np.intersect1d(chosen[by_side], self.outputs.ids, assume_unique=True)
+        others = self.outputs._search_side(asked.outputs[0], k, there)
+        cosines = np.array([cosine for _, cosine in others])
+        similarities = output_similarity(cosines).tolist()
+        found += [(model_id, value) for (model_id, _), value in zip(others, similarities, strict=True)]
+        return sorted(found, key=lambda one: (-round(one[1] * TIE_STEPS), one[0]))[: max(k, 0)]
+
+    def _search_side(self, query: NDArray[np.float32], k: int, chosen: NDArray[np.int64] | None) -> Found:
+        """``search`` by the vectors of one side, among ``chosen`` ids (ascending)."""
         if k < 1 or not len(self) or (chosen is not None and not len(chosen)):
             return []
         count = len(self) if chosen is None else min(len(chosen), len(self))
@@ -119,15 +161,30 @@ class VectorIndex:
             found = self._with_candidates(self.compressed, query, k, chosen)
         ids, similarities = (np.concatenate(one) for one in zip(*found, strict=True))
         kept, _, similarities = nearest_first(
-            np.zeros(len(ids), np.int64), ids, similarities, k, lambda rows, near: self.exact(query[None], rows, near)
+            np.zeros(len(ids), np.int64),
+            ids,
+            similarities,
+            k,
+            lambda rows, near: self._exact_side(query[None], rows, near),
         )
         return list(zip(ids[kept].tolist(), similarities.tolist(), strict=True))
 
-    def exact(self, asked: NDArray[np.float32], rows: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(n,) similarities of the vectors ``asked[rows]`` with the models ``ids``, all of which have a vector.
+    def exact(self, asked: VectorTable, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(n,) similarities of the models at ``rows`` of ``asked`` with the models ``ids``, all of which have a vector.
 
         They are sums in double precision, the same for a pair whatever else is computed.
         """
+        found = self._exact_side(asked.inputs, rows, ids)
+        if self.outputs is None or asked.groups is None or asked.outputs is None:
+            return found
+        chosen = np.flatnonzero(by_output(asked.groups[rows], self.adapters.codes(ids)))
+        cosines = self.outputs._exact_side(asked.outputs, rows[chosen], ids[chosen])
+        found[chosen] = output_similarity(cosines)
+        return found
+
+    def _exact_side(
+        self, asked: NDArray[np.float32], rows: NDArray[np.int64], ids: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
         near, place = np.unique(ids, return_inverse=True)
         step = rows_of_block(self.length)
         if len(ids) > _CROWDED * (len(asked) + len(near)):
@@ -136,7 +193,7 @@ class VectorIndex:
             mine, theirs = _first_equal([asked])[rows], _first_equal(parts)[place]
             pairs, inverse = np.unique(mine * len(near) + theirs, return_inverse=True)
             if len(pairs) < len(ids):
-                return self.exact(asked, pairs // len(near), near[pairs % len(near)])[inverse]
+                return self._exact_side(asked, pairs // len(near), near[pairs % len(near)])[inverse]
         by_place = np.argsort(place, kind="stable")
         found = np.empty(len(ids))
         # A stored vector is widened from 16 bits only once for all of its pairs.

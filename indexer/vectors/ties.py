@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 NEAR = 1e-5
 
 # Similarities in double precision are ties if they agree to 2^-32, as in ``query.statistics.neighbours``.
-_STEPS = 2.0**32
+TIE_STEPS = 2.0**32
 
 # Numbers of each side that are multiplied at a time, to fit the cache.
 _PRODUCTS = 1 << 17
@@ -61,7 +61,7 @@ def nearest_first(
     is_near = rank[starts][run] < k
     places, run, rank = order[is_near], run[is_near], rank[is_near]
     found = exact(rows[places], ids[places])
-    turn = np.lexsort((ids[places], -np.rint(found * _STEPS), run))
+    turn = np.lexsort((ids[places], -np.rint(found * TIE_STEPS), run))
     is_kept = rank < k
     kept = turn[is_kept]
     return places[kept], (rank[is_kept] + 1).astype(np.int32), np.clip(found[kept], -1.0, 1.0).astype(np.float32)

@@ -73,7 +73,7 @@ def clusters(
         raise AtlasError("The smallest cluster and the number of clusters must be at least 2.", "")
     if models > _SLOW:
         say(f"clustering {models:,} models and measuring chance: a minute or more")
-    points = coordinates(likeness.points(kept.vectors, kept.blocks))
+    points = coordinates(likeness.points(kept.table))
     find: Callable[[Floats], tuple[Integers, Floats]]
     if method == "hdbscan":
         min_size = min_size or default_size(models)

@@ -16,6 +16,7 @@ import numpy as np
 from indexer.errors import AtlasError, ModelError, Skipped, require, unreadable
 from indexer.names import ModelRef, author_of, is_local_id
 from indexer.shared_state import one_blas_thread
+from indexer.vectors.centre import BY_OUTPUT, FULL
 from query.lineage.candidates import SAME_DAY, Candidate, FactorStore, read_candidates
 from query.lineage.evidence import cosine_with
 from query.lineage.result import CONFIRMED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage, Lineages
@@ -307,7 +308,7 @@ class Tracer:
         """
         model, verdict, record = described.reference.id, "", None
         cosine = None if parts.is_adapter else cosine_with(parts.weights, self._base_parts(self._selection()))
-        group = "adapter" if parts.is_adapter else "full"
+        group = BY_OUTPUT if parts.is_adapter else FULL
         is_unclear = sum(bool(delta.any()) for delta in parts.deltas.values()) * 2 < len(parts.deltas)
         if cosine is None:
             is_unclear |= not names_base(described, self.base)
@@ -469,11 +470,11 @@ class Tracer:
         if len(candidates) <= _MAX_CANDIDATES or asked.model_id < 0:
             return candidates[-_MAX_CANDIDATES:] if len(candidates) > 4 * _MAX_CANDIDATES else candidates
         index = self.atlas.index(self.base, "input")
-        vector = index.rows([asked.model_id]).row(asked.model_id)
-        if vector is None:
+        own = np.array([asked.model_id], dtype=np.int64)
+        if not np.isin(own, index.ids).all():
             return candidates
         by_id = {one.model_id: one for one in candidates}
-        found = index.search(vector, _MAX_CANDIDATES, np.array(sorted(by_id), dtype=np.int64))
+        found = index.search(index.table(own), _MAX_CANDIDATES, np.array(sorted(by_id), dtype=np.int64))
         return [by_id[model_id] for model_id, _ in found]
 
     def _completed(self, edge: Edge, declared: DeclaredParents) -> Edge:

@@ -280,8 +280,8 @@ def place_models(
     if method == "umap" and len(population.ids) > MOST_COMPARED:
         stored = read_neighbours(atlas, population.base, population.representation)
         near = known_near(stored, population.ids, most_neighbours(len(population.ids)))
-    plain = points(population.vectors, population.blocks).astype(np.float32)
-    placed = project(plain, method, seed, near, (population.vectors, population.blocks))
+    plain = points(population.table).astype(np.float32)
+    placed = project(plain, method, seed, near, population.table)
     notes = []
     if placed.method != method:
         notes.append(f"There are too few distinct vectors for {METHODS[method]}, so the map is a PCA.")

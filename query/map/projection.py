@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from indexer.console.messages import say
 from indexer.errors import AtlasError, require
 from indexer.shared_state import ignored_warnings, one_blas_thread
-from indexer.vectors.masks import changed_blocks, divisors
-from indexer.vectors.ties import NEAR, nearest_first, pair_products
-from query.statistics.likeness import similarities
+from indexer.vectors.table import VectorTable
+from indexer.vectors.ties import NEAR, nearest_first
 from query.statistics.neighbours import codes_of
 
 Vectors = NDArray[np.float32]
@@ -60,7 +59,7 @@ def project(
     method: str = "umap",
     seed: int = 0,
     near: Near | None = None,
-    compared: tuple[Vectors, int] | None = None,
+    compared: VectorTable | None = None,
 ) -> Projection:
     """Place unit ``vectors`` (n, d) in the plane; the same vectors and seed give the same places on one machine.
 
@@ -68,9 +67,9 @@ def project(
     2018): from each vector's exact nearest neighbours, or from known ones (``near``). tsne (van der Maaten & Hinton,
     2008; Barnes–Hut). Both start from the PCA (Kobak & Linderman, 2021), and are then rotated so that their longest
     direction is x, and mirrored to agree with the PCA. Equal vectors get one position (without ``near``). UMAP's
-    neighbours are found by the similarities of ``compared``, vectors and their number of blocks, if they are not those
-    of ``vectors``. There is one thread, because t-SNE's sums depend on the number of threads. If all vectors lie in one
-    plane, as up to three always do, or fewer than six are distinct, the result is the PCA for any ``method``.
+    neighbours are found by the similarities of ``compared``, if they are not those of ``vectors``. There is one thread,
+    because t-SNE's sums depend on the number of threads. If all vectors lie in one plane, as up to three always do, or
+    fewer than six are distinct, the result is the PCA for any ``method``.
 
     Time for 5,000 vectors of 1,368 numbers on one slow core: pca 2 s, umap 20 s with its import, tsne 70 s; for
     10,000: 3 s, 32 s, and minutes.
@@ -97,8 +96,7 @@ def project(
             return Projection(method, _turned(_umap(vectors, plane, seed, near), plane))
         unique, start = vectors[first], plane[first]
         if method == "umap":
-            originals, blocks = compared or (vectors, 0)
-            near = exact_near(originals[first], most_neighbours(len(first)), blocks)
+            near = exact_near((compared or VectorTable(vectors)).take(first), most_neighbours(len(first)))
             places = _umap(unique, start, seed, near)
         else:
             from sklearn.manifold import TSNE
@@ -165,28 +163,23 @@ def most_neighbours(count: int) -> int:
     return min(MOST_NEIGHBOURS, 1 + round(count**0.5))
 
 
-def exact_near(vectors: Vectors, count: int, blocks: int = 0) -> Near:
-    """The ``count`` nearest of every vector, including itself, as an atlas stores them: ties in order of the vectors.
+def exact_near(compared: VectorTable, count: int) -> Near:
+    """The ``count`` nearest of every model, including itself, as an atlas stores them: ties in order of the models.
 
-    ``blocks``: see :func:`query.statistics.likeness.similarities`. UMAP amplifies the last bit of a distance, so these
-    are computed like those of stored neighbours.
+    UMAP amplifies the last bit of a distance, so these are computed like those of stored neighbours.
     """
-    changed = changed_blocks(vectors, blocks) if blocks else None
 
     def exact(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
-        found = pair_products(vectors, rows, vectors, columns)
-        if changed is None:
-            return found
-        return found / divisors((changed[rows] & changed[columns]).sum(axis=1, dtype=np.float32), blocks)
+        return compared.pairs(rows, compared, columns)
 
-    everyone = np.arange(len(vectors))
+    everyone = np.arange(len(compared))
     nearest = np.repeat(everyone[:, None], count, axis=1)
     distances = np.zeros(nearest.shape, dtype=np.float32)
-    for start in range(0, len(vectors), _ROWS):
+    for start in range(0, len(compared), _ROWS):
         mine = everyone[start : start + _ROWS]
-        table = similarities(vectors[mine], vectors, blocks)
+        table = compared.take(mine).similarities(compared)
         table[mine - start, mine] = -np.inf
-        least = np.partition(table, len(vectors) - count + 1, axis=1)[:, len(vectors) - count + 1, None]
+        least = np.partition(table, len(compared) - count + 1, axis=1)[:, len(compared) - count + 1, None]
         rows, columns = np.nonzero(table >= least - NEAR)
         rows += start
         places, ranks, cosines = nearest_first(rows, columns, table[rows - start, columns], count - 1, exact)

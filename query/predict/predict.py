@@ -26,6 +26,7 @@ from indexer.records.difference import (
 )
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
+from indexer.vectors.table import VectorTable
 from query.lookup import indexed_model, resolve_model
 from query.population import Head, head_of, own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
@@ -40,9 +41,8 @@ from query.predict.training_set import (
     TrainingSet,
     has_vocabulary,
 )
-from query.resolved import ResolvedModel, facts_of_record, sampled_notes, thresholds, vector_of, vector_of_record
+from query.resolved import ResolvedModel, facts_of_record, sampled_notes, table_of, thresholds, vector_of_record
 from query.results import Answered, answered
-from query.statistics.likeness import similarities
 from query.statistics.neighbours import Floats
 from query.wording import percent
 
@@ -71,7 +71,7 @@ class Target:
     base: str
     author: str
     model_id: int | None
-    vector: Floats | None
+    vector: VectorTable | None
     head: Head
     declared: tuple[str, ...]
     duplicates: tuple[Duplicate, ...]
@@ -227,7 +227,7 @@ def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Ta
             raise AtlasError(f"{reason}, and its config.json names no labels: nothing can be predicted from it.", "")
         note = f"{reason}: the prediction uses only its head."
         return Target(asked.name, asked.base, asked.author, asked.model_id, None, head, declared, (), (note,))
-    vector = vector_of(atlas, asked, representation)
+    vector = table_of(atlas, asked, representation)
     duplicates = _duplicates(atlas, asked, facts)
     notes = sampled_notes(atlas, asked)
     vocabulary = None
@@ -236,7 +236,7 @@ def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Ta
             assert asked.model_id is not None
             vocabulary = atlas.index(asked.base, VOCABULARY).rows([asked.model_id]).row(asked.model_id)
         elif representation_named(VOCABULARY).is_held_by(asked.record):
-            vocabulary = vector_of_record(atlas, asked.record, VOCABULARY, asked.initialisation)
+            vocabulary = vector_of_record(atlas, asked.record, VOCABULARY)
     return Target(
         asked.name, asked.base, asked.author, asked.model_id, vector, head, declared, duplicates, notes, vocabulary
     )
@@ -294,7 +294,7 @@ def predict_target(
             f"{target.author or 'its own'} to compare with.",
             f"Index more models: `build({target.base!r})`",
         )
-    vector = np.zeros(models.vectors.shape[1], np.float32) if target.vector is None else target.vector
+    vector = target.vector or models.table.like(np.zeros_like(models.table.inputs)).take(slice(0, 1))
     everyone = models.with_unlabelled(vector, target.name, target.author, target.head, target.vocabulary)
     training = TrainingSet(everyone, k, np.array([len(models.models)]))
     features = training.features(np.array([0]))
@@ -334,7 +334,7 @@ def predict_target(
         notes.append(f"Nothing is known about its head: the prediction uses {uses}.")
     own_models = [row for row, name in enumerate(models.authors) if name == target.author]
     if target.vector is not None and own_models:
-        similarity = similarities(target.vector[None, :], models.vectors[own_models], models.blocks)[0]
+        similarity = target.vector.similarities(models.table.take(own_models))[0]
         nearest = own_models[int(np.argmax(similarity))]
         if similarity.max() > max((voter.similarity for voter in voters), default=-1.0):
             notes.append(
@@ -379,7 +379,7 @@ def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ..
     found = []
     for sweep, weight in zip(weights.coords[1].tolist(), weights.data.tolist(), strict=True):
         members = np.flatnonzero(sweeps.of_model == sweep)
-        similarity = similarities(models.vectors[-1:], models.vectors[members], models.blocks)[0]
+        similarity = models.table.take(slice(-1, None)).similarities(models.table.take(members))[0]
         nearest = int(members[np.argmax(similarity)])
         author, datasets = models.authors[nearest], sweeps.labels[sweep]
         found.append(NeighbourVote(models.models[nearest], author, datasets, float(similarity.max()), float(weight)))

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.vectors.masks import changed_blocks, shared_blocks
+from indexer.vectors.table import VectorTable
 from query.population import Head, Population, distinct, head_of, notes_on_sampled, read_population
 from query.predict.dataset_runs import DatasetRuns, Reals
 from query.predict.heads import HeadMatches
-from query.statistics.likeness import similarities
 from query.statistics.neighbours import Booleans, Floats, Integers
 
 if TYPE_CHECKING:
@@ -40,21 +40,30 @@ _BLOCK = 1 << 23  # similarities in memory at a time
 class LabelledModels:
     """Models with known datasets; entry i of every column is the same model.
 
-    ``vectors``: (n, d) float32 of unit norm (or of ``blocks`` of unit norm, see ``Population``), zero for a model
-    without one. ``datasets``: empty for the model to be predicted. ``vocabulary``: the same of their vocabulary vectors
-    (``indexer.records.representation``), whose two blocks are compared one by one; None if there are none.
+    ``table``: their vectors, zero for a model without one. ``datasets``: empty for the model to be predicted.
+    ``vocabulary``: the same of their vocabulary vectors (``indexer.records.representation``), whose two blocks are
+    compared one by one; None if there are none.
     """
 
-    vectors: Floats
+    table: VectorTable
     models: list[str]
     authors: list[str]
     datasets: list[frozenset[str]]
     heads: list[Head]
-    blocks: int = 0
     vocabulary: Floats | None = None
 
+    @property
+    def vectors(self) -> Floats:
+        """(n, d) their input sides."""
+        return self.table.inputs
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a vector that are compared one by one."""
+        return self.table.blocks
+
     def with_unlabelled(
-        self, vector: Floats, model: str, author: str, head: Head, vocabulary: Floats | None = None
+        self, vector: VectorTable, model: str, author: str, head: Head, vocabulary: Floats | None = None
     ) -> LabelledModels:
         """These models and, last, one whose datasets are unknown."""
         met = self.vocabulary
@@ -62,12 +71,11 @@ class LabelledModels:
             last = np.zeros(met.shape[1], np.float32) if vocabulary is None else vocabulary
             met = np.concatenate([met, last[None, :]])
         return LabelledModels(
-            vectors=np.concatenate([self.vectors.reshape(-1, len(vector)), vector[None, :]]),
+            table=self.table.with_last(vector),
             models=[*self.models, model],
             authors=[*self.authors, author],
             datasets=[*self.datasets, frozenset()],
             heads=[*self.heads, head],
-            blocks=self.blocks,
             vocabulary=met,
         )
 
@@ -99,12 +107,11 @@ class LabelledModelReader:
         rows = [row for row, names in enumerate(chosen.datasets) if names]
         self.notes = notes_on_sampled(self._atlas, population)
         return LabelledModels(
-            vectors=chosen.vectors[rows],
+            table=chosen.table.take(rows),
             models=[chosen.models[row] for row in rows],
             authors=[chosen.authors[row] for row in rows],
             datasets=[chosen.datasets[row] for row in rows],
             heads=[heads[int(chosen.ids[row])] for row in rows],
-            blocks=chosen.blocks,
             vocabulary=self._vocabulary(base, chosen.ids[rows]),
         )
 
@@ -195,10 +202,10 @@ class TrainingSet:
         self.models, self.k = models, k
         self.rows = np.arange(len(models.models)) if rows is None else rows
         self.sweeps = DatasetRuns(models.authors, models.datasets)
-        self._nearest = self._nearest_sweeps(models.vectors, models.blocks)
+        self._nearest = self._nearest_sweeps(models.table)
         self._vocabulary: _Nearest | None = None
         if models.vocabulary is not None:
-            self._vocabulary = self._nearest_sweeps(models.vocabulary, _HALVES, are_halves=True)
+            self._vocabulary = self._nearest_sweeps(VectorTable(models.vocabulary, _HALVES), are_halves=True)
         self._matches = HeadMatches(models.heads, self.rows, self.sweeps)
 
     def features(self, places: Integers, withheld: Sequence[int] = (), is_hidden: bool = False) -> Features:
@@ -220,7 +227,7 @@ class TrainingSet:
         common = allowed.astype(np.float32) @ sweeps.shares
         present = common > 0
         common /= np.maximum(common.sum(axis=1, keepdims=True), 1)
-        has_vector = np.linalg.norm(self.models.vectors[rows], axis=1) > 0
+        has_vector = self.models.table.take(rows).has_vector
         weights, prominence, _ = self._cast_votes(self._nearest, places, allowed & has_vector[:, None])
         votes, share = shares_of(weights)
         vocabulary = None
@@ -251,7 +258,7 @@ class TrainingSet:
             vocabulary=vocabulary,
         )
 
-    def _nearest_sweeps(self, vectors: Floats, blocks: int, *, are_halves: bool = False) -> _Nearest:
+    def _nearest_sweeps(self, table: VectorTable, *, are_halves: bool = False) -> _Nearest:
         """For each of the rows all sweeps, nearest first.
 
         The similarity of a sweep is that of its nearest member. Ties are broken by number. ``are_halves``: models are
@@ -266,9 +273,9 @@ class TrainingSet:
         step = max(1, _BLOCK // max(1, len(members)))
         for start in range(0, len(self.rows) if len(starts) else 0, step):
             block = slice(start, start + step)
-            to_members = similarities(vectors[self.rows[block]], vectors[members], blocks)
+            to_members = table.take(self.rows[block]).similarities(table.take(members))
             if are_halves:
-                mine, theirs = (changed_blocks(vectors[chosen], _HALVES) for chosen in (self.rows[block], members))
+                mine, theirs = (changed_blocks(table.inputs[rows], _HALVES) for rows in (self.rows[block], members))
                 to_members[shared_blocks(mine, theirs) == 0] = _APART
             nearest = np.maximum.reduceat(to_members, starts, axis=1)
             order[block] = np.argsort(-nearest, axis=1, kind="stable")

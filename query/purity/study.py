@@ -114,7 +114,7 @@ def purity(
         looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
         away = np.bincount(units_of(authors.tolist(), MOST_UNITS)).max()
         reach: Integers = looked_at + np.bincount(families)[families] + away
-        order = neighbour_order(population.vectors, rows, population.blocks, reach)
+        order = neighbour_order(population.table.take(rows), reach)
         strata = {name: codes_of([values[row] for row in rows]) for name, values in within.items()}
 
         def score(excluded: Integers) -> PurityScore:

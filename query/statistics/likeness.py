@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
+from indexer.vectors.table import VectorTable, block_similarities
 
 # Up to this many models, points are exact; more models are placed by their similarities to this many of them.
 _LANDMARKS = 2048
@@ -18,39 +18,32 @@ _LEAST, _LEAST_OF_MANY = 1e-6, 0.1
 
 Reals = NDArray[np.floating[Any]]
 
-
-def similarities(mine: Reals, theirs: Reals, blocks: int = 0) -> Reals:
-    """(a, b) from (a, d) and (b, d) vectors of ``blocks`` of unit norm, or of unit norm as a whole (0)."""
-    products: Reals = mine @ theirs.T
-    if not blocks:
-        return products
-    shared = shared_blocks(changed_blocks(mine, blocks), changed_blocks(theirs, blocks))
-    return products / divisors(shared, blocks)
+similarities = block_similarities
 
 
-def points(vectors: Reals, blocks: int = 0) -> Reals:
+def points(table: VectorTable) -> Reals:
     """(n, m) unit vectors whose cosines are the similarities, for methods that need points.
 
-    If some models lack blocks, such points may not exist. Then the inner products are as close as possible (classical
-    scaling; Torgerson, 1952). More than 2,048 models are placed by their similarities to 2,048 landmarks drawn with a
-    fixed seed (Williams & Seeger, 2001, "Using the Nyström method").
+    If some models lack blocks, or are compared by other vectors, such points may not exist. Then the inner products are
+    as close as possible (classical scaling; Torgerson, 1952). More than 2,048 models are placed by their similarities
+    to 2,048 landmarks drawn with a fixed seed (Williams & Seeger, 2001, "Using the Nyström method").
     """
-    if not blocks or not len(vectors):
-        return vectors
-    if changed_blocks(vectors, blocks).all():
-        return vectors / np.float32(np.sqrt(blocks))
-    count = len(vectors)
+    vectors = table.inputs
+    if table.is_plain or not len(table):
+        return vectors / np.float32(np.sqrt(table.blocks or 1))
+    count = len(table)
     is_whole = count <= _LANDMARKS
     chosen = np.arange(count)
     if not is_whole:
         chosen = np.sort(np.random.default_rng(0).choice(count, _LANDMARKS, replace=False))
-    table = similarities(vectors[chosen], vectors[chosen], blocks).astype(np.float64)
-    np.fill_diagonal(table, 1.0)  # also for a model of very few blocks, whose similarities are shrunk
-    held, directions = np.linalg.eigh((table + table.T) / 2)
+    landmarks = table.take(chosen)
+    between = landmarks.similarities(landmarks).astype(np.float64)
+    np.fill_diagonal(between, 1.0)  # also for a model of very few blocks, whose similarities are shrunk
+    held, directions = np.linalg.eigh((between + between.T) / 2)
     kept = held > (_LEAST if is_whole else _LEAST_OF_MANY)
     if is_whole:
         placed = directions[:, kept] * np.sqrt(held[kept])
     else:
-        placed = similarities(vectors, vectors[chosen], blocks) @ (directions[:, kept] / np.sqrt(held[kept]))
+        placed = table.similarities(landmarks) @ (directions[:, kept] / np.sqrt(held[kept]))
     norms = np.linalg.norm(placed, axis=1, keepdims=True)
     return np.divide(placed, norms, out=np.zeros_like(placed), where=norms > 0).astype(vectors.dtype)

@@ -13,14 +13,13 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from indexer.machine import processors
-from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
+from indexer.vectors.table import VectorTable
 
 Integers = npt.NDArray[np.intp]
 Booleans = npt.NDArray[np.bool_]
@@ -33,7 +32,6 @@ Found = TypeVar("Found")
 _MOST_THREADS = 8  # each needs some hundred megabytes
 _BLOCK = 1 << 21  # numbers of lists, or of the similarity matrix, in memory at a time
 _PANEL = 1 << 24  # numbers of vectors in memory at a time: 64 MB
-_PAIRS = 8  # vectors multiplied again at a time, to fit the cache
 _FURTHER = 64  # further positions in which a run of near ties is expected to end
 
 # With a larger share of near ties, the whole list is computed again.
@@ -128,16 +126,18 @@ def marked(marks: Booleans) -> Callable[[Integers, Order], Booleans]:
 # ---- the order
 
 
-def neighbour_order(vectors: Floats, rows: Integers, blocks: int = 0, reach: Integers | None = None) -> Order:
-    """(n, n): for each candidate (row) all candidates, itself included, nearest first; ``blocks``: see ``likeness``.
+def neighbour_order(table: VectorTable, reach: Integers | None = None) -> Order:
+    """(n, n): for each model (row) all models, itself included, nearest first.
 
     Similarities that agree to 2^-32 are ties, which go to the earlier candidate. ``reach`` (n,): the length of each
     list that must be exact; beyond it, near ties of single precision are in any order. Raises ValueError if a vector is
     not finite.
     """
-    count = len(rows)
+    count = len(table)
     order = np.empty((count, count), np.uint16 if count < 2**16 else np.uint32)
-    exact = _Exact(vectors, rows, blocks)
+    if not np.isfinite(table.inputs).all() or not (table.outputs is None or np.isfinite(table.outputs).all()):
+        raise ValueError("a vector is not finite")
+    exact = _Exact(table)
     far = np.full(count, count) if reach is None else reach
     step = max(1, _BLOCK // max(1, count))
 
@@ -149,7 +149,7 @@ def neighbour_order(vectors: Floats, rows: Integers, blocks: int = 0, reach: Int
         exact.settle(keys, asked, far[asked])
         order[asked] = keys & _COLUMN
 
-    for start, similarity in _panels(vectors, rows, blocks, exact.changed):
+    for start, similarity in _panels(table):
         parts = ((start + first, similarity[first : first + step]) for first in range(0, len(similarity), step))
         map_parts(sort, parts)
     return order
@@ -167,25 +167,18 @@ def _keys(similarity: npt.NDArray[np.floating[Any]], columns: Keys) -> Keys:
     return keys
 
 
-def _panels(vectors: Floats, rows: Integers, blocks: int, changed: Booleans) -> Iterator[tuple[int, Floats]]:
-    """The first of some rows, and their similarities with all, (some, n); ``changed``: (n, blocks), see ``likeness``.
+def _panels(table: VectorTable) -> Iterator[tuple[int, Floats]]:
+    """The first of some rows, and their similarities with all, (some, n).
 
     Each pair is multiplied once: the products that a panel shares with a later one are kept until then.
     """
-    step = max(1, _PANEL // max(1, vectors.shape[1]))
-    parts = [rows[start : start + step] for start in range(0, len(rows), step)]
+    step = max(1, _PANEL // max(1, table.inputs.shape[1]))
+    parts = [table.take(slice(start, start + step)) for start in range(0, len(table), step)]
     kept: list[list[Floats]] = [[] for _ in parts]
     for here, part in enumerate(parts):
-        mine = vectors[part]
-        if not np.isfinite(mine).all():
-            raise ValueError("a vector is not finite")
         tiles = kept[here]
         for there in range(here, len(parts)):
-            theirs = mine if there == here else vectors[parts[there]]
-            tile = mine @ theirs.T
-            if blocks:
-                mask, other = (changed[place * step : (place + 1) * step] for place in (here, there))
-                tile /= divisors(shared_blocks(mask, other), blocks)
+            tile = part.similarities(parts[there])
             tiles.append(tile)
             if there > here:
                 kept[there].append(tile.T)
@@ -194,16 +187,10 @@ def _panels(vectors: Floats, rows: Integers, blocks: int, changed: Booleans) -> 
 
 
 class _Exact:
-    """Similarities in double precision, for the pairs that need it; ``changed`` (n, blocks): which blocks changed."""
+    """Similarities in double precision, for the pairs that need it."""
 
-    def __init__(self, vectors: Floats, rows: Integers, blocks: int) -> None:
-        self.vectors, self.rows, self.blocks = vectors, rows, blocks
-        self.changed = np.zeros((0, 0), dtype=bool)
-        if blocks:
-            step = max(1, _PANEL // max(1, vectors.shape[1]))
-            starts = range(0, len(rows), step)
-            found = [changed_blocks(vectors[rows[start : start + step]], blocks) for start in starts]
-            self.changed = np.concatenate([np.zeros((0, blocks), dtype=bool), *found])
+    def __init__(self, table: VectorTable) -> None:
+        self.table = table
 
     def settle(self, keys: Keys, asked: Integers, reach: Integers) -> None:
         """Put near ties of the sorted keys (asked, n) in exact order, in place, up to ``reach``."""
@@ -220,32 +207,20 @@ class _Exact:
     def _again(self, keys: Keys, asked: Integers, places: Integers) -> None:
         """Compute whole lists again."""
         count = keys.shape[1]
-        step = max(1, _PANEL // (2 * max(1, self.vectors.shape[1])))
+        step = max(1, _PANEL // (2 * max(1, self.table.inputs.shape[1])))
         for chosen in (places[start : start + step] for start in range(0, len(places), step)):
-            mine = self.vectors[self.rows[asked[chosen]]].astype(np.float64)
+            mine = self.table.take(asked[chosen])
             similarity = np.empty((len(chosen), count))
             for start in range(0, count, step):
-                theirs = self.vectors[self.rows[start : start + step]].astype(np.float64)
-                similarity[:, start : start + step] = mine @ theirs.T
-            if self.blocks:
-                similarity /= divisors(shared_blocks(self.changed[asked[chosen]], self.changed), self.blocks)
+                theirs = self.table.take(slice(start, start + step))
+                similarity[:, start : start + step] = mine.similarities(theirs, np.float64)
             found = _keys(similarity, np.arange(count, dtype=np.uint64))
             found.sort(axis=1)
             keys[chosen] = found
 
     def _pairs(self, mine: Integers, theirs: Integers) -> npt.NDArray[np.float64]:
-        """Similarities of pairs of candidates; fastest if equal values of ``mine`` are adjacent."""
-        products = np.empty(len(mine))
-        changes = np.flatnonzero(np.diff(mine, prepend=-1)).tolist()
-        for first, last in pairwise([*changes, len(mine)]):
-            left = self.vectors[self.rows[mine[first]]].astype(np.float64)
-            for start in range(first, last, _PAIRS):
-                some = slice(start, min(start + _PAIRS, last))
-                np.vecdot(self.vectors[self.rows[theirs[some]]].astype(np.float64), left, out=products[some])
-        if self.blocks:
-            shared = (self.changed[mine] & self.changed[theirs]).sum(axis=1, dtype=np.float32)
-            products /= divisors(shared, self.blocks)
-        return products
+        """Similarities of pairs of models."""
+        return self.table.pairs(mine, self.table, theirs)
 
 
 def _near_ties(keys: Keys, reach: Integers) -> tuple[Integers, Integers, Integers]:

@@ -171,7 +171,7 @@ def trace(
     row, evidence = token_evidence(atlas, found)
     if all_rows:
         require("Reading an embedding", *READERS)
-        if found.group == "adapter":
+        if found.is_adapter:
             raise AtlasError(f"{found.name} is an adapter: its embedding is the base's.", "Leave `all_rows` out.")
         base_commit = str(atlas.base_row(found.base)["commit"])
         evidence = evidence_of_all_rows(
@@ -342,7 +342,7 @@ def met_probabilities(evidence: TokenEvidence) -> NDArray[np.float64]:
 def _why_none(found: ResolvedModel, row: dict[str, Any] | None, evidence: TokenEvidence | None, all_rows: bool) -> str:
     if evidence is not None:
         return "No row of its input embedding moved: the embedding was frozen, or only its head was trained."
-    if found.group == "adapter":
+    if found.is_adapter:
         return (
             "It is an adapter, which leaves the input embedding as it is. `query ask` compares texts by its matrices."
         )

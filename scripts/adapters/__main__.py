@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from indexer.errors import AtlasError
 from query import Atlas
+from query.atlas import opened
+from query.reader import AtlasReader
 from scripts.adapters.study import (
     MEASURES,
-    Floats,
     Row,
     Started,
     Study,
@@ -58,7 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # ---- figures as plain JSON, and their tables in Markdown
 
 MATRICES = {"qv": "query and value", "all": "all linear"}
-_SAME = 2e-3  # of a number of a vector: the error of 16 bits where vectors are computed again from published ones
 LEARNT = 0.1  # an adapter has learnt something if its accuracy is this much above the commonest label's share
 NULLS = {"labels at random": 0.0, "half by the seed": 0.5, "four of five by the seed": 0.8}
 
@@ -75,24 +74,19 @@ def figures_of(study: Study, out: Path) -> dict[str, Any]:
         edges = json.loads(run(f"query lineage --all --base {study.plan.base} --json", show=False))
     # None was made from another fine-tune.
     children = {edge["model"] for edge in edges if edge["parent"] not in (None, study.plan.base)}
-    with Atlas(out / "atlas") as atlas:
-        return measure(atlas, study, out / "family") | {"children": len(children)}
+    with Atlas(out / "atlas") as atlas, opened(atlas) as reader:
+        return measure(reader, study, out / "family") | {"children": len(children)}
 
 
-def measure(atlas: Atlas, study: Study, family: Path) -> dict[str, Any]:
+def measure(atlas: AtlasReader, study: Study, family: Path) -> dict[str, Any]:
     """By row, of all models and of nulls, and how initialisations were recognised; NaN is None.
 
-    "before": without centres of initialisations. Raises AtlasError if the atlas was published by other code.
+    Before: of whole changes, with nothing subtracted; after: as published.
     """
     started = read_started(atlas, study.plan.base)
     labels = started.labels
-    before, after = started.centred(labels, by_start=False), started.population.vectors
-    if np.abs(after - started.centred(labels)).max() > _SAME:
-        raise AtlasError(
-            "The published vectors are not those that this script computes.",
-            "Run `index rebuild` there: the centres may be older than the latest models.",
-        )
-    found = {"the data": [whole(started, vectors, labels) for vectors in (before, after)]}
+    before, after = started.plain, started.population.table
+    found = {"the data": [whole(started, table, labels) for table in (before, after)]}
     found |= {name: null(started, share) for name, share in NULLS.items()}
     # None is a duplicate.
     repeats = atlas.rows(
@@ -102,7 +96,7 @@ def measure(atlas: Atlas, study: Study, family: Path) -> dict[str, Any]:
         "base": study.plan.base,
         "adapters": len(started.adapters),
         "full": len(labels) - len(started.adapters),
-        "rows": _by_row(started, study, family, before),
+        "rows": _by_row(started, study, family),
         "whole": {
             name: [[None if math.isnan(value) else round(value, 4) for value in side] for side in pair]
             for name, pair in found.items()
@@ -112,9 +106,9 @@ def measure(atlas: Atlas, study: Study, family: Path) -> dict[str, Any]:
     }
 
 
-def _by_row(started: Started, study: Study, family: Path, before: Floats) -> list[dict[str, Any]]:
+def _by_row(started: Started, study: Study, family: Path) -> list[dict[str, Any]]:
     """By rank, matrices and rate: what was learnt, and how alike adapters are after and before."""
-    blocks, vectors, runs_by_model = started.population.blocks, started.population.vectors, study.runs
+    before, after, runs_by_model = started.plain, started.population.table, study.runs
     places_of: dict[Row, list[int]] = {}
     for place, model in enumerate(started.population.models):
         if model in study.shared:
@@ -132,17 +126,13 @@ def _by_row(started: Started, study: Study, family: Path, before: Floats) -> lis
             math.log(len(study.plan.datasets[run.dataset].labels)) - result["eval_loss"]
             for run, result in zip(runs, results, strict=True)
         ]
-        alone = started.centred([run.dataset for run in runs], places)
-        values = {
-            "after": triples(vectors[places], blocks, runs, learnt),
-            "before": triples(before[places], blocks, runs, learnt),
-            "alone": triples(alone, blocks, runs, learnt),
-        }
+        sides = {"before": before.take(places), "after": after.take(places)}
+        values = {name: triples(table, runs, learnt) for name, table in sides.items()}
         rows.append(
             {**row._asdict(), "adapters": len(runs), "accuracy": round(float(np.mean(accuracies)), 4),
              "worst": round(min(accuracies), 4), "gain": round(float(np.mean(gains)), 4),
-             "by_data": [round(against_chance(one, blocks, runs)[0], 4) for one in (before[places], vectors[places])],
-             "without_data": round(against_chance(vectors[places], blocks, runs)[1], 4),
+             "by_data": [round(against_chance(table, runs)[0], 4) for table in sides.values()],
+             "without_data": round(against_chance(sides["after"], runs)[1], 4),
              **{name: [None if math.isnan(one) else round(one, 4) for one in found] for name, found in values.items()}}
         )  # fmt: skip
     return rows
@@ -153,7 +143,7 @@ def tables(figures: dict[str, Any]) -> str:
     by_row = [
         ["rank, matrices, rate", "accuracy", "worst data set", "loss below guessing", "same data, other seed",
          "other data, same seed", "neither", "right", "right, if the data said nothing", "right, of learnt",
-         "right, row alone", "before: right", "other seed: same data before other data"]
+         "before: right", "other seed: same data before other data"]
     ]  # fmt: skip
     for row in figures["rows"]:
         *alike, right, of_learnt = row["after"]
@@ -163,7 +153,7 @@ def tables(figures: dict[str, Any]) -> str:
                 f"{row['rank']}, {MATRICES[row['targets']]}, {row['rate']:g}",
                 *(decimal(row[name], 2) for name in ("accuracy", "worst", "gain")),
                 *map(decimal, alike),
-                *(decimal(one, 2) for one in (right, row["without_data"], of_learnt, row["alone"][3])),
+                *(decimal(one, 2) for one in (right, row["without_data"], of_learnt)),
                 f"{decimal(right_before, 2)} ({', '.join(map(decimal, alike_before))})",
                 f"{decimal(row['by_data'][0], 2)} → {decimal(row['by_data'][1], 2)}",
             ]

@@ -15,24 +15,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors.centre import (
-    ADAPTER,
-    FULL,
-    GROUPS,
-    Centre,
-    GroupCentre,
-    centre_of,
-    data_vote,
-    fewest_votes,
-    initialisation_group,
-)
-from query import Atlas
+from indexer.records.sketch import DRAW, sketched
+from indexer.records.store import RecordStore
+from indexer.vectors.centre import FULL
+from indexer.vectors.table import VectorTable
 from query.clusters.study import clusters
 from query.population import Head, Population, distinct, read_population
 from query.predict.evaluation import evaluate_models
 from query.predict.training_set import LabelledModels
 from query.purity.study import purity
-from query.statistics.likeness import similarities
+from query.reader import AtlasReader
 from scripts.family.plan import Adapter, Plan, Run, load_plan
 from scripts.vectors import matches_of_nearest
 
@@ -128,15 +120,13 @@ Floats = NDArray[np.float32]
 class Started:
     """The distinct models of a base, and what the atlas knows of their starts; entry i is the same model.
 
-    ``uncentred``: (n, d) vectors before anything was subtracted. ``groups``: adapter or full. ``norms``: of the whole
-    change.
+    ``plain``: the vectors of whole changes, with nothing subtracted. ``groups``: see ``indexer.vectors.centre``.
     """
 
     population: Population
     groups: NDArray[np.str_]
     initialisations: list[int | None]
-    norms: list[float]
-    uncentred: Floats
+    plain: VectorTable
 
     @property
     def labels(self) -> list[str]:
@@ -146,75 +136,44 @@ class Started:
     @property
     def adapters(self) -> list[int]:
         """Places of the adapters."""
-        return np.flatnonzero(self.groups == ADAPTER).tolist()
-
-    def centred(self, labels: Sequence[str], rows: Sequence[int] | None = None, *, by_start: bool = True) -> Floats:
-        """(n, d) vectors of the models at ``rows`` (default: all), as an atlas of these would publish them.
-
-        ``labels``: for each of ``rows``, the data set that its vote counts for. ``by_start``: with centres of
-        initialisations; without, as before they were introduced.
-        """
-        chosen = list(range(len(self.groups))) if rows is None else list(rows)
-        mine, blocks = self.uncentred[chosen], self.population.blocks
-        groups = self.groups[chosen]
-        starts = [self.initialisations[row] for row in chosen]
-        authors = [self.population.authors[row] for row in chosen]
-        centres = {name: GroupCentre.nothing(blocks, mine.shape[1] // blocks) for name in GROUPS}
-        for name in set(groups.tolist()):
-            members = np.flatnonzero(groups == name)
-            centres[name] = centre_of(mine[members], [authors[place] for place in members], blocks)
-        for start in {one for one in starts if one is not None} if by_start else ():
-            members = np.array([place for place, one in enumerate(starts) if one == start])
-            votes = [data_vote([labels[place]]) for place in members]
-            if len(set(votes)) >= fewest_votes(votes):
-                norms = [self.norms[chosen[place]] for place in members]
-                made = centre_of(mine[members], votes, blocks, centres[ADAPTER], norms)
-                centres[initialisation_group(start)] = made
-        centre = Centre(centres)
-        found = np.zeros_like(mine)
-        for place, (group, start) in enumerate(zip(groups.tolist(), starts, strict=True)):
-            found[place] = centre.centred(mine[place : place + 1], centre.group_of(group, start))[0]
-        return found
+        return np.flatnonzero(self.groups != FULL).tolist()
 
 
-def read_started(atlas: Atlas, base: str) -> Started:
-    """Raises AtlasError if the base has no vectors."""
+def read_started(atlas: AtlasReader, base: str) -> Started:
+    """Raises AtlasError if the base has no vectors, or a record is missing."""
     population = distinct(read_population(atlas, base))
-    centre = atlas.centre(base)
-    assert centre is not None
-    rows = atlas.rows("SELECT model_id, vector_group, initialisation, delta_norm FROM models WHERE base = ?", [base])
+    rows = atlas.rows("SELECT model_id, vector_group, initialisation, record_key FROM models WHERE base = ?", [base])
     known = {row["model_id"]: row for row in rows}
     found = [known[model_id] for model_id in population.ids.tolist()]
-    uncentred = np.zeros_like(population.vectors)
-    for place, row in enumerate(found):
-        group = centre.group_of(row["vector_group"], row["initialisation"])
-        uncentred[place] = centre.uncentred(population.vectors[place : place + 1], group)[0]
-    groups, starts, norms = ([row[name] for row in found] for name in ("vector_group", "initialisation", "delta_norm"))
-    return Started(population, np.array(groups), starts, norms, uncentred)
+    store = RecordStore(atlas.folder)
+    length = population.vectors.shape[1] // population.blocks
+    plain = np.stack([sketched(store.read(row["record_key"]), "input", length, DRAW) for row in found])
+    groups, starts = ([row[name] for row in found] for name in ("vector_group", "initialisation"))
+    return Started(population, np.array(groups), starts, VectorTable(plain, population.blocks))
 
 
-def triples(vectors: Floats, blocks: int, runs: Sequence[Run], has_learnt: Sequence[bool]) -> list[float]:
+def triples(table: VectorTable, runs: Sequence[Run], has_learnt: Sequence[bool]) -> list[float]:
     """How adapters of one row of the table compare: data against seeds.
 
-    ``runs``: of the vectors; all have shared seeds, and each seed was used on each data set once.
+    ``runs``: of the models of ``table``; all have shared seeds, and each seed was used on each data set once.
 
     Returns the mean similarities of adapters with the same data (and another seed), with the same seed (and other
     data), and with neither; the share of triples that are right: an adapter on the same data with another seed is more
     similar than one on other data with the same seed; and that share among triples of adapters that all learnt
     something.
     """
-    table = similarities(vectors.astype(np.float64), vectors.astype(np.float64), blocks)
+    found = table.similarities(table, np.float64)
     kinds: dict[tuple[bool, bool], list[float]] = {}
     wins: list[bool] = []
     of_learnt: list[bool] = []
     for asked, other in itertools.permutations(range(len(runs)), 2):
         is_data = runs[asked].dataset == runs[other].dataset
         is_seed = runs[asked].seed == runs[other].seed
-        kinds.setdefault((is_data, is_seed), []).append(table[asked, other])
+        kinds.setdefault((is_data, is_seed), []).append(found[asked, other])
         if is_data:
             for rival, run in enumerate(runs):
                 if run.seed == runs[asked].seed and run.dataset != runs[asked].dataset:
-                    wins.append(table[asked, other] > table[asked, rival])
+                    wins.append(found[asked, other] > found[asked, rival])
                     if has_learnt[asked] and has_learnt[other] and has_learnt[rival]:
                         of_learnt.append(wins[-1])
     return [
@@ -224,7 +183,7 @@ def triples(vectors: Floats, blocks: int, runs: Sequence[Run], has_learnt: Seque
     ]
 
 
-def against_chance(vectors: Floats, blocks: int, runs: Sequence[Run]) -> tuple[float, float]:
+def against_chance(table: VectorTable, runs: Sequence[Run]) -> tuple[float, float]:
     """Two shares that put ``triples`` into perspective; arguments as there.
 
     The first: of an adapter, one on the same data with another seed, and one on other data with another seed, how often
@@ -233,20 +192,20 @@ def against_chance(vectors: Floats, blocks: int, runs: Sequence[Run]) -> tuple[f
     what the share of right triples would be if the data said nothing: subtracting the mean of n adapters of a seed
     makes them on average dissimilar, by −1 / (n − 1).
     """
-    table = similarities(vectors.astype(np.float64), vectors.astype(np.float64), blocks)
+    found = table.similarities(table, np.float64)
     by_data: list[bool] = []
     without_data: list[bool] = []
     for asked, run in enumerate(runs):
         others = [place for place in range(len(runs)) if place != asked]
         unlike = [one for one in others if runs[one].dataset != run.dataset and runs[one].seed != run.seed]
         by_data += [
-            table[asked, one] > table[asked, other]
+            found[asked, one] > found[asked, other]
             for one in others
             for other in unlike
             if runs[one].dataset == run.dataset and runs[one].seed != run.seed
         ]
         without_data += [
-            table[asked, other] > table[asked, one]
+            found[asked, other] > found[asked, one]
             for one in others
             for other in unlike
             if runs[one].dataset != run.dataset and runs[one].seed == run.seed
@@ -254,7 +213,7 @@ def against_chance(vectors: Floats, blocks: int, runs: Sequence[Run]) -> tuple[f
     return float(np.mean(by_data)), float(np.mean(without_data))
 
 
-def whole(started: Started, vectors: Floats, labels: Sequence[str], *, is_null: bool = False) -> list[float]:
+def whole(started: Started, table: VectorTable, labels: Sequence[str], *, is_null: bool = False) -> list[float]:
     """The values of MEASURES.
 
     Purity of all models, across authors, of adapters among adapters and among full fine-tunes; accuracy of predictions
@@ -263,7 +222,9 @@ def whole(started: Started, vectors: Floats, labels: Sequence[str], *, is_null: 
     ``is_null``: what is above chance (for predictions, above the share of the commonest label), and no clusters.
     """
     sets = [frozenset([label]) for label in labels]
-    population = replace(started.population, vectors=vectors, datasets=sets)
+    population = replace(
+        started.population, vectors=table.inputs, outputs=table.outputs, groups=table.groups, datasets=sets
+    )
     found = purity(population, draws=1)  # p values are not shown
     scores = []
     for score in (found, found.cross_author):
@@ -271,16 +232,15 @@ def whole(started: Started, vectors: Floats, labels: Sequence[str], *, is_null: 
         scores.append(score.purity - (score.chance if is_null else 0) if known else math.nan)
     adapters = started.adapters
     for candidates in (adapters, np.flatnonzero(started.groups == FULL).tolist()):
-        pairs = matches_of_nearest(vectors, population.blocks, sets, adapters, candidates)
+        pairs = matches_of_nearest(table, sets, adapters, candidates)
         shares = [share - (chance if is_null else 0) for share, chance in pairs]
         scores.append(float(np.mean(shares)) if shares else math.nan)
     labelled = LabelledModels(
-        vectors=vectors,
+        table=table,
         models=population.models,
         authors=population.authors,
         datasets=sets,
         heads=[Head()] * len(labels),
-        blocks=population.blocks,
     )
     asked = {population.models[row] for row in adapters}
     hits = [one.right > 0 for one in evaluate_models(labelled, k=10).outcomes if one.model in asked]
@@ -304,8 +264,8 @@ def null(started: Started, share: float) -> list[list[float]]:
         for row in started.adapters:
             if draw.random() < share and started.initialisations[row] is not None:
                 labels[row] = kinds[numbers[started.initialisations[row]] % len(kinds)]
-        for rows, by_start in zip(found, (False, True), strict=True):
-            rows.append(whole(started, started.centred(labels, by_start=by_start), labels, is_null=True))
+        for rows, table in zip(found, (started.plain, started.population.table), strict=True):
+            rows.append(whole(started, table, labels, is_null=True))
     return [np.mean(rows, axis=0).tolist() for rows in found]
 
 

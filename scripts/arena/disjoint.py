@@ -215,7 +215,7 @@ def adapter_to_full(atlas: Atlas, base: str) -> float | None:
         [row for row, one in enumerate(population.ids.tolist()) if population.datasets[row] and group_of[one] == group]
         for group in (ADAPTER, FULL)
     )
-    found = matches_of_nearest(population.vectors, population.blocks, population.datasets, adapters, full)
+    found = matches_of_nearest(population.table, population.datasets, adapters, full)
     return float(np.mean([share for share, _ in found])) if found else None
 
 

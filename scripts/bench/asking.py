@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from indexer.vectors.table import VectorTable
 from query import Atlas
 from scripts.bench.measure import NotMeasuredError, Table, interleaved, made_once, say
 from scripts.child import PROJECT, run_module, run_python
@@ -103,7 +104,9 @@ def measure_search(work: Path) -> list[Table]:
             return set(vectors.ids[best[np.argsort(-similarities[best])]].tolist())
 
         ways: dict[str, Callable[[int], object]] = {
-            "ours": lambda place: {found for found, _ in index.search(matrix[place], NEAREST)},
+            "ours": lambda place: {
+                found for found, _ in index.search(VectorTable(matrix[place][None], index.masks.blocks), NEAREST)
+            },
             "bare FAISS": lambda place: set(
                 vectors.ids[bare.search(matrix[place : place + 1], NEAREST)[1][0]].tolist()
             ),

@@ -160,7 +160,7 @@ def adapter_to_full(population: Population) -> float | None:
                 for other, of in enumerate(population.relations)
                 if of == "finetune" and population.authors[other] != author
             ]
-            found = matches_of_nearest(population.vectors, population.blocks, population.datasets, [row], others)
+            found = matches_of_nearest(population.table, population.datasets, [row], others)
             scores += [share for share, _ in found]
     return float(np.mean(scores)) if scores else None
 

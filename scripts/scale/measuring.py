@@ -18,6 +18,7 @@ from indexer.atlas import NEIGHBOURS
 from indexer.listing.listing import Listing
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import blocks
+from indexer.vectors.table import VectorTable
 from query import Atlas
 from scripts.child import call, run_module, run_python
 from scripts.scale.making import BASE, Maker, make_checkpoint, record_all
@@ -185,7 +186,7 @@ def recall_of(index: VectorIndex, queries: Floats, k: int = 10) -> float:
         likeness = queries @ block.matrix.T / index.masks.divisors(queries, block.ids)
         best = -np.partition(-np.hstack([best, likeness]), k - 1, axis=1)[:, :k]
     least = best.min(axis=1) - 1e-6
-    found = [index.search(query, k) for query in queries]
+    found = [index.search(VectorTable(query[None], index.masks.blocks), k) for query in queries]
     return float(np.mean([[one >= edge for _, one in row] for row, edge in zip(found, least, strict=True)]))
 
 

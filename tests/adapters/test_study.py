@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from indexer.vectors.table import VectorTable
 from scripts.adapters.study import against_chance, load_study, triples
 from scripts.family.plan import Adapter, Run
 
@@ -43,19 +44,19 @@ def vectors_by(key) -> np.ndarray:
 
 
 def test_triples_separate_data_from_seeds():
-    by_data = triples(vectors_by(lambda run: run.dataset), 1, RUNS, [True] * 6)
+    by_data = triples(VectorTable(vectors_by(lambda run: run.dataset), 1), RUNS, [True] * 6)
     assert by_data[:4] == [1, 0, 0, 1]
-    by_seed = triples(vectors_by(lambda run: run.seed), 1, RUNS, [True] * 6)
+    by_seed = triples(VectorTable(vectors_by(lambda run: run.seed), 1), RUNS, [True] * 6)
     assert by_seed[:4] == [0, 1, 0, 0]
 
 
 def test_triples_of_learnt_leave_out_adapters_that_learnt_nothing():
     """The vectors of z depend on the seed, the others on the data; z learnt nothing."""
     vectors = vectors_by(lambda run: str(run.seed) if run.dataset == "z" else run.dataset)
-    *_, right, of_learnt = triples(vectors, 1, RUNS, [run.dataset != "z" for run in RUNS])
+    *_, right, of_learnt = triples(VectorTable(vectors, 1), RUNS, [run.dataset != "z" for run in RUNS])
     assert right < 1
     assert of_learnt == 1
-    assert np.isnan(triples(vectors, 1, RUNS, [False] * 6)[-1])
+    assert np.isnan(triples(VectorTable(vectors, 1), RUNS, [False] * 6)[-1])
 
 
 def test_the_mean_of_a_seed_makes_triples_right_though_the_data_say_nothing():
@@ -66,10 +67,10 @@ def test_the_mean_of_a_seed_makes_triples_right_though_the_data_say_nothing():
         for places in members:
             noise[places] -= noise[places].mean(axis=0)
         noise /= np.linalg.norm(noise, axis=1, keepdims=True)
-        assert triples(noise, 1, RUNS, [True] * 6)[3] == 1
-        found.append(against_chance(noise, 1, RUNS))
+        assert triples(VectorTable(noise, 1), RUNS, [True] * 6)[3] == 1
+        found.append(against_chance(VectorTable(noise, 1), RUNS))
     by_data, without_data = np.mean(found, axis=0)
     assert by_data == pytest.approx(0.5, abs=0.15)
     assert without_data == 1
-    assert against_chance(vectors_by(lambda run: run.dataset), 1, RUNS) == (1, 0)
-    assert against_chance(vectors_by(lambda run: str(run.seed)), 1, RUNS)[0] == 0
+    assert against_chance(VectorTable(vectors_by(lambda run: run.dataset), 1), RUNS) == (1, 0)
+    assert against_chance(VectorTable(vectors_by(lambda run: str(run.seed)), 1), RUNS)[0] == 0

@@ -34,7 +34,7 @@ LIMIT = 1e-3
 
 
 def similarity(one, other) -> float:
-    first, second = signatures_from([signature_of(record.vectors["input.2"]) for record in (one, other)])
+    first, second = signatures_from([signature_of(record.vectors["input.3"]) for record in (one, other)])
     return float(first @ second)
 
 

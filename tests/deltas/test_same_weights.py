@@ -45,7 +45,7 @@ def test_twins_stored_differently_have_the_same_vectors_where_spectra_are_flat(t
         assert difference_of(first, other) < 1e-6, name
         for here, there in zip(first.deltas, other.deltas, strict=True):
             np.testing.assert_array_equal(here.s, there.s, err_msg=name)
-        np.testing.assert_array_equal(first.vectors["input.2"], other.vectors["input.2"], err_msg=name)
+        np.testing.assert_array_equal(first.vectors["input.3"], other.vectors["input.3"], err_msg=name)
 
 
 def test_an_edited_card_changes_no_vector_and_matrices_differ_in_their_start(tmp_path):
@@ -54,7 +54,7 @@ def test_an_edited_card_changes_no_vector_and_matrices_differ_in_their_start(tmp
     folder = made.save(tmp_path / "tuned", made.changed(weights, 1e-3))
     before, after = (made.record_of(folder, base, "ann/model", commit * 40) for commit in "cd")
     assert before.identity.digest != after.identity.digest
-    np.testing.assert_array_equal(before.vectors["input.2"], after.vectors["input.2"])
+    np.testing.assert_array_equal(before.vectors["input.3"], after.vectors["input.3"])
 
 
 def listed(commit: str) -> ListedModel:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from indexer.vectors.table import VectorTable
 from query.population import Head
 from query.predict.predict import Target
 from query.predict.training_set import LabelledModels
@@ -14,6 +15,7 @@ from query.predict.training_set import LabelledModels
 def target(vector, head=None, author="asker", **facts) -> Target:
     given = {"declared": (), "duplicates": (), "notes": (), "model_id": None}
     found = None if vector is None else np.asarray(vector, np.float32) / np.linalg.norm(vector)
+    found = None if found is None else VectorTable(found[None, :])
     return Target("asker/model", "base", author, vector=found, head=head or Head(), **given | facts)
 
 
@@ -86,7 +88,7 @@ def labelled_models(vectors, authors, datasets, heads=None, models=None) -> Labe
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     count = len(authors)
     return LabelledModels(
-        vectors=(vectors / np.where(norms > 0, norms, 1)).astype(np.float32),
+        table=VectorTable((vectors / np.where(norms > 0, norms, 1)).astype(np.float32)),
         models=list(models or [f"{author}/m{number}" for number, author in enumerate(authors)]),
         authors=list(authors),
         datasets=[frozenset({names}) if isinstance(names, str) else frozenset(names) for names in datasets],
@@ -96,7 +98,7 @@ def labelled_models(vectors, authors, datasets, heads=None, models=None) -> Labe
 
 def joined(first: LabelledModels, second: LabelledModels) -> LabelledModels:
     return LabelledModels(
-        vectors=np.concatenate([first.vectors, second.vectors]),
+        table=first.table.with_last(second.table),
         models=first.models + second.models,
         authors=first.authors + second.authors,
         datasets=first.datasets + second.datasets,

@@ -196,7 +196,7 @@ def test_a_sweep_weighs_as_one_model():
     last = len(found.models) - 1
     again = replace(
         found,
-        vectors=np.concatenate([found.vectors, np.repeat(found.vectors[last:], 40, axis=0)]),
+        table=found.table.take([*range(last + 1), *[last] * 40]),
         models=found.models + [f"again/{number}" for number in range(40)],
         authors=found.authors + found.authors[last:] * 40,
         datasets=found.datasets + found.datasets[last:] * 40,

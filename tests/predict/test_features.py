@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from indexer.vectors.table import VectorTable
 from query.population import Head, head_of, own_datasets
 from query.predict.heads import SMOOTHING
 from query.predict.predict import predict_target
@@ -37,7 +38,7 @@ def loop_sweeps(found, row, withheld, is_hidden):
             continue
         if is_hidden and any(are_kin(a, b) for a in own(found.datasets[row]) for b in own(names)):
             continue
-        near = float(np.dot(found.vectors[row].astype(float), found.vectors[other].astype(float)))
+        near = float(np.dot(found.table.inputs[row].astype(float), found.table.inputs[other].astype(float)))
         key = (author, tuple(sorted(own(names))))
         best[key] = max(best.get(key, -2), near)
     return sorted(((near, names, author) for (author, names), near in best.items()), reverse=True)
@@ -251,7 +252,7 @@ def test_generic_names_say_only_their_number():
         ["two", "two", "three", "three"],
         [Head(CLASSIFIER, 2, frozenset({"no", "yes"})), Head(CLASSIFIER, 2), Head(CLASSIFIER, 3), Head(CLASSIFIER, 3)],
     )
-    asked = found.with_unlabelled(np.ones(4, np.float32) / 2, "eve/m", "eve", Head(CLASSIFIER, 2))
+    asked = found.with_unlabelled(VectorTable(np.ones((1, 4), np.float32) / 2), "eve/m", "eve", Head(CLASSIFIER, 2))
     ratios = TrainingSet(asked, K).features(np.array([4])).head[0]
     named = replace(asked, heads=[*asked.heads[:4], Head(CLASSIFIER, 2, frozenset({"no", "yes"}))])
     by_name = TrainingSet(named, K).features(np.array([4])).head[0]

@@ -28,7 +28,7 @@ def population():
 
 
 def test_answers_sum_to_one_and_the_rows_are_json(population):
-    prediction = predict_target(target(population.vectors[3], Head(CLASSIFIER, 3)), population, k=10)
+    prediction = predict_target(target(population.table.inputs[3], Head(CLASSIFIER, 3)), population, k=10)
     chances = [one.probability for one in prediction.answers]
     assert sum(chances) == pytest.approx(1)
     assert chances == sorted(chances, reverse=True)
@@ -48,7 +48,7 @@ def test_answers_sum_to_one_and_the_rows_are_json(population):
 
 
 def test_voters_add_up_to_the_votes(population):
-    prediction = predict_target(target(population.vectors[3]), population, k=7)
+    prediction = predict_target(target(population.table.inputs[3]), population, k=7)
     assert len(prediction.voters) == 7
     assert prediction.voters[0].vote == pytest.approx(1)
     for one in prediction.answers:
@@ -57,7 +57,9 @@ def test_voters_add_up_to_the_votes(population):
         assert one.models == tuple(voter.model for voter in heard if voter.vote > 0)
     for voter in prediction.voters:
         row = population.models.index(voter.model)
-        assert voter.similarity == pytest.approx(float(population.vectors[row] @ population.vectors[3]), abs=1e-5)
+        assert voter.similarity == pytest.approx(
+            float(population.table.inputs[row] @ population.table.inputs[3]), abs=1e-5
+        )
 
 
 def test_only_the_head_is_used_if_the_change_says_nothing(population):
@@ -70,16 +72,16 @@ def test_only_the_head_is_used_if_the_change_says_nothing(population):
 
 
 def test_only_the_vector_is_used_without_a_head(population):
-    prediction = predict_target(target(population.vectors[0]), population, k=10)
+    prediction = predict_target(target(population.table.inputs[0]), population, k=10)
     assert prediction.evidence == "vectors"
     assert all(one.head is None and one.probability == one.vectors for one in prediction.answers)
     assert any("uses only its vector" in note for note in prediction.notes)
 
 
 def test_declared_datasets_and_duplicates_are_named_and_change_nothing(population):
-    plain = predict_target(target(population.vectors[0]), population, k=10)
+    plain = predict_target(target(population.table.inputs[0]), population, k=10)
     facts = {"declared": ("glue", "d1"), "duplicates": (Duplicate("bob/copy", ("d2",)),)}
-    found = predict_target(target(population.vectors[0], **facts), population, k=10)
+    found = predict_target(target(population.table.inputs[0], **facts), population, k=10)
     assert [one.probability for one in found.answers] == [one.probability for one in plain.answers]
     assert [one.dataset for one in found.answers if one.declared] == ["d1"]
     assert any("glue, d1" in note for note in found.notes)
@@ -99,7 +101,7 @@ def test_without_models_by_other_authors_there_is_no_prediction():
 def test_small_atlases_get_an_answer_and_a_word_of_caution(count):
     rng = np.random.default_rng(count)
     found = labelled_models(rng.normal(size=(count, 6)), [f"author{n}" for n in range(count)], ["x"] * count)
-    prediction = predict_target(target(found.vectors[0]), found, k=10)
+    prediction = predict_target(target(found.table.inputs[0]), found, k=10)
     assert not prediction.calibrated
     assert {one.dataset for one in prediction.answers} == {"x", NONE_OF_THESE}
     assert sum(one.probability for one in prediction.answers) == pytest.approx(1)
@@ -111,7 +113,7 @@ def test_nothing_of_the_askers_author_is_fitted_from(population):
     author = population.authors[0]
     mine = [row for row, name in enumerate(population.authors) if name == author]
     altered = [frozenset({"d3"}) if row in mine else names for row, names in enumerate(population.datasets)]
-    vector = population.vectors[mine[0]] + 0.1
+    vector = population.table.inputs[mine[0]] + 0.1
     first = predict_target(target(vector, author=author), population, k=10)
     second = predict_target(target(vector, author=author), replace(population, datasets=altered), k=10)
     known = {one.dataset: one.probability for one in second.answers}
@@ -224,7 +226,7 @@ def test_the_evaluation_on_the_command_line(shell):
 
 
 def test_another_share_of_unknown_data_changes_the_odds_of_all_evidence(population):
-    found = predict_target(target(population.vectors[3], Head(CLASSIFIER, 3)), population, k=10)
+    found = predict_target(target(population.table.inputs[3], Head(CLASSIFIER, 3)), population, k=10)
     moved = found.with_unknown_share(0.6)
     factor = (0.6 / 0.4) / (found.unknown_share / (1 - found.unknown_share))
     for column in ("probability", "vectors", "head"):
@@ -244,7 +246,7 @@ def test_another_share_of_unknown_data_changes_the_odds_of_all_evidence(populati
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_share_of_none_or_all_loses_no_evidence(population, share):
-    found = predict_target(target(population.vectors[3], Head(CLASSIFIER, 3)), population, k=10)
+    found = predict_target(target(population.table.inputs[3], Head(CLASSIFIER, 3)), population, k=10)
     moved = found.with_unknown_share(share)
     assert answer(moved, NONE_OF_THESE).probability == share
     assert moved.with_unknown_share(0.4) == found.with_unknown_share(0.4)
@@ -259,8 +261,8 @@ def test_a_share_of_none_or_all_loses_no_evidence(population, share):
 @pytest.mark.parametrize("unknown", a_few([9, 0], 1))
 def test_of_many_models_the_share_of_unknown_data_is_estimated(population, monkeypatch, unknown):
     rng = np.random.default_rng(4)
-    strange = rng.normal(size=(unknown, population.vectors.shape[1]))
-    vectors = np.concatenate([population.vectors[: 12 - unknown], strange])
+    strange = rng.normal(size=(unknown, population.table.inputs.shape[1]))
+    vectors = np.concatenate([population.table.inputs[: 12 - unknown], strange])
 
     def ask(atlas, model, *rest):
         return predict_target(target(vectors[int(model)]), population, k=10)

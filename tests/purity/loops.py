@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from indexer.vectors.table import VectorTable
 from query.purity.study import purity
 
 
@@ -42,6 +43,10 @@ class Models:
         self.is_unrelated = self.is_unrelated or [False] * n
         self.group = self.group or [None] * n
         self.representative = self.representative or [True] * n
+
+    @property
+    def table(self) -> VectorTable:
+        return VectorTable(self.vectors, self.blocks)
 
 
 def candidates_of(m: Models):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.vectors.table import VectorTable
 from query.purity.labels import LabelledOrder
 from query.purity.study import purity
 from query.statistics.neighbours import leave_out, neighbour_order
@@ -98,7 +99,7 @@ def test_a_draw_that_cannot_reach_is_given_up_rightly(signal, most_labels):
     places = rng.standard_normal((4, 8))
     vectors = np.array([signal * places["abcd".index(min(d))] for d in datasets]) + rng.standard_normal((90, 8))
     groups = np.arange(90) // 3
-    order = neighbour_order(vectors.astype(np.float32), np.arange(90))
+    order = neighbour_order(VectorTable(vectors.astype(np.float32)))
     leave_out(order, groups)
     trial = LabelledOrder(order, groups, datasets, None)
     for _ in range(20):
@@ -235,7 +236,7 @@ def test_labels_without_meaning_give_chance_and_uniform_p():
 def test_groups_within_groups_are_left_out_one_after_the_other():
     """Family trees of different sizes, then the authors who have whole trees."""
     vectors = np.random.default_rng(7).standard_normal((11, 4)).astype(np.float32)
-    order = neighbour_order(vectors, np.arange(11))
+    order = neighbour_order(VectorTable(vectors))
     whole = order.tolist()
     trees, authors = np.array([0, 0, 1, 2, 3, 3, 3, 3, 4, 5, 5]), np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 3, 3])
     for groups in (trees, authors):

@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from indexer.vectors.table import VectorTable
 from query.purity.labels import LabelledOrder, OwnPlaces
 from query.purity.study import purity
 from query.statistics.authors import AuthorRuns
@@ -101,7 +102,7 @@ def test_many_at_once_are_as_one_by_one(k, several):
     count = 24
     labels = [frozenset(rng.choice(list("abcd"), 1 + several * int(rng.integers(2))).tolist()) for _ in range(count)]
     authors = codes_of(rng.integers(0, 6, count).tolist())
-    order = neighbour_order(rng.standard_normal((count, 5)).astype(np.float32), np.arange(count))
+    order = neighbour_order(VectorTable(rng.standard_normal((count, 5)).astype(np.float32)))
     leave_out(order, authors)
     trial = LabelledOrder(order, authors, labels, k)
     kinds = trial.sweeps.permuted(trial.sweep_kinds, rng, 30)
@@ -152,7 +153,7 @@ def test_without_own_models_many_at_once_are_as_one_by_one(k):
     rng = np.random.default_rng(3)
     labels = [frozenset(rng.choice(list("abcd"), 1 + int(rng.integers(2))).tolist()) for _ in range(40)]
     owners, kin = codes_of(rng.integers(0, 7, 40).tolist()), np.arange(40)
-    order = neighbour_order(rng.standard_normal((40, 5)).astype(np.float32), np.arange(40))
+    order = neighbour_order(VectorTable(rng.standard_normal((40, 5)).astype(np.float32)))
     leave_out(order, kin)
     own = OwnPlaces(order, kin, owners)
     leave_out(order, owners)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from indexer.vectors.table import VectorTable
 from query.statistics.neighbours import neighbour_order
 
 
@@ -38,19 +39,19 @@ def test_the_order_is_that_of_double_precision(apart, monkeypatch):
     monkeypatch.setattr("query.statistics.neighbours._PANEL", 50 * 120)
     vectors = population(200, apart, np.random.default_rng(2))
     expected = in_double(vectors)
-    np.testing.assert_array_equal(neighbour_order(vectors, np.arange(200), 6), expected)
+    np.testing.assert_array_equal(neighbour_order(VectorTable(vectors, 6)), expected)
 
 
 def test_single_precision_alone_would_be_another_order(monkeypatch):
     vectors = population(200, 2e-8, np.random.default_rng(2))
     monkeypatch.setattr("query.statistics.neighbours._Exact.settle", lambda *arguments: None)
-    assert (neighbour_order(vectors, np.arange(200), 6) != in_double(vectors)).any()
+    assert (neighbour_order(VectorTable(vectors, 6)) != in_double(vectors)).any()
 
 
 def test_requested_ranks_are_in_order_and_all_others_are_present():
     vectors = population(300, 4e-7, np.random.default_rng(3))
     reach = np.random.default_rng(4).integers(0, 300, 300)
-    order, expected = neighbour_order(vectors, np.arange(300), 6, reach), in_double(vectors)
+    order, expected = neighbour_order(VectorTable(vectors, 6), reach), in_double(vectors)
     for found, wanted, places in zip(order, expected, reach, strict=True):
         np.testing.assert_array_equal(found[:places], wanted[:places])
         assert set(found.tolist()) == set(range(300))

@@ -144,7 +144,7 @@ def test_as_many_requests_as_connections_are_in_flight(hub, base, form, connecti
     ranges = [one for one in of_weights(hub) if one.role == "cdn"]
     assert most_at_a_time(ranges, 0.1) == connections
     hub.latency = 0.0
-    np.testing.assert_array_equal(read(base, form, connections=1).vectors["input.2"], expected.vectors["input.2"])
+    np.testing.assert_array_equal(read(base, form, connections=1).vectors["input.3"], expected.vectors["input.3"])
 
 
 # ---- a bad Hub
@@ -171,7 +171,7 @@ def test_one_odd_answer_is_asked_for_again(hub, base, what, connections):
     fault = hub.faults.add("safetensors", role="cdn", nth=4, **ODD[what])
     found = read(base, connections=connections)
     assert fault.struck == 1
-    np.testing.assert_array_equal(found.vectors["input.2"], expected.vectors["input.2"])
+    np.testing.assert_array_equal(found.vectors["input.3"], expected.vectors["input.3"])
     assert [delta.norm for delta in found.deltas] == [delta.norm for delta in expected.deltas]
 
 

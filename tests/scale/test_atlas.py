@@ -39,7 +39,7 @@ def _publish(root: Path) -> None:
 
 
 def _expected(maker: Maker, root: Path, models: range, drawn_as: range) -> np.ndarray:
-    """Unit blocks minus the centre of their group, in plain loops; the centre is that of the 80 models in the atlas."""
+    """Unit blocks, of full fine-tunes minus their centre, in plain loops; it is that of the 80 models in the atlas."""
     labels = maker.labels
     with Atlas(root) as atlas:
         rows = atlas.rows("SELECT id, is_copy OR is_unrelated OR duplicate_of IS NOT NULL AS is_out FROM models")
@@ -52,11 +52,11 @@ def _expected(maker: Maker, root: Path, models: range, drawn_as: range) -> np.nd
     unit = np.divide(shaped, norms, out=np.zeros_like(shaped), where=norms > 0)
     found = np.zeros_like(unit)
     is_adapter, authors = labels.is_adapter[numbers], labels.author[numbers].astype(str)
-    for of_group in (is_adapter, ~is_adapter):
-        members = np.flatnonzero(of_group & votes)
-        middle = loops.centre([unit[row] for row in members], [authors[row] for row in members])
-        for row in np.flatnonzero(of_group):
-            found[row] = loops.centred(unit[row], middle) if unit[row].any() else 0
+    members = np.flatnonzero(~is_adapter & votes)
+    middle = loops.centre([unit[row] for row in members], [authors[row] for row in members])
+    found[is_adapter] = unit[is_adapter]
+    for row in np.flatnonzero(~is_adapter):
+        found[row] = loops.centred(unit[row], middle) if unit[row].any() else 0
     return found.reshape(len(drawn), -1)[80:]
 
 

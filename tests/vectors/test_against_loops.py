@@ -23,14 +23,14 @@ CLOSE = 1e-3
 
 
 def expected(models: list[Model]) -> list[np.ndarray]:
-    middles = {}
-    for group in ("full", "adapter"):
-        members = [
-            one for one in models
-            if one.group == group and one.vector.any() and not one.is_unrelated and one.duplicate_of is None
-        ]  # fmt: skip
-        middles[group] = loops.centre([one.vector for one in members], [one.owner for one in members])
-    return [loops.centred(one.vector, middles[one.group]) if one.vector.any() else one.vector for one in models]
+    members = [
+        one for one in models
+        if one.group == "full" and one.vector.any() and not one.is_unrelated and one.duplicate_of is None
+    ]  # fmt: skip
+    middle = loops.centre([one.vector for one in members], [one.owner for one in members])
+    return [
+        loops.centred(one.vector, middle) if one.group == "full" and one.vector.any() else one.vector for one in models
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def atlas(models, tmp_path_factory):
         yield opened
 
 
-def test_vectors_are_blocks_minus_the_centre_of_their_group(atlas, models):
+def test_vectors_are_blocks_and_those_of_full_fine_tunes_minus_their_centre(atlas, models):
     vectors = atlas.index(BASE).vectors()
     wanted = expected(models)
     assert vectors.ids.tolist() == [number for number, one in enumerate(models, 1) if one.vector.any()]
@@ -186,29 +186,26 @@ def test_the_centre_stays_until_its_group_has_grown_by_half_and_then_all_vectors
         before = atlas.index(BASE).vectors()
     said: list[str] = []
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
-        publish(connection, folder, adapters[:9], 61, said)  # of 20 adapters: 29
+        publish(connection, folder, [*full[:19], *adapters[:15]], 61, said)  # of 40 full fine-tunes: 59
     assert said == []
     with Atlas(folder) as atlas:
         assert atlas.centre(BASE).version == first.version
         np.testing.assert_array_equal(atlas.index(BASE).vectors().matrix[:60], before.matrix)
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
-        publish(connection, folder, adapters[9:10] + full[:1], 70, said)
+        publish(connection, folder, [*full[19:20], *adapters[15:16]], 95, said)
     assert len(said) == 1
-    assert "adapters moves" in said[0]
-    everyone = [*start, *adapters[:10], full[0]]
+    assert "full fine-tunes moves" in said[0]
+    everyone = [*start, *full[:19], *adapters[:15], full[19], adapters[15]]
     with Atlas(folder) as atlas:
         now, vectors = atlas.centre(BASE), atlas.index(BASE).vectors()
         assert now.version != first.version
-        np.testing.assert_array_equal(now.groups["full"].blocks, first.groups["full"].blocks)
+        assert set(now.groups) == {"full"}
         assert {row["centre"] for row in atlas.rows("SELECT centre FROM internal.segments")} == {now.version}
-        middle = loops.centre(
-            *zip(*((one.vector, one.owner) for one in everyone if one.group == "adapter"), strict=True)
-        )
-        np.testing.assert_allclose(now.groups["adapter"].blocks, middle, atol=CLOSE)
+        middle = loops.centre(*zip(*((one.vector, one.owner) for one in everyone if one.group == "full"), strict=True))
+        np.testing.assert_allclose(now.groups["full"].blocks, middle, atol=CLOSE)
         for number, one in enumerate(everyone, 1):
-            if one.group == "adapter":
-                wanted = loops.centred(one.vector, middle)
-                np.testing.assert_allclose(vectors.row(number).reshape(6, 24), wanted, atol=2 * CLOSE)
+            wanted = loops.centred(one.vector, middle) if one.group == "full" else one.vector
+            np.testing.assert_allclose(vectors.row(number).reshape(6, 24), wanted, atol=2 * CLOSE)
 
 
 def test_uncentred_blocks_come_back_from_published_ones(models):

@@ -112,7 +112,7 @@ def test_sizes_are_never_compared_with_shares():
 
 def test_one_model_is_predicted_by_its_vocabulary():
     models = planted()
-    vector = np.random.default_rng(0).normal(size=models.vectors.shape[1])
+    vector = np.random.default_rng(0).normal(size=models.table.inputs.shape[1])
     met = vocabulary_of(frozenset({"d3"}), 77)
     found = predict_target(target(vector, vocabulary=met), models, k=10)
     assert found.answers[0].dataset == "d3"

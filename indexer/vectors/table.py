@@ -1,0 +1,212 @@
+"""Vectors of models that are compared with each other, and the rule that says by which vectors.
+
+Two models are compared by their input sides, but not two adapters of which one began at unknown random numbers: its
+input side holds these numbers, and those of the other one may be the same. Such a pair is compared by output sides,
+whose cosines count twice, because those of strangers are half as large (docs/vectors.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL, GROUPS
+from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
+from indexer.vectors.ties import pair_products
+
+Reals = NDArray[np.floating[Any]]
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+
+OUTPUT_WEIGHT = 2.0
+_FULL, _UNKNOWN = GROUPS.index(FULL), GROUPS.index(BY_OUTPUT)
+
+
+def group_codes(groups: Sequence[str | None]) -> Codes:
+    """(n,) the places in GROUPS; a model of no known group counts as a full fine-tune."""
+    place = {name: number for number, name in enumerate(GROUPS)}
+    return np.array([place.get(one or FULL, _FULL) for one in groups], dtype=np.uint8)
+
+
+def by_output(mine: Codes, theirs: Codes) -> NDArray[np.bool_]:
+    """Whether models of these groups, of any shapes that go together, are compared by their output sides."""
+    both_adapters = (mine != _FULL) & (theirs != _FULL)
+    found: NDArray[np.bool_] = both_adapters & ((mine == _UNKNOWN) | (theirs == _UNKNOWN))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterIds:
+    """Ids of the adapters of a base, ascending, by whether their start is known."""
+
+    known: NDArray[np.int64]
+    unknown: NDArray[np.int64]
+
+    @classmethod
+    def none(cls) -> AdapterIds:
+        """There are only full fine-tunes."""
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, ids: Iterable[int], groups: Iterable[str]) -> AdapterIds:
+        """From ids and the groups of their models."""
+        by_group: dict[str, list[int]] = {}
+        for model_id, group in zip(ids, groups, strict=True):
+            by_group.setdefault(group, []).append(model_id)
+        return cls(*(np.array(sorted(by_group.get(name, ())), np.int64) for name in (ADAPTER, BY_OUTPUT)))
+
+    def codes(self, ids: NDArray[np.int64]) -> Codes:
+        """(n,) codes of the groups of these models."""
+        found = np.full(len(ids), _FULL, np.uint8)
+        for name, members in ((ADAPTER, self.known), (BY_OUTPUT, self.unknown)):
+            found[np.isin(ids, members)] = GROUPS.index(name)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class VectorTable:
+    """Vectors of models; row i of every array is the same model.
+
+    ``inputs``: (n, d) float32 of unit norm or, with ``blocks``, of blocks of unit norm that are compared one by one;
+    zero if a model has none. ``outputs``: (n, e), the same of output sides with as many blocks; None if all pairs are
+    compared by input sides. ``groups``: (n,) codes of groups, only with ``outputs``.
+    """
+
+    inputs: Floats
+    blocks: int = 0
+    outputs: Floats | None = None
+    groups: Codes | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, rows: Any) -> VectorTable:
+        """The models at these rows."""
+        return VectorTable(
+            self.inputs[rows],
+            self.blocks,
+            None if self.outputs is None else self.outputs[rows],
+            None if self.groups is None else self.groups[rows],
+        )
+
+    def with_last(self, other: VectorTable) -> VectorTable:
+        """These models and those of another table of the same vectors behind them."""
+        inputs = np.concatenate([self.inputs.reshape(-1, other.inputs.shape[1]), other.inputs])
+        if self.outputs is None or other.outputs is None or self.groups is None or other.groups is None:
+            return VectorTable(inputs, other.blocks)
+        return VectorTable(
+            inputs,
+            other.blocks,
+            np.concatenate([self.outputs, other.outputs]),
+            np.concatenate([self.groups, other.groups]),
+        )
+
+    def like(self, inputs: Floats) -> VectorTable:
+        """The same models with other vectors in place of the input sides."""
+        return replace(self, inputs=inputs)
+
+    @property
+    def has_vector(self) -> NDArray[np.bool_]:
+        """(n,) whether a model has a vector."""
+        return np.asarray(self.inputs.any(axis=1))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all models have all blocks and are compared by input sides: then whole vectors give similarities."""
+        return not self.blocks or (self.outputs is None and bool(changed_blocks(self.inputs, self.blocks).all()))
+
+    def similarities(self, other: VectorTable, dtype: Any = np.float32) -> Reals:
+        """(n, m) with the models of another table, or of this one."""
+        found = block_similarities(self.inputs.astype(dtype), other.inputs.astype(dtype), self.blocks)
+        for chosen, mine, theirs in self._output_pairs(other):
+            assert self.outputs is not None
+            assert other.outputs is not None
+            sides = (self.outputs[mine].astype(dtype), other.outputs[theirs].astype(dtype))
+            found[np.ix_(mine, theirs)] = np.where(
+                chosen, output_similarity(block_similarities(*sides, self.blocks)), found[np.ix_(mine, theirs)]
+            )
+        return found
+
+    def pairs(self, rows: NDArray[np.int64], other: VectorTable, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(p,) similarities in double precision of models at ``rows`` with those of another table at ``columns``."""
+        found = _pairs(self.inputs, rows, other.inputs, columns, self.blocks)
+        if self.outputs is None or other.outputs is None or self.groups is None or other.groups is None:
+            return found
+        chosen = np.flatnonzero(by_output(self.groups[rows], other.groups[columns]))
+        cosines = _pairs(self.outputs, rows[chosen], other.outputs, columns[chosen], self.blocks)
+        found[chosen] = output_similarity(cosines)
+        return found
+
+    def shared(self, other: VectorTable) -> NDArray[np.int64]:
+        """(m,) how many blocks the only model of this table shares with each of another one."""
+        return np.asarray(self._products(other)[0].sum(axis=1), dtype=np.int64)
+
+    def parts(self, other: VectorTable) -> NDArray[np.float64]:
+        """(m, blocks): what each block adds to the similarity of the only model of this table with each of another."""
+        shared, products, weights = self._products(other)
+        return products * weights[:, None] / divisors(shared.sum(axis=1, dtype=np.float32), self.blocks)[:, None]
+
+    def cosines(self, other: VectorTable) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """(m, blocks): the similarities of blocks with those of each of another table, and whether both have it."""
+        shared, products, weights = self._products(other)
+        return np.clip(products * weights[:, None], -1.0, 1.0), shared
+
+    def products(self, other: VectorTable) -> NDArray[np.float64]:
+        """(m, blocks): the products of the blocks of the only model of this table with those of each of another."""
+        return self._products(other)[1]
+
+    def _products(self, other: VectorTable) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+        """For one model and (m,) others: the blocks that both have, their products, and the weight of the side."""
+        mine = self.inputs.astype(np.float64).reshape(1, self.blocks, -1)
+        theirs = other.inputs.astype(np.float64).reshape(len(other), self.blocks, mine.shape[2])
+        shared, products = np.asarray(mine.any(axis=2) & theirs.any(axis=2)), (mine * theirs).sum(axis=2)
+        weights = np.ones(len(other))
+        for chosen, _, places in self._output_pairs(other):
+            assert self.outputs is not None
+            assert other.outputs is not None
+            rows = places[chosen[0]]
+            mine = self.outputs.astype(np.float64).reshape(1, self.blocks, -1)
+            theirs = other.outputs[rows].astype(np.float64).reshape(len(rows), self.blocks, -1)
+            shared[rows], products[rows] = mine.any(axis=2) & theirs.any(axis=2), (mine * theirs).sum(axis=2)
+            weights[rows] = OUTPUT_WEIGHT
+        return shared, products, weights
+
+    def _output_pairs(self, other: VectorTable) -> list[tuple[NDArray[np.bool_], NDArray[np.intp], NDArray[np.intp]]]:
+        """The adapters of both tables, and which pairs of them are compared by output sides; none if there is none."""
+        if self.outputs is None or other.outputs is None or self.groups is None or other.groups is None:
+            return []
+        mine, theirs = np.flatnonzero(self.groups != _FULL), np.flatnonzero(other.groups != _FULL)
+        chosen = by_output(self.groups[mine][:, None], other.groups[theirs][None, :])
+        return [(chosen, mine, theirs)] if chosen.any() else []
+
+
+def block_similarities(mine: Reals, theirs: Reals, blocks: int = 0) -> Reals:
+    """(a, b) from (a, d) and (b, d) vectors of ``blocks`` of unit norm, or of unit norm as a whole (0)."""
+    products: Reals = mine @ theirs.T
+    if not blocks:
+        return products
+    shared = shared_blocks(changed_blocks(mine, blocks), changed_blocks(theirs, blocks))
+    return products / divisors(shared, blocks)
+
+
+def output_similarity(cosines: Reals) -> Reals:
+    """The similarity of output sides with these cosines."""
+    found: Reals = np.clip(OUTPUT_WEIGHT * cosines, -1.0, 1.0)
+    return found
+
+
+def _pairs(
+    mine: Floats, rows: NDArray[np.int64], theirs: Floats, columns: NDArray[np.int64], blocks: int
+) -> NDArray[np.float64]:
+    products = pair_products(mine, rows, theirs, columns)
+    if not blocks:
+        return products
+    shared = changed_blocks(mine, blocks)[rows] & changed_blocks(theirs, blocks)[columns]
+    return products / divisors(shared.sum(axis=1, dtype=np.float32), blocks)
+
+
+__all__ = ["ADAPTER", "BY_OUTPUT", "FULL", "VectorTable", "block_similarities", "by_output", "group_codes"]
