@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from indexer.builds.deepen import deepen
     from indexer.builds.doctor import doctor
     from indexer.builds.shards import publish_records, work
+    from indexer.builds.starts import find_starts
     from indexer.library import profile, rebuild, represent, status, verify
     from indexer.publish.removal import remove
     from indexer.share.merge import merge
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from indexer.share.push import push
 
 __all__ = [
-    "__version__", "add", "build", "deepen", "doctor", "merge", "profile", "publish_records", "pull", "push", "rebuild",
-    "remove", "represent", "status", "verify", "work",
+    "__version__", "add", "build", "deepen", "doctor", "find_starts", "merge", "profile", "publish_records", "pull",
+    "push", "rebuild", "remove", "represent", "status", "verify", "work",
 ]  # fmt: skip
 
 find_caches()  # before anything imports huggingface_hub
@@ -38,6 +39,7 @@ _HOMES = {
     "build": "builds.commands",
     "deepen": "builds.deepen",
     "doctor": "builds.doctor",
+    "find_starts": "builds.starts",
     "merge": "share.merge",
     "publish_records": "builds.shards",
     "pull": "share.pull",

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
 
@@ -23,6 +23,8 @@ from indexer.builds.options import BuildOptions
 from indexer.builds.plan import Planned, existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
+from indexer.builds.unknown_starts import unknown_starts
+from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import Failed, ModelError, first_error_kept
 from indexer.listing.claims import BY_FOLDER
@@ -37,6 +39,9 @@ from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Thresholds,
 from indexer.records.store import RecordStore
 from indexer.untrusted import COMMIT, printable
 from indexer.weights.ahead import in_threads
+
+if TYPE_CHECKING:
+    from indexer.starts.search import FurtherSearch
 
 # Results are published as they come, so that an interrupted build is useful: at most once in this many seconds, and so
 # rarely that publishing takes no more than this share of the time.
@@ -73,6 +78,7 @@ class Build:
         watcher: Watcher | None = None,
         listing: Listing | None = None,
         asks_hub: bool = True,
+        search: FurtherSearch | None = None,
     ) -> None:
         self.folder = folder
         self.options = options
@@ -87,6 +93,8 @@ class Build:
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
         self.crawl_calls = 0  # questions that a crawl asked of the Hub's API
         self.database_bytes: int | None = None  # known once the workers have their share
+        self.search = search  # for the start of adapters that have a record: there is nothing else to do then
+        self.renewed: set[str] = set()  # models whose record was written again
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC)
 
@@ -249,6 +257,10 @@ class Build:
             left = [one for one in planned if one.lacks == lacking and (lacking == "spectra" or one.unit is not None)]
             if count := sum(settled[one.entry.listed.id] is one.entry for one in left):
                 self.watcher.say(f"{what}: {count}")
+        if self.report.indexed and self.search is None:
+            with Reading(self.folder.database) as connection:
+                if sentence := unknown_starts(connection, self.facts.id):
+                    self.watcher.say(sentence)
         return self.report
 
     def follow(self, names: Sequence[str]) -> dict[str, str]:
@@ -336,12 +348,16 @@ class Build:
         if not units:
             return
         from indexer.builds.executor import run_units
-        from indexer.builds.worker import RecordWorker  # imports torch
+        from indexer.builds.worker import RecordWorker, StartWorker  # imports torch
+        from indexer.starts.search import SEARCH_BYTES
 
         options = self.options
-        resources = resources_for(units, base, options, bool(self.spec.sample), self.watcher.say)
+        at_work = SEARCH_BYTES if self.search else 0
+        resources = resources_for(units, base, options, bool(self.spec.sample), self.watcher.say, at_work)
         self.database_bytes = resources.database_bytes
         worker = RecordWorker(self.folder.root, base.path, resources)
+        if self.search is not None:
+            worker = StartWorker(self.folder.root, base.path, resources, self.search)
         if options.scheduler is not None:
             from indexer.builds.dask_executor import DaskExecutor
 
@@ -362,8 +378,13 @@ class Build:
         report, digest = self.report, result.unit.identity.digest
         report.bytes_read += result.bytes_read
         report.bytes_total += result.bytes_total
+        if result.is_unchanged:
+            report.unchanged += 1
+            return entry
         report.count(result.error)
         if result.error is None:
+            if entry.record_key == digest:
+                self.renewed.add(result.unit.model.id)
             return Entry(entry.listed, entry.base, result.unit.commit, record_key=digest)
         report.problem = f"{result.unit.model.id}: {result.error.detail.rstrip('.')}"
         if entry.record_key is not None:
@@ -386,6 +407,7 @@ class Build:
                     aliases=self.facts.aliases,
                     entries=[entry for entry in entries if entry.listed.id not in renamed],
                     withdrawn=tuple(renamed),
+                    renewed=frozenset(self.renewed),
                     rank=self.options.rank,
                     rejected_rows=[row.as_row() for row in self.listing.rejected_rows()] if outcome else None,
                     build=_build_row(self, outcome) if outcome else None,

@@ -10,13 +10,12 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, prepare
+from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
 from indexer.builds.options import BuildOptions, DeepenArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
-from indexer.database.connection import base_named, indexed_models, published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError, BadArgument
-from indexer.listing.claims import BY_FOLDER
+from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.publish.removal import finish_removals
 
@@ -46,42 +45,23 @@ def deepen(
     a folder, whose path is not stored.
     """
     names = [models] if isinstance(models, str) else list(models)
-    if not names and base is None:
-        raise BadArgument("Name models, or a `base`.", "")
-    if names and (where is not None or limit is not None):
-        raise BadArgument("`where` and `limit` choose among the models of a `base`.", "Leave them out to name models.")
+    check_choice(names, base, where, limit)
     folder, watcher = AtlasFolder(atlas).require(), Watcher(progress, confirm)
     with folder.locked("index deepen"):
         finish_removals(folder, say=watcher.say)
         with Reading(folder.database) as connection:
-            named = base_named(connection, base) if base is not None else None
-            if names:
-                found = indexed_models(connection, names, named)
-            else:
-                condition = "" if where is None else f" AND (\n{where}\n)"
-                found = connection.rows(
-                    f'SELECT model, base, "read" FROM models WHERE base = $base AND "read" = \'sample\'{condition} '
-                    "ORDER BY downloads DESC NULLS LAST, model LIMIT coalesce($limit, 1000000000)",
-                    {"base": named, "limit": limit},
-                )
-            if not found and where is not None:
-                raise AtlasError(f"No sampled model of {named} matches this condition.", "List them: `query models`")
-            canonical = str(found[0]["base"] if found else named)
-            (published,) = published_bases(connection, canonical)
-        stored = StoredBase(folder.base(canonical, published["commit"]))
+            found = choose_indexed(connection, names, base, "\"read\" = 'sample'", "sampled model", where, limit)
+        stored = StoredBase(folder.base(found.base, found.commit))
         stored.check()
-        listing = Listing(folder.listing(canonical))
-        chosen = BuildOptions.parse(read="full", rank=published["rank"], retry_failed=True, **options)
+        listing = Listing(folder.listing(found.base))
+        chosen = BuildOptions.parse(read="full", rank=found.rank, retry_failed=True, **options)
         prepare(chosen, watcher)
         build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing)
-        read = {str(row["model"]): row["read"] for row in found}
-        selected = [model for model in listing.models() if model.id in read]
-        folders = sorted(one.id for one in selected if one.claimed_by == BY_FOLDER and read[one.id] == "sample")
-        if folders:
-            why = f"{folders[0]} is a folder, whose path is not stored"
-            if names:
-                raise AtlasError(f"{why}.", f"Name it: `add(FOLDER, {canonical!r}, read='full')`")
-            watcher.say(f"{why}: add it again with --read full ({len(folders)} of these)")
+        selected = [model for model in listing.models() if model.id in found.names]
+        sampled = {str(row["model"]) for row in found.rows if row["read"] == "sample"}
+        advice = f"Name it: `add(FOLDER, {found.base!r}, read='full')`"
+        again = "add it again with --read full"
+        refuse_folders([one for one in selected if one.id in sampled], bool(names), advice, again, watcher)
         planned = build.plan(selected)
         estimate = build.estimate(planned)
         if dry_run:

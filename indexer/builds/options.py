@@ -148,6 +148,16 @@ class DeepenArguments(ResourceArguments, total=False):
     device: Annotated[str, Option("Device of the SVD: cpu, cuda, cuda:1 …", "cpu")]
 
 
+class StartsArguments(ResourceArguments, total=False):
+    """How far the start of an adapter is looked for; see :func:`indexer.starts_of`."""
+
+    seeds: Annotated[str | Path | Sequence[int] | None, Option(
+        "Also look through these seeds: a file with one in a line.", metavar="FILE")]
+    draws: Annotated[int | None, Option(
+        "Random numbers of each seed to look through. Default: 134,217,728 of seed 42, or 4,194,304 of each seed of a "
+        "file.", least=1, most=1 << 32, metavar="N")]
+
+
 class ProfileArguments(TypedDict, total=False):
     """Every option of `index profile`, as a caller writes it; see :func:`indexer.profile`."""
 

@@ -29,13 +29,14 @@ U = TypeVar("U", bound=WorkUnit)
 
 @dataclass(frozen=True)
 class Result(Generic[U]):
-    """The result of one unit; ``error`` is None if its file was written."""
+    """The result of one unit; ``error`` is None if its file was written, or ``is_unchanged``: it needs no new one."""
 
     unit: U
     error: ModelError | None
     bytes_read: int = 0
     bytes_total: int = 0
     seconds: float = 0.0
+    is_unchanged: bool = False
 
 
 class Worker(Protocol[U]):

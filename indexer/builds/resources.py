@@ -46,12 +46,18 @@ class Resources:
 
 
 def resources_for(
-    units: Sequence[Unit], base: StoredBase, options: BuildOptions, is_sampled: bool, say: Callable[[str], None]
+    units: Sequence[Unit],
+    base: StoredBase,
+    options: BuildOptions,
+    is_sampled: bool,
+    say: Callable[[str], None],
+    at_work: int = 0,
 ) -> Resources:
     """The resources of one build; ``say`` is called if they are less than was asked for.
 
-    Reading a sample is mostly waiting, so it takes two workers for each processor. Every worker has a connection, and
-    all together have no more than are allowed. Raises AtlasError as ``share_out``.
+    ``at_work``: bytes that one unit holds besides matrices. Reading a sample is mostly waiting, so it takes two workers
+    for each processor. Every worker has a connection, and all together have no more than are allowed. Raises AtlasError
+    as ``share_out``.
     """
     most = options.workers or processors() * (1 + is_sampled)
     is_remote = not constants.HF_HUB_OFFLINE and any(unit.model.folder is None for unit in units)
@@ -63,7 +69,7 @@ def resources_for(
     wanted = workers_for(most, len(units))
     largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
     base_bytes = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
-    found = share_out(wanted, base_bytes, largest, options.memory)
+    found = share_out(wanted, base_bytes, largest, options.memory, at_work)
     if found.workers < wanted:
         say(f"memory for {found.workers} of {wanted} workers")
     return replace(
@@ -79,16 +85,18 @@ def workers_for(workers: int, units: int) -> int:
     return max(1, min(workers, (units + 1) // 2))
 
 
-def share_out(workers: int, base_bytes: int, largest_bytes: int, memory: int | None = None) -> Resources:
+def share_out(
+    workers: int, base_bytes: int, largest_bytes: int, memory: int | None = None, at_work: int = 0
+) -> Resources:
     """Spend ``memory`` bytes on as many of ``workers`` as fit, then on reading ahead, then on the base in memory.
 
     In this order because the page cache holds the base for all workers, while only reading ahead keeps the connection
     busy as they compute. ``base_bytes``: all block matrices of the base; ``largest_bytes``: the largest of them as
-    float32. Without ``memory`` half of what is free may be used. Raises AtlasError if not even one worker fits
-    into the given ``memory``.
+    float32; ``at_work``: what a unit holds besides. Without ``memory`` half of what is free may be used. Raises
+    AtlasError if not even one worker fits into the given ``memory``.
     """
     budget = memory if memory is not None else available_memory() // 2
-    one = PROCESS_BYTES + _MATRICES_AT_WORK * largest_bytes
+    one = PROCESS_BYTES + _MATRICES_AT_WORK * largest_bytes + at_work
     fitting = max((count for count in range(1, workers + 1) if _needed(count, one) <= budget), default=0)
     if not fitting:
         if memory is not None:

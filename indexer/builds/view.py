@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from indexer.builds.report import BuildEvent
+from indexer.console.advice import for_command_line
 from indexer.console.messages import Progress, say, say_more
 from indexer.quantities import duration_in_words, size_in_words
 
@@ -54,7 +55,7 @@ class BuildView:
         else:
             if not isinstance(self._shown, ModelsProgress):
                 self._close()
-            say(event.message)
+            say(for_command_line(event.message))
 
     def confirm(self, estimate: Estimate) -> bool:
         """Print what will be read; at a terminal, ask first if that is much. Ctrl-C is not caught."""

@@ -16,7 +16,7 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.report import Result
 from indexer.builds.resources import Resources
 from indexer.deltas.base import BaseMatrices
-from indexer.deltas.vectorise import vectorise
+from indexer.deltas.vectorise import vectorise, with_start
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.network.hub import conversion_revision
 from indexer.network.hub_errors import as_model_error
@@ -25,6 +25,7 @@ from indexer.network.session import install_session
 from indexer.records.identity import Parent, Traffic, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
+from indexer.starts.search import Search, in_usual_seeds
 from indexer.untrusted import printable, tidy
 
 # Errors of the machine that is written to, not of the model that is read.
@@ -47,9 +48,30 @@ class RecordWorker:
         install_session()
         limit_bandwidth(str(self.atlas), self.resources.bandwidth)
         store = RecordStore(AtlasFolder(self.atlas))
-        started, traffic, problem = time.perf_counter(), Traffic(), None
+        started, traffic, record, problem = time.perf_counter(), Traffic(), None, None
+        try:
+            inode = self.base_file.stat().st_ino if self.base_file.is_file() else 0
+            record = self.record_of(unit, _base_matrices(self.base_file, self.resources.resident, inode), traffic)
+            if record is not None:
+                store.write(record)
+        except AtlasError:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _OWN_TROUBLE:
+                raise
+            problem = classify_error(error)
+            if unit.model.folder is not None:  # the atlas does not store paths of folders
+                detail = problem.detail.replace(str(unit.model.folder), unit.model.folder.name)
+                problem = type(problem)(problem.reason, detail)
+            self.note_failure(unit, problem)
+        seconds = time.perf_counter() - started
+        return Result(unit, problem, traffic.read, traffic.total, seconds, is_unchanged=problem is None and not record)
 
-        def record_of(parent: Parent) -> Record | None:
+    def record_of(self, unit: Unit, base: BaseMatrices, traffic: Traffic) -> Record | None:
+        """The record of a model; None if what is there needs no other. Raises Skipped and Failed as ``vectorise``."""
+        store = RecordStore(AtlasFolder(self.atlas))
+
+        def record_of_parent(parent: Parent) -> Record | None:
             """The stored record of an adapter's base at that commit. Raises Failed if it is damaged."""
             wanted = (parent.model, parent.commit, unit.base, unit.base_commit)
             damaged = None
@@ -65,34 +87,39 @@ class RecordWorker:
                 raise Failed("parent_damaged", detail)
             return None
 
-        try:
-            inode = self.base_file.stat().st_ino if self.base_file.is_file() else 0
-            record = vectorise(
-                unit,
-                _base_matrices(self.base_file, self.resources.resident, inode),
-                lambda: conversion_revision(unit.model.id),
-                ahead_bytes=self.resources.ahead_bytes,
-                connections=self.resources.connections,
-                traffic=traffic,
-                parent_record=record_of,
-            )
-            store.write(record)
-        except AtlasError:
-            raise
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in _OWN_TROUBLE:
-                raise
-            problem = classify_error(error)
-            if unit.model.folder is not None:  # the atlas does not store paths of folders
-                detail = problem.detail.replace(str(unit.model.folder), unit.model.folder.name)
-                problem = type(problem)(problem.reason, detail)
-            store.write_failure(unit.identity, problem)
-        return Result(unit, problem, traffic.read, traffic.total, time.perf_counter() - started)
+        return vectorise(
+            unit,
+            base,
+            lambda: conversion_revision(unit.model.id),
+            ahead_bytes=self.resources.ahead_bytes,
+            connections=self.resources.connections,
+            traffic=traffic,
+            parent_record=record_of_parent,
+        )
+
+    def note_failure(self, unit: Unit, error: ModelError) -> None:
+        """Write why there is no record."""
+        RecordStore(AtlasFolder(self.atlas)).write_failure(unit.identity, error)
 
     def give_up(self, unit: Unit, error: ModelError) -> Result[Unit]:
         """Write the failure of a unit whose worker could not write it."""
-        RecordStore(AtlasFolder(self.atlas)).write_failure(unit.identity, error)
+        self.note_failure(unit, error)
         return Result(unit, error)
+
+
+@dataclass(frozen=True)
+class StartWorker(RecordWorker):
+    """Looks for the start of an adapter that has a record, and writes that again with the start."""
+
+    search: Search = in_usual_seeds
+
+    def record_of(self, unit: Unit, base: BaseMatrices, traffic: Traffic) -> Record | None:
+        """The record with the start, None if that is not found."""
+        record = RecordStore(AtlasFolder(self.atlas)).read(unit.identity.digest)
+        return with_start(record, unit, base, self.search, traffic=traffic)
+
+    def note_failure(self, unit: Unit, error: ModelError) -> None:
+        """Nothing: the record that is there stays as it is."""
 
 
 @lru_cache(maxsize=2)

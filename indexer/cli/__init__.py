@@ -17,6 +17,7 @@ EXAMPLES = {
     "publish": "index publish --base roberta-base",
     "add": "index add ./my-fine-tune --base roberta-base --name me/my-fine-tune",
     "deepen": 'index deepen --base roberta-base --where "downloads > 1000"',
+    "starts": "index starts --base gpt2",
     "remove": "index remove textattack/roberta-base-MNLI",
     "profile": "index profile --base roberta-base --limit 10 --with-untrained",
     "status": "index status --json",

@@ -16,6 +16,7 @@ from indexer.builds.options import (
     RecordArguments,
     ResourceArguments,
     SelectionArguments,
+    StartsArguments,
 )
 from indexer.cli.options import base_option, options_for
 from indexer.console.completion import complete_model
@@ -201,6 +202,32 @@ def deepen(models: tuple[str, ...], base: str | None, atlas: str, output: str, y
 
 
 @click.command()
+@click.argument("models", nargs=-1, shell_complete=complete_model)
+@base_option("Search for the starts of this base's adapters.")
+@click.option("--where", metavar="SQL", help="Only those that match this condition on the view models.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
+@options_for(StartsArguments, "seeds", "draws")
+@options_for(ResourceArguments)
+@click.option("--dry-run", is_flag=True, help="Only print how many adapters there are, and how long that takes.")
+@atlas_option
+@output_options
+def starts(models: tuple[str, ...], base: str | None, atlas: str, output: str, **chosen: Any) -> None:
+    """Search further for the random numbers that adapters began with: MODELS, or all of a base that have none yet.
+
+    A build looks through the usual seeds. This also finds other seeds of adapters that training moved little, and takes
+    minutes of processor an adapter. Name a model from a folder by its path.
+    """
+    from indexer.builds.starts import find_starts
+    from indexer.builds.view import BuildView
+
+    with BuildView() as view:
+        report = find_starts(models, base, atlas, progress=view, **chosen)
+    emit(report.to_dict(), output)
+    if report.stopped:
+        raise AtlasError(f"Stopped: {report.stopped}.", "Finished work is kept; run it again to continue.")
+
+
+@click.command()
 @click.argument("model", shell_complete=complete_model)
 @click.option("--base", metavar="ID", help="Remove it only from this base. Default: from every base that has it.")
 @click.option("--keep-record", is_flag=True, help="Leave its records on disk, so that adding it again reads nothing.")
@@ -247,4 +274,4 @@ def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, 
         )
 
 
-BUILDING = (build, work, publish, add, deepen, remove, profile)
+BUILDING = (build, work, publish, add, deepen, starts, remove, profile)

@@ -13,7 +13,11 @@ import shlex
 from typing import Any
 
 # The options of positional arguments, for calls whose command takes an option ("": the command takes an argument).
-_POSITIONAL = {"build": ("--base",), "add": ("", "--base"), "deepen": ("",), "atlas.lineages": ("--base",)}
+_POSITIONAL = {
+    "build": ("--base",), "add": ("", "--base"), "deepen": ("",), "find_starts": ("",), "atlas.lineages": ("--base",),
+}  # fmt: skip
+# Functions whose command has another name.
+_COMMANDS = {"find_starts": "starts"}
 # Arguments whose option has another name.
 OPTIONS = {"k": "-k", "seconds": "--timeout", "path": "--out", "atlas": "--atlas", "images": "--image"}
 IN_BACKTICKS = re.compile(r"`([^`]+)`")
@@ -52,7 +56,7 @@ def _as_options(code: str) -> str | None:
         words = ["query lineage --all" if name == "atlas.lineages" else f"query {name.removeprefix('atlas.')}"]
         named.pop("store", None)  # `query lineage --all` always stores
     elif name in _POSITIONAL:
-        words = [f"index {name}"]
+        words = [f"index {_COMMANDS.get(name, name)}"]
     elif name:
         return None
     options = (*_POSITIONAL.get(name, ()), *[""] * len(places))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,17 +13,14 @@ from indexer.architectures.architecture import load_architecture
 from indexer.deltas.base import BaseMatrices
 from indexer.names import DeltaKey
 from indexer.records.adapter_start import NORMAL, UNIFORM, AdapterStart
-from indexer.starts.seed_table import SeedTable, usual_seeds
-from indexer.starts.start import Distribution, LoraModule, Start, draws_of, find_start
+from indexer.starts.search import Search, in_usual_seeds
+from indexer.starts.start import Distribution, LoraModule, draws_of
 from indexer.weights.adapter import AdapterPlan, adapter_plan
 from indexer.weights.checkpoint import Checkpoint
 
 Floats = NDArray[np.float32]
 # Up to this distance from the start, relative to it, A may only have been rounded to its dtype.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-
-# Looks for the start of modules in the order of the network, given A by path.
-Search = Callable[[list[LoraModule], Callable[[str], Floats], Distribution], Start | None]
 
 
 @dataclass(frozen=True)
@@ -32,18 +29,6 @@ class Learned:
 
     s: Floats
     v: Floats
-
-
-def in_usual_seeds(
-    modules: list[LoraModule], factor: Callable[[str], Floats], distribution: Distribution
-) -> Start | None:
-    """The start, if it is one of the usual seeds'."""
-    return find_start(modules, factor, usual_seeds(), distribution)
-
-
-def in_seeds(table: SeedTable) -> Search:
-    """A search of other seeds."""
-    return lambda modules, factor, distribution: find_start(modules, factor, table, distribution)
 
 
 def adapter_start(

@@ -155,10 +155,44 @@ def vectorise(
             traffic.read += stack.bytes_read if stack else 0
         checkpoint.close()
 
-    # Compute the requested vectors, then drop the factors unless they are to be kept.
+    return _with_vectors(record, unit)
+
+
+def with_start(
+    record: Record, unit: Unit, base: BaseMatrices, search: Search, *, traffic: Traffic | None = None
+) -> Record | None:
+    """The record of an adapter of the base itself with its start, if ``search`` finds that; None otherwise.
+
+    ``unit``: the one that the record was made of. ``traffic`` receives what was read. Raises Skipped and Failed as
+    ``vectorise``.
+    """
+    checkpoint = open_checkpoint(
+        base.reference(unit.model, unit.filenames), commit=unit.commit, filenames=unit.filenames, relation=unit.relation
+    )
+    try:
+        reader = _DeltaReader(replace(unit, spec=replace(unit.spec, spectra=False)), checkpoint, base)
+        reader.read_adapter(None)
+        start, reader.learned = adapter_start(checkpoint, base, reader.factors_a, unit.spec.rank, search)
+    finally:
+        if traffic is not None:
+            traffic.read, traffic.total = checkpoint.bytes_read, sum(facts.size for facts in checkpoint.files)
+        checkpoint.close()
+    if start is None:
+        return None
+    keeps_factors = any(delta.v is not None for delta in record.deltas)
+    # Where only vectors are kept, the factors are needed to make these again.
+    deltas = tuple(
+        replace(kept, u=made.u, v=made.v, learned_s=made.learned_s, learned_v=made.learned_v)
+        for kept, made in zip(record.deltas, reader.deltas(), strict=True)
+    )
+    return _with_vectors(replace(record, start=start, deltas=deltas), replace(unit, keep_factors=keeps_factors))
+
+
+def _with_vectors(record: Record, unit: Unit) -> Record:
+    """The record with the requested vectors, and without factors unless they are to be kept."""
     wanted = [representation_named(name, unit.vector_length) for name in unit.representations]
     vectors = {representation.tag: representation.of(record) for representation in wanted}
-    space = row_space_of(record)
+    space, deltas = row_space_of(record), record.deltas
     if not unit.keep_factors:
         deltas = tuple(replace(delta, u=None, u_rows=None, v=None, learned_s=None, learned_v=None) for delta in deltas)
     return replace(record, vectors=vectors, deltas=deltas, row_space=space)

@@ -106,12 +106,17 @@ class _Publisher:
             )
         }
         ids = self._assign_ids({model: row[0] for model, row in before.items()})
+        renewed = self.publication.renewed
         changed = [
             entry
             for entry in self.publication.entries
-            if before.get(entry.listed.id, (0, None, None))[1] != entry.fingerprint
+            if before.get(entry.listed.id, (0, None, None))[1] != entry.fingerprint or entry.listed.id in renewed
         ]
-        reread = [entry for entry in changed if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key]
+        reread = [
+            entry
+            for entry in changed
+            if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key or entry.listed.id in renewed
+        ]
         withdrawn = [before[model][0] for model in self.publication.withdrawn if model in before]
         stale = [ids[entry.listed.id] for entry in reread] + withdrawn
         touched = with_duplicates(self.tables, stale)

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -88,7 +88,8 @@ class Publication:
 
     Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
     that are ``withdrawn`` are deleted: they were renamed or removed. ``purged``: also rewrite the vector files that
-    contain them, which otherwise happens only some publishes later. ``licence``: of the base; None leaves it unchanged.
+    contain them, which otherwise happens only some publishes later. ``renewed``: models whose record was written again
+    under the same key. ``licence``: of the base; None leaves it unchanged.
     """
 
     base: StoredBase
@@ -96,6 +97,7 @@ class Publication:
     entries: Sequence[Entry]
     rank: int
     withdrawn: Sequence[str] = ()
+    renewed: Collection[str] = ()
     purged: bool = False
     rejected_rows: Sequence[Row] | None = None
     build: Row | None = None

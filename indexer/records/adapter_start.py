@@ -9,6 +9,9 @@ from typing import Any, Literal
 UNIFORM: Literal["uniform"] = "uniform"
 NORMAL: Literal["normal"] = "normal"
 
+# Kinds of adapters (``Record.adapter_kind``) whose factors A libraries draw at random.
+DRAWN_KINDS = ("LoRA", "rsLoRA", "DoRA")
+
 _COLUMNS = ("generator", "seed", "offset", "prefix", "with_weights", "found", "modules", "distance", "tool")
 
 # Unsloth sets this seed immediately before it makes the factors.

@@ -20,6 +20,7 @@ from indexer.starts.linear import DEGREE, SPARE, KnownBits, solve
 from indexer.starts.seed_table import LENGTH, SeedTable, centred, is_certain
 from indexer.starts.twister import (
     BITS,
+    WORDS,
     Words,
     before,
     draw,
@@ -46,6 +47,8 @@ _GAP = 1 << 20
 _MOST_GAPS = 2
 # Words that are drawn to find all modules of one adapter: a second's work.
 _MOST_WORDS = 1 << 28
+# Words that are computed at a time on the way back to a seed.
+_STEP = 1 << 22
 # Modules that are looked for in the table before an adapter is given up.
 _TRIED = 2
 # Numbers outside of ±1 were moved; how far says little.
@@ -172,20 +175,31 @@ def solve_start(
 ) -> Start | None:
     """The start of an adapter that was moved little, whatever its seed; None if it is not found.
 
-    ``most_words``: how far back from the first module the seed is looked for. Minutes.
+    ``most_words``: how far back from the first module the seed is looked for. Half a minute for each scheme that has
+    enough known bits, and 100 ns a word.
     """
     for scheme in (one for one in SCHEMES if one.distribution == distribution):
         known = _known_bits(modules, factor, scheme)
         state = None if known is None else solve(known)
         if state is None:
             continue
-        values = before(state, most_words)
-        found = seed_in(values)
+        found = _seed_before(state, most_words)
         if found is None:
             return None
-        seed, place = found
-        offset = most_words - place - len(state)
+        seed, offset = found
         return _followed(modules, modules[0], factor, seed, offset, distribution)
+    return None
+
+
+def _seed_before(state: Words, most_words: int) -> tuple[int, int] | None:
+    """The seed of a generator whose next 624 words have this state (untempered), and how many words came before."""
+    for passed in range(0, most_words, _STEP):
+        values = before(state, _STEP)
+        found = seed_in(values)
+        if found is not None:
+            seed, place = found
+            return seed, passed + _STEP - place - WORDS
+        state = values[:WORDS]
     return None
 
 

@@ -123,8 +123,8 @@ def test_show_and_compare_say_so_and_no_more(shell):
     assert "one tool, one seed" in ran.out + ran.err
     assert json.loads(shell("query", "show", "own/seed", "--json").out)["initialisation"] is None
     both = json.loads(shell("query", "compare", "s0/seed-42", "s1/seed-42", "--json").out)
-    assert "Both were made with the same initialisation, as 2 others: one tool, one seed." in str(both["notes"])
-    assert "initialisation" not in str(
+    assert "Both began at the same random numbers, uniform numbers of seed 42" in str(both["notes"])
+    assert "random numbers" not in str(
         json.loads(shell("query", "compare", "s0/seed-42", "s0/seed-3407", "--json").out)["notes"]
     )
 
@@ -133,7 +133,7 @@ def test_a_model_that_is_not_in_the_atlas_is_centred_as_one_that_is(shell):
     """Asked by its folder it is as similar to others as it is once it was added; the atlas agrees with its records."""
     asked = json.loads(shell("query", "similar", "./later/seed-42", "--base", BASE, "-k", "5", "--json").out)
     compared = json.loads(shell("query", "compare", "./later/seed-42", "s0/seed-42", "--base", BASE, "--json").out)
-    assert "Both were made with the same initialisation, as 3 others" in str(compared["notes"])
+    assert "Both began at the same random numbers" in str(compared["notes"])
     added = shell("index", "add", "./later/seed-42", "--base", BASE)
     assert added.code == 0, added.err
     (name,) = [model for model in groups(shell) if model.startswith("local:")]

@@ -35,10 +35,16 @@ TARGETS = {name: shape for name, shape in flux_shapes().items() if name.endswith
 
 
 def styled(style: int, seed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Factors that started from random numbers of their own; those of one style moved along one direction."""
+    """Factors that began with the random numbers of a seed; those of one style moved along one direction."""
     shared, own = factors(TARGETS, 1000 + style, rank=1), factors(TARGETS, seed)
     weights = torch.randn(4, 1, generator=torch.Generator().manual_seed(seed))
-    return {name: (a + 3 * weights @ shared[name][0], b) for name, (a, b) in own.items()}
+    drawn, made = torch.Generator().manual_seed(seed), {}
+    for name, (out, inner) in TARGETS.items():
+        a = torch.empty(4, inner)
+        for like in (a, torch.empty(out, 4), a):  # A and B as ordinary layers, and A again
+            torch.nn.init.kaiming_uniform_(like, a=5**0.5, generator=drawn)
+        made[name] = (a + 0.2 * weights @ shared[name][0] + 0.05 * own[name][0], own[name][1])
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ import pytest
 from query.population import Head
 from query.predict.classifier import EVIDENCE, NONE_OF_THESE, fit, training_rows, uncalibrated
 from query.predict.evaluation import evaluate_models
-from query.predict.predict import Target, predict_target
+from query.predict.predict import predict_target
 from query.predict.scoring import mean_scores, score_models
 from query.predict.training_set import TrainingSet
 from query.statistics.authors import units_of
-from tests.predict.simulated import CLASSIFIER, SIMULATIONS, Simulation, joined, labelled_models, unlabelled
+from tests.predict.simulated import CLASSIFIER, SIMULATIONS, Simulation, joined, labelled_models, target, unlabelled
 
 pytestmark = pytest.mark.slow
 
@@ -118,10 +118,7 @@ def test_a_model_of_an_unseen_dataset_is_predicted_as_none_of_these():
     for number in range(10):
         vector = rng.normal(size=24)
         head = Head(CLASSIFIER, 3, frozenset({f"new{number} x", f"new{number} y", "z"}))
-        facts = {"model_id": None, "declared": (), "duplicates": (), "notes": ()}
-        unseen = Target(
-            "zoe/m", "base", "zoe", vector=(vector / np.linalg.norm(vector)).astype(np.float32), head=head, **facts
-        )
+        unseen = target(vector, head, author="zoe")
         best = predict_target(unseen, found, k=10).answers[0]
         assert best.dataset == NONE_OF_THESE
         assert best.probability > 0.8

@@ -1,0 +1,81 @@
+"""Indexed models of one base that are to be worked on again: named, or chosen by a condition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from indexer.builds.report import Watcher
+from indexer.database.connection import Connection, base_named, indexed_models, published_bases
+from indexer.errors import AtlasError, BadArgument
+from indexer.listing.claims import BY_FOLDER
+from indexer.listing.listing import ListedModel
+
+
+@dataclass(frozen=True)
+class IndexedModels:
+    """Models of ``base``, whose records have this ``rank``; ``rows`` have their ``model`` and ``read``."""
+
+    base: str
+    commit: str
+    rank: int
+    rows: list[dict[str, Any]]
+
+    @property
+    def names(self) -> set[str]:
+        """Their names."""
+        return {str(row["model"]) for row in self.rows}
+
+
+def check_choice(names: Sequence[str], base: str | None, where: str | None, limit: int | None) -> None:
+    """Raise BadArgument if nothing says which models, or two arguments do."""
+    if not names and base is None:
+        raise BadArgument("Name models, or a `base`.", "")
+    if names and (where is not None or limit is not None):
+        raise BadArgument("`where` and `limit` choose among the models of a `base`.", "Leave them out to name models.")
+
+
+def choose_indexed(
+    connection: Connection,
+    names: Sequence[str],
+    base: str | None,
+    condition: str,
+    what: str,
+    where: str | None,
+    limit: int | None,
+) -> IndexedModels:
+    """The models with these names, or those of ``base`` that fulfil ``condition``, most downloads first.
+
+    ``condition`` and ``where`` are SQL on the view models; ``what`` is said of the models in an error. Raises
+    AtlasError as ``indexed_models``, and if ``where`` holds for none.
+    """
+    named = base_named(connection, base) if base is not None else None
+    if names:
+        rows = indexed_models(connection, names, named)
+    else:
+        narrowed = "" if where is None else f" AND (\n{where}\n)"
+        rows = connection.rows(
+            f'SELECT model, base, "read" FROM models WHERE base = $base AND {condition}{narrowed} '
+            "ORDER BY downloads DESC NULLS LAST, model LIMIT coalesce($limit, 1000000000)",
+            {"base": named, "limit": limit},
+        )
+    if not rows and where is not None:
+        raise AtlasError(f"No {what} of {named} matches this condition.", "List them: `query models`")
+    (published,) = published_bases(connection, str(rows[0]["base"] if rows else named))
+    return IndexedModels(published["base"], published["commit"], published["rank"], rows)
+
+
+def refuse_folders(models: Sequence[ListedModel], is_named: bool, advice: str, again: str, watcher: Watcher) -> None:
+    """Say that models from folders cannot be read again, whose paths are not stored.
+
+    ``advice`` and ``again``: what to do about one, as a sentence and within one. Raises AtlasError if the models were
+    named.
+    """
+    folders = sorted(one.id for one in models if one.claimed_by == BY_FOLDER)
+    if not folders:
+        return
+    why = f"{folders[0]} is a folder, whose path is not stored"
+    if is_named:
+        raise AtlasError(f"{why}.", advice)
+    watcher.say(f"{why}: {again} ({len(folders)} of these)")

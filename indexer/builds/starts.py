@@ -1,0 +1,222 @@
+"""`index starts`: search further for the random numbers that adapters began with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from indexer.arguments import plain_arguments
+from indexer.atlas import AtlasFolder
+from indexer.builds.build import Build
+from indexer.builds.commands import facts_of_stored, prepare
+from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
+from indexer.builds.options import BuildOptions, StartsArguments, check_options
+from indexer.builds.plan import Planned
+from indexer.builds.report import BuildReport, Progress, Watcher
+from indexer.builds.unknown_starts import UNKNOWN
+from indexer.cards.local import local_row, place_of
+from indexer.database.connection import published_bases
+from indexer.database.reading import Reading
+from indexer.deltas.stored_base import StoredBase
+from indexer.errors import AtlasError, BadArgument
+from indexer.listing.claims import BY_FOLDER
+from indexer.listing.listing import Listing
+from indexer.names import ModelRef
+from indexer.network.rows import listed_filenames
+from indexer.publish.removal import finish_removals
+from indexer.quantities import duration_in_words
+from indexer.records.identity import Unit
+from indexer.regular_files import read_regular
+from indexer.starts.search import FurtherSearch
+
+# Of these more is looked through than at indexing, if no file names others: what the Trainer of transformers sets.
+_SEEDS = (42,)
+_DRAWS, _DRAWS_OF_FILE = 1 << 27, 1 << 22
+_LARGEST_FILE = 64 << 20
+_MOST_SEEDS = 1_000_000
+
+
+@dataclass(repr=False)
+class StartsReport(BuildReport):
+    """The report of `index starts`: ``indexed`` counts the starts that were found, ``unchanged`` what was not.
+
+    ``starts``: those that were found, as rows of model, generator, seed, offset, tool and so on.
+    """
+
+    starts: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of the command's JSON."""
+        return super().to_dict() | {"starts": self.starts}
+
+    @property
+    def headline(self) -> str:
+        """How many were found, in a line."""
+        return f"{self.base}: the starts of {self.indexed} of {self.discovered} adapters were found"
+
+
+@plain_arguments
+def find_starts(
+    models: str | Sequence[str] = (),
+    base: str | None = None,
+    atlas: str | Path = "atlas",
+    *,
+    where: str | None = None,
+    limit: int | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **options: Unpack[StartsArguments],
+) -> StartsReport:
+    """Search for the start of ``models``, or of adapters of ``base`` without a known one: what `index starts` does.
+
+    The start of an adapter is the seed and the place in its random numbers that its factors A were made from. A build
+    looks through some numbers of usual seeds. This reads the adapters again and looks through more: the first ``draws``
+    numbers of each of ``seeds`` (the path of a file with one in a line, or a list), and, for adapters that training
+    moved little, of any seed. It takes minutes of processor an adapter. What is found is published, and the vectors
+    of these adapters are then made of what training did alone.
+
+    A model from a folder is named by its path, which is not stored. ``where``: an SQL condition on the view
+    ``models``; ``limit``: only this many, most downloads first. ``dry_run``: only report how many there are.
+    ``options``: workers, connections, memory and bandwidth, as in :func:`build`.
+
+    Raises AtlasError if a model is not indexed, or is not an adapter whose factors were drawn, and BadArgument for
+    seeds that cannot be read.
+    """
+    names = [models] if isinstance(models, str) else list(models)
+    check_choice(names, base, where, limit)
+    checked = check_options(StartsArguments, options)
+    seeds, draws = checked.pop("seeds", None), checked.pop("draws", None)
+    search = FurtherSearch(_SEEDS, draws or _DRAWS)
+    if seeds is not None:
+        search = FurtherSearch(_read_seeds(seeds), draws or _DRAWS_OF_FILE)
+    folder, watcher = AtlasFolder(atlas).require(), Watcher(progress)
+    with folder.locked("index starts"):
+        finish_removals(folder, say=watcher.say)
+        with Reading(folder.database) as connection:
+            listings = [Listing(folder.listing(one["base"])) for one in published_bases(connection)]
+            names, folders = _names_of_folders(names, listings)
+            found = choose_indexed(connection, names, base, UNKNOWN, "adapter of unknown start", where, limit)
+            statement = f"SELECT model, start, adapter_kind, {UNKNOWN} AS is_unknown FROM models WHERE base = $base"
+            known = {row["model"]: row for row in connection.rows(statement, {"base": found.base})}
+        stored = StoredBase(folder.base(found.base, found.commit))
+        stored.check()
+        listing = Listing(folder.listing(found.base))
+        chosen = BuildOptions.parse(read="full", rank=found.rank, **checked)
+        prepare(chosen, watcher)
+        build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing, search=search)
+        build.report = report = StartsReport(build.facts.id, build.facts.commit, str(folder.root))
+        for name in sorted(found.names) if names else ():
+            _check(known[name], watcher)
+        selected = [one for one in listing.models() if one.id in found.names and known[one.id]["is_unknown"]]
+        readable = {one.id for one in selected if one.claimed_by != BY_FOLDER} | set(folders)
+        unread = [one for one in selected if one.id not in readable]
+        refuse_folders(unread, bool(names), "Name its path.", "name its path", watcher)
+        planned = _planned(build, readable & {one.id for one in selected}, folders)
+        report.discovered = sum(one.unit is not None for one in planned)
+        seconds = search.seconds * report.discovered
+        sentence = "no adapter whose start is unknown and can be looked for"
+        if report.discovered:
+            adapters = f"{report.discovered:,} adapter{'s' if report.discovered > 1 else ''}"
+            sentence = f"searching for the start of {adapters}: up to {duration_in_words(seconds)} of processor"
+        if dry_run:
+            report.dry_run = {"models": report.discovered, "seconds_of_processor": round(seconds)}
+            watcher.say(sentence)
+            return report
+        watcher.say(sentence)
+        build.run(planned, stored)
+        report.starts = _starts_in(folder, found.base, build.renewed)
+        return report
+
+
+def _read_seeds(seeds: str | Path | Sequence[int]) -> tuple[int, ...]:
+    """The seeds of a list, or of a file with one in a line; what follows a # is a remark. Raises BadArgument."""
+    if isinstance(seeds, str | Path):
+        try:
+            text = read_regular(Path(seeds), most=_LARGEST_FILE, through_links=True).decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
+            raise BadArgument(f"`seeds` {str(seeds)[:200]} cannot be read: {why}.", "") from error
+        words = [line.partition("#")[0].strip() for line in text.splitlines()]
+    else:
+        words = [str(one) for one in seeds]
+    found = []
+    for number, word in enumerate(words, 1):
+        if not word:
+            continue
+        digits = word.removeprefix("-")
+        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 20):
+            raise BadArgument(f"`seeds`: line {number} is {word[:60]!r}, not a whole number.", "One seed in a line.")
+        found.append(int(word) & 0xFFFFFFFF)  # the generator takes the low 32 bits
+    if not 0 < len(found) <= _MOST_SEEDS:
+        raise BadArgument(f"`seeds` names {len(found):,} seeds; it must be from 1 to {_MOST_SEEDS:,}.", "")
+    return tuple(dict.fromkeys(found))
+
+
+def _names_of_folders(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list[str], dict[str, Path]]:
+    """``names`` with the names of models for the paths of folders; and the folders by these names.
+
+    Raises AtlasError for a folder that was not added, or has changed since.
+    """
+    found, folders = [], {}
+    for name in names:
+        folder = ModelRef.parse(name).folder
+        if folder is None:
+            found.append(name)
+            continue
+        of_folders = [one for listing in listings for one in listing.models() if one.claimed_by == BY_FOLDER]
+        model = next((one for one in of_folders if one.row.get("folder") == place_of(folder)), None)
+        if model is None:
+            raise AtlasError(f"{name} is not in this atlas.", "Add it: `add(FOLDER, base)`")
+        if local_row(ModelRef.parse(name), model.id)["sha"] != model.row.get("sha"):
+            raise AtlasError(f"{name} has changed since it was added.", "Add it again: `add(FOLDER, base)`")
+        found.append(model.id)
+        folders[model.id] = folder
+    return found, folders
+
+
+def _check(row: dict[str, Any], watcher: Watcher) -> None:
+    """Say that a start is known. Raises AtlasError if it cannot be looked for."""
+    if row["start"] is not None:
+        watcher.say(f"{row['model']}: its start is known already; see `query show`")
+    elif not row["is_unknown"]:
+        kind = f"its kind is {row['adapter_kind']}" if row["adapter_kind"] else "it is no adapter"
+        raise AtlasError(
+            f"{row['model']} has no start that can be looked for: {kind}.",
+            "Name adapters of the base itself with LoRA factors.",
+        )
+
+
+def _planned(build: Build, chosen: Collection[str], folders: Mapping[str, Path]) -> list[Planned]:
+    """All listed models, those ``chosen`` with the units that their records were made of."""
+    planned, previous = [], build.base.previous.rank
+    for one in build.plan([]):
+        listed, header = one.entry.listed, build.store.header(one.entry.record_key or "")
+        if listed.id not in chosen or header is None:
+            planned.append(replace(one, unit=None))
+            continue
+        identity = header.identity
+        unit = Unit(
+            model=ModelRef(identity.model, folder=folders.get(identity.model), subfolder=identity.subfolder),
+            commit=identity.commit,
+            base=identity.base,
+            base_commit=identity.base_commit,
+            relation=identity.relation,
+            spec=identity.spec,
+            filenames=listed_filenames(listed.row),
+            vector_length=previous.budget if previous is not None else None,
+            is_on_base=True,
+        )
+        planned.append(replace(one, unit=unit))
+    return planned
+
+
+def _starts_in(folder: AtlasFolder, base: str, models: Collection[str]) -> list[dict[str, Any]]:
+    """The starts of models as they are published, JSON-ready."""
+    with Reading(folder.database) as connection:
+        rows = connection.rows(
+            "SELECT model, start FROM models WHERE base = $base AND list_contains($models, model) ORDER BY model",
+            {"base": base, "models": sorted(models)},
+        )
+    return [{"model": row["model"], **row["start"]} for row in rows if row["start"] is not None]
