@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import safe_open
@@ -16,11 +17,10 @@ from indexer.records.representation import representation_named
 from query.statistics.likeness import similarities
 from scripts.arena import rivals
 from scripts.arena.scores import Json, Reals, Table, cosines, scores
-from scripts.arena.subjects import Subjects, cut, families, read_subjects
+from scripts.arena.subjects import RANK, Subjects, cut, families, read_subjects
 from scripts.tables import decimal
 
-RANK = 8  # of records by default
-OURS = "`input`"
+OURS, U_PLAIN = "`input`", "U, nothing subtracted"
 PREDICT = {
     "together": "`query predict`: vectors, vocabulary and head",
     "vectors": "`query predict`: vectors alone",
@@ -77,7 +77,6 @@ def predicted(subjects: Subjects) -> dict[str, float]:
 def method_tables(subjects: Subjects) -> Iterator[tuple[str, Table]]:
     """Name and table of every method; `input`, as published, first."""
     labelled, records = subjects.labelled, subjects.records
-    at_rank = [cut(record, RANK) for record in records]
     sample_bytes = float(np.mean([record.bytes_read for record in subjects.sampled]))
     block_bytes = float(np.mean([record.block_bytes for record in records]))
     weight_bytes, card_bytes, head_bytes = (
@@ -96,50 +95,25 @@ def method_tables(subjects: Subjects) -> Iterator[tuple[str, Table]]:
         [rivals.card(folder, names, hidden=is_hidden) for folder in subjects.folders] for is_hidden in (False, True)
     )
 
-    def ours(vectors: np.ndarray, blocks: int) -> Reals:
-        whole = vectors.astype(np.float64)
-        table: Reals = similarities(whole, whole, blocks).astype(np.float64)
-        missing = ~whole.any(axis=1)
-        table[missing], table[:, missing] = np.nan, np.nan
-        return table
-
     def by_vocabulary(vectors: np.ndarray) -> Reals:
         # Sizes and shares of changes are not compared with each other.
         halves = vectors.reshape(len(vectors), 2, -1).any(axis=2).astype(float)
-        return np.where(halves @ halves.T > 0, ours(vectors, 2), np.nan)
-
-    def by_components(gram: Reals) -> Reals:
-        return cosines(rivals.principal_components(rivals.cosine_of_gram(gram)))
-
-    def as_it_is(table: Reals) -> Reals:
-        return table
-
-    def stacked(name: str) -> Reals:
-        return np.stack([representation_named(name).of(record) for record in at_rank]).astype(np.float64)
-
-    def shared(by_matrix: Callable[[Sequence[Record]], Iterator[Reals]]) -> Reals:
-        return rivals.mean_over_shared(by_matrix(records), subjects.changed)
+        whole = vectors.astype(np.float64)
+        table = without_zeros(similarities(whole, whole, 2).astype(np.float64), whole)
+        return np.where(halves @ halves.T > 0, table, np.nan)
 
     # Name; what is made of the models, and how it is compared; seconds a model before that, and bytes.
     sample = subjects.sample_seconds, sample_bytes
     read, decomposed = (reading_seconds(subjects), block_bytes), (subjects.seconds, block_bytes)
     run, card = (0.0, weight_bytes), (0.0, card_bytes)
     methods: list[tuple[str, Callable[[], Any], Callable[[Any], Reals], tuple[float, float]]] = [
-        (OURS, lambda: labelled.vectors, lambda vectors: ours(vectors, labelled.blocks), sample),
-        ("`input` version 1", lambda: stacked("input_v1"), cosines, decomposed),
+        (OURS, lambda: labelled.table, lambda table: without_zeros(table.similarities(table, np.float64), table.inputs), sample),
         ("`vocabulary`", lambda: labelled.vocabulary, by_vocabulary, sample),
-        ("the original U_r", lambda: stacked("seed"), cosines, decomposed),
-        ("the original U_r Σ_r", lambda: stacked("seed_scaled"), cosines, decomposed),
-        ("δW flattened, cosine", lambda: rivals.flattened(records), rivals.cosine_of_gram, read),
-        (f"δW flattened, PCA to {rivals.COMPONENTS}", lambda: rivals.flattened(records), by_components, read),
-        ("spectral statistics", lambda: rivals.spectral_statistics(records), lambda one: -euclidean_distances(one), decomposed),
-        ("Arrow", lambda: shared(rivals.arrow), as_it_is, decomposed),
-        ("SpectR", lambda: shared(rivals.spectral_routing), as_it_is, decomposed),
-        ("tokens of W2T's form, pooled", lambda: rivals.pooled_tokens(records), cosines, decomposed),
+        *((one.name, partial(one.make, records), one.compare, decomposed if one.has_triplets else read) for one in OF_WEIGHTS),
         ("Delta Activations", lambda: rivals.activations(subjects, pooled=False), cosines, run),
         ("Delta Activations, mean of tokens", lambda: rivals.activations(subjects, pooled=True), cosines, run),
-        ("card, tf-idf", lambda: rivals.card_similarities(plain), as_it_is, card),
-        ("card, tf-idf, names of data sets removed", lambda: rivals.card_similarities(hidden), as_it_is, card),
+        ("card, tf-idf", lambda: rivals.card_similarities(plain), _as_it_is, card),
+        ("card, tf-idf, names of data sets removed", lambda: rivals.card_similarities(hidden), _as_it_is, card),
         ("label names of the head", lambda: [one.names if one.kind else None for one in labelled.heads],
          rivals.label_names, (0.0, head_bytes)),
     ]  # fmt: skip
@@ -150,6 +124,68 @@ def method_tables(subjects: Subjects) -> Iterator[tuple[str, Table]]:
         made = make()
         seconds = before + (time.process_time() - started) / len(records)
         yield name, Table(compare(made), seconds, read_bytes)
+
+
+def without_zeros(table: Reals, vectors: np.ndarray) -> Reals:
+    """The table with nan for models whose vector is zero."""
+    missing = ~vectors.any(axis=1)
+    table[missing], table[:, missing] = np.nan, np.nan
+    return table
+
+
+class OfWeights(NamedTuple):
+    """A method that needs nothing but the records with every singular triplet.
+
+    ``make``: what it keeps of them; ``compare``: the table of similarities (n, n) of that. ``has_triplets``: it needs a
+    singular value decomposition.
+    """
+
+    name: str
+    make: Callable[[Sequence[Record]], Any]
+    compare: Callable[[Any], Reals]
+    has_triplets: bool = True
+
+
+def _as_it_is(table: Reals) -> Reals:
+    return table
+
+
+def _stacked(name: str) -> Callable[[Sequence[Record]], Reals]:
+    """The vectors of a representation, of records as they are by default."""
+
+    def make(records: Sequence[Record]) -> Reals:
+        return np.stack([representation_named(name).of(cut(record, RANK)) for record in records]).astype(np.float64)
+
+    return make
+
+
+def _shared(by_matrix: Callable[[Sequence[Record]], Iterator[Reals]]) -> Callable[[Sequence[Record]], Reals]:
+    """The mean over the matrices that both models changed."""
+
+    def make(records: Sequence[Record]) -> Reals:
+        changed = np.array([[delta.norm > 0 for delta in record.deltas] for record in records])
+        return rivals.mean_over_shared(by_matrix(records), changed)
+
+    return make
+
+
+def _by_components(gram: Reals) -> Reals:
+    return cosines(rivals.principal_components(rivals.cosine_of_gram(gram)))
+
+
+OF_WEIGHTS = (
+    OfWeights("`input` version 1", _stacked("input_v1"), cosines),
+    OfWeights("the original U_r", _stacked("seed"), cosines),
+    OfWeights("the original U_r Σ_r", _stacked("seed_scaled"), cosines),
+    OfWeights("V, nothing subtracted", _shared(partial(rivals.one_side, side="v", power=1)), _as_it_is),
+    OfWeights(U_PLAIN, _shared(partial(rivals.one_side, side="u", power=1)), _as_it_is),
+    OfWeights("δW flattened, cosine", rivals.flattened, rivals.cosine_of_gram, False),
+    OfWeights(f"δW flattened, PCA to {rivals.COMPONENTS}", rivals.flattened, _by_components, False),
+    OfWeights("spectral statistics", rivals.spectral_statistics, lambda found: -euclidean_distances(found)),
+    OfWeights("Arrow", _shared(rivals.arrow), _as_it_is),
+    OfWeights("SpectR", _shared(rivals.spectral_routing), _as_it_is),
+    OfWeights("tokens of W2T's form, pooled", rivals.pooled_tokens, cosines),
+)
 
 
 def reading_seconds(subjects: Subjects) -> float:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import yaml
@@ -42,10 +42,25 @@ def flattened(records: Sequence[Record]) -> Reals:
     """(n, n) the exact inner products of the whole δW, flattened, from one matrix at a time."""
     gram = np.zeros((len(records),) * 2)
     for place in range(len(records[0].deltas)):
-        rows = [((delta.u * delta.s) @ delta.v.T).ravel() for delta in _deltas(records, place)]
-        stacked = np.stack(rows).astype(np.float32)
-        gram += (stacked @ stacked.T).astype(np.float64)
+        gram += inner_products([(delta.u * delta.s, delta.v) for delta in _deltas(records, place)])
     return gram
+
+
+def inner_products(factors: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> Reals:
+    """(n, n) the inner products of matrices L Rᵀ with these factors, L (a, r) and R (b, r), in float32.
+
+    Of low ranks, from products of factors: ⟨L Rᵀ, L′ R′ᵀ⟩ is the sum of (LᵀL′) ∘ (RᵀR′).
+    """
+    ranks = [left.shape[1] for left, _ in factors]
+    (rows, _), (columns, _) = (side.shape for side in factors[0])
+    if sum(ranks) ** 2 > len(factors) * rows * columns:
+        stacked = np.stack([(left @ right.T).ravel() for left, right in factors]).astype(np.float32)
+        return (stacked @ stacked.T).astype(np.float64)
+    left, right = (np.concatenate(sides, axis=1).astype(np.float32) for sides in zip(*factors, strict=True))
+    starts = np.cumsum([0, *ranks[:-1]])
+    products = ((left.T @ left) * (right.T @ right)).astype(np.float64)
+    found: Reals = np.add.reduceat(np.add.reduceat(products, starts, axis=0), starts, axis=1)
+    return found
 
 
 def cosine_of_gram(gram: Reals) -> Reals:
@@ -114,9 +129,14 @@ def spectral_routing(records: Sequence[Record]) -> Iterator[Reals]:
 
     Fleshman & Van Durme, 2025, "SpectR: Dynamically Composing LM Experts with Spectral Routing", arXiv 2504.03454.
     """
+    return one_side(records, "v", 2)
+
+
+def one_side(records: Sequence[Record], side: Literal["u", "v"], power: float) -> Iterator[Reals]:
+    """By matrix, the cosine of Σ σ^power v vᵀ, or of u uᵀ: nothing is sketched, and nothing is subtracted."""
     for place in range(len(records[0].deltas)):
-        rows = [((delta.v * delta.s**2) @ delta.v.T).ravel() for delta in _deltas(records, place)]
-        yield cosines(np.stack(rows).astype(np.float32))
+        deltas = [(getattr(delta, side), delta.s) for delta in _deltas(records, place)]
+        yield cosine_of_gram(inner_products([(vectors * s**power, vectors) for vectors, s in deltas]))
 
 
 def pooled_tokens(records: Sequence[Record], rank: int = 16) -> Reals:

@@ -82,7 +82,7 @@ def scores(
             one |= {f"{name} {key}": value for key, value in score.items()}
         ranked = list(_ranked(order, labels, authors))
         right = [average_precision(matches) for matches, _ in ranked]
-        votes = [_vote(order[row], row, labels, authors) for _, row in ranked]
+        votes = [vote(order[row].tolist(), row, labels, authors) for _, row in ranked]
         one |= {"retrieval": _mean(right), "accuracy": _mean(votes)}
         shares = list(_adapter_to_full(order, labels, groups))
         one["to_full"] = _mean(shares)
@@ -149,9 +149,9 @@ def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _vote(near: NDArray[np.uint16], row: int, labels: Labels, authors: Sequence[str]) -> float:
+def vote(near: Sequence[int], row: int, labels: Labels, authors: Sequence[str]) -> float:
     """1 if the nearest models of other authors, voting, name a data set of the model."""
-    voters = [other for other in near.tolist() if authors[other] != authors[row]][:VOTERS]
+    voters = [other for other in near if authors[other] != authors[row]][:VOTERS]
     votes: dict[str, float] = {}
     for rank, other in enumerate(voters, 1):
         for name in sorted(labels[other]):

@@ -19,7 +19,8 @@ from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import store_base
 from indexer.deltas.delta import LoraDelta, dense_deltas, layout_against
 from indexer.deltas.single import describe, read_model
-from indexer.names import ModelRef
+from indexer.deltas.svd import lora_svd
+from indexer.names import DeltaKey, ModelRef
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.representation import representation_named
 from indexer.records.store import RecordStore
@@ -33,6 +34,7 @@ from scripts.family import make_family
 from scripts.family.plan import load_plan
 
 TIMED = 8
+RANK = 8  # of records by default
 ARCHITECTURES = ("roberta", "bert", "gpt2", "t5")
 
 
@@ -93,7 +95,7 @@ def read_subjects(family: Family) -> Subjects:
         evaluation = atlas.evaluate_prediction(family.plan.base)
         of_sample = sample_seconds(family, sampled, atlas.published_base(family.plan.base))
     started = time.process_time()
-    records = list(whole_records(family, sampled))
+    records = list(whole_records(family.models, family.plan.base, sampled))
     seconds = (time.process_time() - started) / len(records)
     return Subjects(family, labelled, evaluation, records, sampled, of_sample, seconds)
 
@@ -110,25 +112,25 @@ def sample_seconds(family: Family, sampled: Sequence[Record], base: PublishedBas
     return float(np.mean(found[1:]))
 
 
-def whole_records(family: Family, sampled: Sequence[Record]) -> Iterator[Record]:
-    """The records with every singular triplet of every whole δW, in float32, from the files.
+def whole_records(models: Path, base_id: str, records: Sequence[Record]) -> Iterator[Record]:
+    """The records with every singular triplet of every whole δW, in float32, from the repositories below ``models``.
 
     Raises ModelError if a checkpoint cannot be read.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        source = open_checkpoint(ModelRef(family.plan.base, folder=family.models / family.plan.base))
-        base = store_base(source, family.plan.base, "0" * 40, Path(folder) / "base.safetensors")
+        source = open_checkpoint(ModelRef(base_id, folder=models / base_id))
+        base = store_base(source, base_id, "0" * 40, Path(folder) / "base.safetensors")
         source.close()
-        for record in sampled:
+        for record in records:
             model = record.identity.model
             relation = "adapter" if record.is_adapter else "finetune"
-            checkpoint = open_checkpoint(ModelRef(model, folder=family.models / model), relation=relation)
-            found = {}
+            checkpoint = open_checkpoint(ModelRef(model, folder=models / model), relation=relation)
+            found: dict[DeltaKey, torch.Tensor | LoraDelta] = {}
             if record.is_adapter:
                 for delta in deltas_on(checkpoint, base):
                     if isinstance(delta, LoraDelta):
-                        found[delta.key] = delta.scale * delta.b @ delta.a
+                        found[delta.key] = delta
                     else:
                         found[delta.key] = dense(delta, base.matrix(delta.key)).matrix
             else:
@@ -140,15 +142,19 @@ def whole_records(family: Family, sampled: Sequence[Record]) -> Iterator[Record]
         base.close()
 
 
-def _decomposed(delta: DeltaRecord, matrix: torch.Tensor | None) -> DeltaRecord:
+def _decomposed(delta: DeltaRecord, change: torch.Tensor | LoraDelta | None) -> DeltaRecord:
+    """``change``: of a LoRA its factors, whose triplets are all that there are; None if nothing is changed."""
     u: Any  # float32, as v is, where a stored record has float16
     v: Any
-    if matrix is None or not matrix.any():
-        count = min(delta.shape)
+    if isinstance(change, LoraDelta):
+        factors = lora_svd(change.a, change.b, change.scale, max(RANK, len(change.a)))
+        u, s, v = (part.float().numpy() for part in (factors.u, factors.s, factors.v))
+    elif change is None or not change.any():
+        count = min(RANK, *delta.shape)
         u, v = (np.zeros((side, count), np.float32) for side in delta.shape)
         s = np.zeros(count, np.float32)
     else:
-        u, s, v = (part.contiguous().numpy() for part in torch.linalg.svd(matrix, full_matrices=False))
+        u, s, v = (part.contiguous().numpy() for part in torch.linalg.svd(change, full_matrices=False))
         v = v.T
     norm = float(np.linalg.norm(s))
     return replace(delta, u=u, s=s, v=v, norm=norm, lines=None, norm_error=0.0, u_rows=None)
