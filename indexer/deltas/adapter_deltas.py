@@ -8,7 +8,7 @@ depends on W is computed from the weights that the adapter was trained on: the b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,11 +56,13 @@ def adapter_deltas(
     *,
     on_base: bool = True,
     factors_a: dict[str, torch.Tensor] | None = None,
+    only: Container[DeltaKey] | None = None,
 ) -> Iterator[LoraDelta | WeightDelta]:
     """Stream the changes that an adapter makes; matrices it does not change do not appear.
 
     ``layout`` and ``weight_of`` are the base's; ``on_base`` says whether the adapter was trained on these weights.
-    ``factors_a`` receives A (rank, in), as stored, of every module of a LoRA, by path.
+    ``factors_a`` receives A (rank, in), as stored, of every module of a LoRA, by path. ``only``: no module is read that
+    changes none of these matrices; others may come with those that do.
     Raises Skipped for factors whose shapes do not match the base, for values that are not finite, and for what cannot
     be computed without the weights of the model it was trained on.
     """
@@ -71,7 +73,8 @@ def adapter_deltas(
     drawn: dict[str, torch.Tensor] = {}
     if plan.peft_type == "VERA" and located and set(plan.shared) != {"vera_A", "vera_B"}:
         drawn = _drawn_again(checkpoint, plan, located)
-    for module in read_modules(checkpoint, located):
+    wanted = {path for path, matrices in located.items() if only is None or any(one.key in only for one in matrices)}
+    for module in read_modules(checkpoint, wanted):
         for name, tensor in module.parts.items():
             if not torch.isfinite(tensor).all():
                 raise Skipped("not_finite", f"the adapter's {shown(module.path)} holds NaN or infinite values ({name})")
@@ -95,7 +98,7 @@ def adapter_deltas(
                 if lengths is not None:
                     change = _dora(partial(_plus_change, change), lengths)
                 yield WeightDelta(matrix.key, change)
-    yield from _saved_whole(checkpoint, architecture, layout, weight_of)
+    yield from _saved_whole(checkpoint, architecture, layout, weight_of, only)
 
 
 def deltas_on(
@@ -104,10 +107,13 @@ def deltas_on(
     *,
     on_base: bool = True,
     factors_a: dict[str, torch.Tensor] | None = None,
+    only: Container[DeltaKey] | None = None,
 ) -> Iterator[LoraDelta | WeightDelta]:
     """``adapter_deltas`` with a stored base."""
     architecture = load_architecture(str(base.config["model_type"]))
-    yield from adapter_deltas(checkpoint, architecture, base.layout, base.matrix, on_base=on_base, factors_a=factors_a)
+    yield from adapter_deltas(
+        checkpoint, architecture, base.layout, base.matrix, on_base=on_base, factors_a=factors_a, only=only
+    )
 
 
 def dense(
@@ -233,13 +239,18 @@ def _function(
 
 
 def _saved_whole(
-    checkpoint: Checkpoint, architecture: Architecture, layout: Layout, weight_of: Callable[[DeltaKey], torch.Tensor]
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    layout: Layout,
+    weight_of: Callable[[DeltaKey], torch.Tensor],
+    only: Container[DeltaKey] | None,
 ) -> Iterator[WeightDelta]:
     """Block matrices that the adapter saves whole (``modules_to_save``, or mlx-lm's ``full``), against the base's."""
     whole = {name.removesuffix(".weight"): stored for name, stored in whole_weights(checkpoint).items()
              if name.endswith(".weight")}  # fmt: skip
     located = architecture.locate_modules(list(whole), layout)
-    paths = {whole[path]: path for path in located}
+    chosen = [path for path, matrices in located.items() if only is None or any(one.key in only for one in matrices)]
+    paths = {whole[path]: path for path in chosen}
     roundings = RoundingChoice()
     for name, tensor in checkpoint.stream(paths):
         for matrix in located[paths[name]]:

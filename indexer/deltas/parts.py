@@ -27,8 +27,9 @@ from indexer.names import STACKS, DeltaKey, ModelRef
 from indexer.network.hub import conversion_revision
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
-from indexer.records.parts import Extent, Floats, ModelParts
+from indexer.records.parts import Extent, Floats, LoraFactors, ModelParts
 from indexer.vectors.published import PublishedBase
+from indexer.weights.adapter import adapter_plan
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import dtype_name
 
@@ -120,8 +121,10 @@ class Parts:
         is_adapter = checkpoint.kind == "adapter"
         weights: dict[str, Floats] = {}
         deltas: dict[str, Floats] = {}
+        factors: dict[str, LoraFactors] = {}
         widest = None
-        for key, found in self._adapter_deltas(checkpoint) if is_adapter else self._stored_weights(checkpoint):
+        parts = self._adapter_deltas(checkpoint, factors) if is_adapter else self._stored_weights(checkpoint)
+        for key, found in parts:
             base = self.base_weights[key]
             if is_adapter:
                 weight, delta = base.float() + found, found
@@ -135,7 +138,10 @@ class Parts:
             weights[str(key)], deltas[str(key)] = weight.numpy(), delta.numpy()
         tokens = None if is_adapter else _tokens(checkpoint)
         precision = dtype_name(widest or torch.float32)
-        return ModelParts(weights, deltas, precision, checkpoint.bytes_read, is_adapter=is_adapter, tokens=tokens)
+        return ModelParts(
+            weights, deltas, precision, checkpoint.bytes_read, is_adapter=is_adapter, tokens=tokens,
+            own=deltas if is_adapter else {}, factors=factors,
+        )  # fmt: skip
 
     def _stored_weights(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
         """The parts of a full checkpoint; all rows of a tensor that it stores in another way than the base does."""
@@ -154,14 +160,25 @@ class Parts:
                 if (extent := self.extents.get(matrix.key)) is not None:
                     yield matrix.key, _cut(matrix, tensor)[: extent.rows, : extent.columns]
 
-    def _adapter_deltas(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
-        """The parts of an adapter's deltas; zeros for matrices that it does not change."""
+    def _adapter_deltas(
+        self, checkpoint: Checkpoint, factors: dict[str, LoraFactors]
+    ) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
+        """The parts of an adapter's deltas; zeros for matrices that it does not change.
+
+        ``factors`` receives the factors of a LoRA. What depends on W is computed from the base's.
+        """
         found = {key: torch.zeros(extent.rows, extent.columns) for key, extent in self.extents.items()}
-        for delta in deltas_on(checkpoint, self._base):
+        plan = adapter_plan(checkpoint)
+        is_lora = plan.peft_type == "LORA" and plan.start is None
+        for delta in deltas_on(checkpoint, self._base, only=self.extents):
             if (extent := self.extents.get(delta.key)) is None:
                 continue
             if isinstance(delta, LoraDelta):
                 found[delta.key] = delta.scale * (delta.b[: extent.rows] @ delta.a[:, : extent.columns])
+                if is_lora:
+                    narrow = narrowest_dtype(torch.cat((delta.a.flatten(), delta.b.flatten())))
+                    a, b = (part.clone().numpy() for part in (delta.a, delta.b))
+                    factors[str(delta.key)] = LoraFactors(a, b, float(delta.scale), dtype_name(narrow))
             else:
                 formed = dense(delta, self._base.matrix(delta.key)).matrix
                 found[delta.key] = formed[: extent.rows, : extent.columns].clone()

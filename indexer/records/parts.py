@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,19 @@ class Extent:
     transposed: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class LoraFactors:
+    """The factors of a LoRA on one whole matrix, as stored: ``a`` (r, in), ``b`` (out, r); its change is scale · b a.
+
+    ``precision``: the narrowest dtype that holds them.
+    """
+
+    a: Floats
+    b: Floats
+    scale: float
+    precision: str
+
+
 @dataclass(frozen=True)
 class ModelParts:
     """What was read of one model, by the names of its deltas ("3.query").
@@ -27,6 +40,9 @@ class ModelParts:
     ``weights`` and ``deltas``: float32, (rows, columns) of the part's extent; the delta is against the base rounded as
     in a record. ``precision``: the narrowest dtype that holds its values. ``bytes_read``: from the network or the disk.
     ``tokens``: (tokens, width) float32 rows of the token embeddings; None where there are none of its own.
+
+    Of an adapter, ``own`` is its own change, which differs from ``deltas`` if it was trained on another model than the
+    base; ``factors`` are those of a LoRA that began with a random A and B = 0. Both are empty for other models.
     """
 
     weights: Mapping[str, Floats]
@@ -35,3 +51,11 @@ class ModelParts:
     bytes_read: int
     is_adapter: bool
     tokens: Floats | None = None
+    own: Mapping[str, Floats] = field(default_factory=dict)
+    factors: Mapping[str, LoraFactors] = field(default_factory=dict)
+
+    def on(self, below: ModelParts) -> ModelParts:
+        """An adapter's parts on the model ``below`` instead of on the base: the sum of both changes."""
+        weights = {name: below.weights[name] + change for name, change in self.own.items()}
+        deltas = {name: below.deltas[name] + change for name, change in self.own.items()}
+        return replace(self, weights=weights, deltas=deltas)

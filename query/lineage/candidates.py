@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.listing.claim_filter import is_named_after
+from indexer.listing.claims import NO, classify_path
+from indexer.names import is_hub_id
+from indexer.records.identity import AdapterBase
 from query.lineage.evidence import SPACING, Floats, Grid, quantisation_of
 from query.lineage.thresholds import Thresholds
 
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 # Dates less than a day apart do not show an order: repositories are created before and after their weights.
 SAME_DAY = timedelta(days=1)
 
+# How the evidence begins that an adapter's own file gives.
+BY_CONFIG = "by its adapter_config.json"
+
 # For a group: the candidates that fit best, and the groups of each size that are extended.
 _LIKELY = 24
 _GROUPS = 64
@@ -33,6 +40,7 @@ class Candidate:
     """A model of the atlas that may be a parent.
 
     ``files``: its weight file and configuration, if it has a single weight file; reading it then needs no file list.
+    ``stated``: of an adapter, how the base that its adapter_config.json names was resolved; None if it names none.
     """
 
     model_id: int
@@ -44,11 +52,46 @@ class Candidate:
     record_key: str
     files: tuple[str, ...] | None
     datasets: frozenset[str]
+    stated: AdapterBase | None = None
+
+    @property
+    def below(self) -> str | None:
+        """The model that this adapter was trained on, if that is known and not the base."""
+        if self.stated is None or self.stated.verdict != "finetune":
+            return None
+        return self.stated.parent.partition(">")[0].rpartition("@")[0] or None
 
     @property
     def upload_order(self) -> tuple[bool, float, int]:
         """Sorts the earlier upload first, those without a date last by id."""
         return self.created is None, self.created.timestamp() if self.created else 0.0, self.model_id
+
+
+def stated_model(adapter: Candidate, base: str) -> str | None:
+    """The model, other than the base, that an adapter's own file names as the one it was trained on.
+
+    None if it names the base, in any spelling, nothing, or something that does not look like a model: a folder.
+    """
+    stated = adapter.stated
+    if stated is None or stated.verdict in ("base", "foreign"):
+        return None
+    if adapter.below is not None:
+        return adapter.below
+    named = stated.named.strip()
+    if _letters(named) == _letters(base) or _letters(named) == _letters(base.rpartition("/")[2]):
+        return None
+    is_model = classify_path(named, adapter.model, (base,)) == NO or (is_name(named) and is_named_after(named, (base,)))
+    return named if is_model else None
+
+
+def is_name(text: str) -> bool:
+    """Whether it is the name of a repository without its owner, as old models have."""
+    return is_hub_id(f"owner/{text}")
+
+
+def _letters(name: str) -> str:
+    """Letters and digits alone, in lower case: gemma3-270m and Gemma-3-270m are one name."""
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +115,9 @@ class SampledWeights:
 def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
     """Every indexed model of a base that changed something, oldest first."""
     rows = atlas.rows(
-        'SELECT model_id, model, author, "commit", relation, created, record_key, weight_files, datasets '
-        "FROM models WHERE base = ? AND NOT is_copy AND NOT is_unrelated "
-        "ORDER BY created NULLS LAST, model_id",
+        'SELECT model_id, model, author, "commit", relation, created, record_key, weight_files, datasets, '
+        "named, verdict, resolved_base, why FROM models LEFT JOIN adapter_bases USING (model_id) "
+        "WHERE base = ? AND NOT is_copy AND NOT is_unrelated ORDER BY created NULLS LAST, model_id",
         [base],
     )
     found = []
@@ -84,7 +127,9 @@ def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
             folder, slash, _ = stored[0]["name"].rpartition("/")
             config = "adapter_config.json" if stored[0]["format"].startswith("adapter") else "config.json"
             files = (stored[0]["name"], f"{folder}{slash}{config}")
-        found.append(Candidate(files=files, datasets=frozenset(row.pop("datasets")), **row))
+        named, *resolved = (row.pop(name) for name in ("named", "verdict", "resolved_base", "why"))
+        stated = None if named is None else AdapterBase(named, *resolved)
+        found.append(Candidate(files=files, datasets=frozenset(row.pop("datasets")), stated=stated, **row))
     return found
 
 

@@ -154,6 +154,15 @@ class Combinations:
             self._gram[row] = stacked @ stacked.T
         self._total = float(self._gram[:, 0, 0].sum())
 
+    @classmethod
+    def of_products(cls, grams: Floats) -> Combinations:
+        """From inner products (matrices, 1 + others, 1 + others) of the asked model, which is first, and the others."""
+        found = cls.__new__(cls)
+        found._count = grams.shape[1] - 1
+        found._gram = np.pad(grams, ((0, 0), (0, 1), (0, 1)))  # there is no base for spherical sums
+        found._total = float(grams[:, 0, 0].sum())
+        return found
+
     def by_matrix(self, members: Sequence[int], *, spherical: bool = False) -> Combination:
         """The best sum of these members (numbered from 0), each matrix with its own weights.
 

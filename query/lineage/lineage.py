@@ -17,9 +17,22 @@ from indexer.errors import AtlasError, ModelError, Skipped, require, unreadable
 from indexer.names import ModelRef, author_of, is_local_id
 from indexer.shared_state import one_blas_thread
 from indexer.vectors.centre import BY_OUTPUT, FULL
-from query.lineage.candidates import SAME_DAY, Candidate, FactorStore, read_candidates
-from query.lineage.evidence import cosine_with
-from query.lineage.result import CONFIRMED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage, Lineages
+from query.lineage.candidates import BY_CONFIG, SAME_DAY, Candidate, FactorStore, read_candidates, stated_model
+from query.lineage.evidence import cosine_with, energy
+from query.lineage.result import (
+    CONFIRMED,
+    CONTINUED,
+    CONTRADICTED,
+    COPY,
+    OF_ADAPTER,
+    STATED,
+    TUNED,
+    UNRELATED,
+    UNSURE,
+    Edge,
+    Lineage,
+    Lineages,
+)
 from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
@@ -52,6 +65,8 @@ _MAX_KEPT = 400
 _MAX_HEADER = 1 << 20
 # With more candidates than this only those near the asked model by their vectors are considered.
 _MAX_CANDIDATES = 2000
+# Adapters on adapters on …: as deep as a build follows them.
+_DEEPEST = 4
 # If the cosine of the parts with the base's is this near to the threshold of relatedness, that of all matrices decides.
 _UNCLEAR_COSINE = 0.2
 
@@ -274,7 +289,9 @@ class Tracer:
             record_key="",
             files=None,
             datasets=frozenset(described.datasets),
+            stated=None if resolved.record is None else resolved.record.adapter_base,
         )
+        parts = self._on_parent(asked, parts, selection, log)
 
         def record() -> Record:
             return resolved.record or read_described(self.atlas, described, self._published)
@@ -368,10 +385,12 @@ class Tracer:
         return self._selections[matrices]
 
     def _read(
-        self, one: Candidate, selection: _Selection, log: ReadLog, most_small: int | None = None
+        self, one: Candidate, selection: _Selection, log: ReadLog, most_small: int | None = None, depth: int = 0
     ) -> ModelParts | ModelError:
+        """The parts of a model of the atlas; ``depth``: of how many adapters on it they are read."""
         found = selection.models.get(one.model_id)
-        if found is None and is_local_id(one.model):
+        is_new = found is None
+        if is_new and is_local_id(one.model):
             return Skipped(_FOLDER, "was added from a folder, whose path is not stored")
         if found is None:
             try:
@@ -386,7 +405,23 @@ class Tracer:
         log.bytes += found.bytes_read
         log.largest = max(log.largest, found.bytes_read)
         log.models += 1
+        if is_new:
+            found = selection.models[one.model_id] = self._on_parent(one, found, selection, log, depth)
         return found
+
+    def _on_parent(
+        self, one: Candidate, parts: ModelParts, selection: _Selection, log: ReadLog, depth: int = 0
+    ) -> ModelParts:
+        """The parts of an adapter that was trained on another model of the atlas: the sum of both changes, as built."""
+        below = self._indexed(one.below)
+        if below is None or not parts.is_adapter or below.model_id == one.model_id or depth >= _DEEPEST:
+            return parts
+        found = self._read(below, selection, log, depth=depth + 1)
+        return parts if isinstance(found, ModelError) else parts.on(found)
+
+    def _indexed(self, model: str | None) -> Candidate | None:
+        """The candidate with this id."""
+        return None if model is None else next((one for one in self._candidates.values() if one.model == model), None)
 
     def _base_embeddings(self, selection: _Selection, log: ReadLog) -> ModelParts | None:
         """The base with its embeddings; None, with a note, if it cannot be read."""
@@ -445,16 +480,27 @@ class Tracer:
         uses_tokens = candidates and m.tokens is not None and self.embeddings
         tokens = self._base_embeddings(selection, log) if uses_tokens else None
         rules = LineageRules(asked, m, base, tokens, self.thresholds, dates=self.dates)
+        # Adapters on one fine-tune have its change in common; their records do not show whose own changes are alike.
+        beside = [one for one in candidates if asked.below is not None and one.below == asked.below]
         search = Search(read, rules, store, candidates, log, is_same)
         from threadpoolctl import threadpool_limits
 
         # With matrices this small, threads of BLAS use three times as much processor time to wait for each other.
         with one_blas_thread(), threadpool_limits(1, user_api="openmp"):
-            found = search.run([one for one in candidates if one.model in declared.models]).edges
+            named = [one for one in candidates if one.model in declared.models and one.model != asked.below]
+            found = search.run([*named, *beside[-self.thresholds.max_models :]]).edges
+        stated = stated_model(asked, self.base) if m.is_adapter else None
+        if stated is not None and found:
+            log.notes.append(f"{BY_CONFIG}, it was trained on {stated}")
+        elif stated is not None:
+            found = (self._stated_edge(asked, m, stated),)
         if not found:
             evidence, signals = "no model that was read explains its change", {"words": rules.siblings.even_tokens}
+            if m.is_adapter:
+                signals |= {OF_ADAPTER: 1.0}
             found = (Edge(asked.model, None, TUNED, 1.0, 1.0, evidence, signals=signals),)
-        edges = tuple(self._completed(edge, declared) for edge in found)
+        others = declared.without(stated)  # of which another adapter is not a rival
+        edges = tuple(self._completed(edge, declared if STATED in edge.signals else others) for edge in found)
         return Lineage(
             model=asked.model,
             base=self.base,
@@ -462,8 +508,21 @@ class Tracer:
             edges=edges,
             bytes_read=log.bytes,
             models_read=log.models,
-            notes=(*log.notes, *notes_on_card(self.atlas, asked.model, declared, edges, self.base)),
+            notes=(*log.notes, *notes_on_card(self.atlas, asked.model, others, edges, self.base)),
         )
+
+    def _stated_edge(self, asked: Candidate, m: ModelParts, stated: str) -> Edge:
+        """The step from the model that an adapter's own file names as its base, which is not the base of the atlas.
+
+        An adapter holds its own change alone: nothing in it shows, or speaks against, the weights that it was trained on.
+        """
+        below = self._indexed(stated)
+        left, total = energy(m.own), energy(m.deltas)
+        return Edge(
+            asked.model, stated, CONTINUED, 1.0, left / total if total else 1.0,
+            f"{BY_CONFIG}; an adapter's own weights cannot show what it was trained on",
+            parent_id=None if below is None else below.model_id, is_proven=False, signals={STATED: 1.0},
+        )  # fmt: skip
 
     def _near(self, asked: Candidate, candidates: list[Candidate]) -> list[Candidate]:
         """All candidates or, if there are very many, those whose published vectors are nearest to the model's."""
@@ -483,4 +542,7 @@ class Tracer:
         card = declared.agreement(edge.parent, edge.same)
         is_sure = sure >= SURE and edge.direction == "known"
         card = card if is_sure or card == CONFIRMED else UNSURE
+        if card == CONTRADICTED and edge.signals.keys() & {OF_ADAPTER, STATED}:
+            # The card may name the model that the adapter was trained on, of which its factors hold nothing.
+            card = UNSURE
         return replace(edge, parent=edge.parent or self.base, probability=sure, card=card)

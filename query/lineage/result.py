@@ -44,6 +44,9 @@ CONTRADICTED = "contradicted"
 NOT_DECLARED = "not declared"
 UNSURE = "unsure"
 
+# Keys of ``Edge.signals`` that say what an edge rests on: the factors of adapters, or the file of one.
+OF_ADAPTER = "adapter"
+STATED = "stated"
 
 # The tree.
 COLUMN, ROW, MARGIN = 2.5, 0.19, 0.9  # inches
@@ -114,6 +117,14 @@ class Edge:
             "because": self.evidence,
             "same": list(self.same),
         }
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The edges found, none if no rule applies. ``is_settled``: reading more models would not change them."""
+
+    edges: tuple[Edge, ...] = ()
+    is_settled: bool = False
 
 
 @dataclass(frozen=True, repr=False)

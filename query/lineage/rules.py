@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from query.lineage.adapters import AdapterRules
 from query.lineage.candidates import Candidate, SampledWeights
 from query.lineage.evidence import (
     SPACING,
@@ -33,6 +34,7 @@ from query.lineage.result import (
     RECAST,
     SAME_WEIGHTS,
     SPARSE_METHODS,
+    Decision,
     Edge,
 )
 from query.lineage.siblings import Relative, Siblings
@@ -47,14 +49,6 @@ _SAME = 0.9999
 _SLERP_ERROR = 5e-3
 # If weights spread over the matrices by more than this, the sum has no single recipe for all of them.
 _ONE_RECIPE = 1e-3
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The edges found, none if no rule applies. ``is_settled``: reading more models would not change them."""
-
-    edges: tuple[Edge, ...] = ()
-    is_settled: bool = False
 
 
 class LineageRules:
@@ -86,14 +80,21 @@ class LineageRules:
         self.grid = quantisation_of(m)
         self.entries = SparseMerges(m, base)
         self.siblings = Siblings(asked, m, tokens, thresholds, dates=dates)
+        self.adapters = AdapterRules(asked, m, self.siblings, thresholds) if m.is_adapter else None
         # Whether it looks like a sparse merge, and which of its entries no parent explains so far.
-        self.is_sparse = float(self.entries.unchanged.mean()) > thresholds.sparse_share
+        self.is_sparse = not m.is_adapter and float(self.entries.unchanged.mean()) > thresholds.sparse_share
         self.unexplained: NDArray[np.bool_] | None = None
         self._low_ranks: dict[int, int | None] = {}
         self._relatives: dict[int, Relative | None] = {}
 
     def decide(self, read: Sequence[SampledWeights]) -> Decision:
         """What these models explain, by the rule with the most certain evidence that applies."""
+        if self.adapters is not None:
+            found = self.adapters.decide([one for one in read if one.parts.is_adapter])
+            full = [one for one in read if not one.parts.is_adapter]
+            # Trained on another model than the base, it is not the change of any full model.
+            is_on_base = self.m.deltas is self.m.own
+            return found or (self._exact_sum(full) if full and is_on_base else None) or Decision()
         # A copy of this model in fewer bits cannot be its parent, whatever the dates.
         read = [one for one in read if not self._is_recast(one, self.m) and not self._is_quantised(one, self.m)]
         # Without dates this is checked for likely parents only, as sums with negative weights are then not accepted.
@@ -182,7 +183,8 @@ class LineageRules:
 
     def _copy(self, read: Sequence[SampledWeights]) -> Decision | None:
         spacing = SPACING[self.m.precision]
-        equal = [one for one in read if one.spacing <= spacing and equal_share(self.m, one.parts) > _SAME]
+        full = [one for one in read if not one.parts.is_adapter]  # a merged adapter is not a copy of it
+        equal = [one for one in full if one.spacing <= spacing and equal_share(self.m, one.parts) > _SAME]
         if not equal:
             return None
         first, *others = sorted(equal, key=lambda one: (-one.spacing, one.candidate.upload_order))
@@ -300,8 +302,6 @@ class LineageRules:
 
     def _lora(self, read: Sequence[SampledWeights]) -> Decision | None:
         """The difference is of low rank, and zero elsewhere: a LoRA, on the base or on one of the models."""
-        if self.m.is_adapter:
-            return None
         of_base = self._rank_over(None)
         ranked = [(rank, one) for one in read if (rank := self._rank_over(one)) is not None]
         better = [(rank, one) for rank, one in ranked if of_base is None or rank <= 0.7 * of_base]

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import ModelError
+from query.lineage.adapters import precision_of
 from query.lineage.candidates import Candidate, FactorStore, SampledWeights, best_group
 from query.lineage.evidence import energy, residual
-from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Edge
-from query.lineage.rules import Decision, LineageRules
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Decision, Edge
+from query.lineage.rules import LineageRules
 
 if TYPE_CHECKING:
     from indexer.records.parts import ModelParts
@@ -56,6 +57,10 @@ class Search:
         self.gains: dict[int, float] = {}
         self.unreadable: list[tuple[float, Candidate]] = []
         self.originals: list[Candidate] = []
+        thresholds, is_adapter = rules.thresholds, rules.adapters is not None
+        # The factors of an adapter are small; a merge of factors holds less of each parent than one of weights.
+        self.max_models = thresholds.max_adapters if is_adapter else thresholds.max_models
+        self.min_gain = thresholds.min_adapter_gain if is_adapter else thresholds.min_gain
 
     def run(self, declared: Sequence[Candidate]) -> Decision:
         """Read until the decision is settled, nothing promising is left, or the budget is spent.
@@ -66,7 +71,7 @@ class Search:
             plain, _ = self.store.fit(self.waiting, self.rules.m.deltas)
             self.gains = {one.model_id: float(gain) for one, gain in zip(self.waiting, plain, strict=True)}
         decision = Decision()
-        for turn in range(self.rules.thresholds.max_models):
+        for turn in range(self.max_models):
             if not self.waiting or not self._can_afford():
                 break
             chosen = self._next(turn, decision)
@@ -108,7 +113,7 @@ class Search:
             self.log.notes.append(f"{one.model} cannot be read any more: {found.detail.rstrip('.')}")
             return
         self.read.append(SampledWeights(one, found))
-        if found.precision != "float32" and self.waiting:
+        if precision_of(found) != "float32" and self.waiting:
             # It may be a recast copy. Then the asked model was more probably made from the original.
             plain, _ = self.store.fit(self.waiting, found.deltas)
             if plain.max() > self.rules.thresholds.original_gain:
@@ -139,9 +144,9 @@ class Search:
         if is_near or self.rules.siblings.ruled_out:
             # Siblings and cousins trained on the same data may be nearer than the parent, but not by much.
             return nearest if turn < 3 or gain > thresholds.sibling_gain * min(known) else None
-        if turn >= 3 and fitted < thresholds.min_gain and gain <= 0:
+        if turn >= 3 and fitted < self.min_gain and gain <= 0:
             return None
-        if turn >= 4 and energy(left) / self.rules.total > (0.3 if known else 0.85):
+        if self.rules.adapters is None and turn >= 4 and energy(left) / self.rules.total > (0.3 if known else 0.85):
             return None
         return nearest if turn % 2 == 0 and gain > 0 else best
 

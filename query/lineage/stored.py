@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,10 @@ class DeclaredParents:
         if parent is not None and {parent, *same} & self.models:
             return CONFIRMED
         return CONTRADICTED if self.known else NOT_DECLARED
+
+    def without(self, name: str | None) -> DeclaredParents:
+        """The same without one of the models."""
+        return self if name is None else replace(self, models=self.models - {name}, known=self.known - {name})
 
     @property
     def of_unrelated(self) -> str:

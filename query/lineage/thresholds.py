@@ -11,7 +11,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, MERGE, SPARSE_METHODS, TUNED, Edge
+from query.lineage.result import (
+    CONTINUED,
+    CONTINUED_OR_RUN,
+    MERGE,
+    OF_ADAPTER,
+    SPARSE_METHODS,
+    STATED,
+    TUNED,
+    Edge,
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,15 @@ class Thresholds:
     more_even_than_base: float = 0.85  # the same against the base; siblings with an unknown parent reach two thirds
     more_even_than_run: float = 0.8  # the same, above which a run with the same data and seed is ruled out
 
+    # Adapters: of changes by their factors (docs/lineage.md, "Adapters").
+    max_adapters: int = 16  # candidates whose factors are read, in place of ``max_models``
+    min_adapter_gain: float = 0.01  # in place of ``min_gain``: a merge of factors holds a ninth of each of three parents
+    max_adapter_residual: float = 0.9  # left after a parent with coefficient 1
+    min_adapter_cosine: float = -0.15  # of that residual with the parent's change
+    min_compressed_weight: float = 0.1  # of a parent in a merge that was cut to a lower rank after dropping entries
+    min_compressed_gain: float = 0.03  # share of the change that each parent of such a merge must explain
+    max_compressed_residual: float = 0.6  # left by all of its parents
+
     # Sparse merges, quantised copies, LoRA.
     sparse_share: float = 0.02  # share of entries equal to the base's, above which a sparse merge is looked for
     multiple_share: float = 0.02  # share of a parent's entries that a sparse merge holds at one fixed multiple
@@ -82,7 +100,12 @@ _COUNTS = {
     "record alone": (0, 0),
     "base": (110, 119),
     "base, no words": (59, 65),
+    "base, adapter": (0, 0),
+    "factors, exact": (0, 0),
+    "factors, continued": (0, 0),
 }
+# For the model that an adapter's own file names: an assumption, not measured. Names are wrong rarely, and stale at times.
+_STATED = 0.95
 # For an edge decided by sizes and angles: 1 / (1 + exp(-SLOPE · (share of tokens - MIDDLE))), by Firth's regression.
 SLOPE, MIDDLE = 25.0, 0.78
 SIZES = "sizes and angles"
@@ -91,6 +114,11 @@ SIZES = "sizes and angles"
 def evidence_class(edge: Edge) -> str:
     """The kind of evidence for an edge: a key of ``_COUNTS``, or SIZES if sizes and angles decided."""
     signals = edge.signals
+    if STATED in signals:
+        return STATED
+    if OF_ADAPTER in signals:
+        kind = "base, adapter" if edge.kind == TUNED else "factors, continued" if edge.kind == CONTINUED else ""
+        return kind or "factors, exact"
     if edge.kind == TUNED:
         return "base" if signals.get("words", 0) >= _DEFAULT.min_tokens else "base, no words"
     if edge.kind not in (CONTINUED, CONTINUED_OR_RUN):
@@ -114,6 +142,8 @@ def probability(edge: Edge) -> float:
     from the base. For all other evidence it is the share of the calibrating edges that were right.
     """
     evidence = evidence_class(edge)
+    if evidence == STATED:
+        return _STATED
     if evidence == SIZES:
         return 1 / (1 + math.exp(SLOPE * (MIDDLE - edge.signals["more_even"])))
     right, count = _COUNTS[evidence]
