@@ -22,6 +22,7 @@ from query.lineage.candidates import Candidate, SampledWeights
 from query.lineage.evidence import SPACING, Combination, Combinations, SparseMerges, as_stored
 from query.lineage.result import (
     CONTINUED,
+    CONTINUED_OR_RUN,
     COPY,
     MERGE,
     NO_ORDER,
@@ -114,10 +115,11 @@ class Continuation:
         left: ‖D‖² / ‖δ_m‖².
         cosine: of D with δ_p; near 0 or above if m was continued from p.
         reverse: of −D with δ_m.
-        kept: how much of the change of p, outside its leading directions, m contains: the coefficient of a regression
-            over all matrices. 1 if m was continued from p. Adapters that were trained on the same data from the same
-            start move alike in the leading directions alone.
+        kept: how much of the change of p, outside the leading quarter of its directions, m contains: the median over
+            the matrices of the coefficient of a regression. 1 if m was continued from p. Adapters that were trained on
+            the same data from the same start move alike in the leading directions, by another amount in each matrix.
         spread: the standard deviation of that coefficient between the matrices.
+        fine: the same as ``kept`` outside the leading half.
     """
 
     left: float
@@ -125,11 +127,13 @@ class Continuation:
     reverse: float
     kept: float
     spread: float
+    fine: float
 
     @property
     def signals(self) -> dict[str, float]:
         """As numbers behind a probability."""
-        return {"left": self.left, "cosine": self.cosine, "reverse": self.reverse, "kept": self.kept, "kept_spread": self.spread}
+        named = {"kept": self.kept, "kept_spread": self.spread, "fine": self.fine}
+        return {"left": self.left, "cosine": self.cosine, "reverse": self.reverse, **named}
 
 
 def pair(m: Adapter, p: Adapter) -> tuple[Mapping[str, Product], Mapping[str, Product]]:
@@ -140,31 +144,35 @@ def pair(m: Adapter, p: Adapter) -> tuple[Mapping[str, Product], Mapping[str, Pr
 def continuation(m: Adapter, p: Adapter) -> Continuation | None:
     """See :class:`Continuation`; None if one of them changes nothing, or their matrices have other shapes."""
     of_m, of_p = pair(m, p)
-    inner = own = other = 0.0
-    fine: list[tuple[float, float]] = []
+    inner = own = 0.0
+    kept: list[float] = []
+    fine: list[float] = []
     other = sum(one.inner(one) for one in of_m.values())
     for name, product in of_p.items():
         own += product.inner(product)
         mine = of_m.get(name)
-        if mine is None:
-            fine.append((0.0, product.inner(product)))
+        u, s, v = product.triplets
+        if mine is None or not s[0]:
+            kept += [0.0] if s[0] else []
+            fine += [0.0] if s[0] else []
             continue
         inner += mine.inner(product)
-        u, s, v = product.triplets
-        along = np.einsum("ki,ki->i", mine.left.T @ u, mine.right @ v)
-        leading = len(s) // 8 + 1 if len(s) > 1 else 0
-        fine.append((float(s[leading:] @ along[leading:]), float(np.square(s[leading:]).sum())))
+        # uᵢᵀ δ_m vᵢ / sᵢ is the coefficient in one direction; weighted by sᵢ², as in a regression.
+        weighted = s * np.einsum("ki,ki->i", mine.left.T @ u, mine.right @ v)
+        for leading, found in ((-(-len(s) // 4), kept), (len(s) // 2, fine)):
+            first = leading if len(s) > 1 else 0
+            found.append(float(weighted[first:].sum() / max(np.square(s[first:]).sum(), 1e-300)))
     if not own or not other:
         return None
     difference = max(other - 2 * inner + own, 0.0)
-    along, before = (sum(column) for column in zip(*fine, strict=True))
     apart = np.sqrt(difference) if difference else 1.0
     return Continuation(
         left=difference / other,
-        cosine=(inner - own) / (apart * np.sqrt(own)),
-        reverse=(inner - other) / (apart * np.sqrt(other)),
-        kept=along / before if before else 0.0,
-        spread=float(np.std([one / square for one, square in fine if square > 0] or [0.0])),
+        cosine=float((inner - own) / (apart * np.sqrt(own))),
+        reverse=float((inner - other) / (apart * np.sqrt(other))),
+        kept=float(np.median(kept)),
+        spread=float(np.std(kept)),
+        fine=float(np.median(fine)),
     )
 
 
@@ -454,32 +462,57 @@ class AdapterRules:
 
     def _continued(self, read: Sequence[SampledWeights]) -> Decision | None:
         """The nearest adapter that it can have been continued from."""
-        thresholds = self.thresholds
-        relatives: list[tuple[Continuation, SampledWeights]] = []
-        for one in read:
-            found = self._continuation(one)
-            if found is None or found.left > thresholds.max_adapter_residual:
-                continue
-            is_ordered = self.siblings.has_order(one.candidate)
-            is_upright = abs(found.cosine) < abs(found.reverse)
-            if not (is_ordered or is_upright) or found.cosine < thresholds.min_adapter_cosine:
-                continue
-            if found.kept < thresholds.min_kept or found.spread > thresholds.max_kept_spread:
-                continue
-            relatives.append((found, one))
-        parents = [
-            (found, one)
-            for found, one in relatives
-            if not any(self._is_sibling(one, other) for _, other in relatives if other is not one)
-        ] or relatives
-        if not parents:
+        relatives = [(found, one) for one in read if (found := self._continuation(one)) is not None]
+        relatives = [(found, one) for found, one in relatives if self._may_precede(found, one)]
+        for is_run in (False, True):
+            alike = [(found, one) for found, one in relatives if self._goes_on(found) == is_run]
+            fits = self._is_later_in_run if is_run else self._holds
+            parents = [(found, one) for found, one in alike if fits(found, one)]
+            parents = [
+                (found, one)
+                for found, one in parents
+                if not any(self._is_sibling(one, other) for _, other in parents if other is not one)
+            ] or parents
+            if parents:
+                break
+        else:
             return None
         found, first = min(parents, key=lambda each: (each[0].left, each[1].candidate.upload_order))
-        is_run = self.siblings.is_run_of_same_sweep(first.candidate)
-        evidence = f"it holds {'all' if found.kept > 0.95 else f'{found.kept:.0%}'} of the other's change"
-        evidence += ": a later checkpoint of one run, or continued" if is_run else ", and one of another direction"
-        edge = self._edge(first, CONTINUED, 1.0, found.left, evidence, is_proven=False, signals=found.signals)
+        kind, direction = CONTINUED, "known"
+        if not is_run:
+            evidence = "it holds the other's whole change, and one of another direction"
+        elif self.siblings.is_run_of_same_sweep(first.candidate):
+            evidence = "it goes on as the other began: a later checkpoint of one run"
+        else:
+            kind, direction = CONTINUED_OR_RUN, "unknown"
+            evidence = "it goes on as the other began, which a run from the same start on the same data does as well"
+        edge = self._edge(
+            first, kind, 1.0, found.left, evidence, direction=direction, is_proven=False, signals=found.signals
+        )
         return Decision((edge,))
+
+    def _may_precede(self, found: Continuation, one: SampledWeights) -> bool:
+        """Whether dates or angles allow that a candidate is the earlier of the two."""
+        is_upright = abs(found.cosine) < abs(found.reverse)
+        return found.left <= self.thresholds.max_adapter_residual and (is_upright or self.siblings.has_order(one.candidate))
+
+    def _goes_on(self, found: Continuation) -> bool:
+        """Whether the asked adapter went on in the direction of the candidate: on the same data, from the same start."""
+        return found.cosine > self.thresholds.max_cosine
+
+    def _holds(self, found: Continuation, one: SampledWeights) -> bool:
+        """Whether the asked adapter contains the candidate's whole change, in all directions and matrices."""
+        thresholds = self.thresholds
+        return (
+            found.cosine >= thresholds.min_adapter_cosine
+            and abs(found.kept - 1) <= thresholds.max_kept_error
+            and abs(found.fine - 1) <= thresholds.max_fine_error
+            and found.spread <= thresholds.max_kept_spread
+        )
+
+    def _is_later_in_run(self, found: Continuation, one: SampledWeights) -> bool:
+        """Whether it contains at least the candidate's change."""
+        return min(found.kept, found.fine) >= 1 - self.thresholds.max_kept_error
 
     def _is_sibling(self, one: SampledWeights, parent: SampledWeights) -> bool:
         """Whether ``one`` is another child of ``parent``, rather than the asked adapter's parent itself."""
@@ -489,7 +522,7 @@ class AdapterRules:
         if self.siblings.dates and parent.candidate.upload_order > one.candidate.upload_order:
             return False
         step = continuation(self.adapter(one), self.adapter(parent))
-        if step is None or step.kept < self.thresholds.min_kept or abs(step.cosine) >= abs(step.reverse):
+        if step is None or abs(step.kept - 1) > self.thresholds.max_kept_error or abs(step.cosine) >= abs(step.reverse):
             return False
         return advance(self.m, self.adapter(one), self.adapter(parent)) < self.thresholds.sibling_cosine
 

@@ -70,7 +70,10 @@ class Thresholds:
     max_adapters: int = 16  # candidates whose factors are read, in place of ``max_models``
     min_adapter_gain: float = 0.01  # in place of ``min_gain``: a merge of factors holds a ninth of each of three parents
     max_adapter_residual: float = 0.9  # left after a parent with coefficient 1
-    min_adapter_cosine: float = -0.15  # of that residual with the parent's change
+    min_adapter_cosine: float = -0.25  # of that residual with the parent's change
+    # How far from 1 the coefficient of a parent's change may be, outside the leading quarter and half of its directions.
+    max_kept_error: float = 0.15
+    max_fine_error: float = 0.25
     min_compressed_weight: float = 0.1  # of a parent in a merge that was cut to a lower rank after dropping entries
     min_compressed_gain: float = 0.03  # share of the change that each parent of such a merge must explain
     max_compressed_residual: float = 0.6  # left by all of its parents
