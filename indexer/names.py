@@ -17,6 +17,9 @@ SORTS = ("downloads", "created", "likes")
 DISCOVERIES = ("tags", "names", "weights")
 EXECUTORS = ("local", "dask")
 READS = ("sample", "full")
+# ``copy_evidence`` of an adapter whose change is zero, as before training (every B is), and of one whose change is so
+# small that float32 may lose it.
+UNTRAINED, UNMEASURABLE = "untrained", "unmeasurable"
 
 # Connections to one host at a time: the Hub's edge is reported to throttle more.
 CONNECTIONS = 8

@@ -13,7 +13,7 @@ import numpy as np
 
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
-from indexer.names import DeltaKey, family_key, family_order
+from indexer.names import UNTRAINED, DeltaKey, family_key, family_order
 from indexer.records.store import RecordStore
 from indexer.records.tokens import UNSURE, sizes_of, token_stripes
 from query.figures import THEMES, add_title, label, model_label, styled_grid
@@ -152,6 +152,8 @@ class Layers(Drawn):
         if not self.norm:
             if self.copy_evidence == SAMPLE:
                 return f"{self.model} is {LIKE_THE_BASE}: nothing changed there."
+            if self.copy_evidence == UNTRAINED:
+                return f"{self.model} is an untrained adapter of {self.base}: it changes nothing."
             return f"{self.model} is a copy of {self.base}: nothing changed."
         layer, family = (max(parts, key=lambda part: part.share) for parts in (self.layers, self.families))
         untouched = sum(one.norm == 0 for one in self.deltas)

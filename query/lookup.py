@@ -152,7 +152,7 @@ def _read_unindexed(
         is_unrelated=is_unrelated(atlas, identity.base, record.base_cosine, verdict),
         base_cosine=record.base_cosine,
         read=record.read,
-        copy_evidence=(SAMPLE if record.is_sampled else "weights") if record.is_copy else None,
+        copy_evidence=record.copy_evidence(),
         vector=vector,
         record=record,
     )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError
+from indexer.names import UNMEASURABLE, UNTRAINED
 from indexer.vectors.table import VectorTable
 from query.sampled import SAMPLE, note_on_sampled, sample_gives
 from query.wording import counted
@@ -42,6 +43,7 @@ class LeftOut:
     """How many indexed models a study leaves out, and why."""
 
     copies: int = 0
+    untrained: int = 0  # adapters that changed nothing, or nothing measurable
     unrelated: int = 0
     duplicates: int = 0
     sampled: int = 0  # without the vector, or the ranks, that a sample of rows does not give
@@ -51,6 +53,7 @@ class LeftOut:
         """For example "2 copies of the base", "1 duplicate"; empty if no model was left out."""
         words = (
             self.copies and counted(self.copies, "copy of the base", "copies of the base"),
+            self.untrained and f"{counted(self.untrained, 'adapter')} that changed nothing measurable",
             self.unrelated and f"{self.unrelated:,} unrelated to the base",
             self.duplicates and counted(self.duplicates, "duplicate"),
             self.sampled and counted(self.sampled, "sampled model"),
@@ -163,7 +166,7 @@ def read_population(
     rows = {
         row["model_id"]: row
         for row in atlas.rows(
-            'SELECT model_id, model, author, relation, datasets, "read", is_copy, is_unrelated, duplicate_group, '
+            'SELECT model_id, model, author, relation, datasets, "read", is_copy, copy_evidence, is_unrelated, duplicate_group, '
             f"duplicate_of FROM models WHERE base = $1{f' AND ({names_one} OR {repeats_one})' if documented else ''}",
             [canonical],
         )
@@ -176,6 +179,7 @@ def read_population(
     if not sample_gives(representation):
         sampled = sum(row["read"] == SAMPLE and not row["is_copy"] for row in rows.values())
     without = lacking - sampled if representation == "vocabulary" else 0
+    untrained = sum(row["copy_evidence"] in (UNTRAINED, UNMEASURABLE) for row in rows.values())
     if sampled and not found:
         raise without_a_full_model(atlas, canonical, sampled, f"{representation!r} vectors")
     return Population(
@@ -192,7 +196,9 @@ def read_population(
         group=[row["duplicate_group"] for row in found],
         representative=np.array([row["duplicate_of"] is None for row in found], dtype=bool),
         # The vectors of copies are zero, and zero vectors are not published.
-        left_out=LeftOut(copies=len(rows) - sampled - without, sampled=sampled, without=without),
+        left_out=LeftOut(
+            copies=len(rows) - sampled - without - untrained, untrained=untrained, sampled=sampled, without=without
+        ),
         blocks=vectors.blocks,
         outputs=table.outputs,
         groups=table.groups,

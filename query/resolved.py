@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, access_hint
-from indexer.names import ModelRef, nearest, without_address
+from indexer.names import UNMEASURABLE, UNTRAINED, ModelRef, nearest, without_address
 from query.sampled import LIKE_THE_BASE, SAMPLE, needs_all, rows_in_words, sample_gives
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ class ResolvedModel:
     @property
     def as_copy(self) -> str:
         """What a model without a change is called: a sample does not prove that it is a copy."""
+        if self.copy_evidence == UNTRAINED:
+            return f"an untrained adapter of {self.base}"
+        if self.copy_evidence == UNMEASURABLE:
+            return f"an adapter of {self.base} that changes nothing measurable"
         return LIKE_THE_BASE if self.copy_evidence == SAMPLE else f"a copy of {self.base}"
 
     @property
@@ -69,6 +73,10 @@ class ResolvedModel:
     @property
     def evidence(self) -> str:
         """What shows that it has no change of its own, or is unrelated to its base; empty for other models."""
+        if self.copy_evidence == UNTRAINED:
+            return "it adds zero, as before training: every B is zero, or what stands for it"
+        if self.copy_evidence == UNMEASURABLE:
+            return "its change is smaller than the rounding of float32"
         if self.is_copy:
             return "all its deltas are zero" + (" in all that was read" if self.copy_evidence == SAMPLE else "")
         if not self.is_unrelated:

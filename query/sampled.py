@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
+from indexer.names import UNMEASURABLE, UNTRAINED
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -15,17 +16,25 @@ if TYPE_CHECKING:
 SAMPLE = "sample"
 CHECKSUM = "checksum"
 COPY = "copy of the base"
+UNTRAINED_ADAPTER = "untrained adapter"
+UNMEASURABLE_ADAPTER = "adapter that changes nothing measurable"
 LIKE_THE_BASE = "like the base in all that was read"
 _FLAGS = {
     "is_copy": COPY, "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen",
     "deleted_at_hub": "deleted at the Hub",
 }  # fmt: skip
+_COPIES = {SAMPLE: LIKE_THE_BASE, UNTRAINED: UNTRAINED_ADAPTER, UNMEASURABLE: UNMEASURABLE_ADAPTER}
 
 
 def flags_in_words(model: Mapping[str, Any]) -> list[str]:
     """What is odd about a model, from those of its flags that ``model`` has. A sample does not prove a copy."""
     flags = [words for name, words in _FLAGS.items() if model.get(name)]
-    return [LIKE_THE_BASE if words == COPY and model.get("copy_evidence") == SAMPLE else words for words in flags]
+    return [copy_in_words(model.get("copy_evidence")) if words == COPY else words for words in flags]
+
+
+def copy_in_words(evidence: str | None) -> str:
+    """What a model without a change is, by its ``copy_evidence``."""
+    return _COPIES.get(evidence or "", COPY)
 
 
 def sample_gives(representation: str) -> bool:

@@ -174,7 +174,7 @@ def similar(
     try:
         asked = resolve_model(atlas, str(model), base, representation, read)
         if asked.is_copy:
-            raise AtlasError(f"{asked.name} is {asked.as_copy}: its delta is zero, so no similarity is defined.", "")
+            raise AtlasError(f"{asked.name} is {asked.as_copy}: without a change, no similarity is defined.", "")
         is_stored = asked.model_id is not None and asked.vector is None and k <= NEIGHBOURS
         if is_stored and condition is None and not other_authors and not explain:
             found = stored_neighbours(atlas, asked, k, representation)

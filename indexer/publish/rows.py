@@ -178,15 +178,10 @@ def rows_of_record(
         of_change = dict(zip(_CHANGE_RANKS, measured.change_ranks(shares), strict=True))
         return of_change | dict(zip(_WEIGHT_RANKS, measured.weight_ranks(shares), strict=True))
 
-    evidence = None
-    if record.is_copy:
-        hashes = sorted(stored.sha256 or "" for stored in record.files)
-        is_same_file = all(hashes) and hashes == sorted(name or "" for name in base_hashes)
-        evidence = "checksum" if hashes and is_same_file else "sample" if record.is_sampled else "weights"
     row = {
         "model_id": model_id,
         "record_key": record_key,
-        "copy_evidence": evidence,
+        "copy_evidence": record.copy_evidence(base_hashes),
         "is_unrelated": False,
         "base_grid": record.base_grid or None,
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),

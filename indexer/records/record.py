@@ -6,7 +6,7 @@ all of it (``indexer.storage.arrays``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indexer.errors import WRONG_KINDS, AtlasError
-from indexer.names import DeltaKey
+from indexer.names import UNMEASURABLE, UNTRAINED, DeltaKey
 from indexer.records.adapter_start import AdapterStart
 from indexer.records.identity import FORMAT_VERSION, AdapterBase, Identity, canonical_json
 from indexer.storage.arrays import checksum, read_arrays, read_texts, write_arrays
@@ -27,6 +27,9 @@ WHOLE_MATRICES = "whole matrices"
 
 # Kinds of adapters (``Record.adapter_kind``) that begin with ones or an identity, without random numbers.
 NOT_RANDOM = ("IA3", "OFT", "BOFT")
+
+# Float32 rounds at this share of a number, and may lose a smaller change.
+_ROUNDING = 2.0**-24
 
 # The factors of a model of 70 billion numbers take half of it.
 LARGEST = 2 << 30
@@ -270,8 +273,26 @@ class Record:
 
     @property
     def is_copy(self) -> bool:
-        """Whether every delta is zero, after rounding, in all that was read."""
-        return all(delta.norm == 0.0 for delta in self.deltas)
+        """Whether every delta is zero, after rounding, in all that was read.
+
+        That of an adapter, which is not rounded to the base's dtype, also if float32 may lose it.
+        """
+        least = _ROUNDING if self.is_adapter else 0.0
+        return all(delta.norm <= least * delta.base_norm for delta in self.deltas)
+
+    def copy_evidence(self, base_hashes: Collection[str | None] = ()) -> str | None:
+        """What shows that nothing changed: the column ``copy_evidence``; None if something did.
+
+        ``base_hashes``: the checksums of the base's weight files.
+        """
+        if not self.is_copy:
+            return None
+        if self.is_adapter:
+            return UNMEASURABLE if any(delta.norm for delta in self.deltas) else UNTRAINED
+        hashes = sorted(stored.sha256 or "" for stored in self.files)
+        if hashes and all(hashes) and hashes == sorted(name or "" for name in base_hashes):
+            return "checksum"
+        return "sample" if self.is_sampled else "weights"
 
     @property
     def has_spectra(self) -> bool:

@@ -95,8 +95,9 @@ class Representation:
         return self.needs == "s" or all(delta.v is not None for delta in record.deltas)
 
     def of(self, record: Record) -> Vector:
-        """The uncentred vector, computed from the factors even if one is stored."""
-        return self.compute(record, self.budget or USUAL_BUDGET)
+        """The uncentred vector, computed from the factors even if one is stored; zeros if nothing measurable changed."""
+        found = self.compute(record, self.budget or USUAL_BUDGET)
+        return np.zeros_like(found) if record.is_copy and not self.of_profiles else found
 
     def vector(self, record: Record) -> Vector:
         """The uncentred vector of ``record``: the stored one if its tag matches, else computed from the factors.
@@ -107,7 +108,7 @@ class Representation:
             return self.of(record)
         stored = self._stored(record)
         if stored is not None:
-            return stored
+            return np.zeros_like(stored) if record.is_copy else stored
         if not self.of_profiles and not self.is_held_by(record):
             if record.is_sampled and self.needs != "v":
                 raise AtlasError(

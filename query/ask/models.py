@@ -179,13 +179,15 @@ def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:
     """
     index = atlas.index(base)
     table = atlas.connection.execute(
-        "SELECT model_id, is_copy, is_unrelated, coalesce(duplicate_group, -1 - model_id) AS duplicate_group, "
+        "SELECT model_id, is_copy, coalesce(copy_evidence, '') IN ('untrained', 'unmeasurable') AS is_untrained, "
+        "is_unrelated, coalesce(duplicate_group, -1 - model_id) AS duplicate_group, "
         "duplicate_of IS NOT NULL AS is_repeat FROM fine_tunes JOIN records USING (model_id) "
         "WHERE base = $1 AND status = 'indexed' ORDER BY model_id", [base],
     ).fetchnumpy()  # fmt: skip
     ids = np.asarray(table["model_id"], dtype=np.int64)
-    is_copy, is_unrelated, is_repeat = (
-        np.ma.filled(table[name], False).astype(bool) for name in ("is_copy", "is_unrelated", "is_repeat")
+    is_copy, is_untrained, is_unrelated, is_repeat = (
+        np.ma.filled(table[name], False).astype(bool)
+        for name in ("is_copy", "is_untrained", "is_unrelated", "is_repeat")
     )
     is_copy |= ~np.isin(ids, index.ids)  # the vectors of copies are zero, and zero vectors are not published
     kept = np.flatnonzero(~is_copy & ~is_unrelated)
@@ -194,7 +196,10 @@ def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:
     first = np.unique(np.sort(groups), return_index=True)[1]
     chosen = np.sort(order[first])
     left_out = LeftOut(
-        copies=int(is_copy.sum()), unrelated=int((is_unrelated & ~is_copy).sum()), duplicates=len(kept) - len(chosen)
+        copies=int((is_copy & ~is_untrained).sum()),
+        untrained=int(is_untrained.sum()),
+        unrelated=int((is_unrelated & ~is_copy).sum()),
+        duplicates=len(kept) - len(chosen),
     )
     codes, is_share = _token_codes(atlas, base, ids[chosen], rows)
     return Candidates(base, index, ids[chosen], codes, is_share, left_out=left_out)

@@ -11,10 +11,11 @@ from indexer.console.messages import clean
 from indexer.console.output import as_plain
 from indexer.console.terminal import explain
 from indexer.errors import AtlasError
+from indexer.names import UNMEASURABLE, UNTRAINED
 from query.depth.depth import read_profiled
 from query.layers import stored_layers
 from query.lookup import indexed_model
-from query.sampled import SAMPLE
+from query.sampled import SAMPLE, copy_in_words
 from query.show import shown_model
 from query.similar import stored_neighbours
 
@@ -47,6 +48,9 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     facts = {name: known[name] for name in _FACTS if name in known and known[name] not in (None, [], False)}
     if facts.get("copy_evidence") == SAMPLE:
         facts["is_copy"] = "not proven: it is like the base in all that was read"
+    elif facts.get("copy_evidence") in (UNTRAINED, UNMEASURABLE):
+        del facts["is_copy"]
+        facts["copy_evidence"] = copy_in_words(facts["copy_evidence"])
     if known.get("read") != SAMPLE:
         facts.pop("delta_norm_error", None)
     layers = stored_layers(atlas, model_id, model, base)

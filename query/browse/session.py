@@ -18,7 +18,7 @@ from query.map.coloring import grouped, scaled
 from query.map.neighbours import near_points, read_neighbours, read_parents
 from query.map.page import coloring_data, facet, number, payload, shown
 from query.population import leading_datasets
-from query.sampled import COPY, LIKE_THE_BASE, SAMPLE
+from query.sampled import COPY, LIKE_THE_BASE, SAMPLE, UNTRAINED_ADAPTER
 from query.sql import SqlResult, Started, asked_condition, run_sql
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ NEIGHBOURS = 10  # per model; the page of a model has more
 _MODELS = """
 SELECT models.model_id, model, author, relation, models.datasets, licence, pipeline_tag, head_class, downloads, likes,
     epoch(created) AS created, relative_norm, measured.rank, measured.energy,
-    "read", is_copy AND copy_evidence IS DISTINCT FROM 'sample' AS is_copy,
+    "read", is_copy AND copy_evidence IS DISTINCT FROM 'sample'
+        AND coalesce(copy_evidence, '') NOT IN ('untrained', 'unmeasurable') AS is_copy,
+    is_copy AND copy_evidence IN ('untrained', 'unmeasurable') AS is_untrained,
     is_copy AND copy_evidence IS NOT DISTINCT FROM 'sample' AS is_like_base,
     is_unrelated, is_partly_frozen, duplicate_of IS NOT NULL AS is_repeat, deleted_at_hub,
     predicted.dataset AS predicted
@@ -59,6 +61,7 @@ _NUMBERS = {
 _ODDITIES = {
     "is_copy": COPY,
     "is_like_base": LIKE_THE_BASE,
+    "is_untrained": UNTRAINED_ADAPTER,
     "is_unrelated": "unrelated to the base",
     "is_repeat": "repeats an earlier upload",
     "is_partly_frozen": "partly frozen",

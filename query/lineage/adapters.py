@@ -256,7 +256,9 @@ class AdapterRules:
         evidence = SAME_WEIGHTS
         if not equal:
             relations = [(self._continuation(one), one) for one in read]
-            equal = [one for found, one in relations if found is not None and found.left <= self._rounding(_SAME_CHANGE)]
+            equal = [
+                one for found, one in relations if found is not None and found.left <= self._rounding(_SAME_CHANGE)
+            ]
             evidence = "the same change, in other factors"
         if not equal:
             return None
@@ -311,7 +313,9 @@ class AdapterRules:
         sides = []
         for side in ("a", "b"):
             stacks = [
-                np.stack([getattr(one.factors[name], side).ravel() for one in (self.m.parts, *(each.parts for each in read))])
+                np.stack(
+                    [getattr(one.factors[name], side).ravel() for one in (self.m.parts, *(each.parts for each in read))]
+                )
                 for name in names
             ]
             grams = np.stack([stack.astype(np.float64) @ stack.T.astype(np.float64) for stack in stacks])
@@ -324,7 +328,9 @@ class AdapterRules:
             mean = weights.mean(axis=0)
             if (np.abs(mean) >= self.thresholds.min_weight).all() and weights.std(axis=0).max() <= 0.02:
                 residual = max(of_a.residual, of_b.residual)
-                return self._merge(read, Combination(chosen, weights, residual), "linear", "exact sums of their factors")
+                return self._merge(
+                    read, Combination(chosen, weights, residual), "linear", "exact sums of their factors"
+                )
         return None
 
     def _exact(
@@ -347,7 +353,12 @@ class AdapterRules:
             yield from itertools.combinations(range(count), size)
 
     def _merge(
-        self, read: Sequence[SampledWeights], found: Combination, method: str, evidence: str, residual: float | None = None
+        self,
+        read: Sequence[SampledWeights],
+        found: Combination,
+        method: str,
+        evidence: str,
+        residual: float | None = None,
     ) -> Decision:
         left = found.residual if residual is None else residual
         edges = [
@@ -417,7 +428,10 @@ class AdapterRules:
             return None
         members = [one for one, _ in chosen]
         whole = self._products_of(members).one_recipe(range(len(members)))
-        scales = [np.mean([one.scale for one in each.factors.values()]) for each in (self.m.parts, *(one.parts for one in members))]
+        scales = [
+            np.mean([one.scale for one in each.factors.values()])
+            for each in (self.m.parts, *(one.parts for one in members))
+        ]
         stacks = [_factors_b(each) for each in (self.m.parts, *(one.parts for one in members))]
         grams = np.zeros((1, len(stacks), len(stacks)))
         for name in zeros:
@@ -444,7 +458,9 @@ class AdapterRules:
             found = [sums.one_recipe(chosen) for chosen in itertools.combinations(range(len(whole)), size)]
             found = [one for one in found if (one.mean > self.thresholds.min_compressed_weight).all()]
             nearest = min(found, key=lambda one: one.residual, default=None)
-            if nearest is None or (best is not None and best.residual - nearest.residual < self.thresholds.min_compressed_gain):
+            if nearest is None or (
+                best is not None and best.residual - nearest.residual < self.thresholds.min_compressed_gain
+            ):
                 break
             best = nearest
         if best is None or best.residual > self.thresholds.max_compressed_residual:
@@ -494,7 +510,9 @@ class AdapterRules:
     def _may_precede(self, found: Continuation, one: SampledWeights) -> bool:
         """Whether dates or angles allow that a candidate is the earlier of the two."""
         is_upright = abs(found.cosine) < abs(found.reverse)
-        return found.left <= self.thresholds.max_adapter_residual and (is_upright or self.siblings.has_order(one.candidate))
+        return found.left <= self.thresholds.max_adapter_residual and (
+            is_upright or self.siblings.has_order(one.candidate)
+        )
 
     def _goes_on(self, found: Continuation) -> bool:
         """Whether the asked adapter went on in the direction of the candidate: on the same data, from the same start."""
@@ -541,7 +559,10 @@ def has_same_shapes(m: ModelParts, p: ModelParts) -> bool:
     """Whether two adapters have factors of the same matrices and ranks."""
     if not m.factors or m.factors.keys() != p.factors.keys():
         return False
-    return all(one.a.shape == p.factors[name].a.shape and one.b.shape == p.factors[name].b.shape for name, one in m.factors.items())
+    return all(
+        one.a.shape == p.factors[name].a.shape and one.b.shape == p.factors[name].b.shape
+        for name, one in m.factors.items()
+    )
 
 
 def equal_factors(m: ModelParts, p: ModelParts) -> float:

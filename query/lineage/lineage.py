@@ -29,6 +29,7 @@ from query.lineage.result import (
     TUNED,
     UNRELATED,
     UNSURE,
+    UNTRAINED_ADAPTER,
     Edge,
     Lineage,
     Lineages,
@@ -349,14 +350,15 @@ class Tracer:
             is_unrelated=not is_copy and is_unrelated(self.atlas, self.base, cosine, verdict),
             base_cosine=cosine,
             read=SAMPLE,
-            copy_evidence=SAMPLE if is_copy else None,
+            copy_evidence=None if record is None else record.copy_evidence(),
             record=record,
         )
 
     def _without_change(self, resolved: ResolvedModel, declared: DeclaredParents, log: ReadLog) -> Lineage:
         """The answer for a copy of the base, and for a model that is unrelated to it: no other model is compared."""
         if resolved.is_copy:
-            edge = self._completed(Edge(resolved.name, None, COPY, 1.0, 0.0, resolved.evidence), declared)
+            kind = UNTRAINED_ADAPTER if resolved.is_adapter else COPY
+            edge = self._completed(Edge(resolved.name, None, kind, 1.0, 0.0, resolved.evidence), declared)
         else:
             edge = Edge(resolved.name, None, UNRELATED, 0.0, 1.0, resolved.evidence, card=declared.of_unrelated)
             edge = replace(edge, probability=probability(edge))

@@ -26,6 +26,7 @@ COPY = "copy"
 RECAST = "recast"
 QUANTISED = "quantised copy"
 UNRELATED = "unrelated"
+UNTRAINED_ADAPTER = "untrained adapter"  # or one whose change cannot be measured
 
 # The evidence for a copy, and what is added if neither of the two models is known to be the original.
 SAME_WEIGHTS = "the same weights"
@@ -51,7 +52,7 @@ STATED = "stated"
 # The tree.
 COLUMN, ROW, MARGIN = 2.5, 0.19, 0.9  # inches
 _MAX_HEIGHT = 180.0
-KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RUN)
+KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RUN, UNTRAINED_ADAPTER)
 _DASHED = (0, (3, 2))
 
 
@@ -98,6 +99,8 @@ class Edge:
             return self.kind
         if self.kind == TUNED:
             return f"{self.kind}, {self.parent}"
+        if self.kind == UNTRAINED_ADAPTER:
+            return f"{self.kind} of {self.parent}: {self.evidence}"
         if self.kind == COPY and self.direction != "known":
             return f"{SAME_WEIGHTS} as {self.parent}; {NO_ORDER}"
         how, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"

@@ -68,7 +68,9 @@ class Thresholds:
 
     # Adapters: of changes by their factors (docs/lineage.md, "Adapters").
     max_adapters: int = 16  # candidates whose factors are read, in place of ``max_models``
-    min_adapter_gain: float = 0.01  # in place of ``min_gain``: a merge of factors holds a ninth of each of three parents
+    min_adapter_gain: float = (
+        0.01  # in place of ``min_gain``: a merge of factors holds a ninth of each of three parents
+    )
     max_adapter_residual: float = 0.9  # left after a parent with coefficient 1
     min_adapter_cosine: float = -0.25  # of that residual with the parent's change
     # How far from 1 the coefficient of a parent's change may be, outside the leading quarter and half of its directions.

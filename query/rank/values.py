@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError, BadArgument
-from indexer.names import FAMILIES, RELATIONS, STACKS, DeltaKey, ModelRef
+from indexer.names import FAMILIES, RELATIONS, STACKS, UNMEASURABLE, UNTRAINED, DeltaKey, ModelRef
 from indexer.records.record import RANK_THRESHOLDS
 from query.population import LeftOut
 from query.resolved import base_in_hint, unknown_model
@@ -46,8 +46,8 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
     only the duplicate has spectra, or was read in full. Raises AtlasError if no model is left.
     """
     rows = atlas.rows(
-        'SELECT model_id, model, record_key, has_spectra, "read", is_copy, is_unrelated, duplicate_group FROM models '
-        "WHERE base = ? AND (len(?::VARCHAR[]) = 0 OR list_contains(?, relation)) "
+        'SELECT model_id, model, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, duplicate_group '
+        "FROM models WHERE base = ? AND (len(?::VARCHAR[]) = 0 OR list_contains(?, relation)) "
         'ORDER BY has_spectra DESC, "read", duplicate_of IS NOT NULL, model_id',
         [base, list(relations), list(relations)],
     )
@@ -59,7 +59,7 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
     counts: Counter[str] = Counter()
     for row in rows:
         if row["is_copy"]:
-            counts["copies"] += 1
+            counts["untrained" if row["copy_evidence"] in (UNTRAINED, UNMEASURABLE) else "copies"] += 1
         elif row["is_unrelated"]:
             counts["unrelated"] += 1
         elif row["duplicate_group"] in groups:

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 from indexer.errors import AtlasError
+from indexer.names import UNMEASURABLE, UNTRAINED
 from query.reader import PUBLIC_HUB
 from query.report.page import Section, Source, enumerated, shorten
 from query.report.reasons import REASONS, STATUSES, UNEXPLAINED, claim_in_words
@@ -180,7 +181,10 @@ def duplicates(source: Source, section: Section) -> dict[str, Any]:
         "SELECT model, first_upload, if(author <> first_author, 'another author', 'the same author') AS by_whom, "
         "created FROM duplicates WHERE base = ? ORDER BY first_upload, created, model"
     )
-    shown_by = {"sample": "all that was read of it", "checksum": "the checksum of its file"}
+    shown_by = {
+        "sample": "all that was read of it", "checksum": "the checksum of its file",
+        UNTRAINED: "an untrained adapter", UNMEASURABLE: "an adapter that changes nothing measurable",
+    }  # fmt: skip
     for row in copies:
         row["copy_evidence"] = shown_by.get(row["copy_evidence"], "all its matrices")
     is_partial = any(row["copy_evidence"] == shown_by["sample"] for row in copies)

@@ -347,7 +347,7 @@ def _why_none(found: ResolvedModel, row: dict[str, Any] | None, evidence: TokenE
             "It is an adapter, which leaves the input embedding as it is. `query ask` compares texts by its matrices."
         )
     if found.is_copy:
-        return "It is a copy of the base."
+        return f"It is {found.as_copy}."
     if row is not None and row["token_class"] is None and found.record is None and not all_rows:
         return (
             "Its record has no rows of the input embedding that can be compared: an older version read it, or its "

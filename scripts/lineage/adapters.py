@@ -64,7 +64,9 @@ def plan_adapters(datasets: tuple[str, ...], seed: int) -> list[Node]:
     def add(group: str, kind: str, **more: Any) -> Node:
         more.setdefault("created", later())
         author = more.pop("author", None) or draw.choice(AUTHORS)
-        node = Node(f"{author}/lora-{group.replace(' ', '-').replace('_', '-')}-{len(nodes)}", kind, group=group, **more)
+        node = Node(
+            f"{author}/lora-{group.replace(' ', '-').replace('_', '-')}-{len(nodes)}", kind, group=group, **more
+        )
         nodes.append(node)
         return node
 
@@ -88,12 +90,21 @@ def plan_adapters(datasets: tuple[str, ...], seed: int) -> list[Node]:
         for rank, targets in ((4, "qv"), (16, "all"))
         for dataset in datasets[:3]
     ]
-    for node in first[:: 2]:  # the seed, the data and the order of another, or an order of its own
+    for node in first[::2]:  # the seed, the data and the order of another, or an order of its own
         order = node.how["order"] if draw.random() < 0.5 else draw.randint(100, 10_000)
-        fresh("stranger", node.dataset, node.seed, how={"order": order, "rank": node.how["rank"], "targets": node.how["targets"]})
+        fresh(
+            "stranger",
+            node.dataset,
+            node.seed,
+            how={"order": order, "rank": node.how["rank"], "targets": node.how["targets"]},
+        )
     own = [fresh("own start", draw.choice(datasets), draw.randint(100, 10_000)) for _ in range(6)]
     for number in range(4):
-        author, dataset, start = draw.choice(AUTHORS), draw.choice(datasets), draw.choice((42, 3407, draw.randint(100, 10_000)))
+        author, dataset, start = (
+            draw.choice(AUTHORS),
+            draw.choice(datasets),
+            draw.choice((42, 3407, draw.randint(100, 10_000))),
+        )
         when, above = later(), None
         for part in (0.35, 0.7, 1.0):
             node = add(
@@ -284,14 +295,20 @@ class _AdapterForest:
 
 
 def minimise_to(
-    model: nn.Module, loss: Callable[[], torch.Tensor], steps: int, rate: float, after: Callable[[int], None] | None = None
+    model: nn.Module,
+    loss: Callable[[], torch.Tensor],
+    steps: int,
+    rate: float,
+    after: Callable[[int], None] | None = None,
 ) -> None:
     """Minimise by AdamW with warm-up and linear decay; ``after`` is called with the number of each finished step."""
     model.train()
     learnt = [one for one in model.parameters() if one.requires_grad]
     optimiser = torch.optim.AdamW(learnt, rate, weight_decay=0.01)
     warm_up = max(1, steps // 12)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min((step + 1) / warm_up, (steps - step) / steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min((step + 1) / warm_up, (steps - step) / steps)
+    )
     for step in range(steps):
         value = loss()
         optimiser.zero_grad()
