@@ -95,7 +95,7 @@ class Representation:
         return self.needs == "s" or all(delta.v is not None for delta in record.deltas)
 
     def of(self, record: Record) -> Vector:
-        """The uncentred vector, computed from the factors even if one is stored; zeros if nothing measurable changed."""
+        """The uncentred vector, computed from the factors even if one is stored; zeros if nothing changed."""
         found = self.compute(record, self.budget or USUAL_BUDGET)
         return np.zeros_like(found) if record.is_copy and not self.of_profiles else found
 

@@ -225,6 +225,14 @@ class AdapterRules:
             return found or copied
         return replace(found, edges=(*found.edges, *copied.edges))
 
+    @cached_property
+    def looks_merged(self) -> bool:
+        """Whether it lacks entries of B, or its factors are singular vectors: no training leaves them so."""
+        b = [one.b for one in self.m.parts.factors.values()]
+        zeros = sum(int(np.count_nonzero(one == 0)) for one in b)
+        is_sparse = zeros > self.thresholds.sparse_share * sum(one.size for one in b)
+        return is_sparse or is_orthonormal(self.m.parts)
+
     def adapter(self, one: SampledWeights) -> Adapter:
         """The measurements of a candidate, kept."""
         return self._adapters.setdefault(one.candidate.model_id, Adapter(one.parts))
@@ -515,7 +523,7 @@ class AdapterRules:
         )
 
     def _goes_on(self, found: Continuation) -> bool:
-        """Whether the asked adapter went on in the direction of the candidate: on the same data, from the same start."""
+        """Whether it went on in the direction of the candidate: on the same data, or from the same start."""
         return found.cosine > self.thresholds.max_cosine
 
     def _holds(self, found: Continuation, one: SampledWeights) -> bool:

@@ -516,7 +516,7 @@ class Tracer:
     def _stated_edge(self, asked: Candidate, m: ModelParts, stated: str) -> Edge:
         """The step from the model that an adapter's own file names as its base, which is not the base of the atlas.
 
-        An adapter holds its own change alone: nothing in it shows, or speaks against, the weights that it was trained on.
+        An adapter holds its own change alone. Nothing in it shows, or speaks against, the weights it was trained on.
         """
         below = self._indexed(stated)
         left, total = energy(m.own), energy(m.deltas)

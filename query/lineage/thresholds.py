@@ -73,7 +73,7 @@ class Thresholds:
     )
     max_adapter_residual: float = 0.9  # left after a parent with coefficient 1
     min_adapter_cosine: float = -0.25  # of that residual with the parent's change
-    # How far from 1 the coefficient of a parent's change may be, outside the leading quarter and half of its directions.
+    # How far from 1 the coefficient of a parent's change may be, outside the leading quarter, or half, of its directions.
     max_kept_error: float = 0.15
     max_fine_error: float = 0.25
     min_compressed_weight: float = 0.1  # of a parent in a merge that was cut to a lower rank after dropping entries
@@ -109,7 +109,7 @@ _COUNTS = {
     "factors, exact": (0, 0),
     "factors, continued": (0, 0),
 }
-# For the model that an adapter's own file names: an assumption, not measured. Names are wrong rarely, and stale at times.
+# For the model that an adapter's own file names: an assumption, not measured. Few names are wrong or stale.
 _STATED = 0.95
 # For an edge decided by sizes and angles: 1 / (1 + exp(-SLOPE · (share of tokens - MIDDLE))), by Firth's regression.
 SLOPE, MIDDLE = 25.0, 0.78

@@ -46,8 +46,8 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
     only the duplicate has spectra, or was read in full. Raises AtlasError if no model is left.
     """
     rows = atlas.rows(
-        'SELECT model_id, model, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, duplicate_group '
-        "FROM models WHERE base = ? AND (len(?::VARCHAR[]) = 0 OR list_contains(?, relation)) "
+        'SELECT model_id, model, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, '
+        "duplicate_group FROM models WHERE base = ? AND (len(?::VARCHAR[]) = 0 OR list_contains(?, relation)) "
         'ORDER BY has_spectra DESC, "read", duplicate_of IS NOT NULL, model_id',
         [base, list(relations), list(relations)],
     )
