@@ -44,6 +44,10 @@ Floats = NDArray[np.float64]
 _SAME = 0.9999
 # The share of the change up to which two adapters with other factors make the same change: float32 rounds to 1e-7.
 _SAME_CHANGE = 1e-8
+# The same, up to which a candidate repeats another, perhaps in a narrower dtype.
+_REPEATED = 1e-4
+# Up to this weight, a member of an exact sum is not part of it.
+_NO_WEIGHT = 1e-4
 # Up to this largest entry of |A Aᵀ − 1|, the rows of every A are orthonormal: singular vectors, not trained numbers.
 _ORTHONORMAL = 5e-3
 
@@ -207,6 +211,7 @@ class AdapterRules:
         self.spacing = spacing_of(m)
         self._adapters: dict[int, Adapter] = {}
         self._continuations: dict[int, Continuation | None] = {}
+        self._repeated: dict[tuple[int, int], bool] = {}
 
     def decide(self, read: Sequence[SampledWeights]) -> Decision | None:
         """What these adapters explain, by the rule with the most certain evidence that applies; None if by none."""
@@ -291,10 +296,17 @@ class AdapterRules:
         """The adapters without those that repeat an earlier one."""
         kept: list[SampledWeights] = []
         for one in sorted(read, key=lambda sampled: sampled.candidate.upload_order):
-            found = (continuation(self.adapter(one), self.adapter(other)) for other in kept)
-            if not any(each is not None and each.left < 1e-4 for each in found):
+            if not any(self._repeats(one, other) for other in kept):
                 kept.append(one)
         return kept
+
+    def _repeats(self, one: SampledWeights, other: SampledWeights) -> bool:
+        """Whether two candidates make the same change."""
+        pair_of = one.candidate.model_id, other.candidate.model_id
+        if pair_of not in self._repeated:
+            found = continuation(self.adapter(one), self.adapter(other))
+            self._repeated[pair_of] = found is not None and found.left < _REPEATED
+        return self._repeated[pair_of]
 
     # ---- exact sums ----
 
@@ -328,7 +340,10 @@ class AdapterRules:
             ]
             grams = np.stack([stack.astype(np.float64) @ stack.T.astype(np.float64) for stack in stacks])
             sides.append(Combinations.of_products(grams))
-        for chosen in self._groups(len(read)):
+        whole = [side.by_matrix(range(len(read))) for side in sides]
+        if max(side.residual for side in whole) > allowed:
+            return None
+        for chosen in self._groups(np.maximum(*(np.abs(side.weights).max(axis=0) for side in whole))):
             of_a, of_b = (side.by_matrix(chosen) for side in sides)
             if max(of_a.residual, of_b.residual) > allowed or (of_b.weights < 0).any():
                 continue
@@ -344,7 +359,10 @@ class AdapterRules:
     def _exact(
         self, read: Sequence[SampledWeights], sums: Combinations, allowed: float, method: str, evidence: str
     ) -> Decision | None:
-        for chosen in self._groups(len(read)):
+        whole = sums.one_recipe(range(len(read)))
+        if whole.residual > allowed:
+            return None
+        for chosen in self._groups(np.abs(whole.mean)):
             found = sums.one_recipe(chosen)
             sizes = np.abs(found.mean)
             if found.residual > allowed or (sizes < self.thresholds.min_weight).any():
@@ -355,10 +373,14 @@ class AdapterRules:
                 return self._merge(read, found, method, evidence)
         return None
 
-    def _groups(self, count: int) -> Iterable[tuple[int, ...]]:
-        """All choices of members, the fewest first."""
-        for size in range(1, min(self.thresholds.max_parents, count) + 1):
-            yield from itertools.combinations(range(count), size)
+    def _groups(self, weights: Floats) -> Iterable[tuple[int, ...]]:
+        """All choices of members, the fewest first; ``weights``: those of all members together, of which many are 0.
+
+        What some members explain exactly, all explain exactly: this shows in one step that none do, as nearly always.
+        """
+        members = np.flatnonzero(weights > _NO_WEIGHT).tolist()
+        for size in range(1, min(self.thresholds.max_parents, len(members)) + 1):
+            yield from itertools.combinations(members, size)
 
     def _merge(
         self,

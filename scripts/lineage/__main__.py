@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from scripts.lineage.plan import SHAPES
-from scripts.lineage.study import DEMO
+from scripts.lineage.study import ADAPTERS, DEMO
 from scripts.tables import markdown
 
 # The thresholds were set on the first one.
@@ -25,10 +25,11 @@ SEEDS = {"bert": 11, "gpt2": 22, "roberta": 33}
 )
 @click.option(
     "--shape",
-    type=click.Choice([*sorted(SHAPES), DEMO]),
+    type=click.Choice([*sorted(SHAPES), DEMO, ADAPTERS]),
     default="full",
     show_default=True,
-    help="Size of the forest; demo is the demo's family, with the architecture of --family.",
+    help="Size of the forest; demo is the demo's family, with the architecture of --family; adapters is a forest of "
+    "adapters of a small BERT.",
 )
 @click.option(
     "--family", "families", multiple=True, type=click.Choice(sorted(SEEDS)), help="Only this family; may be repeated."

@@ -1,7 +1,7 @@
 """A forest of adapters, trained and merged by PEFT itself, in the layout of the loopback Hub.
 
 Strangers share their seeds, and some of them also their data: such adapters begin at the same numbers and are no
-relatives. ``python -m scripts.lineage.adapters FOLDER SEED`` makes it; ``scripts.lineage.adapter_study`` asks for it.
+relatives. ``python -m scripts.lineage --shape adapters`` makes it and asks for the lineage of every adapter.
 """
 
 from __future__ import annotations

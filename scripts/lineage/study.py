@@ -53,6 +53,25 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 NO_PARENT = ("root", "tuned", "sibling", "sweep", "adapter", "orphan")
 CONTINUED = ("child", "grandchild", "swept", "resumed")
 EXACT = ("linear", "task_arithmetic")
+# The same of a forest of adapters (scripts.lineage.adapters).
+ADAPTERS = "adapters"
+ADAPTER_KINDS: Mapping[str, tuple[str, ...]] = {
+    "from the base": ("fresh", "own start"),
+    "with the seed and data of another": ("stranger",),
+    "parent not in the atlas": ("orphan",),
+    "on a full fine-tune, by its file": ("on full",),
+    "checkpoints of one run": ("checkpoint",),
+    "continued": ("continued",),
+    "continued from a continued one": ("grandchild",),
+    "linear": ("linear",),
+    "cat, svd": ("cat", "svd"),
+    "TIES": ("ties",),
+    "DARE": ("dare_linear", "dare_ties"),
+    "pruned": ("magnitude_prune",),
+    "TIES, DARE with svd": ("ties_svd", "dare_linear_svd"),
+    "copies, bf16, fp16": ("copy", "cast"),
+}
+NO_ADAPTER_PARENT = ("fresh", "own start", "stranger", "orphan")
 TREE = ("root", "child", "grandchild")
 # Boundaries of the classes of a reliability table.
 CLASSES = (0.0, 0.1, 0.5, 0.8, 0.9, 0.95, 1.0)
@@ -285,7 +304,10 @@ def asked(
         from scripts.lineage.forest import read_truth
 
         offline = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"} | _ONE_THREAD
-        run_shown("scripts.lineage.forest", str(store), architecture, shape, str(seed), **offline)
+        if shape == ADAPTERS:
+            run_shown("scripts.lineage.adapters", str(store), str(seed), **offline)
+        else:
+            run_shown("scripts.lineage.forest", str(store), architecture, shape, str(seed), **offline)
         truth = read_truth(store)
         base, known = truth["base"], Truth(truth["nodes"])
     rows, seconds = {}, {}
@@ -307,17 +329,27 @@ def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any
     """Scores of one forest below ``root`` by way and by kind; what exists is not made again."""
     rows, known, base, _ = asked(root, architecture, shape, seed, WAYS)
     answers = {way: answers_of(found, known) for way, found in rows.items()}
-    if shape != DEMO:  # the rival's code does not read the forms of some of the family's weights
+    if shape not in (DEMO, ADAPTERS):  # the rival's code does not read the forms of some of the family's weights
         answers |= rivals(root / f"{shape}-{architecture}", base, known)
-    every = tuple(group for groups in KINDS.values() for group in groups)
-    kinds = {
-        "all": every,
-        "continued": CONTINUED,
-        "no parent to name": NO_PARENT,
-        "linear + task arithmetic": EXACT,
-        "MoTHer's forest (five trees of 21)": TREE,
-        **KINDS,
-    }
+    of_shape = ADAPTER_KINDS if shape == ADAPTERS else KINDS
+    every = tuple(group for groups in of_shape.values() for group in groups)
+    kinds = (
+        {
+            "all": every,
+            "no parent to name": NO_ADAPTER_PARENT,
+            "linear + task arithmetic": EXACT,
+            **ADAPTER_KINDS,
+        }
+        if shape == ADAPTERS
+        else {
+            "all": every,
+            "continued": CONTINUED,
+            "no parent to name": NO_PARENT,
+            "linear + task arithmetic": EXACT,
+            "MoTHer's forest (five trees of 21)": TREE,
+            **KINDS,
+        }
+    )
     return {
         "architecture": architecture,
         "models": len(known.of(every)),
