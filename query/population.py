@@ -167,7 +167,8 @@ def read_population(
         row["model_id"]: row
         for row in atlas.rows(
             'SELECT model_id, model, author, relation, datasets, "read", is_copy, copy_evidence, is_unrelated, '
-            f"duplicate_group, duplicate_of FROM models WHERE base = $1{f' AND ({names_one} OR {repeats_one})' if documented else ''}",
+            "duplicate_group, duplicate_of FROM models "
+            f"WHERE base = $1{f' AND ({names_one} OR {repeats_one})' if documented else ''}",
             [canonical],
         )
     }

@@ -13,7 +13,7 @@ from query.lookup import resolve_model
 from query.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes, vector_of
 from query.results import Rows
 from query.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
-from query.wording import rarity
+from query.wording import counted, rarity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -195,6 +195,12 @@ def similar(
             "SELECT count(*) AS models FROM models WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy", [asked.base]
         )
         notes += note_on_sampled(atlas, asked.base, row["models"], f"{representation!r} vectors")
+    (row,) = atlas.rows(
+        "SELECT count(*) AS untrained FROM models WHERE base = ? AND copy_evidence IN ('untrained', 'unmeasurable')",
+        [asked.base],
+    )
+    if row["untrained"]:
+        notes.append(f"left out: {counted(row['untrained'], 'adapter')} that changed nothing measurable")
     notes += [*sampled_notes(atlas, asked), *unrelated_notes(asked)]
     return SimilarModels(asked.name, asked.base, representation, tuple(found), tuple(notes))
 

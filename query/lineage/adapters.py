@@ -46,6 +46,8 @@ _SAME = 0.9999
 _SAME_CHANGE = 1e-8
 # The same, up to which a candidate repeats another, perhaps in a narrower dtype.
 _REPEATED = 1e-4
+# Above this evenness, (mean |x|)² / mean x², numbers have nearly one size.
+_EVEN = 0.97
 # Up to this weight, a member of an exact sum is not part of it.
 _NO_WEIGHT = 1e-4
 # Up to this largest entry of |A Aᵀ − 1|, the rows of every A are orthonormal: singular vectors, not trained numbers.
@@ -439,8 +441,8 @@ class AdapterRules:
 
         Only of B: adapters of one seed have nearly equal A.
         """
-        alike = [one for one in read if has_same_shapes(self.m.parts, one.parts)]
-        if not alike:
+        alike = [one for one in read if has_same_shapes(self.m.parts, one.parts) and not is_first_step(one.parts)]
+        if not alike or is_first_step(self.m.parts):
             return None
         zeros = {name: np.zeros_like(one.b) for name, one in self.m.parts.factors.items()}
         entries = SparseMerges(_factors_b(self.m.parts), zeros)
@@ -572,7 +574,7 @@ class AdapterRules:
         step = continuation(self.adapter(one), self.adapter(parent))
         if step is None or abs(step.kept - 1) > self.thresholds.max_kept_error or abs(step.cosine) >= abs(step.reverse):
             return False
-        return advance(self.m, self.adapter(one), self.adapter(parent)) < self.thresholds.sibling_cosine
+        return advance(self.m, self.adapter(one), self.adapter(parent)) < self.thresholds.adapter_sibling_cosine
 
 
 def precision_of(parts: ModelParts) -> str:
@@ -616,6 +618,13 @@ def is_orthonormal(parts: ModelParts) -> bool:
     """Whether the rows of every A are orthonormal."""
     products = (one.a.astype(np.float64) @ one.a.T.astype(np.float64) for one in parts.factors.values())
     return bool(parts.factors) and all(np.abs(one - np.eye(len(one))).max() <= _ORTHONORMAL for one in products)
+
+
+def is_first_step(parts: ModelParts) -> bool:
+    """Whether all entries of B have nearly one size, as Adam leaves them after its first step: all are then multiples."""
+    sizes = np.concatenate([np.abs(one.b).ravel() for one in parts.factors.values()]).astype(np.float64)
+    sizes = sizes[sizes > 0]
+    return len(sizes) > 0 and float(sizes.mean() ** 2 / np.square(sizes).mean()) > _EVEN
 
 
 def _factors_b(parts: ModelParts) -> ModelParts:

@@ -238,6 +238,21 @@ class FactorStore:
         total[total == 0] = 1.0
         return plain / total, fitted / total
 
+    def spanned(self, candidates: Sequence[Candidate], deltas: Mapping[str, NDArray[np.float32]]) -> Floats:
+        """The share of the energy of ``deltas`` in the column spaces of each candidate's factors: (candidates,).
+
+        A merge of the factors of LoRAs holds products of one's B with another's A, of which no candidate's change has
+        any part; but its columns are sums of those of the B of its parents.
+        """
+        found, total = np.zeros(len(candidates)), np.zeros(len(candidates))
+        for name, delta in deltas.items():
+            for place, one in enumerate(candidates):
+                us = self._factors[one.model_id][name].us
+                part = delta[: len(us)]
+                found[place] += float(np.square(np.linalg.qr(us).Q.T @ part).sum()) if us.any() else 0.0
+                total[place] += float(np.vdot(part, part))
+        return found / np.where(total > 0, total, 1)
+
     def products(
         self, candidates: Sequence[Candidate], deltas: Mapping[str, NDArray[np.float32]]
     ) -> tuple[Floats, Floats, float]:

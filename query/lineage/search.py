@@ -137,7 +137,11 @@ class Search:
         related = [edge for edge in decision.edges if edge.parent and edge.kind in (CONTINUED, CONTINUED_OR_RUN)]
         known = [self.gains[edge.parent_id] for edge in related if edge.parent_id is not None]
         known += [self.gains[sibling] for sibling in self.rules.siblings.ruled_out]
-        if self.rules.is_sparse or (self.rules.adapters is not None and self.rules.adapters.looks_merged):
+        if self.rules.adapters is not None and self.rules.adapters.looks_merged:
+            return (
+                best if turn % 2 else self.waiting[int(self.store.spanned(self.waiting, self.rules.m.deltas).argmax())]
+            )
+        if self.rules.is_sparse:
             return nearest if turn == 0 and gain > 0 else best
         most = thresholds.max_residual
         is_near = related and related[0].residual < (most if related[0].is_proven else most / 2)

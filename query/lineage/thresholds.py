@@ -73,8 +73,11 @@ class Thresholds:
     )
     max_adapter_residual: float = 0.9  # left after a parent with coefficient 1
     min_adapter_cosine: float = -0.25  # of that residual with the parent's change
-    # How far from 1 the coefficient of a parent's change may be, outside the leading quarter, or half, of its directions.
+    # How far from 1 a parent's coefficient may be, outside the leading quarter (kept) or half (fine) of its directions.
     max_kept_error: float = 0.15
+    adapter_sibling_cosine: float = (
+        -0.07
+    )  # as ``sibling_cosine``; in whole matrices the cosine of a child is above -.05
     max_fine_error: float = 0.25
     min_compressed_weight: float = 0.1  # of a parent in a merge that was cut to a lower rank after dropping entries
     min_compressed_gain: float = 0.03  # share of the change that each parent of such a merge must explain
