@@ -210,6 +210,8 @@ def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, .
     """Notes on the models that have no vector of this representation: sampled ones, and what they would cost."""
     what = f"{population.representation!r} vectors"
     notes = note_on_sampled(atlas, population.base, population.left_out.sampled, what)
+    if population.left_out.untrained:
+        notes += (f"left out: {', '.join(LeftOut(untrained=population.left_out.untrained).words())}",)
     if count := population.left_out.without:
         have = "has" if count == 1 else "have"
         notes += (

@@ -228,17 +228,15 @@ class AdapterRules:
         read = self._distinct([one for one in read if one.candidate.model not in twins])
         rules = (self._sum, self._sparse, self._compressed, self._continued)
         found = next((decision for rule in rules if (decision := rule(read)) is not None), None)
-        if copied is None or found is None:
-            return found or copied
+        if copied is None:
+            return found
+        found = found or Decision()
         return replace(found, edges=(*found.edges, *copied.edges))
 
     @cached_property
     def looks_merged(self) -> bool:
         """Whether it lacks entries of B, or its factors are singular vectors: no training leaves them so."""
-        b = [one.b for one in self.m.parts.factors.values()]
-        zeros = sum(int(np.count_nonzero(one == 0)) for one in b)
-        is_sparse = zeros > self.thresholds.sparse_share * sum(one.size for one in b)
-        return is_sparse or is_orthonormal(self.m.parts)
+        return share_of_zeros(self.m.parts) > self.thresholds.sparse_share or is_orthonormal(self.m.parts)
 
     def adapter(self, one: SampledWeights) -> Adapter:
         """The measurements of a candidate, kept."""
@@ -444,6 +442,14 @@ class AdapterRules:
         alike = [one for one in read if has_same_shapes(self.m.parts, one.parts) and not is_first_step(one.parts)]
         if not alike or is_first_step(self.m.parts):
             return None
+        # Other merges may hold the same entries. They are looked at only if no adapter with all its entries does.
+        own, most = share_of_zeros(self.m.parts), self.thresholds.sparse_share
+        dense = [one for one in alike if share_of_zeros(one.parts) <= most]
+        sparse = [one for one in alike if most < share_of_zeros(one.parts) < own]
+        return self._multiples(dense) or (self._multiples(sparse) if sparse else None)
+
+    def _multiples(self, alike: list[SampledWeights]) -> Decision | None:
+        """The adapters whose entries of B are found, times one number, in that of the asked one."""
         zeros = {name: np.zeros_like(one.b) for name, one in self.m.parts.factors.items()}
         entries = SparseMerges(_factors_b(self.m.parts), zeros)
         left = ~entries.unchanged
@@ -527,6 +533,10 @@ class AdapterRules:
             return None
         found, first = min(parents, key=lambda each: (each[0].left, each[1].candidate.upload_order))
         kind, direction = CONTINUED, "known"
+        # Of two checkpoints the earlier is smaller, which shows; otherwise the angles must differ.
+        is_clear = is_run or abs(found.reverse) - abs(found.cosine) >= self.thresholds.reversed_cosine
+        if not (is_clear or self.siblings.has_order(first.candidate)):
+            direction = "unknown"
         if not is_run:
             evidence = "it holds the other's whole change, and one of another direction"
         elif self.siblings.is_run_of_same_sweep(first.candidate):
@@ -620,8 +630,14 @@ def is_orthonormal(parts: ModelParts) -> bool:
     return bool(parts.factors) and all(np.abs(one - np.eye(len(one))).max() <= _ORTHONORMAL for one in products)
 
 
+def share_of_zeros(parts: ModelParts) -> float:
+    """The share of the entries of all B that are zero."""
+    total = sum(one.b.size for one in parts.factors.values())
+    return sum(int(np.count_nonzero(one.b == 0)) for one in parts.factors.values()) / total if total else 0.0
+
+
 def is_first_step(parts: ModelParts) -> bool:
-    """Whether all entries of B have nearly one size, as Adam leaves them after its first step: all are then multiples."""
+    """Whether all entries of B have nearly one size, as after the first step of Adam: all are then multiples."""
     sizes = np.concatenate([np.abs(one.b).ravel() for one in parts.factors.values()]).astype(np.float64)
     sizes = sizes[sizes > 0]
     return len(sizes) > 0 and float(sizes.mean() ** 2 / np.square(sizes).mean()) > _EVEN
