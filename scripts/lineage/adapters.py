@@ -25,7 +25,8 @@ from scripts.family import tasks
 from scripts.family.plan import Plan, Run
 from scripts.family.store import as_iso, write_json
 from scripts.family.training import WEIGHTS, endless, load_start, make_base
-from scripts.lineage.forest import HIDDEN, TASK, TEXTS, TRUTH, describe, plan_of_texts
+from scripts.lineage import forest
+from scripts.lineage.forest import HIDDEN, TASK, TEXTS, TRUTH, describe
 from scripts.lineage.plan import AUTHORS, FIRST_UPLOAD, Node
 
 FACTORS = "adapter_model.safetensors"
@@ -151,7 +152,7 @@ def make_adapters(root: Path, seed: int) -> Path:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    plan = plan_of_texts("bert", "small")
+    plan = forest._plan("bert", "small")
     texts, base = root / TEXTS, root / plan.base
     texts.mkdir(parents=True, exist_ok=True)
     if not (texts / "ready").exists():
@@ -162,9 +163,9 @@ def make_adapters(root: Path, seed: int) -> Path:
         make_base(plan, texts, base)
     describe(root, plan.base, base, {"created_at": "2023-06-01T00:00:00.000Z", "tags": ["transformers"]})
     nodes = plan_adapters(tuple(plan.datasets), seed)
-    forest = _AdapterForest(root, plan, texts, {node.name: node for node in nodes})
+    maker = _AdapterForest(root, plan, texts, {node.name: node for node in nodes})
     for node in nodes:
-        forest.make(node)
+        maker.make(node)
     made = [asdict(node) | {"created": as_iso(node.created)} for node in nodes]
     write_json(root / TRUTH, {"base": plan.base, "nodes": made})
     return root

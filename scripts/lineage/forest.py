@@ -56,7 +56,7 @@ def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    plan = plan_of_texts(architecture, shape)
+    plan = _plan(architecture, shape)
     texts = root / TEXTS
     texts.mkdir(parents=True, exist_ok=True)
     is_of_images = architecture == images.ARCHITECTURE
@@ -92,7 +92,7 @@ def fingerprint(architecture: str, shape: str, seed: int) -> str:
     return digest.hexdigest()
 
 
-def plan_of_texts(architecture: str, shape: str) -> Plan:
+def _plan(architecture: str, shape: str) -> Plan:
     """The family's plan of texts and pretraining, for a narrower network; or that of images."""
     if architecture == images.ARCHITECTURE:
         return images.plan_of_images()

@@ -232,6 +232,44 @@ def test_an_adapter_of_another_base_is_a_suspicious_claim_and_counts_nowhere(sto
     assert similar.code == 0
 
 
+def test_lineage_of_an_adapter_on_a_fine_tune_is_what_its_file_says_and_is_never_contradicted(stood):
+    _, shell, _, _ = stood
+
+    def told(name):
+        (row,) = shell("query", "lineage", f"eve/{name}", "--json").json
+        return row
+
+    row = told("on-tuned")
+    assert (row["parent"], row["kind"], row["direction"]) == ("ann/glue-0", "continued", "known")
+    assert row["because"].startswith("by its adapter_config.json")
+    assert row["card"] == "not declared"  # its card names the base
+    assert 0 < row["left"] < 1
+    assert told("on-adapter")["parent"] == "eve/on-base"
+    assert told("on-adapter-on-tuned")["parent"] == "eve/on-tuned"
+    assert told("on-locked")["parent"] == "dan/locked"
+    for name in ("on-base", "on-old-id", "on-local-base", "on-folder", "on-nothing"):
+        assert (told(name)["parent"], told(name)["card"]) == (BASE, "confirmed"), name
+    rows = shell("query", "lineage", "--all", "--json").json
+    assert {row["card"] for row in rows if row["model"].startswith("eve/") and row["verdict"] != "unrelated"} <= {
+        "confirmed", "not declared", "unsure",
+    }  # fmt: skip
+
+
+def test_a_model_into_which_an_adapter_on_a_fine_tune_was_merged_is_made_from_that_adapter(stood, tmp_path):
+    """The sum of both changes is compared, as a build indexes it."""
+    store, shell, changes, _ = stood
+    weights = load_file(store / "ann/glue-0" / "model.safetensors")
+    for key, change in changes["eve/on-tuned"].items():
+        layer, target = key.split(".")
+        name = f"roberta.encoder.layer.{layer}.attention.self.{target}.weight"
+        weights[name] = (weights[name].double() + change).float()
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((store / "ann/glue-0" / "config.json").read_text())
+    (row,) = shell("query", "lineage", str(tmp_path), "--base", BASE, "--json").json
+    assert (row["parent"], row["kind"], row["coefficient"]) == ("eve/on-tuned", "LoRA merged", 1.0)
+    assert row["left"] < 1e-6
+
+
 def test_the_next_build_reads_nothing_again_until_a_parent_changes(stood):
     store, shell, _, _ = stood
     ran = shell("index", "build", "--base", BASE, "--workers", "1", "--json")
