@@ -166,7 +166,7 @@ COMMENT ON COLUMN records.verified IS 'Whether its weights confirm the claimed b
 COMMENT ON COLUMN records.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
 COMMENT ON COLUMN records."read" IS 'What was read of its block matrices: full, or sample (some rows of each matrix). Norms and singular values of a sample are estimates; index deepen reads the rest.';
 COMMENT ON COLUMN records.is_copy IS 'Whether all deltas are zero in all that was read, see copy_evidence.';
-COMMENT ON COLUMN records.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), or sample (equal in all that was read, which does not prove it). Null if it is not a copy.';
+COMMENT ON COLUMN records.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), sample (equal in all that was read, which does not prove it), untrained (an adapter that adds zero, as before training), or unmeasurable (an adapter whose change is below the rounding of float32). Null if it is not a copy.';
 COMMENT ON COLUMN records.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
 COMMENT ON COLUMN records.base_grid IS 'The 4-bit form to which the base had been rounded before this model was made from it, as its weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from the base as it is.';
@@ -541,7 +541,7 @@ COMMENT ON TABLE lineage IS 'The parents of each model, inferred from the weight
 COMMENT ON COLUMN lineage.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN lineage.record_key IS 'The record that the answer was computed from; a publish deletes the row once the model has another record.';
 COMMENT ON COLUMN lineage.parent_id IS 'The parent, see fine_tunes; null for the base, or if the parent is not in the atlas.';
-COMMENT ON COLUMN lineage.kind IS 'tuned from the base, continued, "continued, or a run with the same data and seed", merge, LoRA merged, copy, recast, quantised copy, or unrelated.';
+COMMENT ON COLUMN lineage.kind IS 'tuned from the base, continued, "continued, or a run with the same data and seed", merge, LoRA merged, copy, recast, quantised copy, untrained adapter, or unrelated.';
 COMMENT ON COLUMN lineage.method IS 'For a merge: linear, task arithmetic, slerp, layer by layer (a different recipe in each matrix), or "ties or dare".';
 COMMENT ON COLUMN lineage.coefficient IS 'Weight of the parent; 1 except for merges.';
 COMMENT ON COLUMN lineage."left" IS 'Residual: share of the energy of its change that its parents together do not explain.';
@@ -795,7 +795,7 @@ COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed ba
 COMMENT ON COLUMN models.base_cosine IS 'Cosine between its block matrices and the base''s; null for adapters.';
 COMMENT ON COLUMN models."read" IS 'What was read of its block matrices: full, or sample (some rows of each matrix). Norms and singular values of a sample are estimates; index deepen reads the rest.';
 COMMENT ON COLUMN models.is_copy IS 'Whether all deltas are zero in all that was read, see copy_evidence.';
-COMMENT ON COLUMN models.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), or sample (equal in all that was read, which does not prove it). Null if it is not a copy.';
+COMMENT ON COLUMN models.copy_evidence IS 'What shows that is_copy is true: checksum (its file has the checksum of the base''s), weights (all block matrices are equal), sample (equal in all that was read, which does not prove it), untrained (an adapter that adds zero, as before training), or unmeasurable (an adapter whose change is below the rounding of float32). Null if it is not a copy.';
 COMMENT ON COLUMN models.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
 COMMENT ON COLUMN models.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
 COMMENT ON COLUMN models.base_grid IS 'What the base had been rounded to before this model was made from it, as its weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from the base as it is.';

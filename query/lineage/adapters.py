@@ -398,7 +398,8 @@ class AdapterRules:
         # A sum of one is its source in another size; which was first, only dates or a lower rank tell.
         if len(edges) == 1 and method != "svd" and not self.siblings.has_order(read[found.members[0]].candidate):
             edges = [replace(edges[0], direction="unknown")]
-        return Decision(tuple(edges), is_settled=True)
+        # Where a parent of two was not read yet, relatives may explain a sum as exactly, and are more.
+        return Decision(tuple(edges), is_settled=len(edges) <= 2)
 
     def _products_of(self, read: Sequence[SampledWeights]) -> Combinations:
         """Inner products of whole changes, pooled over the matrices."""
@@ -535,9 +536,15 @@ class AdapterRules:
         kind, direction = CONTINUED, "known"
         # Of two checkpoints the earlier is smaller, which shows; otherwise the angles must differ.
         is_clear = is_run or abs(found.reverse) - abs(found.cosine) >= self.thresholds.reversed_cosine
-        if not (is_clear or self.siblings.has_order(first.candidate)):
+        has_order, other = self.siblings.has_order(first.candidate), first.candidate
+        if not (is_clear or has_order):
             direction = "unknown"
-        if not is_run:
+        is_same_data = bool(other.datasets) and other.datasets == self.asked.datasets
+        if is_same_data and not has_order and other.author != self.asked.author:
+            # Strangers who train at one time with one seed on the same data may make nearly the same adapter.
+            kind, direction = CONTINUED_OR_RUN, "unknown"
+            evidence = "it holds the other's change; both name the same data, and no date says which came first"
+        elif not is_run:
             evidence = "it holds the other's whole change, and one of another direction"
         elif self.siblings.is_run_of_same_sweep(first.candidate):
             evidence = "it goes on as the other began: a later checkpoint of one run"

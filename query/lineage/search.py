@@ -137,10 +137,13 @@ class Search:
         related = [edge for edge in decision.edges if edge.parent and edge.kind in (CONTINUED, CONTINUED_OR_RUN)]
         known = [self.gains[edge.parent_id] for edge in related if edge.parent_id is not None]
         known += [self.gains[sibling] for sibling in self.rules.siblings.ruled_out]
-        if self.rules.adapters is not None and self.rules.adapters.looks_merged:
-            return (
-                best if turn % 2 else self.waiting[int(self.store.spanned(self.waiting, self.rules.m.deltas).argmax())]
-            )
+        if self.rules.adapters is not None and (
+            self.rules.adapters.looks_merged or (turn < thresholds.max_unexplained and not decision.edges)
+        ):
+            if turn % 3 == 0 and gain > 0:
+                return nearest
+            widest = self.waiting[int(self.store.spanned(self.waiting, self.rules.m.deltas).argmax())]
+            return best if turn % 3 == 1 else widest
         if self.rules.is_sparse:
             return nearest if turn == 0 and gain > 0 else best
         most = thresholds.max_residual
