@@ -197,6 +197,13 @@ def read_described(atlas: AtlasReader, described: Described, base: PublishedBase
         return read_model(described, base, read)
 
 
+def names_another_model(named: str, model: str, base: str) -> bool:
+    """Whether what an adapter's file names is a model, and not this base."""
+    from indexer.deltas import single
+
+    return single.names_another_model(named, model, base)
+
+
 def names_base(described: Described, base: str) -> bool:
     """Whether an adapter that is not indexed names this base."""
     from indexer.deltas import single

@@ -15,10 +15,11 @@ from indexer.cards.local import facts_of, local_row
 from indexer.deltas.base import published_matrices
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, ModelError
-from indexer.listing.claims import untyped_relation
+from indexer.listing.claim_filter import is_named_after
+from indexer.listing.claims import NO, classify_path, untyped_relation
 from indexer.listing.parents import Parents, ask_hub, named_base, names_another
 from indexer.listing.readmes import completed
-from indexer.names import CONNECTIONS, ModelRef
+from indexer.names import CONNECTIONS, ModelRef, is_hub_id
 from indexer.network.hub import conversion_revision, model_row
 from indexer.network.hub_errors import as_model_error
 from indexer.network.rows import commit_of, listed_filenames
@@ -102,3 +103,21 @@ def model_errors() -> Iterator[None]:
 def names_base(described: Described, base: str) -> bool:
     """Whether an adapter, by its row, names this base."""
     return named_base(described.row) is not None and not names_another(described.row, base)
+
+
+def names_another_model(named: str, model: str, base: str) -> bool:
+    """Whether the base that an adapter's file names, which could not be resolved, is a model other than this base.
+
+    A name without an owner, as old models have, must be called after the base; else it may be a folder. ``model``: the
+    adapter's own id.
+    """
+    named = named.strip()
+    if _letters(named) in (_letters(base), _letters(base.rpartition("/")[2])):
+        return False
+    is_name = is_hub_id(f"owner/{named}")
+    return classify_path(named, model, (base,)) == NO or (is_name and is_named_after(named, (base,)))
+
+
+def _letters(name: str) -> str:
+    """Letters and digits alone, in lower case: gemma3-270m and Gemma-3-270m are one name."""
+    return "".join(filter(str.isalnum, name.lower()))

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.listing.claim_filter import is_named_after
-from indexer.listing.claims import NO, classify_path
-from indexer.names import is_hub_id
 from indexer.records.identity import AdapterBase
 from query.lineage.evidence import SPACING, Floats, Grid, quantisation_of
 from query.lineage.thresholds import Thresholds
+from query.lookup import names_another_model
 
 if TYPE_CHECKING:
     from indexer.atlas import AtlasFolder
@@ -77,21 +75,7 @@ def stated_model(adapter: Candidate, base: str) -> str | None:
         return None
     if adapter.below is not None:
         return adapter.below
-    named = stated.named.strip()
-    if _letters(named) == _letters(base) or _letters(named) == _letters(base.rpartition("/")[2]):
-        return None
-    is_model = classify_path(named, adapter.model, (base,)) == NO or (is_name(named) and is_named_after(named, (base,)))
-    return named if is_model else None
-
-
-def is_name(text: str) -> bool:
-    """Whether it is the name of a repository without its owner, as old models have."""
-    return is_hub_id(f"owner/{text}")
-
-
-def _letters(name: str) -> str:
-    """Letters and digits alone, in lower case: gemma3-270m and Gemma-3-270m are one name."""
-    return "".join(filter(str.isalnum, name.lower()))
+    return stated.named.strip() if names_another_model(stated.named, adapter.model, base) else None
 
 
 @dataclass(frozen=True, eq=False)
