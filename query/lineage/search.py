@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,6 +98,12 @@ class Search:
         asked = self.rules.asked.model
         return Decision((Edge(asked, parent.model, CONTINUED, 1.0, 1 - gain, evidence, parent_id=parent.model_id),))
 
+    @cached_property
+    def _spanned(self) -> dict[int, float]:
+        """By candidate, the share of the asked model's change in its columns."""
+        shares = self.store.spanned(self.candidates, self.rules.m.deltas)
+        return {one.model_id: float(share) for one, share in zip(self.candidates, shares, strict=True)}
+
     def _can_afford(self) -> bool:
         """Whether another model as large as the largest so far fits in the budget."""
         return self.log.bytes + self.log.largest <= self.rules.thresholds.max_bytes
@@ -142,8 +149,7 @@ class Search:
         ):
             if turn % 3 == 0 and gain > 0:
                 return nearest
-            widest = self.waiting[int(self.store.spanned(self.waiting, self.rules.m.deltas).argmax())]
-            return best if turn % 3 == 1 else widest
+            return best if turn % 3 == 1 else max(self.waiting, key=lambda one: self._spanned[one.model_id])
         if self.rules.is_sparse:
             return nearest if turn == 0 and gain > 0 else best
         most = thresholds.max_residual

@@ -225,8 +225,8 @@ def test_adapters_after_one_step_are_not_multiples_of_each_other():
 
 
 def test_among_adapters_of_shared_seeds_nobody_is_named():
-    """A null run: no pair of fourteen adapters of two seeds, two of each data set, is taken for parent and child."""
-    adapters = [adapter(number, tuned(42 + number % 2, number)) for number in range(14)]
+    """A null run: no pair of eight adapters of two seeds, two of each data set, is taken for parent and child."""
+    adapters = [adapter(number, tuned(42 + number % 2, number)) for number in range(8)]
     named = [
         edge
         for asked in adapters
