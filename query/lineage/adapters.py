@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -243,13 +243,19 @@ class AdapterRules:
         return self._adapters.setdefault(one.candidate.model_id, Adapter(one.parts))
 
     def _edge(
-        self, parent: SampledWeights, kind: str, coefficient: float, residual: float, evidence: str, **facts: object
+        self,
+        parent: SampledWeights,
+        kind: str,
+        coefficient: float,
+        residual: float,
+        evidence: str,
+        signals: Mapping[str, float] | None = None,
+        **facts: Any,
     ) -> Edge:
-        one = parent.candidate
-        signals = {OF_ADAPTER: 1.0, **facts.pop("signals", {})}  # type: ignore[arg-type]
+        one, numbers = parent.candidate, {OF_ADAPTER: 1.0, **(signals or {})}
         return Edge(
             self.asked.model, one.model, kind, coefficient, residual, evidence, parent_id=one.model_id,
-            signals=signals, **facts,  # type: ignore[arg-type]
+            signals=numbers, **facts,
         )  # fmt: skip
 
     # ---- equal factors ----
@@ -505,8 +511,7 @@ class AdapterRules:
         if best is None or best.residual > self.thresholds.max_compressed_residual:
             return None
         evidence = f"singular vectors, which {'their' if len(best.members) > 1 else 'its'} changes explain together"
-        found = self._merge(whole, best, f"{SPARSE_METHODS}, svd", evidence)
-        return replace(found, is_settled=False)
+        return replace(self._merge(whole, best, f"{SPARSE_METHODS}, svd", evidence), is_settled=False)
 
     # ---- continued training ----
 

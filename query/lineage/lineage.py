@@ -497,12 +497,13 @@ class Tracer:
         elif stated is not None:
             found = (self._stated_edge(asked, m, stated),)
         if not found:
-            evidence, signals = "no model that was read explains its change", {"words": rules.siblings.even_tokens}
+            evidence = "no model that was read explains its change"
+            signals: dict[str, float] = {"words": rules.siblings.even_tokens}
             if m.is_adapter:
-                signals |= {OF_ADAPTER: 1.0}
+                signals[OF_ADAPTER] = 1.0
             found = (Edge(asked.model, None, TUNED, 1.0, 1.0, evidence, signals=signals),)
-        others = declared.without(stated)  # of which another adapter is not a rival
-        edges = tuple(self._completed(edge, declared if STATED in edge.signals else others) for edge in found)
+        besides = declared.without(stated)  # of which another adapter is not a rival
+        edges = tuple(self._completed(edge, declared if STATED in edge.signals else besides) for edge in found)
         return Lineage(
             model=asked.model,
             base=self.base,
@@ -510,7 +511,7 @@ class Tracer:
             edges=edges,
             bytes_read=log.bytes,
             models_read=log.models,
-            notes=(*log.notes, *notes_on_card(self.atlas, asked.model, others, edges, self.base)),
+            notes=(*log.notes, *notes_on_card(self.atlas, asked.model, besides, edges, self.base)),
         )
 
     def _stated_edge(self, asked: Candidate, m: ModelParts, stated: str) -> Edge:
