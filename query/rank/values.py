@@ -19,7 +19,7 @@ from indexer.names import FAMILIES, RELATIONS, STACKS, UNMEASURABLE, UNTRAINED, 
 from indexer.records.record import RANK_THRESHOLDS
 from query.population import LeftOut
 from query.resolved import base_in_hint, unknown_model
-from query.sampled import SAMPLE, needs_all
+from query.sampled import SAMPLE, copy_in_words, needs_all
 
 if TYPE_CHECKING:
     from indexer.records.record import DeltaRecord, FusedMatrixRecord
@@ -85,7 +85,7 @@ def one_model(atlas: AtlasReader, name: str, base: str | None) -> tuple[Candidat
         hint = f"Only models of the atlas: `add({name!r}, {base_in_hint(atlas, base)!r}, spectra=True)`"
         raise unknown_model(atlas, name, hint)
     rows = atlas.rows(
-        'SELECT model_id, model, record_key, has_spectra, "read", is_copy, is_unrelated, '
+        'SELECT model_id, model, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, '
         "duplicate_of IS NOT NULL AS is_duplicate FROM models WHERE model_id = ?",
         [found.model_id],
     )
@@ -94,7 +94,12 @@ def one_model(atlas: AtlasReader, name: str, base: str | None) -> tuple[Candidat
         raise AtlasError(f"{found.model} is not indexed but {found.status}{why}.", f"See: query show {found.model}")
     if rows[0]["read"] == SAMPLE:
         raise needs_all(atlas, found.base, [found.model], "ranks", spectra=True)
-    flags = {"is_copy": "a copy of the base", "is_unrelated": "unrelated to the base", "is_duplicate": "a duplicate"}
+    copied = copy_in_words(rows[0]["copy_evidence"])
+    flags = {
+        "is_copy": f"{'an' if copied[0] in 'au' else 'a'} {copied}",
+        "is_unrelated": "unrelated to the base",
+        "is_duplicate": "a duplicate",
+    }
     return rows[0], found.base, [f"it is {words}" for flag, words in flags.items() if rows[0][flag]]
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from typing import Any
 
 from indexer.errors import AtlasError
-from indexer.names import UNMEASURABLE, UNTRAINED
 from query.reader import PUBLIC_HUB
 from query.report.page import Section, Source, enumerated, shorten
 from query.report.reasons import REASONS, STATUSES, UNEXPLAINED, claim_in_words
@@ -175,16 +174,14 @@ def duplicates(source: Source, section: Section) -> dict[str, Any]:
     """Copies of the base, and uploads that repeat an earlier one."""
     copies = source.rows(
         "SELECT model, author, created, downloads, copy_evidence FROM models WHERE base = ? AND is_copy "
+        "AND coalesce(copy_evidence, '') NOT IN ('untrained', 'unmeasurable') "
         "ORDER BY downloads DESC NULLS LAST, model"
     )
     repeats = source.rows(
         "SELECT model, first_upload, if(author <> first_author, 'another author', 'the same author') AS by_whom, "
         "created FROM duplicates WHERE base = ? ORDER BY first_upload, created, model"
     )
-    shown_by = {
-        "sample": "all that was read of it", "checksum": "the checksum of its file",
-        UNTRAINED: "an untrained adapter", UNMEASURABLE: "an adapter that changes nothing measurable",
-    }  # fmt: skip
+    shown_by = {"sample": "all that was read of it", "checksum": "the checksum of its file"}
     for row in copies:
         row["copy_evidence"] = shown_by.get(row["copy_evidence"], "all its matrices")
     is_partial = any(row["copy_evidence"] == shown_by["sample"] for row in copies)
@@ -198,7 +195,10 @@ def duplicates(source: Source, section: Section) -> dict[str, Any]:
             {"model": "model", "author": "name", "created": "fixed", "downloads": "number", "equal in": "fixed"},
             copies,
             most=_MOST,
-            everything=source.query("SELECT model FROM models WHERE is_copy AND base = ?"),
+            everything=source.query(
+                "SELECT model FROM models WHERE is_copy AND base = ? "
+                "AND coalesce(copy_evidence, '') NOT IN ('untrained', 'unmeasurable')"
+            ),
         ),
         "is_partial": is_partial,
         "repeats": source.table(

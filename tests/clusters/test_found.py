@@ -199,6 +199,13 @@ def test_copies_unrelated_models_and_duplicates_are_left_out_and_counted():
         ),
         draws=1,
     )
-    assert found.to_dict()["left_out"] == {"copies": 1, "untrained": 0, "unrelated": 1, "duplicates": 2, "sampled": 0, "without": 0}
+    assert found.to_dict()["left_out"] == {
+        "copies": 1,
+        "untrained": 0,
+        "unrelated": 1,
+        "duplicates": 2,
+        "sampled": 0,
+        "without": 0,
+    }
     assert list(found.labels) == [4, *range(6, count + 1)]
     assert found.to_dict()["models"] == count - 4

@@ -31,7 +31,14 @@ def test_which_models_are_on_the_map(atlas):
     assert [point.model for point in drawn.points] == KEPT
     facts = drawn.to_dict()
     assert facts["models"] == 8
-    assert facts["left_out"] == {"copies": 1, "untrained": 0, "unrelated": 1, "duplicates": 1, "sampled": 0, "without": 0}
+    assert facts["left_out"] == {
+        "copies": 1,
+        "untrained": 0,
+        "unrelated": 1,
+        "duplicates": 1,
+        "sampled": 0,
+        "without": 0,
+    }
     assert facts["base"] == BASE
     assert (facts["method"], facts["color"], facts["seed"]) == ("pca", "dataset", 0)
     assert facts["explained_variance"] == list(drawn.explained_variance)

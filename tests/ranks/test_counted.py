@@ -14,7 +14,14 @@ from tests.ranks.conftest import DEPTH, by_numpy, check, forget_spectra
 
 def test_copies_unrelated_models_and_repeats_are_left_out_and_counted(atlas):
     study = atlas.rank("org/known")
-    assert study.to_dict()["left_out"] == {"copies": 1, "untrained": 0, "unrelated": 1, "duplicates": 1, "sampled": 0, "without": 0}
+    assert study.to_dict()["left_out"] == {
+        "copies": 1,
+        "untrained": 0,
+        "unrelated": 1,
+        "duplicates": 1,
+        "sampled": 0,
+        "without": 0,
+    }
     assert "left out: 1 copy of the base, 1 unrelated to the base, 1 duplicate" in study.notes
 
 
