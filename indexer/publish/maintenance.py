@@ -45,8 +45,9 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
         )
         reasons = connection.rows("SELECT * FROM failures ORDER BY models DESC, reason")
         flags = connection.rows(
-            "SELECT count(*) FILTER (is_copy AND coalesce(copy_evidence, '') NOT IN ('untrained', 'unmeasurable')) AS copies, "
-            "count(*) FILTER (copy_evidence IN ('untrained', 'unmeasurable')) AS untrained, count(*) FILTER (duplicate_of IS NOT NULL) AS duplicates, "
+            "SELECT count(*) FILTER (is_copy AND coalesce(copy_evidence, '') NOT IN ('untrained', 'unmeasurable')) "
+            "AS copies, count(*) FILTER (copy_evidence IN ('untrained', 'unmeasurable')) AS untrained, "
+            "count(*) FILTER (duplicate_of IS NOT NULL) AS duplicates, "
             "count(*) FILTER (is_unrelated) AS unrelated, count(*) FILTER (is_partly_frozen) AS partly_frozen "
             "FROM records",
         )[0]

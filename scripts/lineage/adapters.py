@@ -136,9 +136,9 @@ def plan_adapters(datasets: tuple[str, ...], seed: int) -> list[Node]:
     merge = next(node for node in nodes if node.group == "linear")
     continued("continued", merge)
     for node in draw.sample(first + children, 3):
-        add("copy", "copy", parents=(node.name,), how=dict(node.how))
+        add("copy", "copy", parents=(node.name,), how={**node.how, "form": "plain"})
     for node, dtype in zip(draw.sample(first + children, 3), ("bfloat16", "float16", "bfloat16"), strict=True):
-        add("cast", "copy", parents=(node.name,), how=node.how | {"stored": dtype})
+        add("cast", "copy", parents=(node.name,), how=node.how | {"stored": dtype, "form": dtype})
     full = [add("full", "full", dataset=dataset, seed=5, how=training(2e-4, 6e-4)) for dataset in datasets[:2]]
     for parent in full:
         for start in (42, 3407):

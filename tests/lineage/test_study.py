@@ -170,3 +170,32 @@ def test_lineage_on_a_family_that_the_thresholds_were_not_set_on(tmp_path):
     assert answers["TIES"]["precision"] >= 0.9
     assert answers["all"]["right"] >= 0.9
     assert answers["all"]["right"] > ways["MoTHer given root and dates"]["all"]["right"]
+
+
+@pytest.mark.study
+@pytest.mark.timeout(3600)
+def test_lineage_on_a_forest_of_adapters_that_the_rules_were_not_set_on(tmp_path):
+    """A hundred models, most of them adapters trained and merged by PEFT; ten minutes."""
+    answers = study(tmp_path, "bert", "adapters", seed=3)["ways"]["with dates"]
+    assert answers["all"]["precision"] >= 0.95
+    assert answers["no parent to name"]["right"] >= 0.95
+    assert answers["linear"]["right"] == 1.0
+    assert answers["linear"]["worst_weight"] <= 0.001
+    assert answers["copies, bf16, fp16"]["right"] == 1.0
+    assert answers["on a full fine-tune, by its file"]["right"] == 1.0
+    assert answers["all"]["right"] >= 0.8
+
+
+def test_a_forest_of_adapters_has_strangers_of_one_seed_and_the_same_plan_each_time():
+    from scripts.lineage.adapters import plan_adapters
+
+    nodes = plan_adapters(DATA, seed=1)
+    assert nodes == plan_adapters(DATA, seed=1)
+    by_name = {one.name: one for one in nodes}
+    fresh = [one for one in nodes if one.group == "fresh"]
+    assert len({(one.seed, one.dataset) for one in fresh}) == 6
+    for one in nodes:
+        assert all(by_name[parent].created < one.created for parent in one.parents)
+        if one.group == "stranger":
+            assert any((one.seed, one.dataset) == (other.seed, other.dataset) for other in fresh)
+    assert sum(one.kind not in ("full",) for one in nodes) >= 60
