@@ -235,6 +235,24 @@ def test_among_adapters_of_shared_seeds_nobody_is_named():
     assert named == []
 
 
+def test_adapters_of_other_kinds_are_compared_by_the_parts_of_their_changes():
+    def without_factors(one):
+        parts = one.parts
+        return SampledWeights(
+            one.candidate, ModelParts(parts.weights, parts.deltas, "float32", 0, is_adapter=True, own=parts.own)
+        )
+
+    p = tuned(42, 1)
+    parent, child, stranger, again = map(
+        without_factors,
+        (adapter(0, p), adapter(1, moved(p, 2, 0.01), days=5), adapter(2, tuned(42, 3)), adapter(3, p, days=2)),
+    )
+    assert parents(decided(child, parent, stranger)) == {0}
+    assert decided(stranger, parent) == ()
+    (edge,) = decided(again, parent, stranger)
+    assert (edge.kind, edge.parent_id) == (COPY, 0)
+
+
 def test_what_an_adapters_file_names():
     def named(name, verdict="unknown", parent=""):
         one = adapter(0, {}).candidate
