@@ -415,17 +415,19 @@ CREATE TABLE internal.centres (
     vector_group VARCHAR NOT NULL,
     block INTEGER NOT NULL,
     models INTEGER NOT NULL,
-    votes INTEGER NOT NULL,
+    votes DOUBLE NOT NULL,
+    datasets INTEGER NOT NULL,
     numbers FLOAT[] NOT NULL
 );
-COMMENT ON TABLE internal.centres IS 'The centre that is subtracted from every block before the block is rescaled to unit norm: the mean block of the group of the model, with one vote per author, times votes/(votes + 2). It is recomputed only when the group has grown by half. Nothing is subtracted from adapters.';
+COMMENT ON TABLE internal.centres IS 'The centre that is subtracted from every block before the block is rescaled to unit norm: a mean block of the full fine-tunes, times (votes - 2)/votes, or 0 up to two votes. An author has one vote, and models of several authors that are more alike than most share votes. It is recomputed only when the group has grown by half. Nothing is subtracted from adapters.';
 COMMENT ON COLUMN internal.centres.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.centres.representation IS 'Name of the representation.';
 COMMENT ON COLUMN internal.centres.vector_group IS 'full, see records.vector_group.';
 COMMENT ON COLUMN internal.centres.block IS 'Number of the block, from 0, in the order of bases.deltas.';
 COMMENT ON COLUMN internal.centres.models IS 'Models of the group when the centre was computed, without copies, unrelated models and duplicates.';
-COMMENT ON COLUMN internal.centres.votes IS 'Number of authors of models that changed the matrix.';
-COMMENT ON COLUMN internal.centres.numbers IS 'The shrunk mean of the unit-norm blocks.';
+COMMENT ON COLUMN internal.centres.votes IS 'Number of votes of the models that changed the matrix: at most the number of their authors, and fewer if models of several authors are more alike than most.';
+COMMENT ON COLUMN internal.centres.datasets IS 'How many different sets of datasets its models named when the centre was computed; of models that named none, each author counts as one.';
+COMMENT ON COLUMN internal.centres.numbers IS 'The block of the centre.';
 
 CREATE TABLE internal.centre_members (
     base VARCHAR NOT NULL,
@@ -1231,6 +1233,18 @@ FROM similar_models
 WHERE model = name AND rank <= k
 ORDER BY rank;
 COMMENT ON MACRO TABLE nearest IS 'SELECT * FROM nearest(''owner/name''): the models most similar to one, nearest first.';
+
+CREATE MACRO similarity_error(of_base, of_representation, group_of_one, group_of_other) AS (
+    SELECT coalesce(sum(moves), 0.0) / 2
+    FROM (VALUES (group_of_one), (group_of_other)) AS both_groups(named)
+    JOIN (
+        SELECT vector_group, coalesce(avg(1.5 / greatest(2.0, least(votes, datasets))) FILTER (votes > 0), 0.75) AS moves
+        FROM internal.centres
+        WHERE base = of_base AND representation = of_representation
+        GROUP BY vector_group
+    ) AS centre_of ON centre_of.vector_group = named
+);
+COMMENT ON MACRO similarity_error IS 'similarity_error(base, representation, group, other group): how far the similarity of two models of these groups (records.vector_group) may move as models are added, because the centre moves: for two full fine-tunes 1.5/n, where n is the smaller of the votes in the centre and the datasets that its models name, at least 2; half of it for a full fine-tune and an adapter, 0 for two adapters.';
 
 CREATE MACRO background(of_base, of_representation, group_of_one, group_of_other, found) AS TABLE
     WITH points AS (

@@ -24,11 +24,10 @@ from query.resolved import (
     start_of,
     table_of,
     unrelated_notes,
-    vector_of,
 )
 from query.results import Result
 from query.sampled import SAMPLE, needs_all, sample_gives
-from query.similar import similarity_of
+from query.similar import moving_notes, similarity_of
 from query.trace.evidence import token_evidence
 from query.wording import counted, percent, rarity
 
@@ -42,9 +41,6 @@ _FACTS = (
     "relative_norm", "base_cosine",
     "dtype", "duplicate_group", "initialisation", "start",
 )  # fmt: skip
-# If the centre makes the expected cosine of unrelated models lower than this, a note says so (five authors or fewer).
-_FAR_BELOW = -0.2
-
 Means = dict[str, float | None]
 
 
@@ -76,9 +72,9 @@ class PartPair:
 class Comparison(Result):
     """Two models of one base.
 
-    ``similarity`` is None if one is a copy of the base. ``background``: the share of pairs of unrelated models that are
-    at least as similar, out of ``background_pairs``; None if too few are known; at least ``background_floor``, which
-    means "none of them". ``matrices``: how many both changed. ``layers`` and ``families`` have no similarities if the
+    ``similarity`` is None if one is a copy of the base; ``similarity_error``: how far it may move as models are added.
+    ``background``: the share of pairs of unrelated models that are at least as similar, out of ``background_pairs``;
+    None if too few are known; at least ``background_floor``, which means "none of them". ``matrices``: how many both changed. ``layers`` and ``families`` have no similarities if the
     representation has no blocks. ``copy``: which of the two is a copy of the base, or like it in all that was read.
     """
 
@@ -90,6 +86,7 @@ class Comparison(Result):
     base: str
     representation: str
     similarity: float | None
+    similarity_error: float | None
     background: float | None
     background_pairs: int | None
     background_floor: float | None
@@ -150,7 +147,7 @@ def compare(
             "cannot be compared.",
             "",
         )
-    alike = background = pairs = shared = of_layers = of_families = None
+    alike = background = pairs = shared = error = of_layers = of_families = None
     notes: tuple[str, ...] = ()
     if not (first.is_copy or second.is_copy):
         lacking = [one.name for one in (first, second) if one.read == SAMPLE and one.vector is None]
@@ -159,7 +156,8 @@ def compare(
         alike, background, pairs, shared = similarity_of(atlas, first, second, representation)
         if atlas.published(first.base, representation).per_delta:
             of_layers, of_families = _by_part(atlas, first, second, representation)
-        notes = _small_centre(atlas, first, second, representation)
+        error = atlas.similarity_error(first.base, (first.group, second.group), representation)
+        notes = moving_notes(error)
         started = [start_of(atlas, one) for one in (first, second)]
         if are_same(*started) and started[0] is not None:
             notes += (
@@ -202,6 +200,7 @@ def compare(
         base=first.base,
         representation=representation,
         similarity=alike,
+        similarity_error=error,
         background=background,
         background_pairs=pairs,
         background_floor=None if pairs is None else 1 / (1 + pairs),
@@ -257,33 +256,4 @@ def _pairs(means: Means | None, first: Sequence[Part], second: Sequence[Part]) -
     norms = {part.name: part.norm for part in second}
     return tuple(
         PartPair(part.name, (means or {}).get(part.name), part.norm, norms.get(part.name, 0.0)) for part in first
-    )
-
-
-def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str) -> tuple[str, ...]:
-    """A note if so few models define the centre that the similarity of unrelated models is expected far below zero."""
-    from indexer.vectors.centre import cosine_from_centring
-    from indexer.vectors.masks import changed_blocks
-
-    centre, group = atlas.centre(one.base, representation), one.group
-    if centre is None or group != other.group or one.author == other.author or representation == "vocabulary":
-        return ()
-    if group not in centre.groups:
-        return ()
-    if one.model_id is None or other.model_id is None:  # the centre does not include a model that was read just now
-        return ()
-    votes = centre.groups[group].votes
-    vectors = np.stack([vector_of(atlas, each, representation) for each in (one, other)])
-    changed = changed_blocks(vectors, len(votes)).all(axis=0)
-    counted = votes[changed & (votes > 1)]
-    if not len(counted):
-        return ()
-    expected = float(cosine_from_centring(counted).mean())
-    if expected > _FAR_BELOW:
-        return ()
-    count = f"{counted.min()}" if counted.min() == counted.max() else f"{counted.min()} to {counted.max()}"
-    return (
-        f"Only full fine-tunes of {count} authors changed the matrices that both models changed. Their mean is "
-        f"subtracted from their vectors; with so few of them, this alone gives unrelated models a similarity of "
-        f"{expected:.2f} instead of 0.",
     )

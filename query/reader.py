@@ -293,6 +293,11 @@ class AtlasReader:
         rows = self.rows("SELECT share FROM background(?, ?, ?, ?, ?)", [base, representation, *groups, similarity])
         return rows[0]["share"]
 
+    def similarity_error(self, base: str, groups: tuple[str, str], representation: str = "input") -> float:
+        """How far the similarity of two models of these ``groups`` may move as models are added."""
+        rows = self.rows("SELECT similarity_error(?, ?, ?, ?) AS error", [base, representation, *groups])
+        return float(rows[0]["error"])
+
     def index(self, base: str, representation: str = "input") -> VectorIndex:
         """The memory-mapped vectors of a base, to be searched; they stay open.
 

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
     from query.sql import Condition
 
+_MUCH_MOVED = 0.3  # five votes or fewer
 _REASONS_SHOWN = 3  # families, and layers, of each model in a table
 _FIRST = (
-    "rank", "model", "similarity", "background", "background_high", "background_pairs", "background_floor",
+    "rank", "model", "similarity", "similarity_error", "background", "background_high", "background_pairs", "background_floor",
     "expected_by_chance",
 )  # fmt: skip
 
@@ -35,7 +36,8 @@ class Neighbour:
     """One model near another.
 
     ``similarity``: the mean cosine of the ``matrices`` blocks that both changed; the cosine of the vectors for a
-    representation without blocks. ``background``: the share of pairs of unrelated models (other author, no dataset in
+    representation without blocks. ``similarity_error``: how far it may move as models are added, because the centre of
+    the full fine-tunes moves (docs/vectors.md); 0 for two adapters. ``background``: the share of pairs of unrelated models (other author, no dataset in
     common) that are at least as similar, out of ``background_pairs``; None if too few are known. It is at least
     ``background_floor``, which means "none of them". ``background_high``: the upper end of its 95 % interval; None with
     too few authors. ``expected_by_chance``: the background times the number of models searched, which is how many would
@@ -52,6 +54,7 @@ class Neighbour:
     author: str
     relation: str
     datasets: list[str]
+    similarity_error: float = 0.0
     background: float | None = None
     background_high: float | None = None
     background_pairs: int | None = None
@@ -89,7 +92,7 @@ class SimilarModels(Rows[Neighbour]):
     COLUMNS = (*_FIRST, "author", "relation", "datasets", "matrices")
     KEYS = ("model", "base", "representation", "items as neighbours", "notes")
     OPTIONAL_COLUMNS = (
-        "same_start", "compared_by", "expected_by_chance", "author", "relation", "layers", "families", "rank",
+        "same_start", "compared_by", "similarity_error", "expected_by_chance", "author", "relation", "layers", "families", "rank",
         "datasets",
     )  # fmt: skip
     SHOW_HEADLINE = True
@@ -131,7 +134,7 @@ class SimilarModels(Rows[Neighbour]):
             row["background"] = rarity(row["background"], row.pop("background_pairs"))
             del row["background_floor"], row["background_high"]
             if not details:
-                del row["expected_by_chance"]
+                del row["expected_by_chance"], row["similarity_error"]
             if not one.is_shrunk:
                 del row["matrices"]
             because = row.pop("because", None)
@@ -201,8 +204,19 @@ def similar(
     )
     if row["untrained"]:
         notes.append(f"left out: {counted(row['untrained'], 'adapter')} that changed nothing measurable")
+    notes += moving_notes(max((one.similarity_error for one in found), default=0.0))
     notes += [*sampled_notes(atlas, asked), *unrelated_notes(asked)]
     return SimilarModels(asked.name, asked.base, representation, tuple(found), tuple(notes))
+
+
+def moving_notes(error: float) -> tuple[str, ...]:
+    """A note that similarities may still move by this much, if it is much."""
+    if error < _MUCH_MOVED:
+        return ()
+    return (
+        f"The similarity of full fine-tunes may move by up to {error:.2f} as models are added: what all of them share "
+        "is subtracted, and is known from few authors or data sets.",
+    )
 
 
 def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, representation: str) -> list[Neighbour]:
@@ -308,7 +322,8 @@ def _known(
         "(SELECT {'share': share, 'high': share_high} FROM "
         "background(fine_tunes.base, $1, vector_group, $2, found.similarity)) AS unrelated, "
         "(SELECT any_value(pairs) FROM null_similarity WHERE base = fine_tunes.base AND representation = $1 "
-        "AND one_group = least(vector_group, $2) AND other_group = greatest(vector_group, $2)) AS background_pairs "
+        "AND one_group = least(vector_group, $2) AND other_group = greatest(vector_group, $2)) AS background_pairs, "
+        "similarity_error(fine_tunes.base, $1, vector_group, $2) AS similarity_error "
         "FROM (SELECT unnest($3::INTEGER[]) AS model_id, unnest($4::FLOAT[]) AS similarity) AS found "
         "JOIN fine_tunes USING (model_id) JOIN records USING (model_id) LEFT JOIN ("
         "SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets FROM model_datasets "

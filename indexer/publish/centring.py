@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,12 @@ class _Model:
     group: str
     record_key: str
     counts: bool
+    datasets: list[str]
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The datasets that it names; its author if it names none."""
+        return tuple(sorted(self.datasets)) or ("", self.author)
 
 
 class Centring:
@@ -47,7 +53,7 @@ class Centring:
             row[0]: _Model(*row[1:])
             for row in tables.rows(
                 "SELECT model_id, author, vector_group, record_key, "
-                "NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL FROM models WHERE base = ?",
+                "NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL, datasets FROM models WHERE base = ?",
                 [self.base],
             )
         }
@@ -112,14 +118,17 @@ class Centring:
             for row, model_id in enumerate(members[group]):
                 changed[row] = new_masks.get(model_id, changed[row])
             means[group] = Mean(ids, [self.models[one].author for one in members[group]], changed, shape[1])
-        for ids, before, vectors in self._published(replaced):
-            restored = self.stored.uncentred(vectors, before)
-            for mean in means.values():
-                mean.add(ids, restored)
-        for ids, vectors in uncentred.chunks():
-            for mean in means.values():
-                mean.add(ids, vectors)
-        return Centre({**self.stored.groups, **{name: mean.centre() for name, mean in means.items()}})
+        for mean in means.values():
+            for take in (mean.compare, mean.add):
+                for ids, before, vectors in self._published(replaced):
+                    take(ids, self.stored.uncentred(vectors, before))
+                for ids, vectors in uncentred.chunks():
+                    take(ids, vectors)
+        moved = {
+            name: replace(mean.centre(), datasets=len({self.models[one].data for one in members[name]}))
+            for name, mean in means.items()
+        }
+        return Centre({**self.stored.groups, **moved})
 
     def _published(self, replaced: Ids) -> Iterator[tuple[Ids, str, NDArray[np.float32]]]:
         """The published vectors except the ``replaced`` ones, in blocks of one group."""
@@ -159,7 +168,8 @@ class Centring:
                         **key,
                         "block": number,
                         "models": one.models,
-                        "votes": int(votes),
+                        "votes": float(votes),
+                        "datasets": one.datasets,
                         "numbers": block.tolist(),
                     }
                     for number, (block, votes) in enumerate(zip(one.blocks, one.votes, strict=True))

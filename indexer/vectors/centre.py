@@ -1,11 +1,12 @@
 """The centre of the full fine-tunes of a base: what they have in common, subtracted before they are compared.
 
-All full fine-tunes of a base share directions. So from every block (unit norm) of one the mean block of all is
-subtracted, and the rest is scaled to unit norm again. Every author has one vote in the mean, which is shrunk by
-n/(n + 2) for n votes: to a third for one vote.
+All full fine-tunes of a base share directions. So from every block (unit norm) of one a mean block of all is
+subtracted, and the rest is scaled to unit norm again. The mean must not be that of the data that most models of the
+atlas were tuned on. So models that are more alike than most share a vote, as the models of an author do, and the mean is
+shrunk by (n - 2)/n for n votes: up to two votes nothing is subtracted. No label is read (docs/vectors.md).
 
 Nothing is subtracted from adapters: what several share is mostly their data. Of an atlas in which one data set is most
-of the adapters, the mean would be that data set.
+of the adapters, any mean would be that data set.
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ ADAPTER, BY_OUTPUT, FULL = "adapter", "adapter by output", "full"
 GROUPS = (ADAPTER, BY_OUTPUT, FULL)
 CENTRED = (FULL,)
 
-# Strength of the shrinkage of a group towards zero, in votes.
+# So many votes do not count: a mean of n votes is multiplied by (n - 2)/n.
 SHRINK = 2.0
+
+# A model has a whole vote if it is no more alike to other authors than this share of all pairs of authors; more alike
+# ones share votes by the square of what is above it. If even unlike authors are that much alike, the rest is data.
+_LEAST_ALIKE, _MOST_COMMON, _SHARPNESS = 0.1, 0.8, 2
+
+# Models are compared with this many authors, drawn with a fixed seed.
+_MOST_VOTERS = 256
 
 # The rest of a block that is this close to its centre is only rounding.
 _NOTHING = 1e-6
@@ -41,16 +49,20 @@ GROWTH = 1.5
 
 @dataclass(frozen=True, eq=False)
 class GroupCentre:
-    """The centre of one group: ``blocks`` (b, m), the number of ``votes`` (b,) in each, and the number of models."""
+    """The centre of one group: ``blocks`` (b, m), the number of ``votes`` (b,) in each, and the number of models.
+
+    ``datasets``: how many different sets of datasets these name, or authors of models that name none.
+    """
 
     blocks: Floats
-    votes: NDArray[np.int64]
+    votes: NDArray[np.float64]
     models: int
+    datasets: int = 0
 
     @classmethod
     def nothing(cls, blocks: int, length: int) -> GroupCentre:
         """The centre of a group without models."""
-        return cls(np.zeros((blocks, length), np.float32), np.zeros(blocks, np.int64), 0)
+        return cls(np.zeros((blocks, length), np.float32), np.zeros(blocks), 0)
 
     def is_outgrown(self, models: int) -> bool:
         """Whether the group has grown by half since, to this number of models."""
@@ -71,7 +83,7 @@ class Centre:
             one = self.groups[name]
             digest.update(f"{name}|{one.blocks.shape}|{one.models}|".encode())
             digest.update(np.ascontiguousarray(one.blocks, dtype="<f4").tobytes())
-            digest.update(np.ascontiguousarray(one.votes, dtype="<i8").tobytes())
+            digest.update(np.ascontiguousarray(one.votes, dtype="<f8").tobytes())
         return digest.hexdigest()[:16]
 
     def centred(self, vectors: NDArray[np.floating], group: str) -> Floats:
@@ -111,49 +123,88 @@ def unit_norm(rows: NDArray[Number], nothing: float = 0.0) -> NDArray[Number]:
     return np.divide(rows, norms, out=np.zeros_like(rows), where=norms > nothing)
 
 
-def cosine_from_centring(votes: NDArray[np.integer], shrink: float = SHRINK) -> NDArray[np.float64]:
-    """The cosine of two voters after centring if the blocks of all voters were orthogonal.
-
-    With n ≥ 2 votes the centre Σb/(n + s) contains a part of both, so the cosine is −(n + 2s)/((n + s)² − n − 2s):
-    −.6 for two votes and s = 2.
-    """
-    n = votes.astype(np.float64)
-    found: NDArray[np.float64] = -(n + 2 * shrink) / ((n + shrink) ** 2 - n - 2 * shrink)
-    return found
+def _kept(votes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The factor by which a mean of so many votes is multiplied."""
+    return np.divide(votes - SHRINK, votes, out=np.zeros_like(votes), where=votes > SHRINK)
 
 
 class Mean:
-    """Computes the centre of a group from vectors that arrive in any order, a few at a time.
+    """Computes the centre of a group from vectors that arrive in any order, a few at a time, and twice.
 
-    ``ids`` (n,) ascending are the models that count, ``voters`` the vote that each has a share of (its author), and
-    ``changed`` (n, b) their changed blocks. ``length``: numbers of a block.
+    First ``compare`` takes all vectors, then ``add`` does. ``ids`` (n,) ascending are the models that count, ``voters``
+    their authors, and ``changed`` (n, b) their changed blocks. ``length``: numbers of a block.
     """
 
     def __init__(self, ids: NDArray[np.int64], voters: Sequence[str], changed: NDArray[np.bool_], length: int) -> None:
         self.ids = ids
-        numbers: dict[str, int] = {}
-        codes = np.array([numbers.setdefault(voter, len(numbers)) for voter in voters], dtype=np.intp)
-        counts = np.zeros((len(numbers), changed.shape[1]))
-        np.add.at(counts, codes, changed)
-        self.votes = (counts > 0).sum(axis=0).astype(np.int64)
-        # The share (n, b) of each model in the mean.
-        weights = np.divide(1, counts, out=np.zeros_like(counts), where=counts > 0)
-        shares = changed * weights[codes]
-        total = shares.sum(axis=0)
-        self.shares = np.divide(shares, total, out=np.zeros_like(shares), where=total > 0)
+        names = sorted(set(voters))
+        numbers = {name: number for number, name in enumerate(names)}
+        self._voter = np.array([numbers[voter] for voter in voters], dtype=np.intp)
+        counts = np.zeros((len(names), changed.shape[1]))
+        np.add.at(counts, self._voter, changed)
+        # The share (n, b) of each model in the vote of its author.
+        self._shares = changed * np.divide(1, counts, out=np.zeros_like(counts), where=counts > 0)[self._voter]
+        chosen = np.arange(len(names))
+        if len(names) > _MOST_VOTERS:
+            chosen = np.sort(np.random.default_rng(0).choice(len(names), _MOST_VOTERS, replace=False))
+        # The place of each author among those that models are compared with; -1 if it is none of them.
+        self._place = np.full(len(names), -1)
+        self._place[chosen] = np.arange(len(chosen))
+        self._authors = np.zeros((len(chosen), changed.shape[1], length))
         self.sum = np.zeros((changed.shape[1], length))
+        self.votes = np.zeros(changed.shape[1])
+        self._common: float | None = None
+
+    def compare(self, ids: NDArray[np.int64], vectors: NDArray[np.floating]) -> None:
+        """Take uncentred vectors (n, d), with which all models will be compared; others than ``ids`` are ignored."""
+        rows, blocks = self._counted(ids, vectors)
+        place = self._place[self._voter[rows]]
+        known = place >= 0
+        np.add.at(self._authors, place[known], blocks[known] * self._shares[rows[known]][:, :, None])
 
     def add(self, ids: NDArray[np.int64], vectors: NDArray[np.floating]) -> None:
         """Add uncentred vectors (n, d); those of models that do not count are ignored."""
-        places = np.searchsorted(self.ids, ids).clip(max=max(len(self.ids) - 1, 0))
-        counts = np.flatnonzero(self.ids[places] == ids) if len(self.ids) else np.zeros(0, np.intp)
-        blocks = vectors[counts].reshape(len(counts), *self.sum.shape).astype(np.float64)
-        self.sum += np.einsum("nb,nbm->bm", self.shares[places[counts]], blocks)
+        rows, blocks = self._counted(ids, vectors)
+        if not len(rows):
+            return
+        shares = self._shares[rows] / self._crowding(rows, blocks)[:, None]
+        self.sum += np.einsum("nb,nbm->bm", shares, blocks)
+        self.votes += shares.sum(axis=0)
 
     def centre(self) -> GroupCentre:
         """The mean so far, shrunk towards zero."""
-        shrunk = self.sum * (self.votes / (self.votes + SHRINK))[:, None]
-        return GroupCentre(shrunk.astype(np.float32), self.votes, len(self.ids))
+        mean = np.divide(self.sum, self.votes[:, None], out=np.zeros_like(self.sum), where=self.votes[:, None] > 0)
+        return GroupCentre((mean * _kept(self.votes)[:, None]).astype(np.float32), self.votes, len(self.ids))
+
+    def _counted(
+        self, ids: NDArray[np.int64], vectors: NDArray[np.floating]
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """The places of the models that count, and their blocks (…, b, m)."""
+        places = np.searchsorted(self.ids, ids).clip(max=max(len(self.ids) - 1, 0))
+        counts = np.flatnonzero(self.ids[places] == ids) if len(self.ids) else np.zeros(0, np.intp)
+        return places[counts], vectors[counts].reshape(len(counts), *self.sum.shape).astype(np.float64)
+
+    def _crowding(self, rows: NDArray[np.intp], blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(…,) how many authors share the vote of each of these models: itself, and those that are more alike."""
+        authors = len(self._authors)
+        if self._common is None:
+            pairs = _mean_products(self._authors, self._authors)[~np.eye(authors, dtype=bool)]
+            self._common = float(np.clip(np.quantile(pairs, _LEAST_ALIKE), 0, _MOST_COMMON)) if len(pairs) else 0.0
+        alike = np.clip((_mean_products(blocks, self._authors) - self._common) / (1 - self._common), 0, 1)
+        places = self._place[self._voter[rows]]
+        known = np.flatnonzero(places >= 0)
+        alike[known, places[known]] = 0
+        compared = authors - (places >= 0)
+        others = len(self._place) - 1
+        found: NDArray[np.float64] = 1 + (alike**_SHARPNESS).sum(axis=1) * others / np.maximum(compared, 1)
+        return found
+
+
+def _mean_products(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n, m) mean products of blocks over those that both have."""
+    shared = mine.any(axis=2).astype(np.float64) @ theirs.any(axis=2).astype(np.float64).T
+    found: NDArray[np.float64] = mine.reshape(len(mine), -1) @ theirs.reshape(len(theirs), -1).T
+    return found / np.maximum(shared, 1)
 
 
 def centre_of(vectors: NDArray[np.floating], voters: Sequence[str], blocks: int) -> GroupCentre:
@@ -162,5 +213,6 @@ def centre_of(vectors: NDArray[np.floating], voters: Sequence[str], blocks: int)
     kept = np.flatnonzero(changed.any(axis=1))
     ids = np.arange(len(kept), dtype=np.int64)
     mean = Mean(ids, [voters[row] for row in kept.tolist()], changed[kept], vectors.shape[1] // blocks)
+    mean.compare(ids, vectors[kept])
     mean.add(ids, vectors[kept])
     return mean.centre()

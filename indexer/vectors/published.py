@@ -194,7 +194,7 @@ def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, r
 
 def _read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str) -> Centre | None:
     rows = connection.execute(
-        "SELECT vector_group, models, votes, numbers FROM internal.centres "
+        "SELECT vector_group, models, votes, numbers, datasets FROM internal.centres "
         "WHERE base = ? AND representation = ? ORDER BY vector_group, block",
         [base, representation],
     ).fetchall()
@@ -210,9 +210,10 @@ def _read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, 
         if len({len(row[3]) for row in mine}) != 1:
             raise AtlasError(f"The centre of {base}, {representation}, has blocks of different lengths.", HINT)
         numbers = np.array([row[3] for row in mine], dtype=np.float32)
-        groups[name] = GroupCentre(numbers, np.array([row[2] for row in mine], dtype=np.int64), mine[0][1])
+        votes = np.array([row[2] for row in mine], dtype=np.float64)
+        groups[name] = GroupCentre(numbers, votes, mine[0][1], mine[0][4])
     if len({one.blocks.shape for one in groups.values()}) != 1:
         raise AtlasError(f"The centres of {base}, {representation}, have different lengths.", HINT)
-    if any(not np.isfinite(one.blocks).all() for one in groups.values()):
+    if any(not (np.isfinite(one.blocks).all() and np.isfinite(one.votes).all()) for one in groups.values()):
         raise AtlasError(f"The centre of {base}, {representation}, is not finite.", HINT)
     return Centre(groups)

@@ -52,6 +52,7 @@ class SimilarModel(TypedDict):
     rank: int
     model: str
     similarity: float
+    similarity_error: NotRequired[float]
     background: float | None
     background_pairs: NotRequired[int | None]
     background_floor: NotRequired[float | None]
