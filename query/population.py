@@ -38,6 +38,14 @@ _LONGEST_TASK = 60
 _PROBABLE = "coalesce(probability, 1) >= 0.5"
 
 
+# Where an adapter began, as an expression of SQL on ``records``: the place in the random numbers of PyTorch or, if that
+# is not known, the models that began alike. Null for other models.
+START = (
+    "coalesce(CASE WHEN start.seed IS NOT NULL THEN concat_ws(' ', start.generator, start.seed, start.\"offset\") END, "
+    "'as ' || initialisation)"
+)
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """How many indexed models a study leaves out, and why."""

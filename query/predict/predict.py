@@ -28,7 +28,7 @@ from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from indexer.vectors.table import VectorTable
 from query.lookup import indexed_model, resolve_model
-from query.population import Head, head_of, own_datasets, relatives
+from query.population import START, Head, head_of, own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
 from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
 from query.predict.scoring import estimated_share
@@ -41,7 +41,15 @@ from query.predict.training_set import (
     TrainingSet,
     has_vocabulary,
 )
-from query.resolved import ResolvedModel, facts_of_record, sampled_notes, table_of, thresholds, vector_of_record
+from query.resolved import (
+    ResolvedModel,
+    facts_of_record,
+    sampled_notes,
+    start_as_row,
+    table_of,
+    thresholds,
+    vector_of_record,
+)
 from query.results import Answered, answered
 from query.statistics.neighbours import Floats
 from query.wording import percent
@@ -65,6 +73,7 @@ class Target:
         declared: the datasets it names itself.
         duplicates: labelled models with the same weights.
         vocabulary: its vocabulary vector; None if it has none.
+        start: where it began, if it is an adapter and that is known (``query.population.START``).
     """
 
     name: str
@@ -77,6 +86,7 @@ class Target:
     duplicates: tuple[Duplicate, ...]
     notes: tuple[str, ...]
     vocabulary: Floats | None = None
+    start: str | None = None
 
 
 def predict(
@@ -238,8 +248,30 @@ def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Ta
         elif representation_named(VOCABULARY).is_held_by(asked.record):
             vocabulary = vector_of_record(atlas, asked.record, VOCABULARY)
     return Target(
-        asked.name, asked.base, asked.author, asked.model_id, vector, head, declared, duplicates, notes, vocabulary
+        asked.name,
+        asked.base,
+        asked.author,
+        asked.model_id,
+        vector,
+        head,
+        declared,
+        duplicates,
+        notes,
+        vocabulary,
+        _start(atlas, asked),
     )
+
+
+def _start(atlas: AtlasReader, asked: ResolvedModel) -> str | None:
+    """Where it began, as ``query.population.START`` says of indexed models."""
+    if asked.record is None:
+        (row,) = atlas.rows(f"SELECT {START} AS start FROM models WHERE model_id = ?", [asked.model_id])
+        found: str | None = row["start"]
+        return found
+    start = start_as_row(asked.record)
+    if start is not None and start["seed"] is not None:
+        return f"{start['generator']} {start['seed']} {start['offset']}"
+    return None if asked.initialisation is None else f"as {asked.initialisation}"
 
 
 def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Duplicate, ...]:
@@ -295,7 +327,7 @@ def predict_target(
             f"Index more models: `build({target.base!r})`",
         )
     vector = target.vector or models.table.like(np.zeros_like(models.table.inputs)).take(slice(0, 1))
-    everyone = models.with_unlabelled(vector, target.name, target.author, target.head, target.vocabulary)
+    everyone = models.with_unlabelled(vector, target.name, target.author, target.head, target.vocabulary, target.start)
     training = TrainingSet(everyone, k, np.array([len(models.models)]))
     features = training.features(np.array([0]))
     fitted = _fitted_without(models, target.author, k, {} if fits is None else fits)
@@ -332,6 +364,11 @@ def predict_target(
     if target.vector is not None and not has_head:
         uses = "its vector and its vocabulary" if is_met else "only its vector"
         notes.append(f"Nothing is known about its head: the prediction uses {uses}.")
+    if target.vector is not None and training.has_silent_twins(0):
+        notes.append(
+            "Adapters that began at the same random numbers have no vote for data that another model names: their "
+            "batches came in the same order, so they are alike for that reason, too."
+        )
     own_models = [row for row, name in enumerate(models.authors) if name == target.author]
     if target.vector is not None and own_models:
         similarity = target.vector.similarities(models.table.take(own_models))[0]
@@ -379,6 +416,9 @@ def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ..
     found = []
     for sweep, weight in zip(weights.coords[1].tolist(), weights.data.tolist(), strict=True):
         members = np.flatnonzero(sweeps.of_model == sweep)
+        is_twin = training.is_twin(training.rows[-1:], members)
+        if is_twin is not None and not is_twin.all():
+            members = members[~is_twin[0]]
         similarity = models.table.take(slice(-1, None)).similarities(models.table.take(members))[0]
         nearest = int(members[np.argmax(similarity)])
         author, datasets = models.authors[nearest], sweeps.labels[sweep]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from indexer.vectors.masks import changed_blocks, shared_blocks
 from indexer.vectors.table import VectorTable
-from query.population import Head, Population, distinct, head_of, notes_on_sampled, read_population
+from query.population import START, Head, Population, distinct, head_of, notes_on_sampled, read_population
 from query.predict.dataset_runs import DatasetRuns, Reals
 from query.predict.heads import HeadMatches
 from query.statistics.neighbours import Booleans, Floats, Integers
@@ -41,6 +41,7 @@ class LabelledModels:
     """Models with known datasets; entry i of every column is the same model.
 
     ``table``: their vectors, zero for a model without one. ``datasets``: empty for the model to be predicted.
+    ``starts``: where adapters began (``query.population.START``), None for others and if it is not known.
     ``vocabulary``: the same of their vocabulary vectors (``indexer.records.representation``), whose two blocks are
     compared one by one; None if there are none.
     """
@@ -51,6 +52,7 @@ class LabelledModels:
     datasets: list[frozenset[str]]
     heads: list[Head]
     vocabulary: Floats | None = None
+    starts: list[str | None] | None = None
 
     @property
     def vectors(self) -> Floats:
@@ -63,7 +65,13 @@ class LabelledModels:
         return self.table.blocks
 
     def with_unlabelled(
-        self, vector: VectorTable, model: str, author: str, head: Head, vocabulary: Floats | None = None
+        self,
+        vector: VectorTable,
+        model: str,
+        author: str,
+        head: Head,
+        vocabulary: Floats | None = None,
+        start: str | None = None,
     ) -> LabelledModels:
         """These models and, last, one whose datasets are unknown."""
         met = self.vocabulary
@@ -77,6 +85,7 @@ class LabelledModels:
             datasets=[*self.datasets, frozenset()],
             heads=[*self.heads, head],
             vocabulary=met,
+            starts=None if self.starts is None else [*self.starts, start],
         )
 
 
@@ -87,7 +96,7 @@ class LabelledModelReader:
         self.representation = representation
         self.notes: tuple[str, ...] = ()
         self._atlas = atlas
-        self._read: dict[str, tuple[Population, dict[int, Head]]] = {}
+        self._read: dict[str, tuple[Population, dict[int, Head], dict[int, str | None]]] = {}
 
     def read(self, base: str, without: Collection[int] = ()) -> LabelledModels:
         """The labelled models of a base: no copies, no unrelated models, one for each group of duplicates.
@@ -98,10 +107,13 @@ class LabelledModelReader:
         if base not in self._read:
             population = read_population(self._atlas, base, self.representation, documented=True)
             found = self._atlas.rows(
-                "SELECT model_id, head_class, label_count, label_names, problem_type FROM models WHERE base = ?", [base]
+                f"SELECT model_id, {START} AS start, head_class, label_count, label_names, problem_type "
+                "FROM models WHERE base = ?",
+                [base],
             )
-            self._read[base] = population, {row.pop("model_id"): head_of(**row) for row in found}
-        population, heads = self._read[base]
+            starts = {row["model_id"]: row.pop("start") for row in found}
+            self._read[base] = population, {row.pop("model_id"): head_of(**row) for row in found}, starts
+        population, heads, starts = self._read[base]
         is_out = np.isin(population.ids, list(without))
         chosen = distinct(replace(population, is_copy=population.is_copy | is_out))
         rows = [row for row, names in enumerate(chosen.datasets) if names]
@@ -113,6 +125,7 @@ class LabelledModelReader:
             datasets=[chosen.datasets[row] for row in rows],
             heads=[heads[int(chosen.ids[row])] for row in rows],
             vocabulary=self._vocabulary(base, chosen.ids[rows]),
+            starts=[starts[int(chosen.ids[row])] for row in rows],
         )
 
     def _vocabulary(self, base: str, ids: NDArray[np.int64]) -> Floats | None:
@@ -202,6 +215,11 @@ class TrainingSet:
         self.models, self.k = models, k
         self.rows = np.arange(len(models.models)) if rows is None else rows
         self.sweeps = DatasetRuns(models.authors, models.datasets)
+        known = [one for one in models.starts or () if one is not None]
+        self._starts: Integers | None = None  # a number for each start, -1 if it is not known
+        if models.starts is not None and len(set(known)) < len(known):
+            numbers = {start: number for number, start in enumerate(dict.fromkeys(known))}
+            self._starts = np.array([-1 if one is None else numbers[one] for one in models.starts], dtype=np.intp)
         self._nearest = self._nearest_sweeps(models.table)
         self._vocabulary: _Nearest | None = None
         if models.vocabulary is not None:
@@ -228,7 +246,8 @@ class TrainingSet:
         present = common > 0
         common /= np.maximum(common.sum(axis=1, keepdims=True), 1)
         has_vector = self.models.table.take(rows).has_vector
-        weights, prominence, _ = self._cast_votes(self._nearest, places, allowed & has_vector[:, None])
+        voting = self.voting(places, allowed) & has_vector[:, None]
+        weights, prominence, _ = self._cast_votes(self._nearest, places, voting)
         votes, share = shares_of(weights)
         vocabulary = None
         if self._vocabulary is not None:
@@ -250,7 +269,7 @@ class TrainingSet:
             head=np.where(present, self._matches.log_ratios(places, allowed), 0),
             truth=sweeps.truth(rows, present),
             prominence=prominence,
-            nearness=self._nearness(places, allowed & has_vector[:, None]),
+            nearness=self._nearness(places, voting),
             has_head=self._matches.is_known[places],
             recognised=self._matches.recognised(places, allowed),
             votes=votes,
@@ -258,11 +277,38 @@ class TrainingSet:
             vocabulary=vocabulary,
         )
 
+    def voting(self, places: Integers, allowed: Booleans) -> Booleans:
+        """Which of the ``allowed`` sweeps (places, sweeps) vote by their vectors.
+
+        Runs of one data set that began at the same random numbers are more alike than others on that data, because the
+        order of their batches comes from the same seed: they repeat each other's labels, whatever these say. So a sweep
+        that began where a model did votes on it only if none that began elsewhere names one of its datasets.
+        """
+        is_twin = self._nearest.is_twin
+        if is_twin is None or not (twins := allowed & is_twin[places]).any():
+            return allowed
+        shares = self.sweeps.shares
+        named = ((allowed & ~is_twin[places]).astype(np.float32) @ shares > 0).astype(np.float32)
+        return allowed & ~(twins & (named @ shares.T.toarray() > 0))
+
+    def has_silent_twins(self, place: int) -> bool:
+        """Whether sweeps do not vote on the model at this place of ``rows`` because they began where it did."""
+        places = np.array([place])
+        allowed = self.sweeps.allowed(self.rows[places], ())
+        return bool((allowed & ~self.voting(places, allowed)).any())
+
+    def is_twin(self, rows: Integers, members: Integers) -> Booleans | None:
+        """(rows, members): whether two models began at the same random numbers; None if no two of all models did."""
+        if self._starts is None:
+            return None
+        found: Booleans = (self._starts[rows][:, None] == self._starts[members]) & (self._starts[members] >= 0)
+        return found
+
     def _nearest_sweeps(self, table: VectorTable, *, are_halves: bool = False) -> _Nearest:
         """For each of the rows all sweeps, nearest first.
 
-        The similarity of a sweep is that of its nearest member. Ties are broken by number. ``are_halves``: models are
-        compared only if they have the same one of two blocks.
+        The similarity of a sweep is that of its nearest member, of those that began elsewhere if there are any. Ties
+        are broken by number. ``are_halves``: models are compared only if they have the same one of two blocks.
         """
         sweeps = self.sweeps
         members = np.flatnonzero(sweeps.of_model >= 0)
@@ -270,6 +316,7 @@ class TrainingSet:
         starts = np.searchsorted(sweeps.of_model[members], np.arange(len(sweeps.labels)))
         order = np.empty((len(self.rows), len(starts)), dtype=np.int32)
         similarity = np.empty(order.shape, dtype=np.float32)
+        twins = None if self._starts is None else np.zeros(order.shape, dtype=bool)
         step = max(1, _BLOCK // max(1, len(members)))
         for start in range(0, len(self.rows) if len(starts) else 0, step):
             block = slice(start, start + step)
@@ -278,13 +325,17 @@ class TrainingSet:
                 mine, theirs = (changed_blocks(table.inputs[rows], _HALVES) for rows in (self.rows[block], members))
                 to_members[shared_blocks(mine, theirs) == 0] = _APART
             nearest = np.maximum.reduceat(to_members, starts, axis=1)
+            if twins is not None and (is_twin := self.is_twin(self.rows[block], members)) is not None:
+                twins[block] = np.logical_and.reduceat(is_twin, starts, axis=1)
+                others = np.maximum.reduceat(np.where(is_twin, _APART, to_members), starts, axis=1)
+                nearest = np.where(twins[block], nearest, others)
             order[block] = np.argsort(-nearest, axis=1, kind="stable")
             similarity[block] = np.take_along_axis(nearest, order[block], axis=1)
         comparable = None
         if are_halves:
             comparable = np.zeros(order.shape, dtype=bool)
             np.put_along_axis(comparable, order, similarity > _APART, axis=1)
-        return _Nearest(order, similarity, comparable)
+        return _Nearest(order, similarity, comparable, twins)
 
     def _nearness(self, places: Integers, allowed: Booleans) -> Reals:
         """(places,): ``Features.nearness`` by the ``allowed`` sweeps (places, sweeps)."""
@@ -342,9 +393,11 @@ class TrainingSet:
 class _Nearest:
     """All sweeps by their similarity to each of the rows, nearest first: numbers and similarities, (rows, sweeps).
 
-    ``comparable`` (rows, sweeps), by number: whether a sweep can be compared at all; None if all can.
+    ``comparable`` (rows, sweeps), by number: whether a sweep can be compared at all; None if all can. ``is_twin``, also
+    by number: whether all its members began at the same random numbers as the row's model; None if no two models did.
     """
 
     order: NDArray[np.int32]
     similarity: Floats
     comparable: Booleans | None
+    is_twin: Booleans | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import BadArgument
-from query.population import Population, components, representatives
+from query.population import START, Population, components, representatives
 from query.purity.labels import Floats, LabelledOrder, OwnPlaces, confused_pairs
 from query.purity.result import ModelPurity, PurityResult, PurityScore, WithinScore
 from query.statistics.authors import FEWEST_AUTHORS, MOST_UNITS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
@@ -36,7 +36,7 @@ _STRATA = {
     "author": "author",
     "length": "position_rows",
     "norm": "round(log2(nullif(delta_norm, 0)))",  # to a factor of two: rates and steps show in it
-    "seed": "initialisation",
+    "seed": START,
     # A model that names none is alone: it may have been tuned on anything.
     "dataset": "coalesce((SELECT string_agg(DISTINCT dataset, ' ' ORDER BY dataset) FROM model_datasets AS named "
     "WHERE named.model_id = fine_tunes.model_id), concat('model ', fine_tunes.model_id))",

@@ -20,7 +20,7 @@ from indexer.records.store import RecordStore
 from indexer.vectors.centre import FULL
 from indexer.vectors.table import VectorTable
 from query.clusters.study import clusters
-from query.population import Head, Population, distinct, read_population
+from query.population import START, Head, Population, distinct, read_population
 from query.predict.evaluation import evaluate_models
 from query.predict.training_set import LabelledModels
 from query.purity.study import purity
@@ -121,11 +121,13 @@ class Started:
     """The distinct models of a base, and what the atlas knows of their starts; entry i is the same model.
 
     ``plain``: the vectors of whole changes, with nothing subtracted. ``groups``: see ``indexer.vectors.centre``.
+    ``initialisations`` and ``starts`` (``query.population.START``): models that began alike, and where.
     """
 
     population: Population
     groups: NDArray[np.str_]
     initialisations: list[int | None]
+    starts: list[str | None]
     plain: VectorTable
 
     @property
@@ -142,14 +144,14 @@ class Started:
 def read_started(atlas: AtlasReader, base: str) -> Started:
     """Raises AtlasError if the base has no vectors, or a record is missing."""
     population = distinct(read_population(atlas, base))
-    rows = atlas.rows("SELECT model_id, vector_group, initialisation, record_key FROM models WHERE base = ?", [base])
+    rows = atlas.rows(f"SELECT model_id, vector_group, initialisation, {START} AS start, record_key FROM models WHERE base = ?", [base])
     known = {row["model_id"]: row for row in rows}
     found = [known[model_id] for model_id in population.ids.tolist()]
     store = RecordStore(atlas.folder)
     length = population.vectors.shape[1] // population.blocks
     plain = np.stack([sketched(store.read(row["record_key"]), "input", length, DRAW) for row in found])
-    groups, starts = ([row[name] for row in found] for name in ("vector_group", "initialisation"))
-    return Started(population, np.array(groups), starts, VectorTable(plain, population.blocks))
+    groups, alike, starts = ([row[name] for row in found] for name in ("vector_group", "initialisation", "start"))
+    return Started(population, np.array(groups), alike, starts, VectorTable(plain, population.blocks))
 
 
 def triples(table: VectorTable, runs: Sequence[Run], has_learnt: Sequence[bool]) -> list[float]:
@@ -241,6 +243,7 @@ def whole(started: Started, table: VectorTable, labels: Sequence[str], *, is_nul
         authors=population.authors,
         datasets=sets,
         heads=[Head()] * len(labels),
+        starts=started.starts,
     )
     asked = {population.models[row] for row in adapters}
     hits = [one.right > 0 for one in evaluate_models(labelled, k=10).outcomes if one.model in asked]
