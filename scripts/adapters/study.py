@@ -243,7 +243,7 @@ def whole(started: Started, table: VectorTable, labels: Sequence[str], *, is_nul
         authors=population.authors,
         datasets=sets,
         heads=[Head()] * len(labels),
-        starts=started.starts,
+        starts=None if table is started.plain else started.starts,
     )
     asked = {population.models[row] for row in adapters}
     hits = [one.right > 0 for one in evaluate_models(labelled, k=10).outcomes if one.model in asked]

@@ -69,17 +69,20 @@ def test_a_comparison_is_that_of_the_vectors(atlas, run):
     assert run("query", "compare", "ann/glue-0", "ann/nobody", "--atlas", atlas.root)[0] == 1
 
 
-def test_few_authors_behind_a_centre_are_reported(atlas):
-    """Nothing is said of two models by one author, who are one vote."""
+def test_a_similarity_that_more_models_may_move_far_says_so(atlas):
     with Atlas(atlas.root) as opened:
         centre = opened.centre("org/tiny-base")
-        others, same = opened.compare("glue-0", "bob/glue-1"), opened.compare("ann/glue-0", "ann/imdb-0")
+        found = opened.compare("glue-0", "bob/glue-1")
+        (near, *_) = opened.similar("glue-0", 1)
+        notes = opened.similar("glue-0", 1).notes
     assert centre is not None
-    (votes,) = set(centre.groups["full"].votes.tolist())
-    (note,) = others.notes
-    assert f"Only full fine-tunes of {votes} authors" in note
-    assert note.endswith(f"unrelated models a similarity of {-(votes + 4) / (votes * (votes + 3)):.2f} instead of 0.")
-    assert same.notes == ()
+    full = centre.groups["full"]
+    expected = float(np.mean(1.5 / np.maximum(np.minimum(full.votes, full.datasets), 2)))
+    assert found.similarity_error == pytest.approx(expected)
+    assert near.similarity_error == pytest.approx(expected)
+    (note,) = found.notes
+    assert note.startswith(f"The similarity of full fine-tunes may move by up to {expected:.2f} as models are added")
+    assert note in notes
 
 
 def test_what_is_shown_of_a_model_is_a_sentence_and_a_few_facts(atlas, run):

@@ -5,17 +5,39 @@ from __future__ import annotations
 import numpy as np
 
 
+def alike(one: np.ndarray, other: np.ndarray) -> float:
+    """The mean product of the blocks that both have."""
+    both = [matrix for matrix in range(len(one)) if one[matrix].any() and other[matrix].any()]
+    return sum(float(one[matrix] @ other[matrix]) for matrix in both) / len(both) if both else 0.0
+
+
 def centre(blocks: list[np.ndarray], authors: list[str]) -> np.ndarray:
-    """The mean of unit blocks, author by author, times n/(n + 2)."""
+    """A mean of unit blocks: an author has one vote, models that are more alike than most share votes."""
     found = np.zeros(blocks[0].shape) if blocks else np.zeros((0, 0))
+    votes = {author: np.zeros(found.shape) for author in sorted(set(authors))}
+    counts = {(author, matrix): 0 for author in votes for matrix in range(len(found))}
+    for one, author in zip(blocks, authors, strict=True):
+        for matrix in range(len(found)):
+            counts[author, matrix] += bool(one[matrix].any())
+            votes[author][matrix] += one[matrix]
+    for author, matrix in counts:
+        votes[author][matrix] /= max(counts[author, matrix], 1)
+    pairs = [alike(votes[one], votes[other]) for one in votes for other in votes if one != other]
+    common = min(max(float(np.quantile(pairs, 0.1)), 0.0), 0.8) if pairs else 0.0
+    weights = np.zeros(len(found))
+    for one, author in zip(blocks, authors, strict=True):
+        sharing = 1.0
+        for other, vote in votes.items():
+            if other != author:
+                sharing += max(0.0, (alike(one, vote) - common) / (1 - common)) ** 2
+        for matrix in range(len(found)):
+            if one[matrix].any():
+                weight = 1 / counts[author, matrix] / sharing
+                found[matrix] += weight * one[matrix]
+                weights[matrix] += weight
     for matrix in range(len(found)):
-        by_author: dict[str, list[np.ndarray]] = {}
-        for one, author in zip(blocks, authors, strict=True):
-            if np.linalg.norm(one[matrix]) > 0:
-                by_author.setdefault(author, []).append(one[matrix])
-        if by_author:
-            votes = [np.mean(members, axis=0) for members in by_author.values()]
-            found[matrix] = np.mean(votes, axis=0) * len(votes) / (len(votes) + 2)
+        if weights[matrix] > 0:
+            found[matrix] *= max(0.0, weights[matrix] - 2) / weights[matrix] ** 2
     return found
 
 
