@@ -15,6 +15,7 @@ from query.lookup import indexed_model, model_of_folder
 from query.resolved import base_in_hint, start_in_words, unknown_model, unrelated_notes
 from query.results import Result
 from query.sampled import CHECKSUM, SAMPLE, flags_in_words, rows_in_words
+from query.similar import nothing_like, stored_neighbours
 from query.wording import percent
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class ShownModel(Result, Mapping[str, Any]):
         datasets = f"tuned on {', '.join(self['datasets'])}" if self["datasets"] else "it names no dataset"
         probably = "" if self["datasets"] else self._probably()
         guess = f", and was probably tuned on {probably}" if probably else ""
-        return f"{self['model']} is {kind} of {self['base']}{status}; {datasets}{guess}."
+        alone = f" {nothing_like(self['model'], self['base'])}." if self["is_like_none"] else ""
+        return f"{self['model']} is {kind} of {self['base']}{status}; {datasets}{guess}.{alone}"
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object."""
@@ -204,15 +206,12 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     if parts := [one for one in passed_over if not one.endswith(".")]:
         notes.append(f"Parts of the adapter were not read: {'; '.join(parts)}.")
     notes += [one for one in passed_over if one.endswith(".")]  # sentences on its settings
-    if nearest := shown["neighbours"][:1]:
-        (by_chance,) = atlas.rows(
-            "SELECT share * (SELECT vectors - 1 FROM representations "
-            "WHERE base = $1 AND representation = 'input') AS n "
-            "FROM background($1, 'input', $2, (SELECT vector_group FROM models WHERE base = $1 AND model = $3), $4)",
-            [shown["base"], shown["vector_group"], nearest[0]["model"], nearest[0]["similarity"]],
-        )
-        if by_chance["n"] is not None and by_chance["n"] >= 1:
-            notes.append(f"No model of {shown['base']} is like it: unrelated models are as similar as the nearest.")
+    shown["is_like_none"] = None
+    if shown["neighbours"]:
+        near = stored_neighbours(atlas, indexed_model(atlas, model_id), _NEIGHBOURS_SHOWN, "input")
+        shown["is_like_none"] = all(one.is_like_unrelated for one in near)
+    if shown["is_like_none"]:
+        notes.append(f"{nothing_like('it', shown['base'])}: unrelated models are as similar as the nearest.")
     if others:
         count = f"{others:,} others" if others > 1 else "another"
         notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")

@@ -27,7 +27,7 @@ _MUCH_MOVED = 0.3  # five votes or fewer
 _REASONS_SHOWN = 3  # families, and layers, of each model in a table
 _FIRST = (
     "rank", "model", "similarity", "similarity_error", "background", "background_high", "background_pairs", "background_floor",
-    "expected_by_chance",
+    "expected_by_chance", "is_like_unrelated",
 )  # fmt: skip
 
 
@@ -78,7 +78,10 @@ class Neighbour:
 
     def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
-        row = asdict(self) | {"background_floor": self.background_floor}
+        row = asdict(self) | {
+            "background_floor": self.background_floor,
+            "is_like_unrelated": self.is_like_unrelated,
+        }
         del row["is_shrunk"]
         if self.because is None:
             del row["because"], row["compared_by"], row["same_start"]
@@ -92,7 +95,7 @@ class SimilarModels(Rows[Neighbour]):
     COLUMNS = (*_FIRST, "author", "relation", "datasets", "matrices")
     KEYS = ("model", "base", "representation", "items as neighbours", "notes")
     OPTIONAL_COLUMNS = (
-        "same_start", "compared_by", "similarity_error", "expected_by_chance", "author", "relation", "layers", "families", "rank",
+        "same_start", "compared_by", "similarity_error", "is_like_unrelated", "expected_by_chance", "author", "relation", "layers", "families", "rank",
         "datasets",
     )  # fmt: skip
     SHOW_HEADLINE = True
@@ -108,20 +111,21 @@ class SimilarModels(Rows[Neighbour]):
         """The nearest model, and the most frequent dataset."""
         if not self.items:
             return f"There is no other model of {self.base} to compare {self.model} with, or none meets the conditions."
-        nearest = self.items[0]
+        nearest = next((one for one in self.items if not one.is_like_unrelated), None)
+        if nearest is None:
+            return (
+                f"{nothing_like(self.model, self.base)}: unrelated models are as similar to it as the nearest, "
+                f"{self.items[0].model} ({self.items[0].similarity:.2f})."
+            )
         named = Counter(dataset for one in self.items for dataset in one.datasets).most_common(1)
         most = ""
         if named:
             dataset, number = named[0]
             which = f"{number} of these {len(self.items):,} name" if number < len(self.items) else "Each of these names"
             most = f" {which} the dataset {dataset}."
-        if nearest.is_like_unrelated:
-            return (
-                f"No model of {self.base} is like {self.model}: unrelated models are as similar to it as the nearest, "
-                f"{nearest.model} ({nearest.similarity:.2f})."
-            )
-        like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}."
-        return like + most
+        like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}"
+        others = "; others are no nearer than unrelated ones of their kind" if nearest.rank > 1 else ""
+        return f"{like}{others}.{most}"
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """The rows as a person reads them: the background in words, ``matrices`` only if they are few.
@@ -134,7 +138,7 @@ class SimilarModels(Rows[Neighbour]):
             row["background"] = rarity(row["background"], row.pop("background_pairs"))
             del row["background_floor"], row["background_high"]
             if not details:
-                del row["expected_by_chance"], row["similarity_error"]
+                del row["expected_by_chance"], row["similarity_error"], row["is_like_unrelated"]
             if not one.is_shrunk:
                 del row["matrices"]
             because = row.pop("because", None)
@@ -207,6 +211,11 @@ def similar(
     notes += moving_notes(max((one.similarity_error for one in found), default=0.0))
     notes += [*sampled_notes(atlas, asked), *unrelated_notes(asked)]
     return SimilarModels(asked.name, asked.base, representation, tuple(found), tuple(notes))
+
+
+def nothing_like(model: str, base: str) -> str:
+    """What is said of a model whose nearest are no nearer than unrelated ones, without a full stop."""
+    return f"No model of {base} is like {model}"
 
 
 def moving_notes(error: float) -> tuple[str, ...]:

@@ -101,6 +101,7 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         "evaluations": known["evaluations"],
         "layers": changed if layers.deltas else None,
         "neighbours": neighbours,
+        "is_like_none": known["is_like_none"],
         "predictions": predictions,
         "lineage": lineage,
         "depth": depth,

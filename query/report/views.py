@@ -256,13 +256,13 @@ def pairs(source: Source, _section: Section) -> dict[str, Any]:
         "FROM similar_pairs AS pair "
         "JOIN models AS one ON one.base = pair.base AND one.model = pair.model "
         "JOIN models AS other ON other.base = pair.base AND other.model = pair.neighbour "
-        "WHERE pair.base = ? AND pair.other_author AND NOT pair.is_repeat "
+        "WHERE pair.base = ? AND pair.other_author AND NOT pair.is_repeat AND pair.similarity > 0 "
         "AND NOT one.is_unrelated AND NOT other.is_unrelated "
         "ORDER BY pair.similarity DESC, pair.model, pair.neighbour"
     )
     rows = source.rows(f"SELECT *, count(*) OVER () AS pairs FROM ({statement}) LIMIT {_MOST}")
     if not rows:
-        raise AtlasError("There are no two comparable models by different authors.", "")
+        raise AtlasError("No two models by different authors are alike, or none can be compared.", "")
     shown = []
     for row in rows:
         mine, theirs = row["datasets"], row["neighbour_datasets"]

@@ -58,6 +58,7 @@ class SimilarModel(TypedDict):
     background_floor: NotRequired[float | None]
     background_high: NotRequired[float | None]
     expected_by_chance: NotRequired[float | None]
+    is_like_unrelated: NotRequired[bool]
     author: str
     relation: str
     datasets: list[str]

@@ -144,7 +144,10 @@ class Started:
 def read_started(atlas: AtlasReader, base: str) -> Started:
     """Raises AtlasError if the base has no vectors, or a record is missing."""
     population = distinct(read_population(atlas, base))
-    rows = atlas.rows(f"SELECT model_id, vector_group, initialisation, {START} AS start, record_key FROM models WHERE base = ?", [base])
+    rows = atlas.rows(
+        f"SELECT model_id, vector_group, initialisation, {START} AS start, record_key FROM models WHERE base = ?",
+        [base],
+    )
     known = {row["model_id"]: row for row in rows}
     found = [known[model_id] for model_id in population.ids.tolist()]
     store = RecordStore(atlas.folder)

@@ -101,7 +101,9 @@ def index(tmp_path_factory) -> VectorIndex:
         flat = side.reshape(len(GROUPS), -1).astype(np.float32)
         kinds: dict[bytes, list[int]] = {}
         for row in rows:
-            kinds.setdefault(changed_blocks(flat[[row]], BLOCKS)[0].astype(np.uint8).tobytes(), []).append(int(IDS[row]))
+            kinds.setdefault(changed_blocks(flat[[row]], BLOCKS)[0].astype(np.uint8).tobytes(), []).append(
+                int(IDS[row])
+            )
         masks = Masks.of(BLOCKS, kinds)
         parts = [rows[:4], rows[4:]]
         segments = [write_segment(root, "b", name, Vectors(IDS[part], flat[part])) for part in parts]
@@ -156,8 +158,12 @@ def test_output_vectors_are_root_singular_values_of_left_singular_vectors():
         for key in matrices:
             matrices[key] = matrices[key] + 1.5 * random_matrices(7, layers=1)[key]
         records.append(adapter(matrices))
-        left.append([(one.u.astype(float) * one.s.astype(float) ** OUTPUT_POWER) @ one.u.T for one in records[-1].deltas])
-        turned = {key: matrix @ np.linalg.qr(rng.normal(size=(matrix.shape[1],) * 2))[0] for key, matrix in matrices.items()}
+        left.append(
+            [(one.u.astype(float) * one.s.astype(float) ** OUTPUT_POWER) @ one.u.T for one in records[-1].deltas]
+        )
+        turned = {
+            key: matrix @ np.linalg.qr(rng.normal(size=(matrix.shape[1],) * 2))[0] for key, matrix in matrices.items()
+        }
         assert made.vector(adapter(turned)) == pytest.approx(made.vector(records[-1]), abs=2e-3)
     one, other = (made.vector(record).reshape(len(left[0]), -1) for record in records)
     for place, (first, second) in enumerate(zip(*left, strict=True)):
@@ -174,7 +180,9 @@ def test_a_start_that_two_adapters_share_makes_them_alike_by_input_but_not_by_th
         for is_one in (False, True):
             starts = [rng.uniform(-1, 1, size=(4, 48)) for _ in range(2)]
             records = [
-                adapter({(layer, "query"): rng.normal(size=(48, 4)) @ starts[0 if is_one else place] for layer in range(6)})
+                adapter(
+                    {(layer, "query"): rng.normal(size=(48, 4)) @ starts[0 if is_one else place] for layer in range(6)}
+                )
                 for place in range(2)
             ]
             sides = [

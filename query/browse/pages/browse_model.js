@@ -76,7 +76,7 @@ function modelHead(i) {
 
 function modelParts(known, i) {
   return [
-    factsPart(known, i), changePart(known.layers), nearPart(known.neighbours), tracePart(i), predictedPart(known, i),
+    factsPart(known, i), changePart(known.layers), nearPart(known.neighbours, known.is_like_none), tracePart(i), predictedPart(known, i),
     lineagePart(known), depthPart(known.depth), resultsPart(known), cardPart(known),
   ].filter(Boolean);
 }
@@ -177,7 +177,7 @@ function tableOf(names, rows, most = Infinity) {
   return element("div", {}, box, more);
 }
 
-function nearPart(neighbours) {
+function nearPart(neighbours, isLikeNone) {
   if (!neighbours.length) return sectionOf("Nearest models", element("p", {}, "None is stored: a copy of the base, or a model without a vector."));
   const rows = neighbours.map((one) => element("tr", {},
     element("td", { className: "number" }, String(one.rank)), modelCell(one.id, one.model),
@@ -186,7 +186,8 @@ function nearPart(neighbours) {
     element("td", {}, one.author), element("td", {}, one.relation), element("td", {}, one.datasets.join(", ") || "–"),
   ));
   const explanation = "By the cosine of their changes; the background is how many pairs of unrelated models (other author, no dataset in common) are at least as similar.";
-  return sectionOf("Nearest models", element("p", {}, explanation), tableOf(["", "model", "similarity", "background", "author", "relation", "datasets"], rows, 10));
+  const alone = isLikeNone ? [element("p", {}, "No model of its base is like it: unrelated models are as similar as the nearest.")] : [];
+  return sectionOf("Nearest models", ...alone, element("p", {}, explanation), tableOf(["", "model", "similarity", "background", "author", "relation", "datasets"], rows, 10));
 }
 
 // ---- predicted dataset ----
