@@ -74,8 +74,9 @@ class Comparison(Result):
 
     ``similarity`` is None if one is a copy of the base; ``similarity_error``: how far it may move as models are added.
     ``background``: the share of pairs of unrelated models that are at least as similar, out of ``background_pairs``;
-    None if too few are known; at least ``background_floor``, which means "none of them". ``matrices``: how many both changed. ``layers`` and ``families`` have no similarities if the
-    representation has no blocks. ``copy``: which of the two is a copy of the base, or like it in all that was read.
+    None if too few are known; at least ``background_floor``, which means "none of them". ``matrices``: how many both
+    changed. ``layers`` and ``families`` have no similarities if the representation has no blocks. ``copy``: which of
+    the two is a copy of the base, or like it in all that was read.
     """
 
     COLUMNS = ("part", "name", "similarity", "background", "background_pairs", "a_norm", "b_norm")

@@ -54,7 +54,7 @@ class ShownModel(Result, Mapping[str, Any]):
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Whether it is unrelated to its base, and whether other models share its initialisation."""
+        """Whether it is unrelated to its base, whether other models began as it did, and whether any is like it."""
         return tuple(self["notes"])
 
     @property

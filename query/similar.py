@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _MUCH_MOVED = 0.3  # five votes or fewer
 _REASONS_SHOWN = 3  # families, and layers, of each model in a table
 _FIRST = (
-    "rank", "model", "similarity", "similarity_error", "background", "background_high", "background_pairs", "background_floor",
-    "expected_by_chance", "is_like_unrelated",
+    "rank", "model", "similarity", "similarity_error", "background", "background_high", "background_pairs",
+    "background_floor", "expected_by_chance", "is_like_unrelated",
 )  # fmt: skip
 
 
@@ -37,15 +37,15 @@ class Neighbour:
 
     ``similarity``: the mean cosine of the ``matrices`` blocks that both changed; the cosine of the vectors for a
     representation without blocks. ``similarity_error``: how far it may move as models are added, because the centre of
-    the full fine-tunes moves (docs/vectors.md); 0 for two adapters. ``background``: the share of pairs of unrelated models (other author, no dataset in
-    common) that are at least as similar, out of ``background_pairs``; None if too few are known. It is at least
-    ``background_floor``, which means "none of them". ``background_high``: the upper end of its 95 % interval; None with
-    too few authors. ``expected_by_chance``: the background times the number of models searched, which is how many would
-    be as similar if all of them were unrelated (its E-value). ``is_shrunk``: they share so few matrices that
-    the similarity was shrunk towards zero. ``because``, only if asked for: what each of the ``families``, and each of
-    the ``layers``, adds to the similarity; either sums to it. ``compared_by``, also only then: input or output, the
-    sides that were compared; ``same_start``: whether both adapters began at the same random numbers, None if the start
-    of one is not known.
+    the full fine-tunes moves (docs/vectors.md); 0 for two adapters. ``background``: the share of pairs of unrelated
+    models (other author, no dataset in common) that are at least as similar, out of ``background_pairs``; None if too
+    few are known. It is at least ``background_floor``, which means "none of them". ``background_high``: the upper end
+    of its 95 % interval; None with too few authors. ``expected_by_chance``: the background times the number of models
+    searched, which is how many would be as similar if all of them were unrelated (its E-value). ``is_shrunk``: they
+    share so few matrices that the similarity was shrunk towards zero. ``because``, only if asked for: what each of the
+    ``families``, and each of the ``layers``, adds to the similarity; either sums to it. ``compared_by``, also only
+    then: input or output, the sides that were compared; ``same_start``: whether both adapters began at the same random
+    numbers, None if the start of one is not known.
     """
 
     rank: int
@@ -95,8 +95,8 @@ class SimilarModels(Rows[Neighbour]):
     COLUMNS = (*_FIRST, "author", "relation", "datasets", "matrices")
     KEYS = ("model", "base", "representation", "items as neighbours", "notes")
     OPTIONAL_COLUMNS = (
-        "same_start", "compared_by", "similarity_error", "is_like_unrelated", "expected_by_chance", "author", "relation", "layers", "families", "rank",
-        "datasets",
+        "same_start", "compared_by", "similarity_error", "is_like_unrelated", "expected_by_chance", "author",
+        "relation", "layers", "families", "rank", "datasets",
     )  # fmt: skip
     SHOW_HEADLINE = True
 

@@ -7,16 +7,16 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors.centre import Centre, centre_of
+from indexer.vectors.centre import CENTRED, Centre, centre_of
 from indexer.vectors.table import VectorTable
 
 Floats = NDArray[np.float32]
 
 
 def centred(raw: Floats, groups: Sequence[str], authors: Sequence[str], blocks: int) -> Floats:
-    """(n, d) unit blocks less the centre of their group, of unit norm again."""
-    found = np.zeros_like(raw)
-    for group in set(groups):
+    """(n, d) unit blocks less the centre of their group, of unit norm again; as they are if the group has none."""
+    found = raw.copy()
+    for group in set(groups) & set(CENTRED):
         rows = [row for row, one in enumerate(groups) if one == group]
         centre = Centre({group: centre_of(raw[rows], [authors[row] for row in rows], blocks)})
         found[rows] = centre.centred(raw[rows], group)

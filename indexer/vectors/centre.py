@@ -2,8 +2,8 @@
 
 All full fine-tunes of a base share directions. So from every block (unit norm) of one a mean block of all is
 subtracted, and the rest is scaled to unit norm again. The mean must not be that of the data that most models of the
-atlas were tuned on. So models that are more alike than most share a vote, as the models of an author do, and the mean is
-shrunk by (n - 2)/n for n votes: up to two votes nothing is subtracted. No label is read (docs/vectors.md).
+atlas were tuned on. So models that are more alike than most share a vote, as the models of an author do, and the mean
+is shrunk by (n - 2)/n for n votes: up to two votes nothing is subtracted. No label is read (docs/vectors.md).
 
 Nothing is subtracted from adapters: what several share is mostly their data. Of an atlas in which one data set is most
 of the adapters, any mean would be that data set.
@@ -202,7 +202,8 @@ class Mean:
 
 def _mean_products(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.float64]:
     """(n, m) mean products of blocks over those that both have."""
-    shared = mine.any(axis=2).astype(np.float64) @ theirs.any(axis=2).astype(np.float64).T
+    have = [np.asarray(side.any(axis=2), dtype=np.float64) for side in (mine, theirs)]
+    shared: NDArray[np.float64] = have[0] @ have[1].T
     found: NDArray[np.float64] = mine.reshape(len(mine), -1) @ theirs.reshape(len(theirs), -1).T
     return found / np.maximum(shared, 1)
 

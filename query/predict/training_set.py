@@ -292,10 +292,16 @@ class TrainingSet:
         return allowed & ~(twins & (named @ shares.T.toarray() > 0))
 
     def has_silent_twins(self, place: int) -> bool:
-        """Whether sweeps do not vote on the model at this place of ``rows`` because they began where it did."""
-        places = np.array([place])
-        allowed = self.sweeps.allowed(self.rows[places], ())
-        return bool((allowed & ~self.voting(places, allowed)).any())
+        """Whether models by others do not vote on the one at this place of ``rows`` because they began where it did."""
+        if self._nearest.is_twin is None:
+            return False
+        places, sweeps = np.array([place]), self.sweeps
+        row = self.rows[places]
+        members = np.flatnonzero((sweeps.of_model >= 0) & (sweeps.authors != sweeps.authors[row]))
+        is_twin = self.is_twin(row, members)
+        assert is_twin is not None
+        votes = self.voting(places, sweeps.allowed(row, ()))[0] & self._nearest.is_twin[place]
+        return not bool(votes[sweeps.of_model[members[is_twin[0]]]].all())
 
     def is_twin(self, rows: Integers, members: Integers) -> Booleans | None:
         """(rows, members): whether two models began at the same random numbers; None if no two of all models did."""

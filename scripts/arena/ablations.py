@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from indexer.records.record import DeltaRecord
 from indexer.records.row_plan import lines_of
 from indexer.records.sketch import DRAW, USUAL_BUDGET, tensor_sketch
-from indexer.vectors.centre import GROUPS
+from indexer.vectors.centre import FULL
 from query.statistics.likeness import similarities
 from scripts.arena.methods import OURS, method_tables
 from scripts.arena.scores import Json, Table, scores
@@ -88,7 +88,7 @@ def vectors_of(subjects: Subjects, setting: Setting) -> tuple[Floats, int]:
     vectors = unit.reshape(len(raw), -1).astype(np.float32)
     if setting.centre == "none":
         return vectors, blocks
-    groups = subjects.groups if setting.centre == "group" else [GROUPS[0]] * len(raw)
+    groups = subjects.groups if setting.centre == "group" else [FULL] * len(raw)
     return centred(vectors, groups, subjects.labelled.authors, blocks), blocks
 
 

@@ -76,7 +76,7 @@ def test_every_face_says_that_no_model_is_like_it(folder, run):
     assert "most like" not in out
     _, out, _ = run("query", "similar", "eve/alone", "--atlas", folder.root, "--json")
     assert all(row["is_like_unrelated"] for row in json.loads(out))
-    code, out, err = run("query", "show", "eve/alone", "--atlas", folder.root)
+    code, out, _ = run("query", "show", "eve/alone", "--atlas", folder.root)
     assert code == 0
     assert SENTENCE in out
     _, out, _ = run("query", "show", "eve/alone", "--atlas", folder.root, "--json")
@@ -106,9 +106,8 @@ def test_agents_the_browser_and_the_report_say_it_too(folder):
         (lists,) = reader.rows("SELECT count(*) AS pairs FROM similar_pairs WHERE similarity <= 0")
         assert lists["pairs"] > 0
         source = Source(reader, BASE, 0)
-        try:
-            shown = pairs(source, None)["pairs"]
-        except AtlasError as why:
-            assert "No two models by different authors are alike" in why.message
+        if len(atlas.models()) < 4:
+            with pytest.raises(AtlasError, match="No two models by different authors are alike"):
+                pairs(source, None)
         else:
-            assert "eve/alone" not in repr(shown)
+            assert "eve/alone" not in repr(pairs(source, None))

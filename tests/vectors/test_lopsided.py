@@ -17,7 +17,7 @@ from indexer.vectors.centre import FULL, Centre, centre_of
 from indexer.vectors.table import VectorTable
 from query import Atlas
 from query.similar import moving_notes
-from tests.atlas_builder import BASE, Model, publish, unit, write_atlas
+from tests.atlas_builder import BASE, Model, publish, write_atlas
 
 BLOCKS, LENGTH = 6, 64
 COMMON, DATA = 0.3, 0.15  # shares of a block that all models have, and those of one data set
