@@ -1234,17 +1234,16 @@ WHERE model = name AND rank <= k
 ORDER BY rank;
 COMMENT ON MACRO TABLE nearest IS 'SELECT * FROM nearest(''owner/name''): the models most similar to one, nearest first.';
 
-CREATE MACRO similarity_error(of_base, of_representation, group_of_one, group_of_other) AS (
-    SELECT coalesce(sum(moves), 0.0) / 2
+CREATE MACRO similarity_error(of_base, of_representation, group_of_one, group_of_other) AS TABLE
+    SELECT coalesce(sum(moves), 0.0) / 2 AS error
     FROM (VALUES (group_of_one), (group_of_other)) AS both_groups(named)
     JOIN (
         SELECT vector_group, coalesce(avg(1.5 / greatest(2.0, least(votes, datasets))) FILTER (votes > 0), 0.75) AS moves
         FROM internal.centres
         WHERE base = of_base AND representation = of_representation
         GROUP BY vector_group
-    ) AS centre_of ON centre_of.vector_group = named
-);
-COMMENT ON MACRO similarity_error IS 'similarity_error(base, representation, group, other group): how far the similarity of two models of these groups (records.vector_group) may move as models are added, because the centre moves: for two full fine-tunes 1.5/n, where n is the smaller of the votes in the centre and the datasets that its models name, at least 2; half of it for a full fine-tune and an adapter, 0 for two adapters.';
+    ) AS centre_of ON centre_of.vector_group = named;
+COMMENT ON MACRO TABLE similarity_error IS 'SELECT error FROM similarity_error(base, representation, group, other group): how far the similarity of two models of these groups (records.vector_group) may move as models are added, because the centre moves: for two full fine-tunes 1.5/n, where n is the smaller of the votes in the centre and the datasets that its models name, at least 2; half of it for a full fine-tune and an adapter, 0 for two adapters.';
 
 CREATE MACRO background(of_base, of_representation, group_of_one, group_of_other, found) AS TABLE
     WITH points AS (

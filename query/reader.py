@@ -295,7 +295,7 @@ class AtlasReader:
 
     def similarity_error(self, base: str, groups: tuple[str, str], representation: str = "input") -> float:
         """How far the similarity of two models of these ``groups`` may move as models are added."""
-        rows = self.rows("SELECT similarity_error(?, ?, ?, ?) AS error", [base, representation, *groups])
+        rows = self.rows("SELECT error FROM similarity_error(?, ?, ?, ?)", [base, representation, *groups])
         return float(rows[0]["error"])
 
     def index(self, base: str, representation: str = "input") -> VectorIndex:

@@ -332,7 +332,7 @@ def _known(
         "background(fine_tunes.base, $1, vector_group, $2, found.similarity)) AS unrelated, "
         "(SELECT any_value(pairs) FROM null_similarity WHERE base = fine_tunes.base AND representation = $1 "
         "AND one_group = least(vector_group, $2) AND other_group = greatest(vector_group, $2)) AS background_pairs, "
-        "similarity_error(fine_tunes.base, $1, vector_group, $2) AS similarity_error "
+        "(SELECT error FROM similarity_error(fine_tunes.base, $1, vector_group, $2)) AS similarity_error "
         "FROM (SELECT unnest($3::INTEGER[]) AS model_id, unnest($4::FLOAT[]) AS similarity) AS found "
         "JOIN fine_tunes USING (model_id) JOIN records USING (model_id) LEFT JOIN ("
         "SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets FROM model_datasets "
@@ -411,7 +411,8 @@ def similarity_of(
     The last three are as in :class:`Neighbour`. Raises AtlasError if one of them has no vector.
     """
     mine, theirs = (table_of(atlas, asked, representation) for asked in (one, other))
-    found = float(mine.similarities(theirs, "float64")[0, 0])
+    # Vectors are kept in 16 bits, so that their blocks have nearly unit norm.
+    found = min(1.0, max(-1.0, float(mine.similarities(theirs, "float64")[0, 0])))
     shared = None
     if mine.blocks and atlas.published(one.base, representation).per_delta:
         shared = int(mine.shared(theirs)[0])

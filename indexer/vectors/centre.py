@@ -33,9 +33,9 @@ CENTRED = (FULL,)
 # So many votes do not count: a mean of n votes is multiplied by (n - 2)/n.
 SHRINK = 2.0
 
-# A model has a whole vote if it is no more alike to other authors than this share of all pairs of authors; more alike
-# ones share votes by the square of what is above it. If even unlike authors are that much alike, the rest is data.
-_LEAST_ALIKE, _MOST_COMMON, _SHARPNESS = 0.1, 0.8, 2
+# A model has a whole vote if it is no more alike to any author than to the least alike tenth of them; the more alike
+# ones share votes by this power of what is above it. If even the least alike are that much alike, the rest is data.
+_LEAST_ALIKE, _MOST_COMMON, _SHARPNESS = 0.1, 0.8, 1.5
 
 # Models are compared with this many authors, drawn with a fixed seed.
 _MOST_VOTERS = 256
@@ -153,7 +153,6 @@ class Mean:
         self._authors = np.zeros((len(chosen), changed.shape[1], length))
         self.sum = np.zeros((changed.shape[1], length))
         self.votes = np.zeros(changed.shape[1])
-        self._common: float | None = None
 
     def compare(self, ids: NDArray[np.int64], vectors: NDArray[np.floating]) -> None:
         """Take uncentred vectors (n, d), with which all models will be compared; others than ``ids`` are ignored."""
@@ -186,17 +185,17 @@ class Mean:
 
     def _crowding(self, rows: NDArray[np.intp], blocks: NDArray[np.float64]) -> NDArray[np.float64]:
         """(…,) how many authors share the vote of each of these models: itself, and those that are more alike."""
-        authors = len(self._authors)
-        if self._common is None:
-            pairs = _mean_products(self._authors, self._authors)[~np.eye(authors, dtype=bool)]
-            self._common = float(np.clip(np.quantile(pairs, _LEAST_ALIKE), 0, _MOST_COMMON)) if len(pairs) else 0.0
-        alike = np.clip((_mean_products(blocks, self._authors) - self._common) / (1 - self._common), 0, 1)
         places = self._place[self._voter[rows]]
+        products = _mean_products(blocks, self._authors)
         known = np.flatnonzero(places >= 0)
-        alike[known, places[known]] = 0
-        compared = authors - (places >= 0)
+        products[known, places[known]] = np.nan  # its own author
+        compared = len(self._authors) - (places >= 0)
+        if not compared.all():  # one author alone
+            return np.ones(len(rows))
+        common = np.nanquantile(products, _LEAST_ALIKE, axis=1, keepdims=True).clip(0, _MOST_COMMON)
+        alike = np.nan_to_num(((products - common) / (1 - common)).clip(0, 1))
         others = len(self._place) - 1
-        found: NDArray[np.float64] = 1 + (alike**_SHARPNESS).sum(axis=1) * others / np.maximum(compared, 1)
+        found: NDArray[np.float64] = 1 + (alike**_SHARPNESS).sum(axis=1) * others / compared
         return found
 
 

@@ -22,14 +22,11 @@ def centre(blocks: list[np.ndarray], authors: list[str]) -> np.ndarray:
             votes[author][matrix] += one[matrix]
     for author, matrix in counts:
         votes[author][matrix] /= max(counts[author, matrix], 1)
-    pairs = [alike(votes[one], votes[other]) for one in votes for other in votes if one != other]
-    common = min(max(float(np.quantile(pairs, 0.1)), 0.0), 0.8) if pairs else 0.0
     weights = np.zeros(len(found))
     for one, author in zip(blocks, authors, strict=True):
-        sharing = 1.0
-        for other, vote in votes.items():
-            if other != author:
-                sharing += max(0.0, (alike(one, vote) - common) / (1 - common)) ** 2
+        found_alike = [alike(one, vote) for other, vote in votes.items() if other != author]
+        common = min(max(float(np.quantile(found_alike, 0.1)), 0.0), 0.8) if found_alike else 0.0
+        sharing = 1 + sum(max(0.0, (each - common) / (1 - common)) ** 1.5 for each in found_alike)
         for matrix in range(len(found)):
             if one[matrix].any():
                 weight = 1 / counts[author, matrix] / sharing

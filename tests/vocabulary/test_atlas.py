@@ -71,7 +71,8 @@ def test_it_is_published_verified_and_asked_about(planted):
     assert others_than_rows(folder) == []
     with Atlas(folder.root) as atlas:
         found = atlas.purity(BASE, representation="vocabulary")
-        assert found.purity > 0.8  # the model with a tied head has nobody to be near to
+        # The model with a tied head has nobody to be near to, and hardly anything is subtracted in so small an atlas.
+        assert found.purity >= 0.75 > 2 * found.chance
         assert any("1 model has no vocabulary vector" in note for note in found.notes)
         asked = next(
             row["model"] for row in atlas.rows("SELECT model FROM models WHERE model NOT IN (?, ?)", [tied, bare])
