@@ -16,6 +16,7 @@ from pathlib import Path
 
 from indexer.errors import AtlasError
 from indexer.regular_files import descriptor_of
+from indexer.shared_state import usable_umask
 
 SCHEMA_VERSION = 11
 
@@ -115,39 +116,40 @@ class AtlasFolder:
         Folders that are empty in the end are removed, including the atlas's own and those above it that were made
         here, so that a command without a result leaves nothing. Raises AtlasError that names the process holding the
         lock (with ``wait`` it waits instead), where the file system has no such locks, and where the atlas was pulled
-        (unless ``pulled``, for pulling and adopting).
+        (unless ``pulled``, for pulling and adopting). What is written meanwhile has a usable umask.
         """
         if not pulled and self.origin.exists():
             raise AtlasError(
                 f"{self.root} was pulled from the Hub and is read-only.",
                 "To make it your own: index build --adopt",
             )
-        made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
-        handle = self._opened_lock()
-        try:
-            while True:
-                self._take_lock(handle, wait)
-                with suppress(FileNotFoundError):
-                    found, opened = (self.root / "lock").stat(), os.fstat(handle)
-                    if (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino):
-                        break
-                os.close(handle)  # the process before us removed the file at its end
-                handle = self._opened_lock()
-            claim = {
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "command": command,
-                "since": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(claim).encode(), 0)
+        with usable_umask():
+            made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
+            handle = self._opened_lock()
             try:
-                yield
-            finally:
+                while True:
+                    self._take_lock(handle, wait, made)
+                    with suppress(FileNotFoundError):
+                        found, opened = (self.root / "lock").stat(), os.fstat(handle)
+                        if (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino):
+                            break
+                    os.close(handle)  # the process before us removed the file at its end
+                    handle = self._opened_lock()
+                claim = {
+                    "pid": os.getpid(),
+                    "host": socket.gethostname(),
+                    "command": command,
+                    "since": datetime.now(UTC).isoformat(timespec="seconds"),
+                }
                 os.ftruncate(handle, 0)
-                self._remove_if_empty(made)
-        finally:
-            os.close(handle)
+                os.pwrite(handle, json.dumps(claim).encode(), 0)
+                try:
+                    yield
+                finally:
+                    os.ftruncate(handle, 0)
+                    self._remove_if_empty(made)
+            finally:
+                os.close(handle)
 
     def _opened_lock(self) -> int:
         for _ in range(100):
@@ -164,9 +166,9 @@ class AtlasFolder:
                 ) from error
         raise AtlasError(f"{self.root} cannot be made.", "Choose another `atlas`.")
 
-    def _take_lock(self, handle: int, wait: bool) -> None:
+    def _take_lock(self, handle: int, wait: bool, made: Sequence[Path]) -> None:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            take_lock(handle, self.root, wait=wait)
         except BlockingIOError as error:
             holder = "another process"
             with suppress(ValueError, KeyError, TypeError):
@@ -175,11 +177,9 @@ class AtlasFolder:
             raise AtlasError(
                 f"{self.root} is being written to by {holder}.", "Wait for it to finish; queries still work meanwhile."
             ) from error
-        except OSError as error:
-            raise AtlasError(
-                f"{self.root} cannot be locked: {error.strerror or error}.",
-                "Its file system needs flock (Lustre: mounted with -o flock); choose another `atlas` meanwhile.",
-            ) from error
+        except AtlasError:
+            self._remove_if_empty(made)
+            raise
 
     def _remove_if_empty(self, made: Sequence[Path]) -> None:
         """Remove what this command made and did not use: its folders, then the lock, then the folders around them."""
@@ -192,6 +192,22 @@ class AtlasFolder:
                 own["lock"].unlink()
                 for folder in made:
                     folder.rmdir()
+
+
+def take_lock(handle: int, root: Path, *, wait: bool = False) -> None:
+    """Lock an open file of the atlas in ``root``; ``wait`` until whoever holds the lock has released it.
+
+    Raises BlockingIOError if it is held, and AtlasError if the file system has no such locks.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise AtlasError(
+            f"{root} cannot be locked: {error.strerror or error}.",
+            "Its file system needs flock (Lustre: mounted with -o flock); choose another `atlas` meanwhile.",
+        ) from error
 
 
 def mending(root: Path, own: str) -> str:

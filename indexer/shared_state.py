@@ -6,6 +6,7 @@ restores what the other had changed.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
@@ -57,6 +58,23 @@ def _libraries(*_loaded: bool) -> Any:
 
 # BLAS of numpy and scipy on one thread. Two numbers of threads give different last bits.
 one_blas_thread = SharedChange(_one_blas_thread)
+
+
+_OWNER, _OTHERS_WRITE = 0o700, 0o002
+
+
+@contextmanager
+def _usable_umask() -> Iterator[None]:
+    before = os.umask(0o077)  # it can only be read by setting it
+    os.umask(before & ~_OWNER | _OTHERS_WRITE)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+# Within a block, what is made can be used by its owner and not be written to by everybody, whatever the umask is.
+usable_umask = SharedChange(_usable_umask)
 
 
 def ignored_warnings(message: str = "", category: type[Warning] = Warning) -> AbstractContextManager[None]:

@@ -11,16 +11,30 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.plan import plan
+from indexer.deltas.stored_base import date_as_newest
 from indexer.errors import Failed, Skipped
 from indexer.listing.listing import ListedModel
 from indexer.names import ModelRef
 from indexer.network.rate_limit import RateLimiter, requested_wait
 from indexer.records import store as records
 from indexer.records.identity import SVD_METHOD, Identity, Spec, Unit
+from indexer.records.row_plan import ROW_PLAN
 from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, READER, FailureRecord, RecordStore
 from indexer.storage.atomic_files import LEFT_SECONDS, remove_leftovers, temporary_path
+from query.browse.layout import _remove_old
 
 IDENTITY = Identity("a/b", "c" * 40, "org/base", "d" * 40, "finetune", Spec())
+
+
+def later(days: int) -> type[datetime]:
+    """A clock that is ``days`` ahead."""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.now(zone) + timedelta(days=days)
+
+    return Later
 
 
 def failed(when: datetime, attempts: int = PATIENCE) -> FailureRecord:
@@ -44,13 +58,8 @@ def test_attempts_go_on_being_counted(tmp_path, monkeypatch):
     """The next failure is written at the time that it is now, and waits as ever."""
     store = RecordStore(AtlasFolder(tmp_path))
 
-    class Later(datetime):
-        @classmethod
-        def now(cls, zone=None):
-            return datetime.now(zone) + timedelta(days=3)
-
     with monkeypatch.context() as patched:
-        patched.setattr(records, "datetime", Later)
+        patched.setattr(records, "datetime", later(3))
         for _ in range(PATIENCE):
             store.write_failure(IDENTITY, Failed("timeout", "too slow"))
     found = store.failure(IDENTITY.digest)
@@ -124,3 +133,44 @@ def test_what_an_earlier_version_skipped_is_tried_once_more(tmp_path, monkeypatc
     monkeypatch.setattr(records, "READER", READER + 1)
     store.write_failure(identity, Skipped("adapter_unsupported", "still"))
     assert not is_planned()
+
+
+@pytest.mark.parametrize("ahead", [0, 86400 * 365])
+def test_the_base_that_was_stored_last_is_the_newest_whatever_the_clock_says(tmp_path, ahead):
+    paths = [tmp_path / "bases" / f"org--base@{commit * 40}.safetensors" for commit in "ab"]
+    for path, seconds in zip(paths, (time.time() + ahead, time.time()), strict=True):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+        os.utime(path, (seconds, seconds))
+        date_as_newest(path)
+    assert max(paths, key=lambda path: path.stat().st_mtime_ns) == paths[1]
+
+
+def test_of_two_failures_one_in_the_future_is_the_older(atlas, monkeypatch):
+    """Else its model would be tried by every build until then."""
+    store = RecordStore(atlas)
+    template = Unit(ModelRef("org/base"), "", "org/base", "b" * 40, "finetune", Spec(svd=SVD_METHOD))
+    identity = replace(template, model=ModelRef("a/b"), commit="c" * 40).identity
+    now = datetime.now(UTC)
+    listed = ListedModel(
+        "a/b", {"id": "a/b", "sha": "c" * 40, "siblings": [], "config": {}}, "finetune", "tag", "org/base", now, now
+    )
+    full, sampled = identity, replace(identity, spec=replace(identity.spec, sample=ROW_PLAN))
+    for one, days in ((full, 3000), (sampled, 0)):
+        monkeypatch.setattr(records, "datetime", later(days))
+        for _ in range(PATIENCE):
+            store.write_failure(one, Failed("timeout", "too slow"))
+    monkeypatch.undo()
+    (planned,) = plan([listed], [listed], store, template, retry_failed=False)
+    assert planned.unit is None
+
+
+def test_layouts_of_the_future_do_not_push_out_new_ones(tmp_path):
+    for number in range(6):
+        (tmp_path / f"{number}.json").write_text("{}")
+        seconds = time.time() + 86400 * (365 if number < 3 else -number)
+        os.utime(tmp_path / f"{number}.json", (seconds, seconds))
+    written = tmp_path / "written.json"
+    written.write_text("{}")
+    _remove_old(written, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3.json", "4.json", "written.json"]

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import shutil
 import stat
+from contextlib import contextmanager
 
 import pytest
 from huggingface_hub import constants
 
+import indexer
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
 from indexer.publish.removal import remove
 from indexer.publish.verification import verify
+from indexer.share.staging import staged
+from indexer.shared_state import usable_umask
+from indexer.storage.atomic_files import write_atomically
 from query import Atlas
+from query.cli import main as query
 
 MODEL = "ann/glue-0"
 WHOLE_MMAP = mmap.mmap
@@ -119,3 +126,84 @@ def test_a_database_that_is_a_link_is_read_and_an_atlas_of_links_says_what_it_ne
         path.symlink_to(moved.with_name(path.name))
     with Atlas(atlas.root) as opened, pytest.raises(AtlasError, match=r"it is a link.*cp -rL"):
         opened.similar(MODEL, k=3, where="downloads >= 0")
+
+
+MASKS = [0, 0o002, 0o077, 0o277, 0o777]
+
+
+@contextmanager
+def umask(mask):
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def misshapen(*folders):
+    """Files and folders that their owner cannot use or that everybody may write to."""
+    paths = [path for folder in folders for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    needed = {path: stat.S_IRWXU if path.is_dir() else stat.S_IRUSR for path in paths}
+    return [path for path, mode in modes.items() if mode & stat.S_IWOTH or mode & needed[path] != needed[path]]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_what_is_made_can_be_used_by_its_owner_and_not_written_to_by_all(made, tmp_path, mask):
+    atlas = AtlasFolder(tmp_path / "atlas")
+    with umask(mask):
+        with atlas.locked("test"):
+            for path in made.rglob("*"):  # as a build makes them: folders, files, files that replace others
+                target = atlas.root / path.relative_to(made)
+                target.mkdir(exist_ok=True) if path.is_dir() else write_atomically(target, path.read_bytes())
+        with staged(atlas, with_records=True) as stage:
+            assert misshapen(stage.folder) == []
+        assert os.umask(mask) == mask, "restored"
+    assert misshapen(atlas.root) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", MASKS)
+def test_so_is_an_atlas_that_is_made_again(atlas, mask):
+    atlas.database.unlink()
+    with umask(mask):
+        indexer.rebuild(atlas.root)
+        indexer.remove(MODEL, atlas=atlas.root)
+    assert misshapen(atlas.root) == []
+    assert verify(atlas) == []
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_so_are_the_files_of_a_command(made, tmp_path, mask):
+    words = ["export", "--base", "org/tiny-base", "--atlas", str(made), "--out", str(tmp_path / "vectors.npz")]
+    with umask(mask), pytest.raises(SystemExit) as ended:
+        query(words)
+    assert ended.value.code == 0
+    assert (tmp_path / "vectors.npz").is_file()
+    assert misshapen(tmp_path) == []
+
+
+def test_overlapping_blocks_restore_the_umask():
+    with umask(0o777):
+        first, second = usable_umask(), usable_umask()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert os.umask(0o077) == 0o077
+        second.__exit__(None, None, None)
+        assert os.umask(0o777) == 0o777
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES])
+@pytest.mark.parametrize("what", ["write", "push"])
+def test_a_file_system_without_locks_is_named_and_nothing_is_left(atlas, tmp_path, monkeypatch, code, what):
+    monkeypatch.setattr(fcntl, "flock", refuse(code))
+    before = sorted(tmp_path.rglob("*"))
+    locked = (
+        AtlasFolder(tmp_path / "new" / "atlas").locked("test") if what == "write" else staged(atlas, with_records=False)
+    )
+    with pytest.raises(AtlasError, match=r"cannot be locked: .*needs flock"), locked:
+        pass
+    assert sorted(tmp_path.rglob("*")) == before
+    with Atlas(atlas.root) as opened:  # reading needs no lock
+        assert len(opened.similar(MODEL, k=3)) == 3

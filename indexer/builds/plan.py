@@ -140,9 +140,10 @@ def _planned(
     lacks = _lacks(found, unit.spec) if found is not None else ""
     if found is not None and not lacks:
         return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
-    # The last failure, of a sample or a full read: a model that cannot be read fails both ways.
+    # The last failure, of a sample or a full read: a model that cannot be read fails both ways. One of the future was
+    # written before the clock was set back, so before the others.
     failures = [failure for one in _that_serve(unit.identity) if (failure := store.failure(one.digest)) is not None]
-    outcome = max(failures, key=lambda one: one.when, default=None)
+    outcome = max(failures, key=lambda one: (one.age >= 0, one.when), default=None)
     is_due = (
         outcome is None or outcome.reason in _RECHECKED or (outcome.status == "skipped" and outcome.reader < READER)
     )

@@ -22,6 +22,7 @@ from indexer.listing.listing import Listing
 from indexer.names import RELATIONS
 from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
 from indexer.publish.removal import finish_removals
+from indexer.shared_state import usable_umask
 from indexer.storage.atomic_files import remove_leftovers
 
 
@@ -79,8 +80,9 @@ def work(
         one.read_readmes([model for model in one.selected() if share.holds(model.id)])
     planned = one.plan([model for model in one.selected() if share.holds(model.id)])
     settled = {each.entry.listed.id: each.entry for each in planned}
-    for _ in one.work(planned, stored, settled):
-        pass
+    with usable_umask():
+        for _ in one.work(planned, stored, settled):
+            pass
     return one.finished()
 
 

@@ -24,6 +24,7 @@ from indexer.console.advice import for_command_line
 from indexer.console.messages import Progress, clean, is_coloured, say, say_more, verbosity
 from indexer.console.output import as_plain, emit
 from indexer.errors import WRONG_KINDS, AtlasError, BadArgument, ModelError, missing_extra
+from indexer.shared_state import usable_umask
 from indexer.version import __version__
 
 __all__ = [
@@ -173,7 +174,8 @@ class AtlasGroup(click.Group):
         verbosity.quiet = verbosity.verbose = verbosity.debug = False
         options["standalone_mode"] = False
         try:
-            code = super().main(*arguments, **options)
+            with usable_umask():
+                code = super().main(*arguments, **options)
             sys.stdout.flush()
         except BaseException as error:
             code = _ended_by(error.__cause__ if isinstance(error, _CarriedError) and error.__cause__ else error)

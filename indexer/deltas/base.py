@@ -25,6 +25,7 @@ from indexer.deltas.stored_base import (
     UNKNOWN,
     BaseShape,
     StoredBase,
+    date_as_newest,
     sampled_lines,
     with_checksum,
 )
@@ -318,5 +319,6 @@ def _write_matrices(
         with replacing(path) as target, data.open("rb") as source:
             target.write(front)
             shutil.copyfileobj(source, target, 1 << 22)
+        date_as_newest(path)
     finally:
         data.unlink(missing_ok=True)

@@ -40,12 +40,16 @@ class FailureRecord:
     reader: int = 0
 
     @property
+    def age(self) -> float:
+        """Seconds since it was written; negative if the clock was set back meanwhile."""
+        return (datetime.now(UTC) - datetime.fromisoformat(self.when)).total_seconds()
+
+    @property
     def is_due(self) -> bool:
         """Whether a failure should be tried by this build."""
         wait = BACK_OFF_SECONDS * 2 ** min(self.attempts - PATIENCE, 8) if self.attempts >= PATIENCE else 0.0
-        passed = (datetime.now(UTC) - datetime.fromisoformat(self.when)).total_seconds()
         # A time in the future is ignored, because waiting for it might never end.
-        return self.status == "failed" and not 0 <= passed < wait
+        return self.status == "failed" and not 0 <= self.age < wait
 
 
 @dataclass(frozen=True)

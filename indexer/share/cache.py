@@ -18,6 +18,7 @@ from indexer.network.hub_errors import as_model_error
 from indexer.network.session import current_session, our_progress_bars
 from indexer.share.pull import Say, fetch
 from indexer.share.repository import Address, resolve
+from indexer.shared_state import usable_umask
 from indexer.storage.atomic_files import link_or_copy, write_atomically
 
 _LIBRARY = "vectors-in-the-wild"
@@ -29,7 +30,11 @@ def cached_atlas(text: str, say: Say) -> Path:
     One request checks whether the branch or tag has moved. Raises AtlasError if there is no such atlas, or if the Hub
     cannot be reached and the atlas was not fetched before.
     """
-    address = Address.parse(text)
+    with usable_umask():
+        return _cached_atlas(Address.parse(text), say)
+
+
+def _cached_atlas(address: Address, say: Say) -> Path:
     home = cached_assets_path(_LIBRARY, namespace="atlases", subfolder=address.name.replace("/", "--"))
     note = home / "refs" / quote(address.revision or "main", safe="")
     known = note.read_text() if note.is_file() else None

@@ -10,7 +10,6 @@ rows are sorted, so that unchanged rows give the same bytes.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
-from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
+from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name, take_lock
 from indexer.cards.local import without_paths
 from indexer.database.catalog import empty_database
 from indexer.database.connection import Connection, translated_errors
@@ -34,6 +33,7 @@ from indexer.publish.previous_atlas import BY_RECORD
 from indexer.regular_files import descriptor_of, regular_status
 from indexer.share.contents import CARRIED, files_in, known_digests, named_files
 from indexer.share.manifest import ATLAS, DATA, RECORDS, FileEntry, Manifest
+from indexer.shared_state import usable_umask
 from indexer.storage.atomic_files import copy_file, link_or_copy
 from indexer.storage.checksums import file_sha256
 from indexer.vectors.published import Published, read_published
@@ -161,28 +161,34 @@ def staged(atlas: AtlasFolder, *, with_records: bool) -> Iterator[Staged]:
     Raises AtlasError if there is no atlas, another push of it is running, or a file is missing or damaged.
     """
     folder = atlas.require().root / ".push"
-    try:
-        folder.mkdir(exist_ok=True)
-        handle = descriptor_of(folder / "lock", os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise AtlasError(
-            f"{atlas.root} cannot be written to: {error.strerror}.",
-            "A push prepares its files there: copy the atlas to a writable folder.",
-        ) from error
-    try:
+    with usable_umask():
+        is_new = not folder.exists()
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(handle).st_nlink:  # another push has just removed it
-                raise BlockingIOError
-        except BlockingIOError as error:
-            raise AtlasError(f"Another push of {atlas.root} is running.", "Wait for it to finish.") from error
-        shutil.rmtree(folder / "files", ignore_errors=True)  # left by a killed push
+            folder.mkdir(exist_ok=True)
+            handle = descriptor_of(folder / "lock", os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise AtlasError(
+                f"{atlas.root} cannot be written to: {error.strerror}.",
+                "A push prepares its files there: copy the atlas to a writable folder.",
+            ) from error
         try:
-            yield _stage(atlas, folder / "files", with_records)
+            try:
+                take_lock(handle, atlas.root)
+                if not os.fstat(handle).st_nlink:  # another push has just removed it
+                    raise BlockingIOError
+            except BlockingIOError as error:
+                raise AtlasError(f"Another push of {atlas.root} is running.", "Wait for it to finish.") from error
+            except AtlasError:
+                if is_new:
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
+            shutil.rmtree(folder / "files", ignore_errors=True)  # left by a killed push
+            try:
+                yield _stage(atlas, folder / "files", with_records)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(handle)
+            os.close(handle)
 
 
 def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:

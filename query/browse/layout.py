@@ -15,6 +15,7 @@ import math
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -144,9 +145,17 @@ class LayoutJob:
             with suppress(OSError, RuntimeError):  # if the cache is not writable, the next command computes it again
                 file = _cache_file(self._key)
                 write_own(file, answer)
-                for old in sorted(file.parent.glob("*.json"), key=lambda file: -file.stat().st_mtime)[KEPT:]:
-                    old.unlink()
+                _remove_old(file, KEPT - 1)
         self.state = "ready" if self.found is not None else "failed"
+
+
+def _remove_old(written: Path, most: int) -> None:
+    """Keep ``most`` files beside the one that was just written, the newest. Raises OSError."""
+    now = time.time()
+    # One from the future was written before the clock was set back, and would stay for ever.
+    dates = {path: path.lstat().st_mtime for path in written.parent.glob("*.json") if path != written}
+    for path in sorted(dates, key=lambda path: -dates[path] if dates[path] <= now else 0)[most:]:
+        path.unlink()
 
 
 def _cache_file(key: str) -> Path:
