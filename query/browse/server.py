@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import secrets
 import socket
 import subprocess
+import sys
 import threading
 import webbrowser
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import h11
 import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -52,9 +55,11 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 _REQUEST_SECONDS = 5.0  # limit for receiving a whole request
+_LINGER_SECONDS = 2.0  # for which the rest of a request is dropped after its refusal
 _MOST_CONNECTIONS = 200
 _BACKLOG = 64  # connections that wait to be accepted
 _GRACE = 1  # seconds for running answers at the end
+_HOST = re.compile(rb"[^\s:@,/]+(:\d{1,5})?")
 _LONGEST_QUERY = 20_000  # characters of an SQL statement or condition
 LONGEST_TEXT = 200_000  # bytes of a text that is asked about
 _MOST_STATEMENTS = 2  # running at a time
@@ -144,13 +149,17 @@ def _with_text(handler: Handler) -> Handler:
     """A handler of requests with a text, which is bounded."""
 
     async def read(request: Request) -> Response:
+        too_long = JSONResponse({"error": f"The text has more than {LONGEST_TEXT:,} bytes: give a part of it."}, 413)
+        if int(request.headers.get("content-length", 0)) > LONGEST_TEXT:
+            return too_long  # the client may wait for this before it sends it
         text = bytearray()
-        async for piece in request.stream():
-            text += piece
-            if len(text) > LONGEST_TEXT:
-                return JSONResponse(
-                    {"error": f"The text has more than {LONGEST_TEXT:,} bytes: give a part of it."}, 413
-                )
+        try:
+            async for piece in request.stream():
+                text += piece
+                if len(text) > LONGEST_TEXT:
+                    return too_long
+        except ClientDisconnect:
+            return Response(status_code=408)  # to nobody
         request.state.text = bytes(text)
         return await handler(request)
 
@@ -176,7 +185,11 @@ class _Guard:
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
             await send(message)
 
-        await self._to_this_machine(scope, receive, with_headers)
+        if (problem := _malformed(scope)) is not None:
+            status, sentence = problem
+            await PlainTextResponse(sentence, status, {"Connection": "close"})(scope, receive, with_headers)
+        else:
+            await self._to_this_machine(scope, receive, with_headers)
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -187,10 +200,26 @@ class _Guard:
             await RedirectResponse(f"/{self._token}/{self._fragment}", 303)(scope, receive, send)
         elif not secrets.compare_digest(given.encode(), self._token.encode()):
             await PlainTextResponse("Open the address that the command printed.", 403)(scope, receive, send)
-        elif scope["method"] not in ("GET", "HEAD") and (scope["method"], scope["path"]) != ("POST", f"/{given}/ask"):
+        elif scope["path"] == f"/{given}/ask" and scope["method"] != "POST":
+            await PlainTextResponse("Send the text with POST.", 405, {"Allow": "POST"})(scope, receive, send)
+        elif scope["path"] != f"/{given}/ask" and scope["method"] not in ("GET", "HEAD"):
             await PlainTextResponse("Read-only: use GET or HEAD.", 405, {"Allow": "GET, HEAD"})(scope, receive, send)
         else:
             await self._inner(scope, receive, send)
+
+
+def _malformed(scope: Scope) -> tuple[int, str] | None:
+    """The status and the reason for which a request is refused that h11 lets pass."""
+    if scope["type"] != "http":
+        return None
+    if scope["http_version"] not in ("1.0", "1.1"):
+        return 505, "Use HTTP/1.1."
+    headers = dict(scope["headers"])
+    if b"content-length" in headers and b"transfer-encoding" in headers:  # a proxy may have read another length
+        return 400, "A request has either Content-Length or Transfer-Encoding."
+    if not _HOST.fullmatch(headers.get(b"host", b"")):
+        return 400, "The Host header is not a name with a port."
+    return None
 
 
 class _Client:
@@ -335,7 +364,7 @@ def browse(
         config = uvicorn.Config(
             site(session, token, ending, ticket, fragment), log_config=None, access_log=False, server_header=False,
             lifespan="off", ws="none", loop="asyncio", http=_Protocol, limit_concurrency=_MOST_CONNECTIONS,
-            timeout_graceful_shutdown=_GRACE,
+            timeout_graceful_shutdown=_GRACE, log_level="error",
         )  # fmt: skip
         try:
             if opens:
@@ -357,27 +386,86 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection if a request stays incomplete for ``_REQUEST_SECONDS``."""
+    """Refuses what is not a whole HTTP request within ``_REQUEST_SECONDS``, in one answer that closes the connection.
+
+    Where there are ``_MOST_CONNECTIONS``, a new connection takes the place of that which has been idle longest.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
+    _is_refused = False
+    _active = 0.0  # when it last received something, by the loop's clock
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(_REQUEST_SECONDS, transport.close)
+        self._active = self.loop.time()
+        self._deadline = self.loop.call_later(_REQUEST_SECONDS, self._end_waiting)
+        kept = [one for one in self.connections if isinstance(one, _Protocol) and not one.transport.is_closing()]
+        if len(kept) >= _MOST_CONNECTIONS and (idle := [one for one in kept if one.is_idle and one is not self]):
+            min(idle, key=lambda one: one._active).transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits for its answer."""
+        return self.cycle is None or self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
         """Receive a request, or a part of one."""
+        if self._is_refused:
+            return
+        self._active = self.loop.time()
         super().data_received(data)
+        if self._is_refused:
+            return
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._set_no_deadline()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(_REQUEST_SECONDS, self.transport.close)
+            self._deadline = self.loop.call_later(_REQUEST_SECONDS, self._end_waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._set_no_deadline()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP; called while the error of h11 is handled, which knows the status."""
+        status = getattr(sys.exception(), "error_status_hint", 400)
+        self._refuse(status, "The header of the request is too long." if status == 431 else msg)
+
+    def _end_waiting(self) -> None:
+        self._deadline = None
+        if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
+            self._refuse(408, f"The request was not complete within {_REQUEST_SECONDS:g} seconds.")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        """Answer, unless an answer has begun, and close the connection.
+
+        What the client goes on sending is received for a moment and dropped: if the connection were closed before,
+        the system would tell the client of that instead of the answer.
+        """
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        self._set_no_deadline()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # nothing else is sent
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        body = sentence.encode()
+        headers = {**HEADERS, "Content-Type": "text/plain; charset=utf-8", "Content-Length": f"{len(body)}"}
+        event = h11.Response(
+            status_code=status, headers=[*headers.items(), ("Connection", "close")], reason=HTTPStatus(status).phrase
+        )
+        for part in (event, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(part) or b"")
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._deadline = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
     def _set_no_deadline(self) -> None:
         if self._deadline is not None:

@@ -103,18 +103,28 @@ function chooseRow(i) {
 
 // ---- CSV ----
 
+// As the commands write it (indexer/console/output.py).
 const FORMULA = /^[=+\-@\t\r\n＝＋－＠]/; // a spreadsheet would evaluate such text
+const HIDDEN = /[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]/gu; // halves of surrogate pairs, too
+
+function escaped(character) {
+  const code = character.charCodeAt(0);
+  return code < 256 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16)}`;
+}
 
 function csvCell(value) {
   if (value === null || value === undefined) return "";
-  const text = typeof value === "object" ? JSON.stringify(value) : String(value);
+  const text = (typeof value === "object" ? JSON.stringify(value) : String(value)).replace(HIDDEN, escaped);
   const safe = typeof value === "string" && FORMULA.test(text) ? `'${text}` : text;
   return /[",;\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
+// A line with nothing in it would not be read as a row of one empty cell.
+const csvLine = (row) => `${row.length === 1 ? csvCell(row[0]) || '""' : row.map(csvCell).join(",")}\n`;
+
 // Saves rows of cells; the first row is the header.
 function saveCsv(name, rows) {
-  const lines = rows.map((row) => `${row.map(csvCell).join(",")}\n`);
+  const lines = rows.map(csvLine);
   const address = URL.createObjectURL(new Blob(lines, { type: "text/csv;charset=utf-8" }));
   element("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 60000);
