@@ -60,5 +60,40 @@ def write_own(path: Path, content: bytes, *, sync: bool = True) -> None:
         file.write(content)
 
 
+def make_own(*paths: Path) -> None:
+    """Let nobody else write to files and folders of this user; those of others stay as they are. Raises OSError."""
+    for path in paths:
+        status = path.lstat()
+        is_ours = status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
+        if is_ours and status.st_mode & _OTHERS_MAY_WRITE:
+            path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_MAY_WRITE)
+
+
+def not_own(folder: Path) -> Path | None:
+    """The first of a folder and of everything in it that others own or may write to, or that is no file or folder.
+
+    Raises OSError if something cannot be looked at.
+    """
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        status = path.lstat()
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if not (is_folder or stat.S_ISREG(status.st_mode)) or not _is_own(status):
+            return path
+        if is_folder:
+            waiting += sorted(path.iterdir(), reverse=True)
+    return None
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or folder, not a link to one, belongs to this user or to root, and nobody else may write to it."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return not stat.S_ISLNK(status.st_mode) and _is_own(status)
+
+
 def _is_own(status: os.stat_result) -> bool:
     return status.st_uid in (os.geteuid(), 0) and not status.st_mode & _OTHERS_MAY_WRITE

@@ -175,12 +175,13 @@ class Reader:
     # ---- the cache
 
     def _path(self, name: str) -> Path:
-        from huggingface_hub import cached_assets_path
+        from huggingface_hub import cached_assets_path, constants
 
         folder = self._base.replace("/", "--")
-        return (
-            Path(cached_assets_path("vectors-in-the-wild", namespace="texts", subfolder=folder)) / f"{name}.safetensors"
+        texts = cached_assets_path(
+            "vectors-in-the-wild", namespace="texts", subfolder=folder, assets_dir=constants.HF_ASSETS_CACHE
         )
+        return texts / f"{name}.safetensors"
 
     def _arrays(self, name: str, state: str = "") -> dict[str, NDArray[Any]] | None:
         """The arrays of a file in the cache; None if there is none, it was altered, or it is of another ``state``."""
@@ -197,7 +198,7 @@ class Reader:
     def _keep(self, name: str, arrays: dict[str, NDArray[Any]], state: str = "") -> None:
         try:
             write_own(self._path(name), as_bytes(arrays, {"checksum": checksum(name + state, arrays)}))
-        except (OSError, AtlasError):
+        except (OSError, ValueError, AtlasError):
             return  # without a cache everything is computed again
 
 
