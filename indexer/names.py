@@ -166,13 +166,26 @@ def folders_root() -> Path | None:
     return _folders if isinstance(_folders, Path) else None
 
 
+def _leads_out(text: str) -> AtlasError:
+    return AtlasError(
+        f"{text[:200]} leads out of {_folders} through a link, so nothing is read there.",
+        "Copy what it names into that folder.",
+    )
+
+
 def _folder_named(text: str) -> Path | None:
-    """The folder that ``text`` names, if it exists and models may be read from it."""
+    """The folder that ``text`` names, if it exists and models may be read from it.
+
+    Raises AtlasError if it lies in the folder of models by its path, but a link leads out.
+    """
     if not text or _folders == "":  # an empty path would be the current folder
         return None
     try:
         path = Path(text).expanduser().resolve()
         if _folders is not None and not path.is_relative_to(_folders):
+            typed = Path(os.path.normpath(Path(text).expanduser().absolute()))
+            if typed.is_relative_to(_folders):
+                raise _leads_out(text)
             return None
         return path if path.is_dir() else None
     except (OSError, RuntimeError, ValueError):
@@ -267,6 +280,11 @@ def _path_on_site(text: str) -> str | None:
             if text.lower().startswith(prefix.lower()):
                 return re.split(r"[?#]", text[len(prefix) :])[0]
     return None
+
+
+def with_dots(name: str) -> str:
+    """A name with ``.`` for ``___``, as folders of ModelScope spell it: ``Qwen/Qwen2___5-7B``."""
+    return name.replace("___", ".")
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from indexer.atlas import AtlasFolder, is_on_hub
 from indexer.database.connection import base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
-from indexer.names import ModelRef, is_hub_id
+from indexer.names import ModelRef, is_hub_id, with_dots
 from query.sandbox.locked import SETTINGS
 
 if TYPE_CHECKING:
@@ -184,6 +184,11 @@ class AtlasReader:
         rows = self.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC", [base])
         return CrawlSource.of([json.loads(row["spec"] or "{}") for row in rows])
 
+    def from_folders(self, base: str) -> frozenset[str]:
+        """The models of ``base`` that were added from folders: a name like one on the Hub has no page there."""
+        rows = self.rows("SELECT model FROM fine_tunes WHERE base = ? AND claimed_by = 'folder'", [base])
+        return frozenset(row["model"] for row in rows)
+
     def find(self, reference: ModelRef, base: str | None = None) -> IndexedModel | None:
         """The listed model with this id, or with an id that ends so; None if there is none.
 
@@ -193,6 +198,8 @@ class AtlasReader:
         rows = self._listed("model = ?", reference.id) or self._listed("lower(model) = lower(?)", reference.id)
         if not rows and (whole := model_ending_in(self.connection, reference.id)) is not None:
             return self.find(replace(reference, id=whole), base)
+        if not rows and (dotted := with_dots(reference.id)) != reference.id:
+            return self.find(replace(reference, id=dotted), base)
         rows = [row for row in rows if row["model"] == rows[0]["model"]]
         if reference.revision is not None:
             rows = [row for row in rows if (row["commit"] or "").startswith(reference.revision)]

@@ -13,9 +13,13 @@ import pytest
 import query.cli
 from indexer.errors import AtlasError
 from query import Atlas
+from query.atlas import generations
+from query.browse.session import read_payload
 from query.wording import rarity
 from tests.atlas_builder import BASE, Model, write_atlas
+from tests.database import execute
 from tests.hubs import add_repo, served
+from tests.tiny_hub import BASE as TINY_BASE
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +220,27 @@ def test_what_was_assumed_about_an_adapter_is_said_apart_from_what_was_not_read(
         notes = opened.show("ann/one").notes
     assert f"Parts of the adapter were not read: {held[0]}; {held[1]}." in notes
     assert held[2] in notes
+
+
+def test_a_models_name_is_also_found_as_modelscope_spells_it(atlas):
+    execute(atlas.database, "UPDATE fine_tunes SET model = 'ann/Glue2.5-0' WHERE model = 'ann/glue-0'")
+    with Atlas(atlas.root) as opened:
+        for name in ("ann/Glue2___5-0", "Glue2___5-0", "ann/glue2___5-0"):
+            assert opened.show(name)["model"] == "ann/Glue2.5-0"
+            assert opened.compare(name, "bob/glue-1").a == "ann/Glue2.5-0"
+        with pytest.raises(AtlasError, match="Glue3___5"):
+            opened.show("ann/Glue3___5-0")
+    execute(atlas.database, "UPDATE fine_tunes SET model = 'ann/Glue2___5-0' WHERE model = 'bob/glue-1'")
+    with Atlas(atlas.root) as opened:  # a name that has three underscores
+        assert opened.show("ann/Glue2___5-0")["model"] == "ann/Glue2___5-0"
+
+
+def test_a_model_from_a_folder_has_no_page_on_the_hub(atlas):
+    execute(atlas.database, "UPDATE fine_tunes SET claimed_by = 'folder' WHERE model = 'ann/glue-0'")
+    with Atlas(atlas.root) as opened:
+        page = opened.map(TINY_BASE, method="pca").page_data()
+        browsed = generations(opened).asked(read_payload, TINY_BASE, None)
+    for data in (page, browsed):
+        assert [name for name, is_there in zip(data["models"], data["onHub"], strict=True) if not is_there] == [
+            "ann/glue-0"
+        ]

@@ -9,7 +9,7 @@ import pytest
 
 from indexer import names
 from indexer.cards.local import local_row
-from indexer.errors import ModelError
+from indexer.errors import AtlasError, ModelError
 from indexer.names import ModelRef
 from indexer.regular_files import descriptor_of, files_below
 from indexer.weights.repository import open_repository
@@ -119,3 +119,22 @@ def test_a_server_reads_nothing_outside_its_folder(root, monkeypatch):
             repository.open(name)
     monkeypatch.setattr(names, "_folders", None)
     assert bytes(open_repository(reference).open("model.safetensors").read(0, 6)) == b"secret"
+
+
+@pytest.mark.parametrize("text", ["out", "./out", "{root}/out", "model/../out", "out/deeper", "nowhere"])
+def test_a_folder_that_a_link_leads_out_of_is_named(root, monkeypatch, text):
+    monkeypatch.setattr(names, "_folders", None)
+    names.read_folders_in(root)
+    monkeypatch.chdir(root)
+    (root / "out").symlink_to("../secret")
+    (root / "nowhere").symlink_to("../none")  # whether there is one outside is not told
+    with pytest.raises(AtlasError, match=r"leads out of .*allowed through a link"):
+        ModelRef.parse(text.format(root=root))
+
+
+def test_so_is_a_link_in_a_folder_without_other_weights(root, monkeypatch):
+    monkeypatch.setattr(names, "_folders", None)
+    names.read_folders_in(root)
+    (root / "model" / "checkpoint").symlink_to("../../secret")
+    with pytest.raises(AtlasError, match=r"model/checkpoint leads out of .*allowed through a link"):
+        local_row(ModelRef("m", folder=root / "model"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -46,6 +47,8 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
     except OSError as error:
         raise AtlasError(f"{folder} cannot be listed: {error.strerror}.", _HINT) from error
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
+        if (outside := _first_outside(folder, names)) is not None:
+            raise AtlasError(f"{outside} leads out of {folders_root()} through a link, so it is not read.", _HINT)
         formats = other_formats(names)
         why = f"only {formats}, a format that is not read" if formats else "no .safetensors or .bin file"
         raise AtlasError(f"{folder} holds no weights that can be read: {why}.", _HINT)
@@ -75,6 +78,17 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
     if lacks_sentence(_as_of_hub(row)):
         row[SENTENCE] = without_paths(list(sentence_datasets(readme)))
     return row
+
+
+def _first_outside(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first of the files and folders that a link leads out of the folder of models; None if there is no limit."""
+    for name in names if folders_root() is not None else ():
+        try:
+            os.close(_descriptor(folder / name))
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                return folder / name
+    return None
 
 
 def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BufferedReader], str]) -> str:

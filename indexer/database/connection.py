@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import mending
 from indexer.errors import AtlasError
-from indexer.names import LOCAL, ModelRef, nearest, without_address
+from indexer.names import LOCAL, ModelRef, nearest, with_dots, without_address
 
 if TYPE_CHECKING:
     import duckdb
@@ -242,11 +242,13 @@ def indexed_models(connection: Connection, names: Sequence[str], base: str | Non
     rows = []
     for name in names:
         typed = ModelRef.parse(name).id
-        found = connection.rows(
-            'SELECT model, base, "read" FROM models WHERE lower(model) = lower($model) '
-            "AND base = coalesce($base, base)",
-            {"model": model_ending_in(connection, typed) or typed, "base": base},
-        )
+        found: list[dict[str, Any]] = []
+        for spelled in dict.fromkeys((typed, with_dots(typed))):
+            found = found or connection.rows(
+                'SELECT model, base, "read" FROM models WHERE lower(model) = lower($model) '
+                "AND base = coalesce($base, base)",
+                {"model": model_ending_in(connection, spelled) or spelled, "base": base},
+            )
         if not found:
             near = nearest(typed, [row["model"] for row in connection.rows("SELECT DISTINCT model FROM models")])
             hint = f"Did you mean {' or '.join(near)}?" if near else "List its models: `query models`"
@@ -264,7 +266,7 @@ def base_named(connection: Connection, name: str) -> str:
     """
     rows = connection.rows("SELECT base, aliases FROM bases ORDER BY base")
     typed = without_address(name).partition("@")[0].lower()
-    for spelled in dict.fromkeys((typed, typed.replace("___", "."))):  # the second is ModelScope's
+    for spelled in dict.fromkeys((typed, with_dots(typed))):
         for row in rows:
             if spelled in {other.lower() for other in (row["base"], *row["aliases"])}:
                 return str(row["base"])

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from indexer.names import RELATIONS, is_hub_id
+from indexer.names import RELATIONS, is_hub_id, with_dots
 from indexer.network.rows import filenames_in
 
 # Where a model has several relations to one base, the first of these counts: what its files are comes first.
@@ -99,11 +99,6 @@ def hub_spelling(name: str) -> str:
     """``owner/name`` for ``owner--name``; any other text as it is."""
     joined = _JOINED.fullmatch(name) if "--" in name and "/" not in name else None
     return f"{joined[1]}/{joined[2]}" if joined else name
-
-
-def with_dots(name: str) -> str:
-    """A name with ``.`` for ``___``, as folders of ModelScope spell it: ``Qwen/Qwen2___5-7B``."""
-    return name.replace("___", ".")
 
 
 def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection[str]) -> str | None:

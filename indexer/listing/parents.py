@@ -19,11 +19,10 @@ from indexer.listing.claims import (
     relation_to,
     stated_bases,
     untyped_relation,
-    with_dots,
 )
 from indexer.listing.listed_models import ListedModel
 from indexer.listing.mirrors import known_mirrors
-from indexer.names import is_hub_id
+from indexer.names import is_hub_id, with_dots
 from indexer.network.hub import model_row
 from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames

@@ -19,7 +19,7 @@ from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.listing_state import Removal
-from indexer.names import ModelRef, nearest
+from indexer.names import ModelRef, nearest, with_dots
 from indexer.profiles.store import ProfileStore
 from indexer.publish.publish import publish
 from indexer.publish.rows import Publication
@@ -134,11 +134,16 @@ def _bases_of(folder: AtlasFolder, model: str, base: str | None) -> Mapping[str,
     with Reading(folder.database) as connection:
         wanted = base_named(connection, base) if base is not None else None
         bases = [row["base"] for row in connection.rows("SELECT base FROM bases ORDER BY base")]
-        name = model_ending_in(connection, typed) or typed
-        rows = connection.rows(
-            "SELECT model, base FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC, base",
-            [name, name],
-        )
+        name, rows = typed, list[dict[str, Any]]()
+        for spelled in dict.fromkeys((typed, with_dots(typed))):
+            if rows:
+                break
+            whole = model_ending_in(connection, spelled) or spelled
+            rows = connection.rows(
+                "SELECT model, base FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC, base",
+                [whole, whole],
+            )
+            name = whole if rows or spelled == typed else name
         suggested = f"SELECT DISTINCT model FROM fine_tunes WHERE {NOT_A_FAILED_ADD} ORDER BY model"
         known = [row["model"] for row in connection.rows(suggested)]
     found = {row["base"]: str(row["model"]) for row in rows if row["model"] == rows[0]["model"]}

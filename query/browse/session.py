@@ -265,4 +265,5 @@ def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[s
         hub=atlas.crawl_of(base).endpoint,
         axes=layout.axes if layout else None,
         notes=layout.notes if layout else (),
+        from_folders=atlas.from_folders(base),
     ) | {"base": base, "ids": ids}

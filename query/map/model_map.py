@@ -68,7 +68,8 @@ class ModelMap(Drawn):
     ``method`` placed the points, and ``color`` is the column they are coloured by. ``coloring``, each of
     ``other_colorings`` (which the page also offers) and ``neighbours`` (the nearest models on the map, nearest first)
     have an entry for each point. ``parents``: what each model was made from, by model id, if the atlas stores lineage.
-    ``explained_variance``: for pca, the shares of the variance along x and y. ``hub``: the address of the crawled Hub.
+    ``explained_variance``: for pca, the shares of the variance along x and y. ``hub``: the address of the crawled Hub;
+    ``from_folders``: models that have no page there.
     """
 
     ROWS = "points"
@@ -88,6 +89,7 @@ class ModelMap(Drawn):
     neighbours: tuple[tuple[NearPoint, ...], ...] = field(default=(), repr=False)
     parents: Mapping[int, tuple[Parent, ...]] = field(default_factory=dict, repr=False)
     hub: str = PUBLIC_HUB
+    from_folders: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def color(self) -> str:
@@ -175,6 +177,7 @@ class ModelMap(Drawn):
             near=self.neighbours or [()] * len(points),
             parents=self.parents,
             hub=self.hub,
+            from_folders=self.from_folders,
             axes=self.axes,
             notes=self.notes,
         )
@@ -253,6 +256,7 @@ def model_map(
         neighbours=near_points(read_neighbours(atlas, population.base, representation), population.ids, NEIGHBOURS),
         parents=read_parents(atlas, population.base),
         hub=atlas.crawl_of(population.base).endpoint,
+        from_folders=atlas.from_folders(population.base),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -92,12 +92,14 @@ def payload(
     hub: str,
     axes: Sequence[str] | None,
     notes: Sequence[str],
+    from_folders: Collection[str] = (),
 ) -> dict[str, Any]:
     """JSON-ready; every list has an entry for each model. ``places`` (n, 2) are NaN for a model that is on no map.
 
     ``neighbours``: for each model [row, cosine, row, cosine, …], the nearest first; ``backgrounds``: for each of them
     the share of pairs of unrelated models that are at least as similar, −n if none of n pairs is, or None.
     ``parents``: [row, or -1 if it is not in ``ids``, name, how] for each parent, or None without any lineage.
+    ``from_folders``: the names of models that have no page on the Hub.
     """
     backgrounds = [[-one.none_of if one.none_of else _rounded(one.background, 3) for one in row] for row in near]
     steps: list[list[list[Any]]] | None = None
@@ -110,7 +112,7 @@ def payload(
     x, y = ([_rounded(place, 5) for place in axis] for axis in places.T.tolist())
     return {
         "models": [shown(name) for name in names],
-        "onHub": [is_hub_id(name) for name in names],
+        "onHub": [is_hub_id(name) and name not in from_folders for name in names],
         "x": x,
         "y": y,
         "facets": facets,

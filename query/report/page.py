@@ -124,10 +124,7 @@ class Source:
 
     @cached_property
     def _from_folders(self) -> frozenset[str]:
-        """The models that were added from folders: a name like one on the Hub has no page there."""
-        return frozenset(
-            row["model"] for row in self.rows("SELECT model FROM fine_tunes WHERE base = ? AND claimed_by = 'folder'")
-        )
+        return self.atlas.from_folders(self.base)
 
     def command(self, name: str, options: str = "") -> str:
         """A command about this base, ready to be pasted into a shell."""
