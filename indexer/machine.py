@@ -20,10 +20,11 @@ MEMINFO = Path("/proc/meminfo")
 # Used if neither the machine nor a control group says how much memory is free.
 _ASSUMED_BYTES = 4 << 30
 
-# In control groups of version 1 and 2: the files with the limit and with what is used, and the name of the idle page
-# cache in memory.stat, which is counted as used and is given up when memory is short.
-_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+# In control groups of version 1 and 2: the files with limits and with what is used, and the name of the idle page
+# cache in memory.stat, which is counted as used and is given up when memory is short. A program above memory.high is
+# not killed, but slowed down until it hardly runs.
+_VERSION_1 = (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = (("memory.max", "memory.high"), "memory.current", "inactive_file")
 
 
 def processors() -> int:
@@ -64,15 +65,17 @@ def available_memory() -> int:
 def _free_in_groups() -> Iterator[int]:
     """What is free in this process's control group and in each group above it, where they have a limit."""
     for root, group, is_old in _groups("memory"):
-        limit_file, used_file, idle = _VERSION_1 if is_old else _VERSION_2
+        limit_files, used_file, idle = _VERSION_1 if is_old else _VERSION_2
         for folder in _upwards(root, group):
-            try:
-                limit = int((folder / limit_file).read_text(encoding="ascii"))
-                used = int((folder / used_file).read_text(encoding="ascii"))
-            except (OSError, ValueError):  # the group is not visible here, or its limit is "max"
-                continue
-            used -= _value_in(folder / "memory.stat", idle) or 0
-            yield max(0, limit - max(0, used))
+            limits = []
+            for name in limit_files:
+                with suppress(OSError, ValueError):  # the group is not visible here, or has no such limit ("max")
+                    limits.append(int((folder / name).read_text(encoding="ascii")))
+            with suppress(OSError, ValueError):
+                if limits:
+                    used = int((folder / used_file).read_text(encoding="ascii"))
+                    used -= _value_in(folder / "memory.stat", idle) or 0
+                    yield max(0, min(limits) - max(0, used))
 
 
 def _groups(controller: str) -> Iterator[tuple[Path, PurePosixPath, bool]]:

@@ -144,6 +144,17 @@ def test_the_limit_of_the_own_group_holds_not_that_of_the_root(groups):
     assert available_memory() == 724 * MB
 
 
+@pytest.mark.parametrize(
+    ("most", "high", "free"), [("max", 800 * MB, 500), (2048 * MB, 800 * MB, 500), (600 * MB, 800 * MB, 300), ("max", "max", 724)]
+)  # fmt: skip
+def test_a_group_is_not_filled_up_to_where_it_is_slowed_down(groups, most, high, free):
+    group, own = groups
+    own("0::/slurm/job_7\n")
+    group("slurm/job_7", max=most, high=high, current=300 * MB)
+    group("slurm", max=1024 * MB, high="max", current=300 * MB)
+    assert available_memory() == free * MB
+
+
 def test_groups_of_the_first_version(groups):
     group, own = groups
     own("11:cpu,cpuacct:/here\n4:hugetlb,memory:/job\n0::/elsewhere\n")

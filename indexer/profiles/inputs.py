@@ -262,9 +262,9 @@ class BaseModel:
                 collect(keys, module, received)
 
             hooks.append(model.get_submodule(name).register_forward_pre_hook(hook))
-        threads = torch.get_num_threads()
-        if self._subject.layers.tokens.shape[1] >= WORTH_THREADS:
-            torch.set_num_threads(max(threads, processors()))
+        threads = torch.get_num_threads()  # torch counts all processors of the machine, whatever the quota is
+        is_worth_it = self._subject.layers.tokens.shape[1] >= WORTH_THREADS
+        torch.set_num_threads(processors() if is_worth_it else min(threads, processors()))
         try:
             for some, ids, attended in self._batches(texts):
                 batch, mask = some, attended.bool()

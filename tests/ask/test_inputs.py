@@ -245,3 +245,18 @@ def test_what_cannot_run_has_one_line(folder, roberta):
             read_base(str(roberta), None, KEYS, LENGTH)
     finally:
         (roberta / "away").rename(roberta / "tokenizer.json")
+
+
+@pytest.mark.parametrize(("before", "worth", "during"), [(8, 48, 3), (1, 48, 3), (8, 512, 3), (1, 512, 1)])
+def test_a_pass_has_no_more_threads_than_the_quota(roberta, monkeypatch, before, worth, during):
+    base, seen = read_base(str(roberta), None, KEYS, LENGTH), []
+    monkeypatch.setattr(inputs, "processors", lambda: 3)
+    monkeypatch.setattr(inputs, "WORTH_THREADS", worth)
+    usual = torch.get_num_threads()
+    torch.set_num_threads(before)
+    try:
+        base.reference([base.encode(REFERENCE)], 1, lambda count: seen.append(torch.get_num_threads()))
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(usual)
+    assert set(seen) == {during}
