@@ -269,7 +269,10 @@ def lineage(
 def trace(model: str, details: bool, atlas: str, output: str, **options: Any) -> None:
     """Show what MODEL was trained on, from its input embedding: only rows of tokens in the training text moved.
 
-    With --text, show which texts were certainly not used in any step that changed the embedding.
+    With --text, show which texts were certainly not used in any step that changed the embedding. Of more than 10,000
+    texts, that many are used, evenly spaced, and of a long text the first 100,000 characters. Empty texts are left out,
+    and so are those that cannot be read if they are a tenth or fewer (half of a surrogate pair is always left out); the
+    notes say how many and why.
     """
     with opened_atlas(atlas) as opened:
         print_result(opened.trace(model, say=say, **options), output, details=details)
@@ -297,6 +300,10 @@ def ask(files: tuple[str, ...], atlas: str, output: str, **options: Any) -> None
 
     With --model and --among, find which files a model was tuned on, or none of them. If FILE is "-", texts are read
     from stdin. The texts run through the base model once; no fine-tune is run.
+
+    Of more than 200 texts, that many are used, evenly spaced (with --among, 200 to 1,000 of each file), and of a long
+    text its beginning. Empty texts are left out, and so are those that cannot be read if they are a tenth or fewer
+    (half of a surrogate pair is always left out); the notes say how many and why.
     """
     is_of_model = options["model"] is not None
     if bool(options["among"]) != is_of_model or (not is_of_model and len(files) != 1):

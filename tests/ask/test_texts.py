@@ -15,10 +15,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from click.testing import CliRunner
 
 import query.texts
 from indexer.errors import AtlasError, BadArgument
+from query.ask import ask
+from query.cli import main
 from query.texts import given_texts, read_texts
+from tests.conftest import ROOT
 
 THREE = ("The sky is blue.", "Zwölf Boxkämpfer jagen Viktor.", "天気がいい。")
 
@@ -273,3 +277,18 @@ def test_a_file_of_any_bytes_is_read_or_refused(tmp_path):
             broken[draw.randrange(4, len(broken))] = draw.randrange(256)
         with suppress(AtlasError):
             read_texts(write(tmp_path, "a.parquet", bytes(broken)))
+
+
+@pytest.mark.parametrize("command", ["ask", "trace"])
+def test_the_page_and_the_help_say_what_is_left_out(command):
+    """Every limit of the code by its number."""
+    most = {"ask": (ask.MOST_TEXTS, ask.MOST_TEXTS_OF_SHARES), "trace": (query.texts.MOST_TEXTS,)}[command]
+    shown = CliRunner().invoke(main, [command, "--help"], env={"COLUMNS": "200"}).output
+    document = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8").partition("## Which texts are left out")[2]
+    for number in most:
+        assert f"{number:,}" in document
+        assert f"{number:,}" in shown
+    assert f"{query.texts.LONGEST_TEXT:,}" in document
+    for words in (shown, document):
+        for what in ("half of a surrogate pair", "tenth", "evenly spaced"):
+            assert what in " ".join(words.split())
