@@ -31,6 +31,12 @@ def decimal(number: float | None, digits: int = 3) -> str:
     return "–" if number is None else re.sub(r"^(-?)0\.", r"\1.", f"{number:.{digits}f}")
 
 
+def p_value(value: float, permutations: int = 100_000, digits: int = 2) -> str:
+    """A p-value of random permutations: (1 + reached)/(1 + permutations), and only a bound where none reached it."""
+    is_bound = value * (1 + permutations) < 1.5
+    return f"{'≤ ' if is_bound else ''}{value:.{1 if is_bound else digits}g}"
+
+
 def fill(path: Path, parts: Mapping[str, str]) -> None:
     """Write ``filled`` into a document. Raises ValueError if it lacks a part; then nothing is written."""
     try:

@@ -22,7 +22,7 @@ from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
 from query import Atlas
 from tests.conftest import Shell
-from tests.killed import killable, moments
+from tests.killed import TIMES, killable, moments
 from tests.tiny_hub import BASE, served_shell
 
 MODEL = "ann/glue-0"
@@ -98,7 +98,8 @@ def test_a_removal_that_version_0_1_left_unfinished_is_finished_too(atlas, offli
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_removal_killed_at_any_moment(made, tmp_path, offline):
+@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.study)])
+def test_a_removal_killed_at_any_moment(made, tmp_path, offline, times):
     kept, folder = tmp_path / "kept", AtlasFolder(tmp_path / "atlas")
     shutil.copytree(made, kept)
     with Atlas(kept) as opened:
@@ -107,7 +108,7 @@ def test_a_removal_killed_at_any_moment(made, tmp_path, offline):
     with killable(Shell("http://127.0.0.1:9", tmp_path), "index", "remove", MODEL) as run:
         code, total = run(0)
         assert code == 0
-        for moment in moments(total, 100):
+        for moment in moments(total, times):
             shutil.rmtree(folder.root)
             shutil.copytree(kept, folder.root)
             assert run(moment)[0] in (-9, 0)
@@ -176,7 +177,8 @@ def hub_of_three(tiny_store, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_killed_at_any_moment_is_finished_by_the_next_run(hub_of_three, tmp_path, command):
+@pytest.mark.parametrize("times", [2, pytest.param(TIMES, marks=pytest.mark.study)])
+def test_a_command_killed_at_any_moment_is_finished_by_the_next_run(hub_of_three, tmp_path, command, times):
     shell = replace(hub_of_three, folder=tmp_path)
     kept, words = hub_of_three.folder / "atlas", COMMANDS[command]
     target = AtlasFolder(tmp_path / ("merged" if command == "merge" else "atlas"))
@@ -196,7 +198,7 @@ def test_a_command_killed_at_any_moment_is_finished_by_the_next_run(hub_of_three
         assert code == 0
         after = content(target)
         assert verify(target) == []
-        for moment in moments(total):
+        for moment in moments(total, times):
             begin()
             assert run(moment)[0] in (-9, 0)
             if target.database.exists():

@@ -18,7 +18,7 @@ from query.statistics.likeness import similarities
 from scripts.arena.methods import OURS, method_tables
 from scripts.arena.scores import Json, Table, scores
 from scripts.arena.subjects import Subjects, families, read_subjects
-from scripts.tables import decimal
+from scripts.tables import decimal, p_value
 from scripts.vectors import centred
 
 Floats = NDArray[np.float32]
@@ -149,4 +149,4 @@ def _lines(found: dict[str, Json]) -> Iterator[str]:
     effects = [one[default]["across effect"] for one in found.values()]
     bounds = [one[default]["across p_value"] for one in found.values()]
     yield f"| standard deviations above random labels | {' | '.join(f'{value:.0f}' for value in effects)} | | |"
-    yield f"| p | {' | '.join(f'{value:.1g}' for value in bounds)} | | |"
+    yield f"| p | {' | '.join(f'{p_value(value, digits=1)}' for value in bounds)} | | |"

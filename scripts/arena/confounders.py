@@ -26,7 +26,7 @@ from scripts.arena.subjects import Subjects, read_subjects
 from scripts.family import make_family, store, tasks
 from scripts.family.family import TEXTS_ARE_READY, WORK, build, claim_folder
 from scripts.family.plan import Adapter, Plan, Run, load_plan
-from scripts.tables import decimal
+from scripts.tables import decimal, p_value
 
 CORPUS = "docs/numeric-docstrings"
 CROSSED = "crossed"
@@ -271,12 +271,12 @@ def _within(figures: Mapping[str, Json]) -> Iterator[str]:
     for name, one in [*figures["habits"].items(), (CROSSED, figures[CROSSED])]:
         score = one["purity"]["across"]
         effect = "–" if score["effect"] is None else f"{score['effect']:.1f}"
-        cells = [decimal(score["purity"]), decimal(score["chance"]), f"{score['p_value']:.2g}", effect]
+        cells = [decimal(score["purity"]), decimal(score["chance"]), _shown(score), effect]
         for within in score["within"]:
             if within["chance"] is None:
                 cells.append("no label can move")
             else:
-                cells.append(f"{decimal(within['chance'])}, p {within['p_value']:.2g}")
+                cells.append(f"{decimal(within['chance'])}, p {_shown(within)}")
         yield f"| {name} | {' | '.join(cells)} |"
 
 
@@ -288,3 +288,10 @@ def _crossed(found: Mapping[str, Any]) -> Iterator[str]:
     for name in found["data"]:
         cells = [_above(found[column].get(name)) for column in columns]
         yield f"| {name} | {' | '.join(cells)} |"
+
+
+def _shown(score: Json) -> str:
+    """The p-value of a score: of all permutations that there are it is a share, of random ones it may be a bound."""
+    if score.get("is_exact"):
+        return f"{score['p_value']:.2g}"
+    return p_value(score["p_value"], score.get("permutations") or 100_000)

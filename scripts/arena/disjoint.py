@@ -36,7 +36,7 @@ from scripts.family.family import build
 from scripts.family.plan import Plan, Run, load_plan
 from scripts.family.store import RESULTS, read_json
 from scripts.loopback_hub import LoopbackHub
-from scripts.tables import decimal, markdown
+from scripts.tables import decimal, markdown, p_value
 from scripts.vectors import matches_of_nearest
 
 Json = dict[str, Any]
@@ -350,8 +350,8 @@ def lines_of(one: Json) -> dict[str, str]:
 
     def of_purity(score: Mapping[str, Any]) -> str:
         interval = "" if score.get("ci_low") is None else f" ({decimal(score['ci_low'])}–{decimal(score['ci_high'])})"
-        p_value = f", p {score['p_value']:.1g}" if score.get("p_value") is not None else ""
-        return f"{decimal(score['purity'])}{interval}, chance {decimal(score['chance'])}{p_value}"
+        p = f", p {p_value(score['p_value'], digits=1)}" if score.get("p_value") is not None else ""
+        return f"{decimal(score['purity'])}{interval}, chance {decimal(score['chance'])}{p}"
 
     lines = {
         "models that were sampled": str(one["sampled"]),

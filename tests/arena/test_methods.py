@@ -19,6 +19,7 @@ from scripts.arena import rivals
 from scripts.arena.ablations import DEFAULT, block, triplets
 from scripts.arena.scores import TIES, Table, average_precision, cosines, orders, scores
 from scripts.arena.subjects import cut
+from scripts.tables import p_value
 from scripts.vectors import centred
 from tests.purity.loops import Models
 
@@ -243,3 +244,8 @@ def test_centres():
     by_group = centred(raw, groups, list("abcd"), 1)[:3]
     assert by_group == pytest.approx(rest / np.linalg.norm(rest, axis=1, keepdims=True), abs=1e-6)
     assert np.isnan(cosines(np.zeros((1, 3)))).all()
+
+
+def test_a_p_value_that_none_of_the_permutations_reached_is_a_bound():
+    assert [p_value(one) for one in (1e-5, 2e-5, 0.0069)] == ["≤ 1e-05", "2e-05", "0.0069"]
+    assert [p_value(1 / 1001, 1000), p_value(2 / 1001, 1000), p_value(1.0, 19)] == ["≤ 0.001", "0.002", "1"]
