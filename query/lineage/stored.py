@@ -97,7 +97,8 @@ _COLUMNS = ("kind", "method", "coefficient", "card", "direction", "probability")
 def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
     """Store these answers in the atlas in place of earlier ones for the same models; return the number of edges.
 
-    Answers with a ``failure`` are skipped, so that the earlier answer stays. The query layer only reads: the indexer
+    Answers with a ``failure`` are skipped, so that the earlier answer stays, and those with a parent that the atlas does
+    not contain. The query layer only reads: the indexer
     writes, under its lock. The next generation of the atlas shows them. Raises AtlasError if another process is
     writing.
     """
@@ -108,7 +109,9 @@ def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
     now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
     lines: list[dict[str, Any]] = []
     for one in answers:
-        if one.model not in keys or one.failure:
+        # The table has no name for a parent that is no model of the atlas, as an adapter's file may give.
+        is_elsewhere = any(edge.parent_id is None and edge.parent not in (None, base) for edge in one.edges)
+        if one.model not in keys or one.failure or is_elsewhere:
             continue
         for edge in one.edges:
             parent = edge.parent if edge.parent_id is not None else None

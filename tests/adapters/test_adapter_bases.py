@@ -253,6 +253,9 @@ def test_lineage_of_an_adapter_on_a_fine_tune_is_what_its_file_says_and_is_never
     assert {row["card"] for row in rows if row["model"].startswith("eve/") and row["verdict"] != "unrelated"} <= {
         "confirmed", "not declared", "unsure",
     }  # fmt: skip
+    # Answers are stored now; a parent that the atlas does not contain has no row there.
+    assert told("on-tuned")["parent"] == "ann/glue-0"
+    assert told("on-locked")["parent"] == "dan/locked"
 
 
 def test_a_model_into_which_an_adapter_on_a_fine_tune_was_merged_is_made_from_that_adapter(stood, tmp_path):
