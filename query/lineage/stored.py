@@ -97,10 +97,9 @@ _COLUMNS = ("kind", "method", "coefficient", "card", "direction", "probability")
 def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
     """Store these answers in the atlas in place of earlier ones for the same models; return the number of edges.
 
-    Answers with a ``failure`` are skipped, so that the earlier answer stays, and those with a parent that the atlas
-    does not contain. The query layer only reads: the indexer writes, under its lock. The next generation of the atlas
-    shows them. Raises AtlasError if another process is
-    writing.
+    Answers with a ``failure`` are skipped, so that the earlier answer stays, and so are those with a parent that the
+    atlas does not contain. The query layer only reads: the indexer writes, under its lock. The next generation of the
+    atlas shows them. Raises AtlasError if another process is writing.
     """
     from indexer.publish.stored_answers import LINEAGE, store_answers
 
