@@ -153,6 +153,7 @@ def test_chance_and_p_are_those_of_all_permutations():
     assert found.against == "labels"
 
 
+@pytest.mark.slow
 def test_p_is_uniform_where_labels_mean_nothing():
     values = []
     for seed in range(200):

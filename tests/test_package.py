@@ -260,6 +260,7 @@ def test_the_wheel_with_build_builds_an_atlas_and_searches_it(installed, tiny_st
     assert all("glue" in one["model"] for one in found)
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_what_a_packager_needs_and_the_page_its_pictures(tmp_path):
     pytest.importorskip("hatchling")
     subprocess.run(

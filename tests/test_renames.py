@@ -33,6 +33,7 @@ LONG = st.builds(lambda first, count, last: first + "x" * count + last, st.sampl
                  st.sampled_from("_.x"))  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.text("aZ0_.-/é\n", max_size=12) | LONG | st.builds("{}/{}".format, LONG, LONG))
 @settings(max_examples=1000, deadline=None)
 def test_ids_are_what_the_library_takes_for_one(text: str):
@@ -231,6 +232,7 @@ def test_a_listed_id_that_redirects_to_the_base_is_not_a_model(shell):
     checked(shell)
 
 
+@pytest.mark.slow
 def test_the_listing_is_read_back_as_it_was(shell):
     pin(shell, "ann/imdb-0")
     build(shell)

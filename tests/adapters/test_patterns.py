@@ -126,6 +126,7 @@ def test_what_would_be_large_once_written_out_is_refused_by_name(key: str) -> No
     assert time.process_time() - started < 1
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text("ab.-_", min_size=1, max_size=6), max_size=6, unique=True),
     st.text("ab.-_", min_size=1, max_size=12),
@@ -137,6 +138,7 @@ def test_plain_keys_match_as_in_peft_dots_included(keys: list[str], name: str) -
     assert NamePatterns(patterns, "rank_pattern").find(name) == meant(patterns, name)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["a", "b.a", "[ab]", "a|b", "b", "a.b", ".", "a.a", r"b\.a", "(a|b)"]), unique=True))
 @settings(max_examples=300, deadline=None)
 def test_of_plain_keys_and_expressions_the_first_wins(keys: list[str]) -> None:

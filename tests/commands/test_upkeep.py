@@ -112,6 +112,7 @@ def offline(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
+@pytest.mark.slow
 def test_a_folder_is_known_by_its_name_and_its_path_is_nowhere(atlas, made, tmp_path, offline):
     source = made.parent / "store" / "ann" / "glue-0"
     folders = [tmp_path / "secret-place" / "mine", tmp_path / "elsewhere" / "mine"]

@@ -90,6 +90,7 @@ def test_a_map_gives_its_points(small_atlas, tmp_path):
     assert all(float(row["x"]) == float(row["x"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_a_table_begins_with_the_answer_and_has_details_on_request(small_atlas):
     asked = (["purity"], ["clusters"], ["predict", "author5/model-11"], ["predict", "--evaluate"])
     for words in (*asked, ["similar", "author1/model-1"]):

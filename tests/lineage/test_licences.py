@@ -57,6 +57,7 @@ def test_a_model_beside_its_base(tmp_path, of_base, own, verdict, terms):
     assert conflicts == ([("ann/one", own, of_base, terms)] if verdict == "conflict" else [])
 
 
+@pytest.mark.slow
 def test_the_licence_of_a_base_is_kept(tiny_store, tmp_path, monkeypatch):
     store, atlas = tiny_store(1, tmp_path / "store"), tmp_path / "atlas"
     describe(store, BASE, tags=["transformers", "license:gemma"], old_ids=["tiny-base"], card_data={"license": "gemma"})

@@ -117,6 +117,7 @@ def test_a_model_on_the_hub_that_claims_the_base_is_contradicted(asked):
     assert "cosine" in answer.headline
 
 
+@pytest.mark.slow
 def test_an_adapter_is_judged_by_the_base_that_it_names(asked, tmp_path):
     atlas, store = asked
     for name, named, verdict in (("own", BASE, "derived"), ("other", "far/other", "unrelated")):

@@ -141,6 +141,7 @@ def test_none_of_these_is_not_fitted_from_hiding(layout):
             assert fitted.novelty[kind].slopes.min() >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("novel", a_few([0.1, 0.4], 1))
 def test_none_of_these_is_as_probable_as_frequent_where_nothing_tells_it(novel):
     """A share of the sweeps is on datasets of no other author; before, .20 was predicted where .26 was true (three datasets)."""

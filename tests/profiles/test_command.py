@@ -150,6 +150,7 @@ def test_a_model_of_another_base(tmp_path):
         base_and_models(folder, None, [])
 
 
+@pytest.mark.slow
 def test_the_error_of_the_command_for_bad_input(shell):
     ran = shell("index", "profile", "--base", BASE, "--probe", "image")
     assert (ran.code, len(ran.err.strip().splitlines())) == (1, 1)

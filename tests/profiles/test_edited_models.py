@@ -89,6 +89,7 @@ def test_frozen_layers_and_copies_measure_like_the_base(tmp_path):
     assert [row.values for row in copied] == [row.values | {"drift": 0.0, "cka": 1.0} for row in of_base]
 
 
+@pytest.mark.slow
 def test_scaling_an_output_changes_drift_only(tmp_path):
     base = model_of("bert")
     of_base, states = profile(base, tmp_path / "base")

@@ -48,6 +48,7 @@ def test_singular_values_of_linear_maps():
     assert singular_values(after(running_sum, 1), inputs, [1], 12)[1].numpy() == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_singular_values_of_a_real_model_against_the_whole_jacobian(vit):
     layers = vit.layers
     image = torch.rand((1, *layers.image_shape), generator=torch.Generator().manual_seed(0))

@@ -60,6 +60,7 @@ def test_csv_and_data_frame_have_a_row_for_each_family_and_layer(made, atlas):
     assert frame[(frame.family == "decoder.cross_query") & (frame.layer == 1)].models.item() == 2
 
 
+@pytest.mark.slow
 def test_table_out_and_notes(made, tmp_path):
     ran = made.shell("query", "rank", "--base", "org/t5", "--out", str(tmp_path / "ranks.svg"))
     assert ran.code == 0, ran.err
@@ -107,6 +108,7 @@ def test_the_legend_is_whole(atlas, base, whole):
     assert room.y0 <= drawn.y0 < drawn.y1 <= room.y1
 
 
+@pytest.mark.slow
 def test_hostile_names_are_drawn_as_they_are(atlas, tmp_path):
     """A $ is no formula, and a control character is spelt out."""
     study = atlas.rank("org/t5")

@@ -198,6 +198,7 @@ def test_a_sampled_atlas_is_completed_by_a_full_build(sampled, in_full, hub):
     assert not indexer.verify(sampled, strict=True)
 
 
+@pytest.mark.slow
 def test_adding_one_model_in_full_completes_it_alone(sampled):
     indexer.add("bob/b", made.BASE, atlas=sampled)
     assert reads(sampled)["bob/b"] == "sample"
@@ -222,6 +223,7 @@ def test_one_after_the_other_is_all_at_once(at_once, tmp_path):
 # ---- index deepen
 
 
+@pytest.mark.slow
 def test_deepened_models_are_as_if_read_in_full(sampled, in_full, hub):
     old = keys(sampled)
     report = indexer.deepen(["ann/a", "ivy/stacked"], atlas=sampled, workers=1)
@@ -265,6 +267,7 @@ def test_deepening_can_be_declined(sampled):
     assert reads(sampled)["ann/a"] == "sample"
 
 
+@pytest.mark.slow
 def test_spectra_can_be_read_with_the_rest(sampled):
     assert indexer.deepen("ann/a", atlas=sampled, spectra=True, workers=1).indexed == 1
     found = {row["model"]: row["has_spectra"] for row in rows(sampled, "SELECT model, has_spectra FROM models")}
@@ -314,6 +317,7 @@ def test_the_rank_is_that_of_the_atlas(hub, tmp_path):
     assert set(reads(folder).values()) == {"full"}
 
 
+@pytest.mark.slow
 def test_what_fails_stays_sampled_and_is_read_the_next_time(sampled, hub):
     hub.faults.add("bob/b[^&]*/.*safetensors", status=404)
     report = indexer.deepen(["ann/a", "bob/b"], atlas=sampled, workers=1)
@@ -393,6 +397,7 @@ def test_altered_lines_of_a_record_are_noticed(sampled):
     assert indexer.verify(sampled)
 
 
+@pytest.mark.slow
 def test_spectra_are_read_in_full_and_never_of_a_sample(hub, tmp_path):
     folder = tmp_path / "atlas"
     build(folder, spectra=True, limit=2)
@@ -435,6 +440,7 @@ def test_a_representation_that_needs_u_has_the_models_that_were_read_in_full(sam
     assert not indexer.verify(sampled, strict=True)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_indexed_is_read_as_far_as_the_question_needs(full, tmp_path, hub):
     from query import Atlas
 

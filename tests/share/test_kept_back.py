@@ -173,6 +173,7 @@ def test_a_path_that_an_earlier_version_kept_is_refused(owner, own, tmp_path):
     assert "index remove local:run" in caught.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_record", [False, True])
 def test_nothing_of_a_removed_model_travels(owner, own, keep_record):
     remove(SECRET, atlas=own.root, keep_record=keep_record)
