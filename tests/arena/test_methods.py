@@ -22,6 +22,7 @@ from scripts.arena.subjects import cut
 from scripts.tables import p_value
 from scripts.vectors import centred
 from tests.purity.loops import Models
+from tests.vectors import loops
 
 SHAPES = {DeltaKey("", 0, "query"): (6, 5), DeltaKey("", 0, "feedforward1"): (8, 5), DeltaKey("", 1, "query"): (6, 5)}
 
@@ -232,17 +233,15 @@ def test_cutting_a_record(models):
 
 
 def test_centres():
-    raw = np.repeat(np.eye(3, 6), [2, 1, 1], axis=0).astype(np.float32)
-    groups = ["full", "full", "full", "adapter"]
-    mean = raw.mean(axis=0) * 4 / (4 + 2)
-    rest = raw - mean
-    assert centred(raw, ["full"] * 4, list("abcd"), 1) == pytest.approx(
-        rest / np.linalg.norm(rest, axis=1, keepdims=True), abs=1e-6
-    )
-    own = raw[:3].mean(axis=0) * 3 / (3 + 2)
-    rest = raw[:3] - own
-    by_group = centred(raw, groups, list("abcd"), 1)[:3]
-    assert by_group == pytest.approx(rest / np.linalg.norm(rest, axis=1, keepdims=True), abs=1e-6)
+    raw = np.repeat(np.eye(4, 6), [2, 1, 1, 1], axis=0).astype(np.float32)
+    groups = ["full", "full", "full", "full", "adapter"]
+    blocks = [row[None, :] for row in raw.astype(float)]
+    for count, given in ((5, ["full"] * 5), (4, groups)):
+        middle = loops.centre(blocks[:count], list("abcde")[:count])
+        assert np.abs(middle).max() > 0
+        expected = np.stack([loops.centred(one, middle)[0] for one in blocks[:count]])
+        assert centred(raw, given, list("abcde"), 1)[:count] == pytest.approx(expected, abs=1e-6)
+    assert (centred(raw, groups, list("abcde"), 1)[4] == raw[4]).all()
     assert np.isnan(cosines(np.zeros((1, 3)))).all()
 
 
