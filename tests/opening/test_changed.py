@@ -152,7 +152,7 @@ def test_an_empty_database_of_schema_sql_has_no_problems_and_all_of_it_is_looked
     assert found.problems == ()
     assert found.other_views == []
     assert len(catalog.definitions()) == schema_sql().count("\nCREATE ")
-    assert [one.name for one in found.others] == ["nearest", "background"]
+    assert [one.name for one in found.others] == ["nearest", "similarity_error", "background"]
 
 
 def test_a_new_database_is_what_schema_sql_makes_to_the_last_comment_and_has_no_rows(tmp_path):
