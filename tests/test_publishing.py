@@ -27,7 +27,7 @@ from tests.tiny_hub import BASE
 
 TABLES = {
     # Centred again or all at once, similarities are apart by rounding: who is nearer is compared where it is no close call.
-    "neighbours": "SELECT representation, one.model, rank, round(similarity, 2) AS similarity, "
+    "neighbours": "SELECT representation, one.model, rank, "
     "CASE WHEN coalesce(abs(similarity - lag(similarity) OVER near), 1) > .001 "
     "AND coalesce(abs(similarity - lead(similarity) OVER near), 1) > .001 THEN two.model END AS neighbour "
     "FROM neighbours AS n JOIN fine_tunes AS one USING (model_id) JOIN fine_tunes AS two ON two.model_id = neighbour_id "
@@ -40,6 +40,10 @@ TABLES = {
     "tags": "SELECT model, tag FROM tags JOIN fine_tunes USING (model_id)",
     "datasets": "SELECT model, model_datasets.* EXCLUDE (model_id) FROM model_datasets JOIN fine_tunes USING (model_id)",
 }
+
+SIMILARITIES = (
+    "SELECT representation, model, rank, similarity FROM neighbours JOIN fine_tunes USING (model_id) ORDER BY ALL"
+)
 
 
 class Piecewise:
@@ -71,6 +75,10 @@ class Piecewise:
                 name: sorted(map(str, connection.execute(statement).fetchall())) for name, statement in TABLES.items()
             }
 
+    def similarities(self) -> list[float]:
+        with Reading(self.folder.database) as connection:
+            return [row[-1] for row in connection.execute(SIMILARITIES).fetchall()]
+
 
 @pytest.fixture
 def atlas(made_of_twelve, tmp_path):
@@ -92,7 +100,7 @@ def test_piece_by_piece_is_the_same_as_all_at_once(atlas):
     atlas.publish(*entries[7:])
     atlas.publish(entries[2], replace(entries[1], record_key=entries[1].record_key))
     final = [*entries[:5], repeated, *entries[6:]]
-    pieces = atlas.tables()
+    pieces, similarities = atlas.tables(), atlas.similarities()
     # As it was made to be.
     assert verify(atlas.folder)[0].problem == "its record belongs to a different model: run `index rebuild`"
     assert len(verify(atlas.folder)) == 1 + 1  # and the record that nobody names now
@@ -100,6 +108,7 @@ def test_piece_by_piece_is_the_same_as_all_at_once(atlas):
     at_once = atlas.tables()
     for name in TABLES:
         assert pieces[name] == at_once[name], name
+    assert similarities == pytest.approx(atlas.similarities(), abs=0.005)
     assert sum("'ann/glue-0'" in row or entries[0].listed.id in row for row in pieces["records"]) >= 2
 
 

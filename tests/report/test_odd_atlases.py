@@ -33,7 +33,7 @@ def odd_atlases():
             {"names", "purity", "map", "clusters", "prediction", "rank", "pairs", "models"},
         ),
         "one": (models[:1], {"purity", "clusters", "prediction", "rank", "pairs"}),
-        "two": ([models[0], models[6]], {"clusters", "rank"}),
+        "two": ([models[0], models[6]], {"clusters", "rank", "pairs"}),  # unlike each other
         "two of one dataset": (models[:2], {"clusters", "rank"}),
         "five": ([*models[:3], *models[6:8]], {"clusters", "rank"}),
         "only a copy": (
