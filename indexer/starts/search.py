@@ -12,7 +12,7 @@ from indexer.starts.start import Distribution, Factor, LoraModule, Start, find_s
 
 # Words of one table of a further search: 180 MB.
 _AT_ONCE = 1 << 26
-# What a process holds during a further search (measured).
+# What a process holds during a further search, at most (measured).
 SEARCH_BYTES = 700 << 20
 
 
@@ -34,8 +34,8 @@ class FurtherSearch:
     """Looks through the usual seeds, then the first ``words`` random numbers of each of ``seeds``, then for any seed.
 
     The last is by linear algebra and finds adapters that were moved little, of which the seed lies at most ``words``
-    before the first factor (``solve_start``). It takes up to 300 MB, 12 ns for each seed and word, and half a minute
-    or, for what is not found, two.
+    before the first factor (``solve_start``). A process holds up to 720 MB in all. It takes 12 ns for each seed and
+    word, and half a minute or, for what is not found, two.
     """
 
     seeds: tuple[int, ...]
