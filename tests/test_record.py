@@ -15,6 +15,7 @@ from indexer.names import DeltaKey
 from indexer.publish.rows import rows_of_record
 from indexer.records.identity import Identity, Spec
 from indexer.records.record import DeltaRecord, Record, StoredFile, ranks_at, read_record, write_record
+from indexer.records.representation import REPRESENTATIONS
 
 
 def make_record(seed: int = 0, rank: int = 3, **changes: object) -> Record:
@@ -41,7 +42,7 @@ def make_record(seed: int = 0, rank: int = 3, **changes: object) -> Record:
         files=(StoredFile("model.safetensors", 10, "e" * 64, "safetensors"),),
         head={"label_names": ["yes", "no"]},
         dtype="float32",
-        vectors={"input.3": np.arange(4, dtype=np.float32)},
+        vectors={REPRESENTATIONS["input"].tag: np.arange(4, dtype=np.float32)},
     )
     return Record(**(plain | changes))
 
@@ -64,7 +65,9 @@ def test_a_record_comes_back_as_it_was(tmp_path):
         for name in ("s", "u", "v"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
             assert getattr(one, name).dtype == getattr(other, name).dtype
-    np.testing.assert_array_equal(back.vectors["input.3"], record.vectors["input.3"])
+    np.testing.assert_array_equal(
+        back.vectors[REPRESENTATIONS["input"].tag], record.vectors[REPRESENTATIONS["input"].tag]
+    )
 
 
 def test_what_an_adapters_settings_leave_open_stays_with_it(tmp_path):

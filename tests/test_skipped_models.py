@@ -114,9 +114,16 @@ def spoilt(record, what: str):
     if what == "sigma":
         return replace(record, deltas=(replace(first, s=first.s * np.float32(np.inf)), *rest))
     if what == "vector":
-        return replace(record, vectors={"input.3": np.full(len(record.vectors["input.3"]), np.nan, np.float32)})
+        return replace(
+            record,
+            vectors={
+                REPRESENTATIONS["input"].tag: np.full(
+                    len(record.vectors[REPRESENTATIONS["input"].tag]), np.nan, np.float32
+                )
+            },
+        )
     if what == "length":
-        return replace(record, vectors={"input.3": np.ones(7, np.float32)})
+        return replace(record, vectors={REPRESENTATIONS["input"].tag: np.ones(7, np.float32)})
     if what == "bytes":
         return replace(record, bytes_read=2**63)
     if what == "files":

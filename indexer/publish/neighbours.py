@@ -16,7 +16,7 @@ from indexer.atlas import NEIGHBOURS
 from indexer.publish.tables import Tables
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import Vectors, blocks, rows_of_block
-from indexer.vectors.table import by_output, output_similarity
+from indexer.vectors.table import by_output
 from indexer.vectors.ties import NEAR, Exact, nearest_first
 
 # If the share of new models is larger, all lists are recomputed: most of them change anyway.
@@ -98,7 +98,7 @@ def nearest(
                 if table.groups is not None:
                     if is_output:
                         are_pairs = similarities > -np.inf
-                        similarities = np.where(are_pairs, output_similarity(similarities), -np.inf)
+                        similarities = np.where(are_pairs, similarities, -np.inf)
                     chosen = by_output(table.groups[:, None], index.adapters.codes(ids)[None, :])
                     similarities[chosen != is_output] = -np.inf
                 mine.take(similarities, ids)

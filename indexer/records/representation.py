@@ -138,8 +138,8 @@ def representation_named(name: str, budget: int | None = None) -> Representation
         raise BadArgument(f"Unknown representation {name!r}.", f"Choose one of: {known}.") from None
 
 
-def _of_length(record: Record, budget: int, *, side: str, power: float = 1.0) -> Vector:
-    return sketched(record, side, block_length(record, budget), DRAW, power)
+def _of_length(record: Record, budget: int, *, side: str, power: float = 1.0, is_traceless: bool = False) -> Vector:
+    return sketched(record, side, block_length(record, budget), DRAW, power, is_traceless)
 
 
 def _fixed(record: Record, budget: int, *, side: str) -> Vector:
@@ -237,13 +237,14 @@ REPRESENTATIONS: dict[str, Representation] = {
     made.name: made
     for made in (
         Representation(
-            "input", 3, "input side: Σ σ v vᵀ per delta, sketched, minus the centre of its group", True,
+            "input", 4, "input side: Σ σ v vᵀ per delta, sketched, minus the centre of its group", True,
             partial(_of_length, side="learned"), centred=True, budget=USUAL_BUDGET, needs="v",
         ),
         Representation(
-            ADAPTER_OUTPUT, 1, "output side of adapters: Σ √σ u uᵀ per delta, for pairs of which one began at unknown "
-            "random numbers", True, partial(_of_length, side="output", power=OUTPUT_POWER),
-            centred=True, budget=USUAL_BUDGET, needs="u", of_adapters=True,
+            ADAPTER_OUTPUT, 2, "output side of adapters: Σ √σ u uᵀ without its trace per delta, for pairs of which one "
+            "began at unknown random numbers", True,
+            partial(_of_length, side="output", power=OUTPUT_POWER, is_traceless=True), centred=True,
+            budget=USUAL_BUDGET, needs="u", of_adapters=True,
         ),
         Representation(
             "output", 1, "output side: Σ σ u uᵀ per delta, sketched", True, partial(_fixed, side="output"),

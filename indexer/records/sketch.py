@@ -52,16 +52,20 @@ LEARNED_POWER = 0.25
 _LEAST = 1e-3
 
 
-def sketched(record: Record, side: str, length: int, draw: str = "", power: float = 1.0) -> Vector:
+def sketched(
+    record: Record, side: str, length: int, draw: str = "", power: float = 1.0, is_traceless: bool = False
+) -> Vector:
     """For each delta Σ σ_i^power a_i ⊗ b_i, sketched to ``length`` numbers of unit norm; zeros for a zero delta.
 
     ``side``: "input" (v ⊗ v), "output" (u ⊗ u), "delta" (u ⊗ v), or "learned": as input, but of A − A₀ where the start
     of an adapter is known. ``draw`` selects the hashes; if it is empty, those of the representations of version 1.
+    ``is_traceless``: minus the multiple of the identity that has the same trace, as always of what an adapter learned.
+    The inner product of two is then 0 on average over all rotations of one of them, not tr M · tr N / n.
     """
     has_learned = any(delta.learned_v is not None for delta in record.deltas)
     blocks = []
     for delta in record.deltas:
-        of_left, of_right, values, exponent = delta.u, delta.v, delta.s, power
+        of_left, of_right, values, exponent, traceless = delta.u, delta.v, delta.s, power, is_traceless
         if side in ("input", "learned"):
             of_left = delta.v
         elif side == "output":
@@ -69,11 +73,12 @@ def sketched(record: Record, side: str, length: int, draw: str = "", power: floa
         if side == "learned" and has_learned:
             of_left = of_right = delta.learned_v  # None where the start of this matrix is not known
             values = delta.s if delta.learned_s is None else delta.learned_s
-            exponent = LEARNED_POWER
+            exponent, traceless = LEARNED_POWER, True
         if delta.norm == 0.0 or of_left is None or of_right is None:
             blocks.append(np.zeros(length))
             continue
         left, right, weights = of_left.astype(np.float64), of_right.astype(np.float64), values.astype(np.float64)
+        held = None
         if of_left is of_right is not delta.u and (held := coordinates(delta.shape, delta.transposed)) is not None:
             # Of σ vᵀ on these coordinates: what a sample of the matrix has, and what is left of a whole one.
             _, weights, rows = np.linalg.svd((left[held] * weights).T, full_matrices=False)
@@ -83,6 +88,9 @@ def sketched(record: Record, side: str, length: int, draw: str = "", power: floa
             weights = np.where(weights > _LEAST * weights.max(initial=0.0), weights, 0.0) ** exponent
         name = f"{draw}{delta.key}"
         block = tensor_sketch(left, right, weights, name, length)
+        if traceless:
+            among = np.arange(len(left)) if held is None else held
+            block -= weights.sum() / len(among) * identity_sketch(len(left), name, length, among)
         norm = np.linalg.norm(block)
         blocks.append(block / norm if norm else block)
     return np.concatenate(blocks).astype(np.float32)
@@ -114,9 +122,13 @@ def convolved(
     return np.fft.irfft(products @ weights, n=len(first))
 
 
-def identity_sketch(count: int, name: str, length: int) -> NDArray[np.float64]:
-    """(length,) the ``tensor_sketch`` of the identity, Σ e_i ⊗ e_i over ``count`` coordinates."""
+def identity_sketch(
+    count: int, name: str, length: int, among: NDArray[np.integer] | None = None
+) -> NDArray[np.float64]:
+    """(length,) the ``tensor_sketch`` of the identity, Σ e_i ⊗ e_i over ``count`` coordinates, or ``among`` them."""
     first, second = (_hashes(f"{name}|{which}", count, length).astype(np.intp) for which in ("first", "second"))
+    if among is not None:
+        first, second = first[among], second[among]
     buckets = ((first >> 1) + (second >> 1)) % length
     signs = np.where((first & 1) == (second & 1), 1.0, -1.0)
     return np.bincount(buckets, weights=signs, minlength=length).astype(np.float64)

@@ -30,7 +30,7 @@ from indexer.vectors.segments import (
     positions,
     rows_of_block,
 )
-from indexer.vectors.table import AdapterIds, VectorTable, by_output, output_similarity
+from indexer.vectors.table import AdapterIds, VectorTable, by_output
 from indexer.vectors.ties import NEAR, TIE_STEPS, nearest_first, pair_products
 
 if TYPE_CHECKING:
@@ -143,10 +143,7 @@ class VectorIndex:
         assert asked.outputs is not None
         found = self._search_side(asked.inputs[0], k, chosen[~by_side])
         there = np.intersect1d(chosen[by_side], self.outputs.ids, assume_unique=True)
-        others = self.outputs._search_side(asked.outputs[0], k, there)
-        cosines = np.array([cosine for _, cosine in others])
-        similarities = output_similarity(cosines).tolist()
-        found += [(model_id, value) for (model_id, _), value in zip(others, similarities, strict=True)]
+        found += self.outputs._search_side(asked.outputs[0], k, there)
         return sorted(found, key=lambda one: (-round(one[1] * TIE_STEPS), one[0]))[: max(k, 0)]
 
     def _search_side(self, query: NDArray[np.float32], k: int, chosen: NDArray[np.int64] | None) -> Found:
@@ -178,8 +175,7 @@ class VectorIndex:
         if self.outputs is None or asked.groups is None or asked.outputs is None:
             return found
         chosen = np.flatnonzero(by_output(asked.groups[rows], self.adapters.codes(ids)))
-        cosines = self.outputs._exact_side(asked.outputs, rows[chosen], ids[chosen])
-        found[chosen] = output_similarity(cosines)
+        found[chosen] = self.outputs._exact_side(asked.outputs, rows[chosen], ids[chosen])
         return found
 
     def _exact_side(

@@ -1,8 +1,8 @@
 """Vectors of models that are compared with each other, and the rule that says by which vectors.
 
 Two models are compared by their input sides, but not two adapters of which one began at unknown random numbers: its
-input side holds these numbers, and those of the other one may be the same. Such a pair is compared by output sides,
-whose cosines count twice, because those of strangers are half as large (docs/vectors.md).
+input side holds these numbers, and those of the other one may be the same. Such a pair is compared by output sides
+(docs/vectors.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ Reals = NDArray[np.floating[Any]]
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
-OUTPUT_WEIGHT = 2.0
 _FULL, _UNKNOWN = GROUPS.index(FULL), GROUPS.index(BY_OUTPUT)
 
 
@@ -127,7 +126,7 @@ class VectorTable:
             assert other.outputs is not None
             sides = (self.outputs[mine].astype(dtype), other.outputs[theirs].astype(dtype))
             found[np.ix_(mine, theirs)] = np.where(
-                chosen, output_similarity(block_similarities(*sides, self.blocks)), found[np.ix_(mine, theirs)]
+                chosen, block_similarities(*sides, self.blocks), found[np.ix_(mine, theirs)]
             )
         return found
 
@@ -137,8 +136,7 @@ class VectorTable:
         if self.outputs is None or other.outputs is None or self.groups is None or other.groups is None:
             return found
         chosen = np.flatnonzero(by_output(self.groups[rows], other.groups[columns]))
-        cosines = _pairs(self.outputs, rows[chosen], other.outputs, columns[chosen], self.blocks)
-        found[chosen] = output_similarity(cosines)
+        found[chosen] = _pairs(self.outputs, rows[chosen], other.outputs, columns[chosen], self.blocks)
         return found
 
     def shared(self, other: VectorTable) -> NDArray[np.int64]:
@@ -147,24 +145,23 @@ class VectorTable:
 
     def parts(self, other: VectorTable) -> NDArray[np.float64]:
         """(m, blocks): what each block adds to the similarity of the only model of this table with each of another."""
-        shared, products, weights = self._products(other)
-        return products * weights[:, None] / divisors(shared.sum(axis=1, dtype=np.float32), self.blocks)[:, None]
+        shared, products = self._products(other)
+        return products / divisors(shared.sum(axis=1, dtype=np.float32), self.blocks)[:, None]
 
     def cosines(self, other: VectorTable) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """(m, blocks): the similarities of blocks with those of each of another table, and whether both have it."""
-        shared, products, weights = self._products(other)
-        return np.clip(products * weights[:, None], -1.0, 1.0), shared
+        shared, products = self._products(other)
+        return np.clip(products, -1.0, 1.0), shared
 
     def products(self, other: VectorTable) -> NDArray[np.float64]:
         """(m, blocks): the products of the blocks of the only model of this table with those of each of another."""
         return self._products(other)[1]
 
-    def _products(self, other: VectorTable) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
-        """For one model and (m,) others: the blocks that both have, their products, and the weight of the side."""
+    def _products(self, other: VectorTable) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """For one model and (m,) others: the blocks that both have, and their products."""
         mine = self.inputs.astype(np.float64).reshape(1, self.blocks, -1)
         theirs = other.inputs.astype(np.float64).reshape(len(other), self.blocks, mine.shape[2])
         shared, products = np.asarray(mine.any(axis=2) & theirs.any(axis=2)), (mine * theirs).sum(axis=2)
-        weights = np.ones(len(other))
         for chosen, _, places in self._output_pairs(other):
             assert self.outputs is not None
             assert other.outputs is not None
@@ -172,8 +169,7 @@ class VectorTable:
             mine = self.outputs.astype(np.float64).reshape(1, self.blocks, -1)
             theirs = other.outputs[rows].astype(np.float64).reshape(len(rows), self.blocks, -1)
             shared[rows], products[rows] = mine.any(axis=2) & theirs.any(axis=2), (mine * theirs).sum(axis=2)
-            weights[rows] = OUTPUT_WEIGHT
-        return shared, products, weights
+        return shared, products
 
     def _output_pairs(self, other: VectorTable) -> list[tuple[NDArray[np.bool_], NDArray[np.intp], NDArray[np.intp]]]:
         """The adapters of both tables, and which pairs of them are compared by output sides; none if there is none."""
@@ -191,12 +187,6 @@ def block_similarities(mine: Reals, theirs: Reals, blocks: int = 0) -> Reals:
         return products
     shared = shared_blocks(changed_blocks(mine, blocks), changed_blocks(theirs, blocks))
     return products / divisors(shared, blocks)
-
-
-def output_similarity(cosines: Reals) -> Reals:
-    """The similarity of output sides with these cosines."""
-    found: Reals = np.clip(OUTPUT_WEIGHT * cosines, -1.0, 1.0)
-    return found
 
 
 def _pairs(

@@ -18,6 +18,7 @@ from indexer.deltas.base import store_base
 from indexer.errors import Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.records.difference import ALIKE, difference_of, norms_fit, signature_of, signatures_from
+from indexer.records.representation import REPRESENTATIONS
 from indexer.records.weight_sample import agree, sampled_positions
 from indexer.weights.checkpoint import open_checkpoint
 from tests.conftest import BASE
@@ -34,7 +35,9 @@ LIMIT = 1e-3
 
 
 def similarity(one, other) -> float:
-    first, second = signatures_from([signature_of(record.vectors["input.3"]) for record in (one, other)])
+    first, second = signatures_from(
+        [signature_of(record.vectors[REPRESENTATIONS["input"].tag]) for record in (one, other)]
+    )
     return float(first @ second)
 
 

@@ -18,6 +18,7 @@ from indexer.records import difference
 from indexer.records.difference import ALIKE, LENGTH, MOST, alike, difference_of
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
+from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import RecordStore
 from tests.deltas import made
 from tests.test_record import make_record
@@ -45,7 +46,9 @@ def test_twins_stored_differently_have_the_same_vectors_where_spectra_are_flat(t
         assert difference_of(first, other) < 1e-6, name
         for here, there in zip(first.deltas, other.deltas, strict=True):
             np.testing.assert_array_equal(here.s, there.s, err_msg=name)
-        np.testing.assert_array_equal(first.vectors["input.3"], other.vectors["input.3"], err_msg=name)
+        np.testing.assert_array_equal(
+            first.vectors[REPRESENTATIONS["input"].tag], other.vectors[REPRESENTATIONS["input"].tag], err_msg=name
+        )
 
 
 def test_an_edited_card_changes_no_vector_and_matrices_differ_in_their_start(tmp_path):
@@ -54,7 +57,9 @@ def test_an_edited_card_changes_no_vector_and_matrices_differ_in_their_start(tmp
     folder = made.save(tmp_path / "tuned", made.changed(weights, 1e-3))
     before, after = (made.record_of(folder, base, "ann/model", commit * 40) for commit in "cd")
     assert before.identity.digest != after.identity.digest
-    np.testing.assert_array_equal(before.vectors["input.3"], after.vectors["input.3"])
+    np.testing.assert_array_equal(
+        before.vectors[REPRESENTATIONS["input"].tag], after.vectors[REPRESENTATIONS["input"].tag]
+    )
 
 
 def listed(commit: str) -> ListedModel:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from indexer.records.representation import REPRESENTATIONS
 from tests.sampling import made
 
 KINDS = {"roberta": made.ROBERTA, "gpt2": made.GPT2, "gpt_neox": made.NEOX, "phi3": made.PHI3}
@@ -24,7 +25,7 @@ def bases(tmp_path_factory):
 
 def check(record, kind, weights, tuned, *, full=False, more=False):
     """Every number of a record against the truth; stored factors are float16."""
-    blocks = record.vectors["input.3"].reshape(len(record.deltas), -1)
+    blocks = record.vectors[REPRESENTATIONS["input"].tag].reshape(len(record.deltas), -1)
     assert len(record.deltas) == len(kind.places)
     for delta, block in zip(record.deltas, blocks, strict=True):
         name = delta.key.stack, delta.key.layer, delta.key.family
@@ -56,7 +57,9 @@ def test_a_full_record_of_a_transposed_base_is_compared_on_the_same_coordinates(
     full, sample = made.record_of(folder, base, read="full"), made.record_of(folder, base)
     assert full.read == "full"
     check(full, kind, weights, exact, full=True)
-    blocks = zip(*(one.vectors["input.3"].reshape(len(one.deltas), -1) for one in (full, sample)), strict=True)
+    blocks = zip(
+        *(one.vectors[REPRESENTATIONS["input"].tag].reshape(len(one.deltas), -1) for one in (full, sample)), strict=True
+    )
     cosines = [float(one @ other) for one, other in blocks]
     # What a sample of a transposed matrix leaves out, a full read leaves out as well; of rows it is another estimate.
     assert all(cosine > 0.9999 for cosine in cosines) == (name == "gpt2")
@@ -96,7 +99,9 @@ def test_numbers_of_rows_that_were_not_read_change_nothing(bases, tmp_path):
         one[one.shape[0] // 2] = float("nan")
     here = made.record_of(made.save(tmp_path / "one", kind, tuned), base)
     there = made.record_of(made.save(tmp_path / "other", kind, other), base)
-    np.testing.assert_array_equal(here.vectors["input.3"], there.vectors["input.3"])
+    np.testing.assert_array_equal(
+        here.vectors[REPRESENTATIONS["input"].tag], there.vectors[REPRESENTATIONS["input"].tag]
+    )
     assert here.norm == there.norm
 
 

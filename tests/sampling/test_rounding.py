@@ -8,7 +8,7 @@ import torch
 
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError
-from indexer.records.representation import representation_named
+from indexer.records.representation import REPRESENTATIONS, representation_named
 from tests.checkpoints import claim, save_lora
 from tests.hubs import served
 from tests.sampling import made
@@ -98,7 +98,7 @@ def test_an_adapter_on_a_sampled_model_is_the_sum_on_its_rows(base, tmp_path, mo
     with served(tmp_path / "store", monkeypatch) as hub:
         record = vectorise(unit, stored, connections=4)
         of_weights = sum(one.body_bytes for one in hub.requests if one.role == "cdn")
-    blocks = record.vectors["input.3"].reshape(len(record.deltas), -1)
+    blocks = record.vectors[REPRESENTATIONS["input"].tag].reshape(len(record.deltas), -1)
     assert record.read == "sample"
     assert record.adapter_base.verdict == "finetune"
     assert of_weights < 0.6 * sum(2 * one.numel() for one in tuned.values())

@@ -16,6 +16,7 @@ from indexer.deltas.vectorise import vectorise
 from indexer.errors import Failed, Skipped
 from indexer.network.hub_requests import RetryPolicy
 from indexer.network.session import HttpLimits
+from indexer.records.representation import REPRESENTATIONS
 from indexer.weights.checkpoint import SEAM_BYTES
 from scripts.loopback_hub import LoopbackHub
 from tests.checkpoints import claim
@@ -144,7 +145,10 @@ def test_as_many_requests_as_connections_are_in_flight(hub, base, form, connecti
     ranges = [one for one in of_weights(hub) if one.role == "cdn"]
     assert most_at_a_time(ranges, 0.1) == connections
     hub.latency = 0.0
-    np.testing.assert_array_equal(read(base, form, connections=1).vectors["input.3"], expected.vectors["input.3"])
+    np.testing.assert_array_equal(
+        read(base, form, connections=1).vectors[REPRESENTATIONS["input"].tag],
+        expected.vectors[REPRESENTATIONS["input"].tag],
+    )
 
 
 # ---- a bad Hub
@@ -171,7 +175,9 @@ def test_one_odd_answer_is_asked_for_again(hub, base, what, connections):
     fault = hub.faults.add("safetensors", role="cdn", nth=4, **ODD[what])
     found = read(base, connections=connections)
     assert fault.struck == 1
-    np.testing.assert_array_equal(found.vectors["input.3"], expected.vectors["input.3"])
+    np.testing.assert_array_equal(
+        found.vectors[REPRESENTATIONS["input"].tag], expected.vectors[REPRESENTATIONS["input"].tag]
+    )
     assert [delta.norm for delta in found.deltas] == [delta.norm for delta in expected.deltas]
 
 

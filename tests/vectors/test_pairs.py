@@ -15,7 +15,7 @@ from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL
 from indexer.vectors.masks import Masks, changed_blocks
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, Vectors, write_segment
-from indexer.vectors.table import OUTPUT_WEIGHT, AdapterIds, VectorTable, by_output, group_codes
+from indexer.vectors.table import AdapterIds, VectorTable, by_output, group_codes
 from query.statistics.likeness import points
 from query.statistics.neighbours import neighbour_order
 from tests.test_representation import random_matrices, record_of
@@ -41,10 +41,10 @@ OUTPUTS[[place for place, group in enumerate(GROUPS) if group == FULL]] = 0
 
 
 def similarity(one: int, other: int) -> float:
-    """By output sides, times two, if both are adapters and one began at unknown random numbers."""
-    if FULL not in (GROUPS[one], GROUPS[other]) and BY_OUTPUT in (GROUPS[one], GROUPS[other]):
-        return min(1.0, max(-1.0, 2 * loops.similarity(OUTPUTS[one], OUTPUTS[other])))
-    return loops.similarity(INPUTS[one], INPUTS[other])
+    """By output sides if both are adapters and one began at unknown random numbers."""
+    is_by_output = FULL not in (GROUPS[one], GROUPS[other]) and BY_OUTPUT in (GROUPS[one], GROUPS[other])
+    side = OUTPUTS if is_by_output else INPUTS
+    return loops.similarity(side[one], side[other])
 
 
 EXACT = np.array([[similarity(one, other) for other in range(len(GROUPS))] for one in range(len(GROUPS))])
@@ -84,11 +84,11 @@ def test_parts_sum_to_the_similarity_and_cosines_are_those_of_the_side_that_is_c
     np.testing.assert_allclose(np.clip(asked.parts(mine).sum(axis=1), -1, 1), EXACT[one], atol=1e-6)
     cosines, shared = asked.cosines(mine)
     for other, output in enumerate(is_output):
-        side, weight = (OUTPUTS, OUTPUT_WEIGHT) if output else (INPUTS, 1.0)
+        side = OUTPUTS if output else INPUTS
         both = side[one].any(axis=1) & side[other].any(axis=1)
         assert shared[other].tolist() == both.tolist()
         assert asked.shared(mine)[other] == both.sum()
-        expected = np.clip(weight * (side[one] * side[other]).sum(axis=1), -1, 1)
+        expected = np.clip((side[one] * side[other]).sum(axis=1), -1, 1)
         np.testing.assert_allclose(cosines[other][both], expected[both], atol=1e-6)
 
 
