@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -23,6 +25,7 @@ from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, BadArgument
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing
+from indexer.machine import check_device
 from indexer.names import ModelRef
 from indexer.network.rows import listed_filenames
 from indexer.publish.removal import finish_removals
@@ -75,19 +78,22 @@ def find_starts(
     looks through some numbers of usual seeds. This reads the adapters again and looks through more: the first ``draws``
     numbers of each of ``seeds`` (the path of a file with one in a line, or a list), and, for adapters that training
     moved little, of any seed. It takes minutes of processor an adapter. What is found is published, and the vectors
-    of these adapters are then made of what training did alone.
+    of these adapters are then made of what training did alone. ``device``: a GPU, which then also tries all 2³² seeds
+    for all adapters together (``indexer.starts.sweep``), whatever their distance from the start.
 
     A model from a folder is named by its path, which is not stored. ``where``: an SQL condition on the view
     ``models``; ``limit``: only this many, most downloads first. ``dry_run``: only report how many there are.
     ``options``: workers, connections, memory and bandwidth, as in :func:`build`.
 
-    Raises AtlasError if a model is not indexed, or is not an adapter whose factors were drawn, and BadArgument for
-    seeds that cannot be read.
+    Raises AtlasError if a model is not indexed, or is not an adapter whose factors were drawn, or if the device cannot
+    be used, and BadArgument for seeds that cannot be read.
     """
     names = [models] if isinstance(models, str) else list(models)
     check_choice(names, base, where, limit)
     checked = check_options(StartsArguments, options)
-    seeds, draws = checked.pop("seeds", None), checked.pop("draws", None)
+    seeds, draws, device = (checked.pop(name, None) for name in ("seeds", "draws", "device"))
+    if device is not None:
+        _check_sweep(device)
     search = FurtherSearch(_SEEDS, draws or _DRAWS)
     if seeds is not None:
         search = FurtherSearch(_read_seeds(seeds), draws or _DRAWS_OF_FILE)
@@ -125,9 +131,46 @@ def find_starts(
             watcher.say(sentence)
             return report
         watcher.say(sentence)
+        if device is not None and report.discovered:
+            build.search = replace(search, swept=_swept_seeds(build, planned, stored, device))
         build.run(planned, stored)
         report.starts = _starts_in(folder, found.base, build.renewed)
         return report
+
+
+def _check_sweep(device: str) -> None:
+    """Raises AtlasError if all seeds cannot be tried on ``device``."""
+    if device == "cpu":
+        raise BadArgument(
+            "`device` is cpu: to try all seeds takes days there.",
+            "Name a GPU, or leave it out: then seeds are found by linear algebra.",
+        )
+    check_device(device)
+
+
+def _swept_seeds(build: Build, planned: Sequence[Planned], stored: StoredBase, device: str) -> tuple[int, ...]:
+    """The seeds of all with which one of the adapters may have begun."""
+    from indexer.deltas.base import BaseMatrices
+    from indexer.deltas.vectorise import with_start
+    from indexer.starts.sweep import FirstFactors, sweep
+
+    factors, units = FirstFactors(), [one.unit for one in planned if one.unit is not None]
+    with closing(BaseMatrices(stored.path, resident=False)) as matrices:
+        for number, unit in enumerate(units, 1):
+            build.watcher.listed(f"reading the first factors of {number} of {len(units)} adapters")
+            # What cannot be read is read again below, which says why.
+            with suppress(Exception):
+                with_start(build.store.read(unit.identity.digest), unit, matrices, factors)
+    build.watcher.say(f"trying all 4,294,967,296 seeds for {len(factors.noted):,} adapters on {device}")
+    begin = time.monotonic()
+
+    def watch(share: float) -> None:
+        left = (time.monotonic() - begin) * (1 / share - 1)
+        build.watcher.listed(f"{share:.1%} of the seeds were tried, {duration_in_words(left)} left")
+
+    found = sweep(factors.noted, device, on_progress=watch)
+    build.watcher.say(f"{len(found):,} of the seeds may be those of adapters; they are looked through first")
+    return tuple(found)
 
 
 def _read_seeds(seeds: str | Path | Sequence[int]) -> tuple[int, ...]:

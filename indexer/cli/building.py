@@ -206,7 +206,7 @@ def deepen(models: tuple[str, ...], base: str | None, atlas: str, output: str, y
 @base_option("Search for the starts of this base's adapters.")
 @click.option("--where", metavar="SQL", help="Only those that match this condition on the view models.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
-@options_for(StartsArguments, "seeds", "draws")
+@options_for(StartsArguments, "seeds", "draws", "device")
 @options_for(ResourceArguments)
 @click.option("--dry-run", is_flag=True, help="Only print how many adapters there are, and how long that takes.")
 @atlas_option

@@ -10,6 +10,8 @@ from typing import Protocol
 from indexer.starts.seed_table import LENGTH, Draws, SeedTable, usual_seeds
 from indexer.starts.start import Distribution, Factor, LoraModule, Start, find_start, solve_start
 
+# Words of a seed that a sweep looks through.
+FARTHEST = 1 << 16
 # Words of one table of a further search: 180 MB.
 _AT_ONCE = 1 << 26
 # What a process holds during a further search, at most (measured).
@@ -33,6 +35,8 @@ def in_usual_seeds(modules: Sequence[LoraModule], factor: Factor, distribution: 
 class FurtherSearch:
     """Looks through the usual seeds, then the first ``words`` random numbers of each of ``seeds``, then for any seed.
 
+    ``swept``: seeds that a sweep found; of these the first 65,536 numbers are looked through before.
+
     The last is by linear algebra and finds adapters that were moved little, of which the seed lies at most ``words``
     before the first factor (``solve_start``). A process holds up to 720 MB in all. It takes 12 ns for each seed and
     word, and half a minute or, for what is not found, two.
@@ -40,6 +44,7 @@ class FurtherSearch:
 
     seeds: tuple[int, ...]
     words: int
+    swept: tuple[int, ...] = ()
 
     def __call__(self, modules: Sequence[LoraModule], factor: Factor, distribution: Distribution) -> Start | None:
         """``modules`` in the order of the network; ``factor`` gives A (rank, inputs) of a path."""
@@ -57,19 +62,24 @@ class FurtherSearch:
 
     def _tables(self) -> Iterator[tuple[Draws, ...]]:
         """The numbers to look through, in parts that are not too large."""
-        part: list[Draws] = []
-        room, most = _AT_ONCE, -(-self.words // LENGTH) * LENGTH
-        for seed in self.seeds:
-            start = 0
-            while start < most:
-                words = min(most - start, room)
-                part.append(Draws(seed, words, start))
-                start, room = start + words, room - words
-                if not room:
-                    yield tuple(part)
-                    part, room = [], _AT_ONCE
-        if part:
-            yield tuple(part)
+        yield from _parts(self.swept, FARTHEST)
+        yield from _parts(self.seeds, self.words)
+
+
+def _parts(seeds: Sequence[int], words: int) -> Iterator[tuple[Draws, ...]]:
+    part: list[Draws] = []
+    room, most = _AT_ONCE, -(-words // LENGTH) * LENGTH
+    for seed in seeds:
+        start = 0
+        while start < most:
+            count = min(most - start, room)
+            part.append(Draws(seed, count, start))
+            start, room = start + count, room - count
+            if not room:
+                yield tuple(part)
+                part, room = [], _AT_ONCE
+    if part:
+        yield tuple(part)
 
 
 @lru_cache(maxsize=1)

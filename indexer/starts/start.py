@@ -163,7 +163,7 @@ def _pattern(modules: Sequence[LoraModule], factor: Factor, scheme: Scheme) -> t
         gap = scheme.words_before(module) if parts else 0
         if length + gap >= LENGTH:
             break
-        numbers = _as_drawn(factor(module.path), module, scheme.distribution)
+        numbers = as_drawn(factor(module.path), module, scheme.distribution)
         parts += [np.zeros(gap, np.float32), numbers, np.zeros(scheme.words(module) - module.numbers, np.float32)]
         offsets.append(length + gap)
         length += gap + scheme.words(module)
@@ -213,7 +213,7 @@ def draws_of(start: Start, modules: Sequence[LoraModule]) -> Iterator[tuple[Lora
         yield module, start.scheme.drawn(draw(source, now - place), module)
 
 
-def _as_drawn(a: Floats, module: LoraModule, distribution: Distribution) -> Floats:
+def as_drawn(a: Floats, module: LoraModule, distribution: Distribution) -> Floats:
     """(rank · inputs,) the uniform numbers from −1 to 1 that A would have been made of, had training not moved it."""
     if distribution == "normal":
         return uniform_of_normal(a.ravel() * np.float32(module.rank))
@@ -314,13 +314,13 @@ def _best(
 def _score(stream: _Stream, place: int, a: Floats, module: LoraModule, distribution: Distribution) -> float:
     """How many standard deviations the cosine of A with the words at ``place`` lies above that of random numbers."""
     count = min(_COMPARED, module.numbers)
-    expected = _as_drawn(a, module, distribution)[:count]
+    expected = as_drawn(a, module, distribution)[:count]
     return float(centred(expected) @ centred(uniform(stream.words(place, count)))) * float(np.sqrt(count))
 
 
 def _after_gap(stream: _Stream, end: int, a: Floats, module: LoraModule, distribution: Distribution) -> int | None:
     """The place of a module within the words after ``end``; None if it is not there."""
-    expected = centred(_as_drawn(a, module, distribution)[:LENGTH])
+    expected = centred(as_drawn(a, module, distribution)[:LENGTH])
     numbers = uniform(stream.words(end, _GAP + len(expected)))
     # Numbers of mean 0 and variance 1/3.
     size = 1 << int(len(numbers) - 1).bit_length()
@@ -350,7 +350,7 @@ def _known_bits(modules: Sequence[LoraModule], factor: Factor, scheme: Scheme) -
     place = taken = 0
     for module in modules:
         place += scheme.words_before(module)
-        drawn = _as_drawn(factor(module.path), module, scheme.distribution).astype(np.float64)
+        drawn = as_drawn(factor(module.path), module, scheme.distribution).astype(np.float64)
         numbers.append(drawn)
         times.append(place + np.arange(len(drawn)))
         margins.append(np.tile(moves[module.inputs], module.rank))

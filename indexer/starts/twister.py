@@ -19,10 +19,10 @@ Floats = NDArray[np.float32]
 
 WORDS = 624  # of a state
 BITS = 24  # of a float32 uniform number
-_SHIFT = 397
-_MATRIX = np.uint32(0x9908B0DF)
+SHIFT = 397
+MATRIX = np.uint32(0x9908B0DF)
 _UPPER, _LOWER = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
-_SEEDING = 1_812_433_253  # of init_genrand in the authors' program of 2002
+SEEDING = 1_812_433_253  # of init_genrand in the authors' program of 2002
 _HALF_BLOCK = 8
 # Words that are made at a time.
 _CHUNK = 1 << 22
@@ -121,13 +121,13 @@ def before(state: Words, count: int) -> Words:
 
     def mixed(at: NDArray[np.intp]) -> Words:
         """The upper bit of the value at ``at`` and the lower bits of the next one."""
-        twisted = values[at + WORDS] ^ values[at + _SHIFT]
+        twisted = values[at + WORDS] ^ values[at + SHIFT]
         bit = twisted >> np.uint32(31)
-        return ((twisted ^ (bit * _MATRIX)) << np.uint32(1)) | bit
+        return ((twisted ^ (bit * MATRIX)) << np.uint32(1)) | bit
 
     stop = count
     while stop > 0:
-        at = np.arange(max(0, stop - (WORDS - _SHIFT - 1)), stop)
+        at = np.arange(max(0, stop - (WORDS - SHIFT - 1)), stop)
         values[at] = (mixed(at) & _UPPER) | (mixed(at - 1) & _LOWER)
         stop = int(at[0])
     return values
@@ -143,11 +143,11 @@ def seed_in(values: Words) -> tuple[int, int] | None:
     is_next = np.ones(max(0, len(values) - 4), bool)
     for step in (2, 3, 4):
         earlier = wide[step - 1 : step - 1 + len(is_next)]
-        following = np.uint64(_SEEDING) * (earlier ^ (earlier >> np.uint64(30))) + np.uint64(step)
+        following = np.uint64(SEEDING) * (earlier ^ (earlier >> np.uint64(30))) + np.uint64(step)
         is_next &= (following & np.uint64(0xFFFFFFFF)) == wide[step : step + len(is_next)]
     found = np.flatnonzero(is_next)
     if not len(found):
         return None
     place = int(found[-1])
-    mixed = (int(values[place + 1]) - 1) * pow(_SEEDING, -1, 1 << 32) & 0xFFFFFFFF
+    mixed = (int(values[place + 1]) - 1) * pow(SEEDING, -1, 1 << 32) & 0xFFFFFFFF
     return mixed ^ mixed >> 30, place
