@@ -366,8 +366,8 @@ def predict_target(
         notes.append(f"Nothing is known about its head: the prediction uses {uses}.")
     if target.vector is not None and training.has_silent_twins(0):
         notes.append(
-            "Adapters that began at the same random numbers have no vote for data that another model names: their "
-            "batches came in the same order, so they are alike for that reason, too."
+            "Adapters that began at the same random numbers have no vote for data that another model names: here the "
+            "data go with these numbers, and the same seed makes adapters alike."
         )
     own_models = [row for row, name in enumerate(models.authors) if name == target.author]
     if target.vector is not None and own_models:

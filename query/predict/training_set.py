@@ -33,6 +33,8 @@ COMMON_SHARE = 0.2  # share of the votes that is given to datasets by how common
 _CORROBORATING = 2  # sweeps of a dataset that say how near it is
 _HALVES = 2  # blocks of a vocabulary vector
 _APART = -2.0  # in place of the similarity of models that cannot be compared
+# Labels go with starts if fewer than this share of random exchanges of labels share as many.
+_EXCHANGES, _SIGNIFICANT = 199, 0.05
 _BLOCK = 1 << 23  # similarities in memory at a time
 
 
@@ -215,11 +217,13 @@ class TrainingSet:
         self.models, self.k = models, k
         self.rows = np.arange(len(models.models)) if rows is None else rows
         self.sweeps = DatasetRuns(models.authors, models.datasets)
-        known = [one for one in models.starts or () if one is not None]
-        self._starts: Integers | None = None  # a number for each start, -1 if it is not known
-        if models.starts is not None and len(set(known)) < len(known):
-            numbers = {start: number for number, start in enumerate(dict.fromkeys(known))}
-            self._starts = np.array([-1 if one is None else numbers[one] for one in models.starts], dtype=np.intp)
+        # A number for each start, -1 if it is not known; None if starts say nothing of labels.
+        self._starts: Integers | None = None
+        if models.starts is not None:
+            numbers = {start: number for number, start in enumerate(dict.fromkeys([None, *models.starts]), -1)}
+            starts = np.array([numbers[start] for start in models.starts], dtype=np.intp)
+            if labels_go_with_starts(self.sweeps, starts):
+                self._starts = starts
         self._nearest = self._nearest_sweeps(models.table)
         self._vocabulary: _Nearest | None = None
         if models.vocabulary is not None:
@@ -281,8 +285,9 @@ class TrainingSet:
         """Which of the ``allowed`` sweeps (places, sweeps) vote by their vectors.
 
         Runs of one data set that began at the same random numbers are more alike than others on that data, because the
-        order of their batches comes from the same seed: they repeat each other's labels, whatever these say. So a sweep
-        that began where a model did votes on it only if none that began elsewhere names one of its datasets.
+        order of their batches comes from the same seed: they repeat each other's labels, whatever these say. So, where
+        labels go with starts, a sweep that began where a model did votes on it only if none that began elsewhere names
+        one of its datasets.
         """
         is_twin = self._nearest.is_twin
         if is_twin is None or not (twins := allowed & is_twin[places]).any():
@@ -304,7 +309,7 @@ class TrainingSet:
         return not bool(votes[sweeps.of_model[members[is_twin[0]]]].all())
 
     def is_twin(self, rows: Integers, members: Integers) -> Booleans | None:
-        """(rows, members): whether two models began at the same random numbers; None if no two of all models did."""
+        """(rows, members): whether two models began at the same random numbers; None if labels do not go with that."""
         if self._starts is None:
             return None
         found: Booleans = (self._starts[rows][:, None] == self._starts[members]) & (self._starts[members] >= 0)
@@ -400,10 +405,47 @@ class _Nearest:
     """All sweeps by their similarity to each of the rows, nearest first: numbers and similarities, (rows, sweeps).
 
     ``comparable`` (rows, sweeps), by number: whether a sweep can be compared at all; None if all can. ``is_twin``, also
-    by number: whether all its members began at the same random numbers as the row's model; None if no two models did.
+    by number: whether all its members began at the same random numbers as the row's model; None if labels do not go
+    with that.
     """
 
     order: NDArray[np.int32]
     similarity: Floats
     comparable: Booleans | None
     is_twin: Booleans | None = None
+
+
+def labels_go_with_starts(sweeps: DatasetRuns, starts: Integers) -> bool:
+    """Whether models by different authors that began alike share datasets more often than by chance.
+
+    ``starts`` (n,): a number for each start, -1 if it is not known. The test exchanges the labels of sweeps (p ≤ .05).
+    """
+    from scipy.sparse import csr_array
+
+    members = np.flatnonzero((sweeps.of_model >= 0) & (starts >= 0))
+    if not len(members):
+        return False
+    # A sweep counts once for each start.
+    units, first = np.unique(np.stack([starts[members], sweeps.of_model[members]], axis=1), axis=0, return_index=True)
+    authors = sweeps.authors[members[first]]
+    of_start = np.unique(units[:, 0], return_inverse=True)[1]
+    of_author = np.unique(np.stack([units[:, 0], authors], axis=1), axis=0, return_inverse=True)[1].ravel()
+    labels = sweeps.shares[units[:, 1]]
+
+    def sums(groups: Integers) -> csr_array:
+        """(groups, units): 1 where a unit belongs to a group."""
+        places = np.arange(len(groups))
+        return csr_array((np.ones(len(groups)), (groups, places)), (groups.max() + 1, len(groups)))
+
+    by_start, by_author = sums(of_start), sums(of_author)
+
+    def shared(order: Integers) -> float:
+        """Over all pairs of one start and two authors, the datasets in common."""
+        exchanged = labels[order]
+        of_all, of_one = by_start @ exchanged, by_author @ exchanged
+        return float((of_all.data**2).sum() - (of_one.data**2).sum())
+
+    rng = np.random.default_rng(0)
+    actual = shared(np.arange(len(units)))
+    by_chance = [shared(rng.permutation(len(units))) for _ in range(_EXCHANGES)]
+    return 1 + sum(one >= actual - 1e-9 for one in by_chance) <= _SIGNIFICANT * (1 + _EXCHANGES)

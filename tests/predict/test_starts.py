@@ -10,9 +10,11 @@ import pytest
 from query import Atlas
 from query.atlas import opened
 from query.population import read_population
+from query.predict import training_set
+from query.predict.dataset_runs import DatasetRuns
 from query.predict.evaluation import evaluate_models
 from query.predict.predict import Target, predict_target
-from query.predict.training_set import LabelledModelReader, LabelledModels, TrainingSet
+from query.predict.training_set import LabelledModelReader, LabelledModels, TrainingSet, labels_go_with_starts
 from query.purity.study import habits_with_labels, strata_of
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.predict.simulated import labelled_models
@@ -46,6 +48,36 @@ def habit(names: list[str], starts: list[str], share: float, seed: int) -> list[
     return [frozenset([name]) for name in found]
 
 
+@pytest.fixture
+def labels_go_with_starts_here(monkeypatch):
+    monkeypatch.setattr(training_set, "labels_go_with_starts", lambda sweeps, starts: True)
+
+
+def goes(labels: list[frozenset[str]], starts: list[int], authors: list[str]) -> bool:
+    return labels_go_with_starts(DatasetRuns(authors, labels), np.array(starts))
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0.0, 0.08), (0.5, 0.9, 1.0), (0.8, 1.0, 1.0)])
+def test_whether_labels_go_with_starts(share, least, most):
+    found = []
+    for seed in range(100 if share == 0 else 30):
+        models, names, starts = runs(seed)
+        codes = [int(start.split()[1]) for start in starts]
+        found.append(goes(habit(names, starts, share, seed), codes, models.authors))
+    assert least <= np.mean(found) <= most
+
+
+def test_models_of_one_author_or_of_unknown_start_say_nothing_of_it():
+    names = [frozenset([f"data-{number // 10}"]) for number in range(40)]
+    of_one_start = [number // 10 for number in range(40)]
+    authors = [f"author{number % 8}" for number in range(40)]
+    assert goes(names, of_one_start, authors)
+    assert not goes(names, [-1] * 40, authors)
+    assert not goes(names, of_one_start, [f"author{number // 10}" for number in range(40)])
+    assert not goes([frozenset()] * 40, of_one_start, authors)
+    assert not goes([frozenset(["x"])] * 40, of_one_start, authors)
+
+
 def gain(models: LabelledModels) -> float:
     """Accuracy by vectors alone, above the share of the commonest label."""
     hits = [one.right > 0 for one in evaluate_models(models, k=10).outcomes]
@@ -73,7 +105,7 @@ def test_data_are_predicted_all_the_same():
     assert gain(models) > 0.95 - 1 / len(set(names))
 
 
-def test_who_votes_against_loops_over_models():
+def test_who_votes_against_loops_over_models(labels_go_with_starts_here):
     models, names, starts = runs(1)
     mixed = replace(
         models,
@@ -100,7 +132,7 @@ def test_who_votes_against_loops_over_models():
             assert found[row, sweep] == (allowed[row, sweep] and (begins_elsewhere(sweep) or not others))
 
 
-def test_of_a_sweep_those_that_began_elsewhere_are_compared():
+def test_of_a_sweep_those_that_began_elsewhere_are_compared(labels_go_with_starts_here):
     vectors = [[1, 0, 0], [0.9, 0.1, 0], [0.5, 0.5, 0], [0, 0, 1]]
     models = labelled_models(vectors, ["ann", "bob", "bob", "cyd"], ["x", "x", "x", "y"])
     starts = ["one", "one", "two", None]
@@ -129,7 +161,7 @@ def test_data_that_only_models_of_one_start_name_are_still_predicted():
     assert not any("same random numbers" in note for note in found.notes)
 
 
-def test_a_note_says_that_some_had_no_vote():
+def test_a_note_says_that_some_had_no_vote(labels_go_with_starts_here):
     models, _, starts = runs(2)
     facts = {"model_id": None, "declared": (), "duplicates": (), "notes": ()}
     target = Target(
