@@ -157,7 +157,7 @@ class StartsArguments(ResourceArguments, total=False):
         "Random numbers of each seed to look through. Default: 134,217,728 of seed 42, or 4,194,304 of each seed of a "
         "file.", least=1, most=1 << 32, metavar="N")]
     device: Annotated[str | None, Option(
-        "Also try all 4,294,967,296 seeds, on this GPU: cuda, cuda:1 … An hour for all adapters together.")]
+        "Also try all 4,294,967,296 seeds, on this GPU: cuda, cuda:1 … A quarter of an hour for 20 adapters.")]
 
 
 class ProfileArguments(TypedDict, total=False):

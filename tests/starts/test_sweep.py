@@ -117,3 +117,17 @@ def test_a_processor_and_what_is_not_there_are_refused(tmp_path):
         indexer.find_starts(base=BASE, atlas=tmp_path, device="cpu")
     with pytest.raises(AtlasError, match="'cuda:99' cannot be used here"):
         indexer.find_starts(base=BASE, atlas=tmp_path, device="cuda:99")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_the_kernel_of_a_gpu_makes_the_same_numbers():
+    from indexer.starts.kernel import Generator
+
+    first = (1 << 32) - 100  # the seeds after it begin at 0 again
+    generator = Generator(torch.device("cuda"), [0, 2], 1, torch.float32)
+    for block, numbers in generator(first):
+        for number in (0, 31, 99, 100, generator.at_once - 1):
+            source = np.random.RandomState((first + number) & 0xFFFFFFFF)
+            words = source.randint(0, 1 << 32, size=3 * 624, dtype=np.uint32)[block * 624 : (block + 1) * 624]
+            expected = (words & 0xFFFFFF).astype(np.float32) * np.float32(2**-23) - 1
+            np.testing.assert_array_equal(numbers[:, number].cpu(), expected)
