@@ -48,7 +48,14 @@ def test_looking_after_an_atlas_starts_without_torch():
     assert not modules_after(f"{imports}, indexer.builds.view, indexer.builds.report") & heavy
 
 
-PACKAGES = {"PIL": "pillow", "sklearn": "scikit_learn", "umap": "umap_learn", "yaml": "pyyaml", "faiss": "faiss_cpu"}
+PACKAGES = {
+    "PIL": "pillow",
+    "sklearn": "scikit_learn",
+    "triton": "torch",  # which brings it where there may be a GPU
+    "umap": "umap_learn",
+    "yaml": "pyyaml",
+    "faiss": "faiss_cpu",
+}
 # What may be imported by what: folders and files of one extra.
 OF_EXTRAS = {
     "build": (
@@ -58,6 +65,8 @@ OF_EXTRAS = {
         "indexer/profiles",
         "indexer/weights",
         "indexer/publish/verification.py",
+        "indexer/starts/kernel.py",
+        "indexer/starts/sweep.py",
     ),
     "dask": ("indexer/builds/dask_",),
     "studies": ("query/",),

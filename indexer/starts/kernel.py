@@ -19,7 +19,7 @@ _SEEDS, _WORDS, _PROGRAMS, _WARPS = 32, 16, 4, 4
 
 
 @triton.jit
-def _generate(states, numbers, slots, first, count, blocks, rounds, SEEDS: tl.constexpr, WORDS: tl.constexpr):
+def _generate(states, numbers, slots, first, count, blocks, rounds, SEEDS: tl.constexpr, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write numbers from −1 to 1 of ``count`` seeds from ``first`` on, of each block that has a slot."""
     program = tl.program_id(0)
     state = states + program.to(tl.int64) * 624 * SEEDS
@@ -29,7 +29,7 @@ def _generate(states, numbers, slots, first, count, blocks, rounds, SEEDS: tl.co
         value = (first + columns).to(tl.uint32)
         for row in range(624):
             tl.store(state + row * SEEDS + lanes, value)
-            value = (value ^ (value >> 30)) * 1812433253 + (row + 1).to(tl.uint32)
+            value = (value ^ (value >> 30)) * 1812433253 + (row + 1).to(tl.uint32)  # type: ignore[attr-defined]
         tl.debug_barrier()  # a value is read by other threads than the one that wrote it
         for block in range(blocks):
             slot = tl.load(slots + block)

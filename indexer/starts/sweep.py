@@ -110,7 +110,7 @@ class _Generator(Protocol):
 
 
 def _generator(device: torch.device, wanted: Sequence[int], dtype: torch.dtype, rows: int) -> _Generator:
-    """What makes the numbers of the ``wanted`` blocks, for as many seeds as memory has room for with ``rows`` scores."""
+    """What makes the numbers of the ``wanted`` blocks, as many seeds as memory has room for with ``rows`` scores."""
     if device.type != "cuda" or find_spec("triton") is None:
         return _PlainGenerator(device, wanted)
     from indexer.starts.kernel import Generator  # imports Triton
