@@ -153,7 +153,7 @@ def random_adapters(count: int) -> Iterator[tuple[list[LoraModule], dict]]:
     "count",
     [pytest.param(20), pytest.param(100, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.study)],
 )
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(14_400)
 def test_no_start_is_found_of_numbers_that_were_drawn_otherwise(table, count):
     searched = table if count == 20 else usual_seeds()
     assert [find_start(modules, factors.__getitem__, searched) for modules, factors in random_adapters(count)] == [
