@@ -140,12 +140,13 @@ def find_starts(
 
 def _check_sweep(device: str) -> None:
     """Raises AtlasError if all seeds cannot be tried on ``device``."""
+    hint = "Leave it out: then seeds are found by linear algebra."
     if device == "cpu":
-        raise BadArgument(
-            "`device` is cpu: to try all seeds takes days there.",
-            "Name a GPU, or leave it out: then seeds are found by linear algebra.",
-        )
-    check_device(device)
+        raise BadArgument("`device` is cpu: to try all seeds takes days there.", f"Name a GPU. {hint}")
+    try:
+        check_device(device)
+    except AtlasError as error:
+        raise AtlasError(error.message, hint) from error
 
 
 def _swept_seeds(build: Build, planned: Sequence[Planned], stored: StoredBase, device: str) -> tuple[int, ...]:
