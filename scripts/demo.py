@@ -16,11 +16,11 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scripts.depth.models import GPT_STEPS, VIT_STEPS, make_gpt2, make_vit
 from scripts.family import make_family
 from scripts.loopback_hub import LoopbackHub
 from scripts.readme import BASE, BUILD, COMMANDS, EVALUATE, PREDICT, REPLIES
 from scripts.terminal import Terminal, exit_status
+from scripts.tiny_models import GPT_STEPS, VIT_STEPS, make_gpt2, make_vit
 
 SWEEP = [f"gridsweep/tiny-roberta-exception-types-lr{rate}-s7" for rate in ("1e-4", "2e-4", "3e-4", "6e-4", "1e-3")]
 PROFILED = SWEEP[-1]

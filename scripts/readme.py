@@ -3,7 +3,7 @@
 ``python -m scripts.readme .demo`` copies the demo's replies to docs/demo.json and writes them into README.md: below
 every ``$ command`` of a console block whose reply is known, and between the comments ``demo:NAME`` of a sentence.
 The
-ranges over several trainings are from docs/trainings.json (``python -m scripts.trainings``). A test compares README.md
+ranges over several trainings are from docs/trainings.json (``python -m studies.trainings``). A test compares README.md
 with both.
 """
 
@@ -21,7 +21,7 @@ from scripts.child import PROJECT
 from scripts.tables import decimal, filled
 
 README, REPLIES = PROJECT / "README.md", PROJECT / "docs" / "demo.json"
-TRAININGS = PROJECT / "docs" / "trainings.json"  # written by scripts.trainings
+TRAININGS = PROJECT / "docs" / "trainings.json"  # written by studies.trainings
 
 BASE = "atlas-demo/tiny-roberta"
 BUILD = f"index build --base {BASE} --discover names --spectra"

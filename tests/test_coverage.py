@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.coverage.__main__ import DIRECTIONS, Outcome, directions_of, outcomes
-from scripts.coverage.kinds import KINDS
+from studies.coverage.__main__ import DIRECTIONS, Outcome, directions_of, outcomes
+from studies.coverage.kinds import KINDS
 from tests.conftest import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # two dozen builds

@@ -36,14 +36,14 @@ def small_family() -> Path:
 
 def small_forest() -> Path:
     """Trees of fine-tunes of fine-tunes, merges and casts."""
-    from scripts.lineage.forest import TRUTH, fingerprint, read_truth
+    from studies.lineage.forest import TRUTH, fingerprint, read_truth
 
     with alone("forest-small") as folder:
         if (folder / TRUTH).exists() and read_truth(folder).get("fingerprint") == fingerprint("bert", "small", 1):
             return folder
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
                        "OMP_WAIT_POLICY": "PASSIVE"}  # fmt: skip
-        words = [sys.executable, "-m", "scripts.lineage.forest", str(folder), "bert", "small", "1"]
+        words = [sys.executable, "-m", "studies.lineage.forest", str(folder), "bert", "small", "1"]
         subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True)
         return folder
 

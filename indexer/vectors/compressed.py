@@ -5,7 +5,7 @@ filtered out: the caller drops invalid candidates and asks for more. An id that 
 
 Cosines are ordered by inner product. The codes have no centre and no inverted lists: one centre for all vectors keeps
 their order better than one for each list. Of 100,000 vectors of 8,208 numbers with the statistics of real models
-(scripts/scale), RaBitQ finds .97 of the ten nearest among 1,000 candidates in 32 ms, RaBitQ2 .985 among 200 in 75 ms.
+(studies/scale), RaBitQ finds .97 of the ten nearest among 1,000 candidates in 32 ms, RaBitQ2 .985 among 200 in 75 ms.
 Product quantisation, scalar quantisation and principal components with the same memory found .79 to .87.
 
 Recall@10 is that of candidates followed by exact comparison, measured by brute force over every vector, and by score

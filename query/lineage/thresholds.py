@@ -4,7 +4,7 @@ The thresholds were set on one forest of small trained models (BERT, seed 11) an
 architectures. The search started from the values of a matching pursuit on merges of known parents. The probabilities
 were calibrated on four more forests (RoBERTa 301, BERT 302, RoBERTa 401, ViT 402) and confirmed on families that were
 not used for calibration. Those of adapters were set and counted on two forests of adapters (seeds 1 and 2).
-Measurements: docs/lineage.md; to repeat them: ``python -m scripts.lineage``.
+Measurements: docs/lineage.md; to repeat them: ``python -m studies.lineage``.
 """
 
 from __future__ import annotations

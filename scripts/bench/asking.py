@@ -1,6 +1,6 @@
 """Rows ``start`` and ``search``: how long a question takes, on a synthetic atlas of 10,000 models.
 
-Vectors are of the length of roberta-base's (scripts.scale), and all models changed all matrices, so that bare FAISS finds
+Vectors are of the length of roberta-base's (studies.scale), and all models changed all matrices, so that bare FAISS finds
 the same neighbours.
 """
 
@@ -18,8 +18,8 @@ from indexer.vectors.table import VectorTable
 from query import Atlas
 from scripts.bench.measure import NotMeasuredError, Table, interleaved, made_once, say
 from scripts.child import PROJECT, run_module, run_python
-from scripts.scale.making import BASE, Maker, record_all
-from scripts.scale.population import EVERY_FAMILY, Population, draw_labels
+from scripts.synthetic.making import BASE, Maker, record_all
+from scripts.synthetic.population import EVERY_FAMILY, Population, draw_labels
 
 MODELS = 10_000
 SHELL_REPEATS = 7
@@ -30,7 +30,7 @@ RIVAL = "python -c 'import faiss, duckdb'"
 # What decides how the atlas turns out: its records, its tables, its vectors and their index.
 CODE = (
     Path(__file__),
-    PROJECT / "scripts" / "scale",
+    PROJECT / "scripts" / "synthetic",
     PROJECT / "schema.sql",
     *(PROJECT / "indexer" / name for name in ("publish", "vectors", "records")),
 )

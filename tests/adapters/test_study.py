@@ -1,4 +1,4 @@
-"""What ``python -m scripts.adapters`` trains, and how it counts."""
+"""What ``python -m studies.adapters`` trains, and how it counts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from indexer.vectors.table import VectorTable
-from scripts.adapters.study import against_chance, load_study, triples
 from scripts.family.plan import Adapter, Run
+from studies.adapters.study import against_chance, load_study, triples
 
 ADAPTER = Adapter(8, 16, ("query",))
 RUNS = [Run("a/b", dataset=data, seed=seed, adapter=ADAPTER) for data in ("x", "y", "z") for seed in (1, 2)]

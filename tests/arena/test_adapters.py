@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 
 from indexer.errors import AtlasError
-from scripts.adapters.study import PATH, load_study
-from scripts.arena import adapters
-from scripts.arena import family as pretrained
-from scripts.arena.family import PRETRAINED, load_real_plan
 from scripts.family.plan import load_plan
+from studies.adapters.study import PATH, load_study
+from studies.arena import adapters
+from studies.arena import family as pretrained
+from studies.arena.family import PRETRAINED, load_real_plan
 
 
 @pytest.fixture

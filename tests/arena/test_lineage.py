@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.arena import lineage
-from scripts.lineage.plan import MIXED, RECIPES, SHAPES, plan_forest
-from scripts.lineage.study import Truth
+from studies.arena import lineage
+from studies.lineage.plan import MIXED, RECIPES, SHAPES, plan_forest
+from studies.lineage.study import Truth
 
 BASE = "b/base"
 

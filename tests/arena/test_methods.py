@@ -15,12 +15,12 @@ from indexer.records.record import DeltaRecord, Record
 from indexer.records.representation import representation_named
 from indexer.records.row_plan import lines_of
 from query.purity.study import purity
-from scripts.arena import rivals
-from scripts.arena.ablations import DEFAULT, block, triplets
-from scripts.arena.scores import TIES, Table, average_precision, cosines, orders, scores
-from scripts.arena.subjects import cut
 from scripts.tables import p_value
-from scripts.vectors import centred
+from studies.arena import rivals
+from studies.arena.ablations import DEFAULT, block, triplets
+from studies.arena.scores import TIES, Table, average_precision, cosines, orders, scores
+from studies.arena.subjects import cut
+from studies.vectors import centred
 from tests.purity.loops import Models
 from tests.vectors import loops
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from query.predict.scoring import estimated_share, with_prior
-from scripts.arena import disjoint, open_set
-from scripts.arena.__main__ import FIGURES
-from scripts.arena.family import load_arena_plan
+from studies.arena import disjoint, open_set
+from studies.arena.__main__ import FIGURES
+from studies.arena.family import load_arena_plan
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ def test_an_adapter_of_a_t5_classifier_changes_the_stacks_of_the_language_model(
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     import torch
 
-    from scripts.arena.rivals import tuned_body
+    from studies.arena.rivals import tuned_body
 
     config = transformers.T5Config(
         vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0, pad_token_id=0

@@ -16,8 +16,8 @@ from indexer.deltas.delta import dense_deltas, layout_against, sampled_deltas
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from scripts.coverage.making import Tensors, fp8_blocks, mlx, model_of, planted
-from scripts.coverage.uploads import FP8, LLAMA, TEXT
+from studies.coverage.making import Tensors, fp8_blocks, mlx, model_of, planted
+from studies.coverage.uploads import FP8, LLAMA, TEXT
 from tests.weights.folders import folder_reference
 
 Store = Callable[[Path, Tensors], None]

@@ -20,7 +20,7 @@ from query.lineage.evidence import (
     share_on_levels,
 )
 from query.lineage.siblings import _ALIKE, _DIFFERENT, _UNCLEAR, _compare, shared_updates, step_kept
-from scripts.lineage.merging import dare, int8, nf4, slerp, ties
+from studies.lineage.merging import dare, int8, nf4, slerp, ties
 
 NAMES = ("0.query", "1.value", "2.feedforward1")
 SHAPES = ((128, 128), (128, 128), (192, 128))

@@ -15,7 +15,7 @@ from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.siblings import row_updates, sibling_cosine
 from query.lineage.thresholds import SURE, Thresholds, probability
-from scripts.lineage.merging import int8
+from studies.lineage.merging import int8
 from tests.lineage.test_evidence import BASE, NAMES, SHAPES, TOKENS, A, B, C, added, in_common, matrices, parts, trained
 
 DAY = datetime(2024, 5, 1)

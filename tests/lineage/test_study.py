@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from scripts.family.plan import load_plan
-from scripts.lineage import forest
-from scripts.lineage.merging import linear, nf4, slerp, task_arithmetic, ties
-from scripts.lineage.plan import SHAPES, plan_forest
-from scripts.lineage.study import Answer, Truth, judged, parents, reliability, rival_answers, score, study
+from studies.lineage import forest
+from studies.lineage.merging import linear, nf4, slerp, task_arithmetic, ties
+from studies.lineage.plan import SHAPES, plan_forest
+from studies.lineage.study import Answer, Truth, judged, parents, reliability, rival_answers, score, study
 
 DATA = ("a", "b", "c")
 
@@ -187,7 +187,7 @@ def test_lineage_on_a_forest_of_adapters_that_the_rules_were_not_set_on(tmp_path
 
 
 def test_a_forest_of_adapters_has_strangers_of_one_seed_and_the_same_plan_each_time():
-    from scripts.lineage.adapters import plan_adapters
+    from studies.lineage.adapters import plan_adapters
 
     nodes = plan_adapters(DATA, seed=1)
     assert nodes == plan_adapters(DATA, seed=1)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.study
 
 @pytest.fixture(scope="module")
 def gpt2(family, tmp_path_factory):
-    from scripts.depth.models import make_gpt2
+    from scripts.tiny_models import make_gpt2
 
     folder = tmp_path_factory.mktemp("small") / "gpt2"
     torch.set_num_threads(1)

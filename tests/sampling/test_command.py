@@ -1,4 +1,4 @@
-"""``python -m scripts.sampling``: plans of rows, what is counted, and docs/reading.md is filled from a run."""
+"""``python -m studies.sampling``: plans of rows, what is counted, and docs/reading.md is filled from a run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from indexer.console.messages import verbosity
 from indexer.records import row_plan
-from scripts.sampling import __main__ as report
-from scripts.sampling import study
 from scripts.terminal import hub_environment
+from studies.sampling import __main__ as report
+from studies.sampling import study
 from tests.conftest import run_python
 from tests.hubs import served
 from tests.test_package import modules_after
@@ -68,7 +68,7 @@ def test_the_whole_command_and_its_document(mini_family, tmp_path, monkeypatch, 
 
 
 def test_the_hub_can_be_named_before_its_client_is_loaded():
-    assert "huggingface_hub" not in modules_after("import scripts.sampling.__main__")
+    assert "huggingface_hub" not in modules_after("import studies.sampling.__main__")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_hub_can_be_named_before_its_client_is_loaded():
     [([], "name the folder of a family"), (["--doc", "nowhere.json"], "nowhere.json"), (["nowhere"], "nowhere")],
 )
 def test_wrong_use_is_one_line(words, said, tmp_path):
-    done = run_python("-m", "scripts.sampling", *words, cwd=tmp_path)
+    done = run_python("-m", "studies.sampling", *words, cwd=tmp_path)
     assert done.code == 2
     assert said in done.err.splitlines()[-1]
     assert "Traceback" not in done.err

@@ -14,9 +14,9 @@ from indexer.builds.shards import publish_records
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, Vectors, write_segment
 from query import Atlas
-from scripts.scale.making import BASE, Maker
-from scripts.scale.measuring import recall_of, rows_changed
-from scripts.scale.population import BLOCK, Population, draw_labels
+from scripts.synthetic.making import BASE, Maker
+from scripts.synthetic.population import BLOCK, Population, draw_labels
+from studies.scale.measuring import recall_of, rows_changed
 from tests.vectors import loops
 
 # Published blocks of unit norm are stored in 16 bits, eleven of them for digits.

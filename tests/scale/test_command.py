@@ -1,4 +1,4 @@
-"""``python -m scripts.scale``: docs/scale.md is filled from a run."""
+"""``python -m studies.scale``: docs/scale.md is filled from a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from scripts.scale import __main__ as report
+from studies.scale import __main__ as report
 from tests.conftest import ROOT, run_python
 
 
@@ -31,7 +31,7 @@ def test_bytes_are_shown_in_three_digits_of_the_unit_that_fits(value, text):
     ],
 )
 def test_wrong_use_is_one_line(words, said, tmp_path):
-    done = run_python("-m", "scripts.scale", *words, cwd=tmp_path)
+    done = run_python("-m", "studies.scale", *words, cwd=tmp_path)
     assert done.code == 2
     assert said in done.err.splitlines()[-1]
     assert "Traceback" not in done.err
@@ -65,5 +65,5 @@ def test_the_whole_command_and_its_document(tmp_path):
 
 def _run(words: list[str], folder) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "scripts.scale", *words]
+    command = [sys.executable, "-m", "studies.scale", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scripts.scale import likeness
-from scripts.scale.population import BLOCK, EVERY_FAMILY, FAMILIES, LAW, Labels, Population, draw_labels
+from scripts.synthetic.population import BLOCK, EVERY_FAMILY, FAMILIES, LAW, Labels, Population, draw_labels
+from studies.scale import likeness
 
 
 def labels_of(author, dataset) -> Labels:

@@ -11,9 +11,9 @@ import torch
 
 from indexer.records.tokens import EXACT, UNSURE, row_changes
 from query.trace.texts import CERTAIN
-from scripts.trace.check import causes, planted_file, tokens_kept
-from scripts.trace.plan import Run
-from scripts.trace.training import Replay, Table, Text, batches, only_once, rate, train_replayed
+from studies.trace.check import causes, planted_file, tokens_kept
+from studies.trace.plan import Run
+from studies.trace.training import Replay, Table, Text, batches, only_once, rate, train_replayed
 
 
 def seen(rows: list[list[int]], replay: Replay) -> None:

@@ -21,17 +21,17 @@ def out(tmp_path_factory) -> Iterator[Path]:
     """Where both tests find one base. Nothing here depends on what it has learnt, so it is trained for 8 steps."""
     import torch
 
-    from scripts.trace.plan import BASES
+    from studies.trace.plan import BASES
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BASES, "bert", replace(BASES["bert"], steps=8))
-        patch.setattr("scripts.trace.texts.FILES_READ", 15)  # of each package; there are texts enough
+        patch.setattr("studies.trace.texts.FILES_READ", 15)  # of each package; there are texts enough
         patch.setattr(torch, "set_num_threads", lambda threads: None)  # other tests run meanwhile
         yield tmp_path_factory.mktemp("trace")
 
 
 def test_no_used_text_is_certified_absent(out, tmp_path) -> None:
-    from scripts.trace.__main__ import main
+    from studies.trace.__main__ import main
 
     file = tmp_path / "found.json"
     options = ["--out", str(out), "--only", "bert-short", "--json", str(file)]
@@ -51,8 +51,8 @@ def test_no_used_text_is_certified_absent(out, tmp_path) -> None:
 
 
 def test_planted_mixtures_are_told_in_their_shares(out) -> None:
-    from scripts.trace.making import Maker
-    from scripts.trace.mixtures import mixtures
+    from studies.trace.making import Maker
+    from studies.trace.mixtures import mixtures
 
     planted = (0.0, 0.5)
     found = mixtures(Maker(out), pairs=[("code/line-kinds", "code/signatures")], planted=planted, steps=60)

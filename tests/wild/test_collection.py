@@ -7,8 +7,8 @@ import json
 import pytest
 
 from indexer.errors import AtlasError
-from scripts.wild.__main__ import main
-from scripts.wild.collection import datasets_of, full_id, read_collection, write
+from studies.wild.__main__ import main
+from studies.wild.collection import datasets_of, full_id, read_collection, write
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``python -m scripts.wild`` from end to end on small adapters that PEFT makes, as if strangers had."""
+"""``python -m studies.wild`` from end to end on small adapters that PEFT makes, as if strangers had."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from query import Atlas
-from scripts.wild.__main__ import main, tables_of
-from scripts.wild.starts import of_random, of_strangers
+from studies.wild.__main__ import main, tables_of
+from studies.wild.starts import of_random, of_strangers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WIDTH = 128

@@ -7,10 +7,10 @@ import pytest
 
 from indexer.names import DeltaKey
 from indexer.records.record import DeltaRecord
-from scripts.arena import rivals
-from scripts.arena.scores import Table, scores
-from scripts.wild.methods import in_spreads, other_matrices
-from scripts.wild.scores import scores_of
+from studies.arena import rivals
+from studies.arena.scores import Table, scores
+from studies.wild.methods import in_spreads, other_matrices
+from studies.wild.scores import scores_of
 
 
 def population(count=40, noise=0.4, seed=0):

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 from query import Atlas
 from query.atlas import opened
 from scripts.terminal import indexed
-from scripts.wild.collection import read_collection, write
-from scripts.wild.methods import published
+from studies.wild.collection import read_collection, write
+from studies.wild.methods import published
 from tests.conftest import ROOT
 
 FOLDER = ROOT.parent / "shared" / "data" / "wild" / "gpt2"

@@ -1,1 +1,0 @@
-"""What a sample of rows costs, and what it keeps of a full read: ``python -m scripts.sampling``."""

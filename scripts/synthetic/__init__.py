@@ -1,0 +1,1 @@
+"""Synthetic atlases with the statistics of real ones, in seconds."""
