@@ -171,12 +171,12 @@ COMMENT ON COLUMN records.is_unrelated IS 'Whether it does not derive from this 
 COMMENT ON COLUMN records.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
 COMMENT ON COLUMN records.base_grid IS 'The 4-bit form to which the base had been rounded before this model was made from it, as its weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from the base as it is.';
 COMMENT ON COLUMN records.vector_group IS 'What its vector is made of: adapter (of what training did to the input side of an adapter, whose start is known or not random), adapter by output (of its whole change, which holds the random numbers that it began with; with other adapters it is compared by its output side), or full (of the change of full weights: also a LoRA merged into these, a partly frozen model, an adapter of a full fine-tune, one that replaces whole matrices). Only from full ones a centre is subtracted, see internal.centres.';
-COMMENT ON COLUMN records.adapter_kind IS 'Method of an adapter: LoRA, rsLoRA, DoRA, PiSSA, OLoRA, AdaLoRA, LoHa, LoKr, OFT, BOFT, HRA, IA3, VeRA, FourierFT, or whole matrices (it replaces them). Null for other models and in records of older versions.';
+COMMENT ON COLUMN records.adapter_kind IS 'Method of an adapter: LoRA, rsLoRA, DoRA, PiSSA, OLoRA, AdaLoRA, LoHa, LoKr, OFT, BOFT, HRA, IA3, VeRA, FourierFT, or whole matrices (it replaces them). Null for other models.';
 COMMENT ON COLUMN records.start IS 'Where the factors A of an adapter began, null if that is not known. generator: uniform or normal (numbers of PyTorch''s CPU generator), pissa or olora (made from the base; then nothing else is known). seed: its low 32 bits. offset: numbers drawn before A of the first module; prefix: before anything that belongs to that module. with_weights: every module''s own weights were drawn as well. found: modules whose A was found where the others say, of modules. distance: norm of A - A0 by that of A0. tool: what seed and prefix tell of the program, if anything.';
 COMMENT ON COLUMN records.passed_over IS 'Parts of an adapter that were not read, with their number: factors of convolutions, of fused experts, of bare parameters; then sentences on settings that its files leave open, and what was assumed. Null if there are none.';
 COMMENT ON COLUMN records.signature IS 'Its uncentred vector hashed to 120 bytes (base64). Only models with similar signatures are compared matrix by matrix to find duplicates.';
 COMMENT ON COLUMN records.row_space IS 'Sketch (base64) of the row space of its LoRA factors A. Models whose A started from the same random numbers have similar sketches. Null if the change is not a LoRA, merged or not.';
-COMMENT ON COLUMN records.token_class IS 'What its input embedding says of its training text: exact (rows that no text touched can be recognised with certainty), statistical (only likely), or frozen (no row moved). Null for adapters, for models read by an older version, and where the embedding cannot be compared with the base''s. See query trace.';
+COMMENT ON COLUMN records.token_class IS 'What its input embedding says of its training text: exact (rows that no text touched can be recognised with certainty), statistical (only likely), or frozen (no row moved). Null for adapters, and where the embedding cannot be compared with the base''s. See query trace.';
 COMMENT ON COLUMN records.token_codes IS 'How far each row of the input embedding that was read moved, a byte each (base64): 0 untouched, 254 unsure, 255 missing, else a logarithm of the size.';
 COMMENT ON COLUMN records.token_is_share IS 'Whether token_codes stand for shares of a row''s change that lie off the directions common to all rows (of a tied language-model head), not for sizes.';
 COMMENT ON COLUMN records.token_scale IS 'The factor by which weight decay shrank all rows of the input embedding.';
@@ -553,7 +553,7 @@ COMMENT ON COLUMN lineage.evidence IS 'The evidence, in a few words.';
 COMMENT ON COLUMN lineage.same IS 'Models whose weights cannot be distinguished from the parent.';
 COMMENT ON COLUMN lineage.bytes_read IS 'Bytes of weights that were read for the answer, summed over all parents.';
 COMMENT ON COLUMN lineage.answered_at IS 'When the answer was computed, UTC.';
-COMMENT ON COLUMN lineage.probability IS 'Calibrated probability that the step is right (docs/lineage.md); null if computed by an older version.';
+COMMENT ON COLUMN lineage.probability IS 'Calibrated probability that the step is right (docs/lineage.md).';
 
 CREATE TABLE predictions (
     model_id INTEGER NOT NULL,
@@ -628,7 +628,7 @@ COMMENT ON COLUMN profiles.sequences IS 'Number of sequences or images in the pr
 COMMENT ON COLUMN profiles.tokens IS 'Number of tokens in a sequence; null for images.';
 COMMENT ON COLUMN profiles.seed IS 'Seed of all draws.';
 COMMENT ON COLUMN profiles.method IS 'Version of the measures.';
-COMMENT ON COLUMN profiles.recipe IS 'default, or seed: the gradient descent of the original papers.';
+COMMENT ON COLUMN profiles.recipe IS 'default, or original: the gradient descent of the original papers.';
 COMMENT ON COLUMN profiles.asked IS 'Sets of measures that were requested: default, recover, exact.';
 COMMENT ON COLUMN profiles.is_complete IS 'False if the run was stopped; the layers that are present are complete.';
 COMMENT ON COLUMN profiles.profile_key IS 'Name of its file under profiles/.';
@@ -685,7 +685,7 @@ COMMENT ON COLUMN profile_layers.readable IS 'Share of tokens that a linear map,
 COMMENT ON COLUMN profile_layers.readable_error IS 'Standard error of readable.';
 COMMENT ON COLUMN profile_layers.recovered IS 'Share of tokens recovered by 30 steps of gradient descent on embeddings from a blank start; also low if the layer is ill-conditioned.';
 COMMENT ON COLUMN profile_layers.recovered_error IS 'Standard error of recovered.';
-COMMENT ON COLUMN profile_layers.recovered_seed IS 'The same by the method of the original papers (index profile --recipe seed).';
+COMMENT ON COLUMN profile_layers.recovered_seed IS 'The same by the method of the original papers (index profile --recipe original).';
 COMMENT ON COLUMN profile_layers.recovered_seed_error IS 'Standard error of recovered_seed.';
 COMMENT ON COLUMN profile_layers.closer IS 'Share of sequences whose recovered input gives a closer output than a shifted input does: the criterion of the original papers.';
 COMMENT ON COLUMN profile_layers.closer_error IS 'Standard error of closer.';
@@ -748,7 +748,7 @@ COMMENT ON COLUMN builds.failed IS 'Models that will be retried.';
 COMMENT ON COLUMN builds.bytes_read IS 'Bytes of checkpoints that it read.';
 COMMENT ON COLUMN builds.bytes_total IS 'Total size in bytes of the weight files that it read parts of.';
 COMMENT ON COLUMN builds.seconds IS 'Wall time in seconds.';
-COMMENT ON COLUMN builds.spec IS 'What was computed: rank, spectra, SVD method, record format; for a build that crawled, also the address of the Hub and the options of the command.';
+COMMENT ON COLUMN builds.spec IS 'What was computed: rank, spectra, record version, and whether samples were read; for a build that crawled, also the address of the Hub and the options of the command.';
 COMMENT ON COLUMN builds.thresholds IS 'The thresholds of the flags is_unrelated and duplicate_of.';
 COMMENT ON COLUMN builds.versions IS 'Versions of the relevant libraries.';
 
@@ -1188,7 +1188,7 @@ COMMENT ON COLUMN depth_of_models.author IS 'Account that owns it; "local" for a
 COMMENT ON COLUMN depth_of_models.probe IS 'Kind of input: random, text or image.';
 COMMENT ON COLUMN depth_of_models.probe_sha256 IS 'sha256 of the token ids or pixels; profiles of different probes are not compared.';
 COMMENT ON COLUMN depth_of_models.seed IS 'Seed of all draws.';
-COMMENT ON COLUMN depth_of_models.recipe IS 'default, or seed: the gradient descent of the original papers.';
+COMMENT ON COLUMN depth_of_models.recipe IS 'default, or original: the gradient descent of the original papers.';
 COMMENT ON COLUMN depth_of_models.asked IS 'Sets of measures that were requested: default, recover, exact.';
 COMMENT ON COLUMN depth_of_models.is_complete IS 'False if the run was stopped; the layers that are present are complete.';
 COMMENT ON COLUMN depth_of_models.made IS 'When it was made.';
@@ -1203,7 +1203,7 @@ COMMENT ON COLUMN depth_of_models.readable IS 'Share of tokens that a linear map
 COMMENT ON COLUMN depth_of_models.readable_error IS 'Standard error of readable.';
 COMMENT ON COLUMN depth_of_models.recovered IS 'Share of tokens recovered by 30 steps of gradient descent on embeddings from a blank start; also low if the layer is ill-conditioned.';
 COMMENT ON COLUMN depth_of_models.recovered_error IS 'Standard error of recovered.';
-COMMENT ON COLUMN depth_of_models.recovered_seed IS 'The same by the method of the original papers (index profile --recipe seed).';
+COMMENT ON COLUMN depth_of_models.recovered_seed IS 'The same by the method of the original papers (index profile --recipe original).';
 COMMENT ON COLUMN depth_of_models.recovered_seed_error IS 'Standard error of recovered_seed.';
 COMMENT ON COLUMN depth_of_models.closer IS 'Share of sequences whose recovered input gives a closer output than a shifted input does: the criterion of the original papers.';
 COMMENT ON COLUMN depth_of_models.closer_error IS 'Standard error of closer.';

@@ -156,9 +156,9 @@ def features(
     model = str(model)
     require("Running a model", *READERS)
     from indexer.console.messages import say_more
-    from indexer.profiles.single import canonical_recipe, neuron_features, parse_layers, read_now
+    from indexer.profiles.single import check_recipe, neuron_features, parse_layers, read_now
 
-    recipe = canonical_recipe(recipe)
+    check_recipe(recipe)
     if isinstance(layers, str):
         layers = parse_layers(layers)
     chosen = _parse_neurons(neurons, patch)

@@ -184,13 +184,13 @@ def invert(
     model = str(model)
     require("Running a model", *READERS)
     from indexer.console.messages import say_more
-    from indexer.profiles.single import canonical_recipe, invert_images, invert_words, parse_layers, read_now
+    from indexer.profiles.single import check_recipe, invert_images, invert_words, parse_layers, read_now
 
     if text is not None and (images or stem):
         raise BadArgument(
             "Give a text or images, not both.", "For example: `atlas.invert('MODEL', 'The sky is blue.')`"
         )
-    recipe = canonical_recipe(recipe, "blank")
+    check_recipe(recipe, "blank")
     if isinstance(layers, str):
         layers = parse_layers(layers)
     reference = reference_of(atlas, model, base)
@@ -209,7 +209,7 @@ def invert(
             progress=on_progress,
         )  # fmt: skip
         return RecoveredImages(subject.name, recipe, target, image_layers, notes)
-    if rate is not None and recipe != "seed":
+    if rate is not None and recipe != "original":
         raise BadArgument("`rate` is a setting of the original method.", "Add `recipe='original'`.")
     positions = _parse_slice(keep)
     subject = read_now(reference, device)

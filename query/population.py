@@ -34,8 +34,8 @@ _UNLABELLED = {
     "QuestionAnswering": "question-answering",
 }
 _LONGEST_TASK = 60
-# Condition on the table lineage: the step is at least as probable as not. Older versions stored no probability.
-_PROBABLE = "coalesce(probability, 1) >= 0.5"
+# Condition on the table lineage: the step is at least as probable as not.
+_PROBABLE = "probability >= 0.5"
 
 
 # Where an adapter began, as an expression of SQL on ``records``: the place in the random numbers of PyTorch or, if that
@@ -223,8 +223,8 @@ def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, .
     if count := population.left_out.without:
         have = "has" if count == 1 else "have"
         notes += (
-            f"{counted(count, 'model')} {have} no vocabulary vector: adapters, models whose input embedding did not "
-            "move, and those read by an older version.",
+            f"{counted(count, 'model')} {have} no vocabulary vector: adapters, and models whose input embedding did "
+            "not move.",
         )
     return notes
 

@@ -101,8 +101,7 @@ def vector_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> 
         raise needs_all(atlas, model.base, [model.name], f"{representation!r} vector")
     if vector is None and representation == "vocabulary":
         raise AtlasError(
-            f"{model.name} has no vocabulary vector: it is an adapter, its input embedding did not move, or it was "
-            "read by an older version.",
+            f"{model.name} has no vocabulary vector: it is an adapter, or its input embedding did not move.",
             "Leave `representation` out.",
         )
     if vector is None:

@@ -22,6 +22,7 @@ from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.tables import Tables
 from indexer.publish.vector_update import renew_null_similarity
 from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
+from indexer.records.identity import Spec
 from indexer.records.representation import representation_named
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.segments import Vectors
@@ -259,7 +260,7 @@ def _add(tables: Tables, first: int, models: Sequence[Model], base: str) -> None
 
 
 def _add_build(connection: duckdb.DuckDBPyConnection, number: int, base: str, build: dict[str, Any]) -> None:
-    spec = {"format": 1, "rank": 8, "spectra": False, "svd": "block-krylov-1"}
+    spec = Spec().as_row()
     plain = {
         "base_commit": "c" * 40, "started": BEGAN, "finished": BEGAN, "outcome": "finished", "seconds": 12.0,
         "spec": json.dumps(spec), "thresholds": json.dumps({"unrelated_below": 0.3}),

@@ -29,7 +29,7 @@ def make_every_kind(folder: Path) -> None:
     (base,) = atlas.bases.iterdir()
     commit = base.stem.rpartition("@")[2]
     model = Listing(atlas.listing(BASE)).models()[0]
-    identity = Identity(model.id, "0" * 40, BASE, commit, "finetune", Spec(svd="another"))
+    identity = Identity(model.id, "0" * 40, BASE, commit, "finetune", Spec(rank=5))
     RecordStore(atlas).write_failure(identity, Failed("network", "it went away"))
     with Reading(atlas.database) as connection:
         models = connection.rows('SELECT model, "commit", record_key FROM fine_tunes ORDER BY model')

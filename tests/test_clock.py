@@ -17,8 +17,7 @@ from indexer.listing.listing import ListedModel
 from indexer.names import ModelRef
 from indexer.network.rate_limit import RateLimiter, requested_wait
 from indexer.records import store as records
-from indexer.records.identity import SVD_METHOD, Identity, Spec, Unit
-from indexer.records.row_plan import ROW_PLAN
+from indexer.records.identity import Identity, Spec, Unit
 from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, READER, FailureRecord, RecordStore
 from indexer.storage.atomic_files import LEFT_SECONDS, remove_leftovers, temporary_path
 from query.browse.layout import _remove_old
@@ -115,7 +114,7 @@ def test_processes_do_not_wait_for_a_clock_that_was_set_back(tmp_path, monkeypat
 def test_what_an_earlier_version_skipped_is_tried_once_more(tmp_path, monkeypatch):
     """A version that reads more kinds of models has a larger READER."""
     store = RecordStore(AtlasFolder(tmp_path / "atlas"))
-    template = Unit(ModelRef("org/base"), "", "org/base", "b" * 40, "finetune", Spec(svd=SVD_METHOD))
+    template = Unit(ModelRef("org/base"), "", "org/base", "b" * 40, "finetune", Spec())
     now = datetime.now(UTC)
     row = {"id": "a/b", "sha": "c" * 40, "siblings": [], "config": {}}
     listed = [ListedModel("a/b", row, "finetune", "tag", "org/base", now, now)]

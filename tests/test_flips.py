@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.deltas.stored_base import EMBEDDINGS
+from indexer.deltas.stored_base import StoredBase
+from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.publish.maintenance import represent
 from indexer.publish.stored_answers import LINEAGE, read_answers
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
@@ -174,52 +174,16 @@ def test_a_base_is_hashed_once(atlas, monkeypatch):
     assert len(hashed) == 2
 
 
-def as_before(atlas):
-    """An atlas that knew no checksums of bases, listings, outcomes and the database."""
-    import json
-
-    atlas.checksums.unlink()
-    for path in [*atlas.listings.glob("*.jsonl"), *atlas.lineages.glob("*.jsonl"), *atlas.records.glob("*/*.json")]:
-        objects = [json.loads(line) for line in path.read_bytes().splitlines()]
-        for one in objects:
-            del one["sum"]
-        end = "\n" if path.suffix == ".jsonl" else ""
-        path.write_text("".join(json.dumps(one, separators=(",", ":")) + end for one in objects))
+def test_without_its_checksum_nothing_is_believed(atlas):
+    """A line of a listing, a stored failure and the block matrices of a base."""
+    listing, failure = next(atlas.listings.glob("*.jsonl")), next(atlas.records.glob("*/*.json"))
+    for path in (listing, failure):
+        path.write_bytes(re.sub(rb',"sum":"[0-9a-f]{16}"', b"", path.read_bytes()))
     (base,) = atlas.bases.iterdir()
-    content = base.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    del header["__metadata__"]["sha256"]
-    # Nor did it keep rows of embeddings, which lie behind the matrices.
-    places = [header.pop(name)["data_offsets"] for name in EMBEDDINGS if name in header]
-    first, last = min(start for start, _ in places), max(end for _, end in places)
-    assert 8 + length + last == len(content)
-    content = content[: 8 + length + first]
-    description = json.loads(header["__metadata__"]["base"])
-    for name in ("row_plan", "token_plan", "vocabulary"):
-        del description[name]
-    header["__metadata__"]["base"] = json.dumps(description)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    base.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
-    return base
-
-
-def test_an_atlas_without_checksums_is_read_and_checked_as_well_as_can_be(atlas, shell):
-    base = as_before(atlas)
-    assert verify(atlas) == []
-    assert len(shell("query", "similar", "bob/glue-1@main", "--json").json) > 0
-    size = base.stat().st_size
-    with base.open("r+b") as file:  # an exponent
-        file.seek(size - 1)
-        file.write(b"\x7f")
-    (answer,) = verify(atlas)
-    assert (answer.kind, "has norm" in answer.problem) == ("base", True)
-
-
-def test_an_atlas_without_checksums_has_them_after_the_next_publish(atlas):
-    as_before(atlas)
-    represent(atlas, "output")
-    assert verify(atlas) == []
-    flip(atlas.database, 5000, 1)
-    assert verify(atlas)[0].kind == "database"
+    base.write_bytes(base.read_bytes().replace(b'"sha256":"', b'"sha257":"', 1))
+    assert all("it has no checksum" in one for one in Listing(listing).problems())
+    with pytest.raises(AtlasError, match="it has no checksum"):
+        RecordStore(atlas).checked_failure(failure.stem)
+    with pytest.raises(AtlasError, match="its checksum cannot be read"):
+        StoredBase(base).check()
+    assert {one.kind for one in verify(atlas)} >= {"listing", "record", "base"}

@@ -20,7 +20,7 @@ from indexer.listing.listing import Listing
 from indexer.network.hub import BaseFacts
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
-from indexer.records.identity import SPECTRA_FORM, Identity, Spec
+from indexer.records.identity import Identity, Spec
 from indexer.records.record import Record
 from indexer.records.store import RecordHeader, current_record
 from tests.tiny_hub import BASE, served_shell
@@ -134,8 +134,8 @@ def test_of_the_present_commit_spectra_come_first_and_of_earlier_ones_the_newest
         identity = Identity("a/b", commit, BASE, "base", "finetune", Spec(spectra=spectra))
         return RecordHeader(f"{commit}{made}", identity, made)
 
-    first, second = kept("first", "2024-01-01", SPECTRA_FORM), kept("second", "2024-01-02")
-    rich, late = kept("third", "2024-01-03", SPECTRA_FORM), kept("third", "2024-01-04")
+    first, second = kept("first", "2024-01-01", True), kept("second", "2024-01-02")
+    rich, late = kept("third", "2024-01-03", True), kept("third", "2024-01-04")
     assert current_record([first, second], "third") is second
     assert current_record([first, second, rich, late], "third") is rich
     assert current_record([first, second], "first") is first

@@ -37,7 +37,7 @@ def make_record(seed: int = 0, rank: int = 3, **changes: object) -> Record:
                 )
             )
     plain = dict(
-        identity=Identity("a/b", "c" * 40, "base/x", "d" * 40, "finetune", Spec(rank=rank, svd="1")),
+        identity=Identity("a/b", "c" * 40, "base/x", "d" * 40, "finetune", Spec(rank=rank)),
         deltas=tuple(deltas),
         files=(StoredFile("model.safetensors", 10, "e" * 64, "safetensors"),),
         head={"label_names": ["yes", "no"]},
@@ -109,7 +109,7 @@ def test_the_digest_depends_on_everything_that_changes_the_record():
     digests = {identity.digest}
     for field in ("model", "commit", "base", "base_commit", "relation", "subfolder"):
         digests.add(dataclasses.replace(identity, **{field: "other"}).digest)
-    for field, value in (("rank", 9), ("spectra", True), ("svd", "2"), ("format", 2)):
+    for field, value in (("rank", 9), ("spectra", True), ("sample", True), ("version", 2)):
         digests.add(dataclasses.replace(identity, spec=dataclasses.replace(identity.spec, **{field: value})).digest)
     assert len(digests) == 11
 

@@ -152,7 +152,7 @@ SPOILT = (
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("kinds", a_few([SPOILT[n : n + 3] for n in range(0, 15, 3)], 1), ids=" ".join)
 def test_records_that_do_not_fit_are_set_aside_by_name(atlas, kinds):
-    """Records of an earlier version, or of somebody else's making: nobody looked at them when they were written."""
+    """Records of somebody else's making: nobody looked at them when they were written."""
     store, entries = RecordStore(atlas), entries_of(atlas)
     victims = dict(zip(kinds, entries[1:], strict=False))
     for what, victim in victims.items():

@@ -14,7 +14,7 @@ from indexer.builds import worker
 from indexer.builds.worker import RecordWorker
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
-from indexer.records.identity import SVD_METHOD, Spec, Unit
+from indexer.records.identity import Spec, Unit
 from indexer.records.store import RecordStore
 from tests import checkpoints
 from tests.spectra.recorded import KINDS, base_in
@@ -28,7 +28,7 @@ def work(tmp_path):
 
 
 def unit_of(folder):
-    return Unit(ModelRef("ann/model", folder=folder), "c" * 40, "org/base", "b" * 40, "finetune", Spec(svd=SVD_METHOD))
+    return Unit(ModelRef("ann/model", folder=folder), "c" * 40, "org/base", "b" * 40, "finetune", Spec())
 
 
 def too_much_for_torch():

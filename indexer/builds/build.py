@@ -35,7 +35,7 @@ from indexer.names import ModelRef, is_hub_id
 from indexer.network.hub import BaseFacts, model_row
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Thresholds, Unit, canonical_json
+from indexer.records.identity import Spec, Thresholds, Unit, canonical_json
 from indexer.records.store import RecordStore
 from indexer.untrusted import COMMIT, printable
 from indexer.weights.ahead import in_threads
@@ -54,6 +54,7 @@ _STOP_ABOVE_SHARE = 0.5
 
 # What a build needs and a record may lack, and the messages before and after the build.
 _LACKING = {
+    "version": ("records of an earlier version", "records that are still of an earlier version, until the next build"),
     "spectra": (
         "records without spectra",
         "records that still have no spectra, until the next `index build --spectra`",
@@ -82,8 +83,7 @@ class Build:
     ) -> None:
         self.folder = folder
         self.options = options
-        spectra = SPECTRA_FORM if options.spectra else False
-        self.spec = Spec(rank=options.rank, spectra=spectra, svd=SVD_METHOD)
+        self.spec = Spec(rank=options.rank, spectra=options.spectra)
         self.watcher = watcher or Watcher()
         self.base = BuildBase(folder, facts, options, self.watcher.say)
         self.store = RecordStore(folder)
@@ -130,7 +130,7 @@ class Build:
         asked_length = options.index.budget if options.index else None
         previous = self.base.previous
         if self.options.read == "sample":
-            self.spec = replace(self.spec, sample=self.base.shape.row_plan)
+            self.spec = replace(self.spec, sample=self.base.shape.is_partial)
         template = Unit(
             model=ModelRef(self.facts.id),
             commit="",
@@ -254,7 +254,7 @@ class Build:
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
         for lacking, (_, what) in _LACKING.items():
             # Samples count only if this build was to complete them.
-            left = [one for one in planned if one.lacks == lacking and (lacking == "spectra" or one.unit is not None)]
+            left = [one for one in planned if one.lacks == lacking and (lacking != "rows" or one.unit is not None)]
             if count := sum(settled[one.entry.listed.id] is one.entry for one in left):
                 self.watcher.say(f"{what}: {count}")
         if self.report.indexed and self.search is None:
@@ -353,7 +353,7 @@ class Build:
 
         options = self.options
         at_work = SEARCH_BYTES if self.search else 0
-        resources = resources_for(units, base, options, bool(self.spec.sample), self.watcher.say, at_work)
+        resources = resources_for(units, base, options, self.spec.sample, self.watcher.say, at_work)
         self.database_bytes = resources.database_bytes
         worker = RecordWorker(self.folder.root, base.path, resources)
         if self.search is not None:

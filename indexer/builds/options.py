@@ -33,7 +33,7 @@ from indexer.vectors.choice import INDEXES, KNOWN_INDEXES, IndexChange
 
 Size = str | int | None
 ProbeName = Literal["random", "text", "image"]
-Recipe = Literal["default", "original", "seed"]
+Recipe = Literal["default", "original"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}

@@ -14,8 +14,7 @@ from indexer.listing.parents import Parents, named_base, names_another
 from indexer.names import ModelRef
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
-from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity, Spec, Unit
-from indexer.records.row_plan import ROW_PLAN
+from indexer.records.identity import Identity, Spec, Unit
 from indexer.records.store import READER, FailureRecord, RecordHeader, RecordStore, current_record
 
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
@@ -28,9 +27,9 @@ _NEEDS_BASE = "base_sampled"
 class Planned:
     """One model of the listing: ``unit`` is what to do, or None if there is nothing to do.
 
-    ``lacks``: what is wanted but missing in its record, which stays until there is a better one: "spectra", "rows" (it
-    is a sample), or "". ``missed``: how the last attempt at the current commit failed, if the record is that of an
-    earlier commit.
+    ``lacks``: why its record, which stays until there is a better one, does not do: "version" (an earlier one),
+    "spectra" (it has none), "rows" (it is a sample), or "". ``missed``: how the last attempt at the current commit
+    failed, if the record is that of an earlier commit.
     """
 
     entry: Entry
@@ -77,8 +76,7 @@ def plan(
     wanted = (template.base, template.base_commit, template.spec.rank)
     for kept in store.headers(excluded=present):
         identity = kept.identity
-        is_readable = identity.spec.format <= FORMAT_VERSION
-        if is_readable and (identity.base, identity.base_commit, identity.spec.rank) == wanted:
+        if (identity.base, identity.base_commit, identity.spec.rank) == wanted:
             earlier.setdefault(identity.model, []).append(kept)
     return [_with_earlier(one, earlier.get(one.entry.listed.id, ())) for one in planned]
 
@@ -90,14 +88,16 @@ def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
     if kept is None:
         return planned
     earlier = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
-    unit = planned.unit
-    if unit is not None and unit.parent is None and not unit.is_on_base and kept.identity.commit == unit.commit:
+    unit, lacks = planned.unit, planned.lacks
+    if unit is not None and kept.identity.spec.version != unit.spec.version:
+        lacks = "version"
+    elif unit is not None and unit.parent is None and not unit.is_on_base and kept.identity.commit == unit.commit:
         lacks = _lacks(kept.identity, unit.spec)
         # Its base was known as well or better when the record was made. If the model below it is no longer known, its
         # other rows cannot be read.
         if not lacks or (lacks == "rows" and kept.identity.parent):
             unit = None
-    return replace(planned, entry=earlier, missed=entry.outcome, unit=unit)
+    return replace(planned, entry=earlier, missed=entry.outcome, unit=unit, lacks=lacks)
 
 
 def _planned(
@@ -122,7 +122,7 @@ def _planned(
     is_whole = listed.relation == "adapter" and root is None
     unit = replace(
         template,
-        spec=replace(template.spec, sample="" if is_whole else template.spec.sample),
+        spec=replace(template.spec, sample=template.spec.sample and not is_whole),
         parent=parent,
         is_on_base=is_known and parent is None,
         model=ModelRef(listed.id, folder=folders.get(listed.id)),
@@ -159,16 +159,13 @@ def _planned(
 
 def _lacks(found: Identity, wanted: Spec) -> str:
     """What a record does not have of what is ``wanted``: "spectra", "rows" or ""."""
-    if wanted.spectra and found.spec.spectra != wanted.spectra:
+    if wanted.spectra and not found.spec.spectra:
         return "spectra"
     return "rows" if found.spec.sample and not wanted.sample else ""
 
 
 def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
-    """The existing record of this model at this commit; of several a full one with the most spectra.
-
-    Among those with the same spectra, the one of the newest SVD method.
-    """
+    """The existing record of this model at this commit: preferably one with spectra, else a full one."""
     return next((one for one in _that_serve(identity) if store.has(one.digest)), None)
 
 
@@ -188,10 +185,6 @@ def move_records(store: RecordStore, base: str, renamed: dict[str, str]) -> None
 
 
 def _that_serve(identity: Identity) -> Iterator[Identity]:
-    """The identities of records that may serve, the best first.
-
-    With all spectra, with those of δW alone (the first format), with none, each for every SVD method; then a sample.
-    """
-    for form, sample in ((SPECTRA_FORM, ""), (True, ""), (False, ""), (False, ROW_PLAN)):
-        for method in SVD_METHODS:
-            yield replace(identity, spec=replace(identity.spec, spectra=form, svd=method, sample=sample))
+    """The identities of records that may serve, the best first: with spectra, without, and of a sample."""
+    for spectra, sample in ((True, False), (False, False), (False, True)):
+        yield replace(identity, spec=replace(identity.spec, spectra=spectra, sample=sample))

@@ -138,7 +138,7 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
     """Publish another representation from the records.
 
     NAME is input_v1, output, delta, seed, seed_scaled, spectrum, depth or vocabulary. A build publishes input, and
-    vocabulary as soon as a model has such a vector; an atlas of an older version gets vocabulary by this command.
+    vocabulary as soon as a model has such a vector.
 
     --index applies to all representations from then on. --vector-length computes the vectors of input again; only
     their length can be chosen.

@@ -20,7 +20,6 @@ from indexer.architectures.layout import Layout
 from indexer.deltas.embeddings import base_stripes, embedding_names
 from indexer.deltas.stored_base import (
     EMBEDDINGS,
-    TOKEN_PLAN,
     TOKENS,
     UNKNOWN,
     BaseShape,
@@ -34,7 +33,8 @@ from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.names import CONNECTIONS, DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
-from indexer.records.row_plan import ROW_PLAN, leading, lines_of, stripes_of
+from indexer.records.identity import RECORD_VERSION
+from indexer.records.row_plan import leading, lines_of, stripes_of
 from indexer.records.tokens import token_rows
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
@@ -121,10 +121,8 @@ class BaseMatrices(StoredBase):
     def embeddings(self) -> Mapping[str, torch.Tensor]:
         """The rows of its embeddings that are compared with those of fine-tunes (``indexer.deltas.embeddings``).
 
-        Empty if it has none, or an older version wrote the file.
+        Empty if it has none.
         """
-        if self.description.get("token_plan") != TOKEN_PLAN:
-            return {}
         return {kind: self._index.read(kind) for kind in EMBEDDINGS if kind in self._header.entries}
 
     def spectrum(self, keys: tuple[DeltaKey, ...]) -> NDArray[np.float32]:
@@ -178,9 +176,8 @@ def store_base(
     weights that are not finite.
     """
     try:
-        more = {"component": component, "is_sampled": is_sampled} if component or is_sampled else {}
         layout = locate_matrices(checkpoint, checkpoint.config)
-        _write_matrices(checkpoint, layout, base, commit, path, more)
+        _write_matrices(checkpoint, layout, base, commit, path, component, is_sampled)
     except Skipped as reason:
         raise AtlasError(f"{base} cannot be a base: {reason.detail}.", "Choose another base.") from reason
     return BaseMatrices(path)
@@ -242,12 +239,11 @@ def _refuse_unmerged(names: Iterable[str], layout: Layout) -> None:
 
 
 def _write_matrices(
-    checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path, more: Mapping[str, Any]
+    checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path, component: str, is_sampled: bool
 ) -> None:
     """Write the data, then the file with its header: norms are known only after the data."""
     header: dict[str, Any] = {}
     offset = 0
-    is_sampled = more.get("is_sampled", False)
     # The rows of each matrix that are kept, and the rows of its tensor that hold them.
     kept = {matrix.key: lines_of(matrix.lines, sampled_lines(matrix)) for matrix in layout.matrices if is_sampled}
     rows_of = {
@@ -308,10 +304,11 @@ def _write_matrices(
             "config": dict(checkpoint.config),
             "shapes": {matrix.tensor: list(checkpoint.tensors[matrix.tensor].shape) for matrix in layout.matrices},
             "norms": norms,
-            "row_plan": ROW_PLAN,
-            "token_plan": TOKEN_PLAN,
+            "version": RECORD_VERSION,
             "vocabulary": checkpoint.tensors[embeddings[TOKENS]].shape[0] if embeddings else 0,
-        } | dict(more)
+            "component": component,
+            "is_sampled": is_sampled,
+        }
         header["__metadata__"] = {"base": json.dumps(description), "sha256": UNKNOWN}
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)

@@ -24,7 +24,7 @@ from indexer.network.hub import conversion_revision, model_row
 from indexer.network.hub_errors import as_model_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
-from indexer.records.identity import SVD_METHOD, Spec, Unit
+from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
 from indexer.vectors.published import PublishedBase
 
@@ -75,7 +75,7 @@ def read_model(described: Described, base: PublishedBase, read: str = "sample") 
         base=base.base,
         base_commit=base.commit,
         relation=untyped_relation(row),
-        spec=Spec(rank=base.rank, svd=SVD_METHOD, sample=matrices.shape.row_plan if read == "sample" else ""),
+        spec=Spec(rank=base.rank, sample=read == "sample" and matrices.shape.is_partial),
         filenames=listed_filenames(row),
         representations=(),
         parent=parent,

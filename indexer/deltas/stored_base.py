@@ -2,7 +2,7 @@
 
 It is an ordinary safetensors file. Its tensors are named after deltas ("3.query"), have the shape (out, in) and the
 base's own dtype; its metadata hold the rest. One metadata entry is the sha256 of the whole file, computed with zeros in
-its own place, so it covers every bit including the header. Files from before there were checksums have none.
+its own place, so it covers every bit including the header.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError
 from indexer.names import DeltaKey, ModelRef, is_hub_id
 from indexer.network.byterange import LocalFile
-from indexer.records.row_plan import ROW_PLAN, is_partial, lines_to_read
+from indexer.records.identity import RECORD_VERSION, OtherVersion, check_version
+from indexer.records.row_plan import is_partial, lines_to_read
 from indexer.records.tokens import token_rows
 from indexer.regular_files import regular_status
 from indexer.storage.checksums import check_once, stamp_of
-from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json, shown
+from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json
 from indexer.weights.safetensors_header import ITEM_BYTES, MOST_HEADER, SafetensorsHeader, read_header
 
 UNKNOWN = "0" * 64
@@ -36,8 +37,6 @@ UNKNOWN = "0" * 64
 # The names of the rows of embeddings, which are stored after the block matrices: the rows of tokens that are also read
 # of fine-tunes, and all rows of positions and token types.
 TOKENS, POSITIONS, TOKEN_TYPES = EMBEDDINGS = ("tokens", "positions", "token_types")
-# Which rows these are (``indexer.records.tokens``). Rows of another plan are not compared.
-TOKEN_PLAN = 2
 
 _COARSEST = 2_000_000_000  # nanoseconds that two dates differ by on every file system
 
@@ -57,14 +56,13 @@ class BaseShape:
     token_numbers: int = 0
 
     @property
-    def row_plan(self) -> str:
-        """The plan of rows by which its fine-tunes are sampled; "" if that would read all of every matrix."""
-        matrices = self.layout.matrices
-        return ROW_PLAN if is_partial((matrix.shape, matrix.transposed) for matrix in matrices) else ""
+    def is_partial(self) -> bool:
+        """Whether a sample of its fine-tunes leaves anything out; else all of every matrix is read."""
+        return is_partial((matrix.shape, matrix.transposed) for matrix in self.layout.matrices)
 
     def sample_bytes(self, item_bytes: int) -> int:
-        """Bytes read by that plan from a fine-tune that stores a number in ``item_bytes``; all bytes without a plan."""
-        if not self.row_plan:
+        """Bytes that a sample reads from a fine-tune that stores a number in ``item_bytes``."""
+        if not self.is_partial:
             return self.block_bytes * item_bytes // self.item_bytes
         found = self.token_numbers * item_bytes
         for matrix in self.layout.matrices:
@@ -88,10 +86,9 @@ class StoredBase:
     path: Path
 
     def check(self, *, recheck: bool = False) -> None:
-        """Raise AtlasError if the file is missing or damaged.
+        """Raise AtlasError if the file is missing, damaged or of another version.
 
-        The whole file is hashed only once, because the check is remembered; ``recheck``: hash it again. In a file
-        without a checksum only the header is checked.
+        The whole file is hashed only once, because the check is remembered; ``recheck``: hash it again.
         """
 
         def check() -> None:
@@ -100,18 +97,19 @@ class StoredBase:
 
         try:
             status, noted = regular_status(self.path), _NOTE.search(_header(self.path))
-            if noted is not None:
-                stated = noted[1].decode()
-                check_once(self.path, stamp_of(status, stated), check, recheck=recheck)
-            elif set(self._header.metadata) != {"base"}:
+            if noted is None:
+                self._header  # noqa: B018 - raises if it cannot be read
                 raise self._damaged("its checksum cannot be read")
+            stated = noted[1].decode()
+            check_once(self.path, stamp_of(status, stated), check, recheck=recheck)
         except OSError as error:
             raise self._damaged(f"it cannot be read: {error.strerror}") from error
-
-    @property
-    def has_checksum(self) -> bool:
-        """Whether the file has a checksum."""
-        return "sha256" in self._header.metadata
+        if self.description["version"] != RECORD_VERSION:
+            raise OtherVersion(
+                f"The block matrices of {self.base} are of record version {self.description['version']}; this program "
+                f"compares models with those of version {RECORD_VERSION} ({self.path.name}).",
+                f"Run `build({self.base!r})`, which fetches them again.",
+            )
 
     def _damaged(self, why: str) -> AtlasError:
         name = base_in(self.path)
@@ -137,6 +135,9 @@ class StoredBase:
         """The metadata: base, commit, config, shapes, norms. Raises AtlasError."""
         try:
             found: Mapping[str, Any] = load_json(self._header.metadata["base"])
+            name = base_in(self.path)
+            repair = f"Run `build({name!r})`, which fetches them again."
+            check_version(found.get("version"), f"The file of block matrices of {name}", repair)
             _check_description(found)
         except WRONG_KINDS as error:
             raise self._damaged("its metadata cannot be read") from error
@@ -174,8 +175,7 @@ class StoredBase:
         rows = shapes_here.pop(TOKENS, (0, 0))
         others = [shapes_here.pop(kind, rows) for kind in EMBEDDINGS]
         is_as_said = len(rows) == 2 and all(entry.dtype in ITEM_BYTES for entry in self._header.entries.values())
-        if self.description.get("token_plan") == TOKEN_PLAN:
-            is_as_said &= rows[0] == (len(token_rows(self.vocabulary)) if self.vocabulary else 0)
+        is_as_said &= rows[0] == (len(token_rows(self.vocabulary)) if self.vocabulary else 0)
         is_as_said &= all(len(shape) == 2 and shape[1] == rows[1] for shape in others)
         if shapes_here != expected or not is_as_said:
             raise self._damaged("its matrices are not those of its architecture")
@@ -189,12 +189,12 @@ class StoredBase:
     @property
     def is_sampled(self) -> bool:
         """Whether only some rows of each matrix are stored (``sampled_lines``), and the norms are estimates."""
-        return self.description.get("is_sampled") is True
+        return bool(self.description["is_sampled"])
 
     @property
     def component(self) -> str:
         """The folder of its weights in a repository of diffusers; "" in any other."""
-        return str(self.description.get("component", ""))
+        return str(self.description["component"])
 
     def reference(self, model: ModelRef, filenames: Collection[str] | None) -> ModelRef:
         """The model, with the folder of its weights if its repository holds the same component of diffusers."""
@@ -204,16 +204,11 @@ class StoredBase:
     @property
     def vocabulary(self) -> int:
         """The number of rows of its input embedding; 0 if none of them are stored."""
-        return int(self.description.get("vocabulary", 0))
+        return int(self.description["vocabulary"])
 
     @property
     def shape(self) -> BaseShape:
-        """Its layout and sizes. Raises AtlasError if its fine-tunes were sampled by a plan of a later version."""
-        plan = self.description.get("row_plan", ROW_PLAN)
-        if plan != ROW_PLAN:
-            raise AtlasError(
-                f"Fine-tunes of {self.base} are sampled by {shown(plan)}, which this version does not have.", "Upgrade."
-            )
+        """Its layout and sizes."""
         tokens = self._header.entries.get(TOKENS)
         token_numbers = math.prod(tokens.shape) if tokens is not None else 0
         return BaseShape(self.layout, self.block_bytes, self.item_bytes, token_numbers)
@@ -281,9 +276,9 @@ def _check_description(found: Any) -> None:
         DeltaKey.parse(name)
         if type(norm) is not float or not math.isfinite(norm):
             raise ValueError("invalid norm")
-    if not isinstance(found.get("component", ""), str) or "/" in found.get("component", ""):
+    if not isinstance(found["component"], str) or "/" in found["component"] or type(found["is_sampled"]) is not bool:
         raise ValueError("invalid component")
-    if type(vocabulary := found.get("vocabulary", 0)) is not int or not 0 <= vocabulary <= MAX_INTEGER:
+    if type(vocabulary := found["vocabulary"]) is not int or not 0 <= vocabulary <= MAX_INTEGER:
         raise ValueError("invalid vocabulary")
     if not all(one is None or isinstance(one, str) for one in found["file_hashes"]):
         raise ValueError("invalid hash")

@@ -20,7 +20,7 @@ from indexer.shared_state import one_blas_thread
 if TYPE_CHECKING:
     pass
 
-# These constants decide the last digits: a change of results requires a new `SVD_METHOD` in identity.py.
+# These constants decide the last digits: a change of results requires a new RECORD_VERSION (identity.py).
 # A product with 16 columns takes no longer than one with 9, and rank 8 needs no more.
 _COLUMNS = 16
 _OVERSAMPLING = 8

@@ -39,7 +39,7 @@ from indexer.network.hub import model_row
 from indexer.records.identity import NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, AdapterBase, Parent, Traffic, Unit
 from indexer.records.record import DeltaRecord, Record, TokenChanges
 from indexer.records.representation import representation_named
-from indexer.records.row_plan import ROW_PLAN, lines_of
+from indexer.records.row_plan import lines_of
 from indexer.records.row_space import row_space, row_space_of
 from indexer.untrusted import printable, shown
 from indexer.weights.adapter import adapter_plan, stated_base
@@ -127,7 +127,6 @@ def vectorise(
             deltas=deltas,
             fused_matrices=reader.spectra.fused_matrices() if reader.spectra else (),
             sample=np.concatenate([reader.sample[delta.key] for delta in deltas]) if reader.sample else None,
-            row_plan=ROW_PLAN,
             moved=reader.moved,
             tokens=reader.tokens,
             row_space=row_space(reader.row_spaces, [delta.key for delta in deltas]) if reader.row_spaces else None,

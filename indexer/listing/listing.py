@@ -35,7 +35,6 @@ from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER, Claim
 from indexer.listing.listed_models import Line, ListedModel, select
 from indexer.listing.listing_state import (
-    REJECTED_BEFORE,
     RESTORED,
     CrawlState,
     Removal,
@@ -61,7 +60,7 @@ from indexer.listing.questions import (
 from indexer.names import is_hub_id
 from indexer.regular_files import descriptor_of, open_regular
 from indexer.storage.atomic_files import link_or_copy, replacing, sync_file, sync_folder
-from indexer.storage.checksummed_jsonl import add_checksum, has_checksum, parse_checksummed
+from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
 
 __all__ = ["ListedModel", "Listing", "select"]
 
@@ -257,7 +256,7 @@ class Listing:
         lines += [step_line(one.id, one.step, crawl.id) for one in page.of(UnlistedMember)]
         for one in page.of(Rejected):
             before = state.rejected[one.kind].get(one.id)
-            if before is None or before[0] != one.commit or before[1] == REJECTED_BEFORE:
+            if before is None or before[0] != one.commit:
                 lines.append({"kind": one.kind, "id": one.id, "sha": one.commit, "why": one.why})
         lines.append(
             {
@@ -314,7 +313,7 @@ class Listing:
                         continue
                     if end.endswith(b"\n"):
                         length += size
-                    elif size <= _MOST_LINE and has_checksum(line[:-1]):
+                    elif size <= _MOST_LINE and _is_whole(line[:-1]):
                         problems.append(f"line {number} has a damaged end")
                         line = tail = line[:-1] + b"\n"
                     else:
@@ -399,6 +398,15 @@ def join_listings(paths: Sequence[Path], target: Path) -> tuple[str, ...]:
     )
     Listing(target).write(lines)
     return tuple(sorted(model for model, count in counted.items() if count > 1))
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether a line without its end is an object with its checksum."""
+    try:
+        parse_checksummed(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:

@@ -21,10 +21,6 @@ _OF_COMMIT = ("siblings", "safetensors", SENTENCE)
 RESTORED = "restored"
 # Sources of claims that cost requests to read.
 _EXAMINED = ("adapter_config", "config", "card", "name")
-# A rejection of older versions, which took the path of a folder in a card for a base: such models are examined again.
-REJECTED_BEFORE = "its card names another model"
-# Questions of older versions, and the one that is asked instead.
-_ASKED_BEFORE = ("alias:adapter:", "descendants:finetune:")
 # Steps of a path that are kept; longer ones are circles.
 _MOST_STEPS = 20
 
@@ -180,9 +176,7 @@ class State:
             if step.relation in WALKED and (narrows or seen == crawl.id)
         }
         known: dict[str, tuple[str, Claim | None]] = {
-            identifier: (commit, None)
-            for identifier, (commit, why) in self.rejected["rejected"].items()
-            if why != REJECTED_BEFORE
+            identifier: (commit, None) for identifier, (commit, _) in self.rejected["rejected"].items()
         }
         for model in self.models.values():
             claims = [claim for claim, seen in model.claims.values() if narrows or seen == crawl.id]
@@ -235,7 +229,7 @@ class State:
             model.id: [
                 key
                 for key, (claim, crawl) in model.claims.items()
-                if _now_asked(key) in answered and claim.relation in relations and crawl != self.crawl.id
+                if key in answered and claim.relation in relations and crawl != self.crawl.id
             ]
             for model in self.models.values()
             if BadRow.of({"id": model.id}, "").key not in unreadable
@@ -330,12 +324,6 @@ def _read_removal(identifier: str, pending: Line) -> Removal:
     if not isinstance(with_records, bool) or not isinstance(bases, list) or not all(map(is_hub_id, bases)):
         raise ValueError("a removal that is not valid")
     return Removal(identifier, tuple(bases), with_records)
-
-
-def _now_asked(key: str) -> str:
-    """The question that is asked today in place of ``key``."""
-    found = next((old for old in _ASKED_BEFORE if key.startswith(old)), None)
-    return f"children:*:{key[len(found) :]}" if found else key
 
 
 def bad_line(bad: BadRow, crawl: str) -> Line:

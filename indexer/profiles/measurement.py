@@ -37,15 +37,15 @@ RECEPTIVE_FIELD_SEQUENCES = 8
 _MOST_LAYERS = 1000
 
 
-def canonical_recipe(recipe: str, *others: str) -> str:
-    """The recipe as profiles and JSON have it: default, one of ``others``, or seed (also called original).
+# The recipe of the original papers.
+ORIGINAL = "original"
 
-    Raises AtlasError for an unknown one.
-    """
-    recipes = ("default", *others, "original", "seed")
+
+def check_recipe(recipe: str, *others: str) -> None:
+    """Raise BadArgument unless the recipe is default, original or one of ``others``."""
+    recipes = ("default", *others, ORIGINAL)
     if recipe not in recipes:
         raise BadArgument(f"Unknown recipe {recipe!r}.", f"Choose one of {', '.join(recipes)}.")
-    return "seed" if recipe == "original" else recipe
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class ProfileRequest:
     rate: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "recipe", canonical_recipe(self.recipe))
+        check_recipe(self.recipe)
         if (self.steps is not None or self.rate is not None) and not self.is_original:
             raise AtlasError("`steps` and `rate` are settings of the original method.", "Add `recipe='original'`.")
 
     @property
     def is_original(self) -> bool:
         """Whether the original papers' method is asked for."""
-        return self.recipe == "seed"
+        return self.recipe == ORIGINAL
 
     @property
     def terms(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from indexer.network.hub_errors import as_model_error
 from indexer.network.session import install_session
 from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, original_ascent
 from indexer.profiles.layers import FEWEST_TOKENS, HookedLayers, Layers, fitting_tokens, nearest_tokens
-from indexer.profiles.measurement import ProfileRequest, canonical_recipe, make_profile, parse_layers
+from indexer.profiles.measurement import ORIGINAL, ProfileRequest, check_recipe, make_profile, parse_layers
 from indexer.profiles.patch_embedding import borrowed_patch_embedding, seeded_patch_embedding
 from indexer.profiles.probes import ProbeChoice, matching_probe, read_images, shipped_images
 from indexer.profiles.recovery import (
@@ -48,7 +48,7 @@ __all__ = [
     "LayerWords",
     "ProfileRequest",
     "Reference",
-    "canonical_recipe",
+    "check_recipe",
     "invert_images",
     "invert_words",
     "neuron_features",
@@ -195,7 +195,8 @@ def invert_words(
 
     Raises AtlasError if the model has no words or no tokenizer, or the text is too short or too long.
     """
-    model, recipe = subject.layers, canonical_recipe(recipe, "blank")
+    model = subject.layers
+    check_recipe(recipe, "blank")
     if model.takes_images:
         raise AtlasError(f"{subject.name} takes images, not words.", "Give `images=['FILE']`.")
     tokenizer = require_tokenizer(subject.tokenizer, subject.name, "Put its tokenizer.json next to its weights.")
@@ -218,7 +219,7 @@ def invert_words(
         progress(layer)
         with torch.no_grad():
             target = model.state(inputs, layer)
-        if recipe == "seed":
+        if recipe == ORIGINAL:
             guess = recover_as_original(model, layer, target, seed, steps, rate, keep)
             words = decode_as_original(answers, guess, top)
         else:
@@ -308,7 +309,8 @@ def neuron_features(
     assert model.image_shape is not None
     is_sharp = plain or patch is not None
     ascent = SHARP if is_sharp else DEFAULT
-    if canonical_recipe(recipe) == "seed":
+    check_recipe(recipe)
+    if recipe == ORIGINAL:
         ascent = original_ascent(takes_words, is_sharp)
         seed = 999
     probe = shipped_images(model.image_shape)

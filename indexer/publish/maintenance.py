@@ -20,6 +20,7 @@ from indexer.publish.publish import publish
 from indexer.publish.removal import conclude, finish_removals, forget, unfinished_removals
 from indexer.publish.rows import Entry, Publication
 from indexer.quantities import some_of
+from indexer.records.identity import OtherVersion
 from indexer.records.representation import representation_named
 from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
 from indexer.vectors.choice import IndexChange, IndexChoice
@@ -82,17 +83,21 @@ def rebuild(
     their index. ``say`` receives messages for the user. The caller holds the lock of the writer.
 
     Models that are missing in a listing are restored from the old database or from the records. Removals that were
-    interrupted are finished. Damaged records are deleted, so that the next build reads their models again. Raises
+    interrupted are finished. Damaged records are deleted, so that the next build reads their models again; records of
+    a version that this program does not read are kept, and their models published without them. Raises
     AtlasError if there is nothing to rebuild from and, unless ``force``, if the result would lose models; nothing that
     is published changes then.
     """
     store = RecordStore(folder)
     records: list[RecordHeader] = []
     failures: list[FailureRecord] = []
-    damaged, damaged_failures = [], []
+    damaged, damaged_failures, unread = [], [], []
     for digest in store.digests():
         try:
             record = store.read(digest)
+        except OtherVersion:
+            unread.append(digest)
+            continue
         except AtlasError:
             damaged.append(digest)
             continue
@@ -103,6 +108,8 @@ def rebuild(
     for digest in store.failure_digests():
         try:
             failures.append(store.checked_failure(digest))
+        except OtherVersion:
+            continue
         except (OSError, AtlasError):
             damaged_failures.append(digest)
 
@@ -124,14 +131,18 @@ def rebuild(
         for publication, listing, _ in plans
         for model in listing.removed | listing.renamed.keys()
     }
-    lost = before.missing_after(entries, damaged, withdrawn)
+    lost = before.missing_after(entries, damaged, withdrawn, unread)
     without_base = {base for base, _ in before.models} | {one.identity.base for one in records}
     without_base -= newest.keys()
     lost += sorted((one.identity.base, one.identity.model) for one in records if one.identity.base in without_base)
     if lost and not force:
         lost = list(dict.fromkeys(lost))
         bases = sorted({base for base, _ in lost})
-        why = [f"the block matrices of {base} are missing or damaged" for base in bases if base in without_base]
+        why = [
+            f"the block matrices of {base} are missing, damaged or of another version"
+            for base in bases
+            if base in without_base
+        ]
         commands = " and ".join(f"`index build --base {base}`" for base in bases)
         raise AtlasError(
             f"A rebuild of {folder.root} would lose {len(lost)} models: {some_of([model for _, model in lost])}; "
@@ -142,6 +153,9 @@ def rebuild(
     if not plans:
         raise AtlasError(f"{folder.root} holds no bases to rebuild from.", "Run `index build --base ID`.")
 
+    if unread:
+        why = "kept but not published until `index build` reads their models again"
+        say(f"records of another version, {why}: {len(unread)}")
     for publication, listing, restored in plans:
         base = publication.base.base
         if restored or listing.problems() or not listing.path.is_file():

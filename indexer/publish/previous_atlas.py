@@ -1,6 +1,6 @@
 """The atlas as it was published before: its models, representations and ranks, for a rebuild or another publish.
 
-The database may be missing, damaged or of another schema; whatever can be read is used.
+The database may be missing, damaged or of another schema; what has the columns of today is used.
 """
 
 from __future__ import annotations
@@ -17,13 +17,23 @@ from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel
 from indexer.publish.rows import Entry, moment
-from indexer.records.identity import SVD_METHODS, Identity
+from indexer.records.identity import Identity
 from indexer.records.representation import DEFAULT
 from indexer.records.store import RecordStore
 from indexer.vectors.choice import AUTO, COMPRESSED, EXACT, IndexChoice
 
 # ``claimed_by`` of models known only from a stored record or failure.
 BY_RECORD = "record"
+
+# Columns are named, so that a table of another schema either has all of them or counts as one that cannot be read.
+_REPRESENTATIONS = (
+    "SELECT base, representation, rank, vectors, index_choice, index_memory, promised_recall, budget "
+    "FROM representations"
+)
+_MODEL_COLUMNS = (
+    'model_id, base, model, "commit", relation, claimed_by, parent, created, modified, downloads, likes, gated, '
+    "private, licence, languages, pipeline_tag, library, first_seen, last_seen, deleted_at_hub"
+)
 
 # The rank if neither the user nor the atlas determines one.
 USUAL_RANK = 8
@@ -45,34 +55,37 @@ class PreviousAtlas:
     @classmethod
     def read(cls, rows: EarlierRows) -> PreviousAtlas:
         """Each table is read separately, so that a damaged one does not affect the others."""
-        representations = _rows_of(rows, "representations", "FROM representations ORDER BY representation")
-        bases = _rows_of(rows, "bases", "FROM bases")
+        representations = _rows_of(rows, "representations", f"{_REPRESENTATIONS} ORDER BY representation")
+        bases = _rows_of(rows, "bases", "SELECT base, aliases, licence FROM bases")
         models = _rows_of(rows, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id")
-        known = (EXACT, *COMPRESSED)  # older versions had indexes that are now replaced by `auto`
         return cls(
             list(dict.fromkeys(row["representation"] for row in representations)),
             {
                 row["base"]: IndexChoice(
-                    row["index_choice"] if row["index_choice"] in known else AUTO,
+                    row["index_choice"] if row["index_choice"] in (EXACT, *COMPRESSED) else AUTO,
                     row["index_memory"],
                     row["promised_recall"],
-                    row.get("budget"),
+                    row["budget"],
                 )
                 for row in representations
-                if row["representation"] == DEFAULT and "index_choice" in row
+                if row["representation"] == DEFAULT
             },
             {row["base"]: tuple(row["aliases"]) for row in bases},
-            {row["base"]: row["licence"] for row in bases if row.get("licence")},  # a column since schema 11
+            {row["base"]: row["licence"] for row in bases if row["licence"]},
             {(row["base"], row["model"]): row["record_key"] for row in models},
         )
 
     def missing_after(
-        self, entries: Iterable[Entry], damaged: Collection[str], withdrawn: Collection[tuple[str, str]] = ()
+        self,
+        entries: Iterable[Entry],
+        damaged: Collection[str],
+        withdrawn: Collection[tuple[str, str]] = (),
+        unread: Collection[str] = (),
     ) -> list[tuple[str, str]]:
         """The (base, model) pairs that a rebuild from these entries would lose, besides those ``withdrawn``.
 
         A model whose record is ``damaged`` is not counted, because the next build reads it again, unless no model of
-        its base is left.
+        its base is left; one whose record is ``unread`` (of another version) is not counted, because it is kept.
         """
         after = {(entry.base, entry.listed.id): entry.record_key is not None for entry in entries}
         had, has = Counter(base for (base, _), key in self.models.items() if key), Counter[str]()
@@ -82,7 +95,12 @@ class PreviousAtlas:
             for (base, model), key in self.models.items()
             if (base, model) not in withdrawn
             if (base, model) not in after
-            or (key is not None and not after[base, model] and (key not in damaged or (had[base] and not has[base])))
+            or (
+                key is not None
+                and key not in unread
+                and not after[base, model]
+                and (key not in damaged or (had[base] and not has[base]))
+            )
         ]
 
 
@@ -95,7 +113,7 @@ def known_models(
     """
     found: dict[str, ListedModel] = {}
     now = datetime.now(UTC)
-    rows = _rows_of(earlier, "fine_tunes", "FROM fine_tunes ORDER BY model_id")
+    rows = _rows_of(earlier, "fine_tunes", f"SELECT {_MODEL_COLUMNS} FROM fine_tunes ORDER BY model_id")
     wanted = [row for row in rows if row["base"] == base and row["model"] not in listed]
     values: dict[str, dict[int, list[str]]] = {"tag": {}, "raw": {}}
     for table, column in (("tags", "tag"), ("model_datasets", "raw")) if wanted else ():
@@ -115,7 +133,7 @@ def known_models(
             "downloads": row["downloads"],
             "likes": row["likes"],
             "gated": row["gated"],
-            "private": row.get("private"),  # a column since schema 6
+            "private": row["private"],
             "pipeline_tag": row["pipeline_tag"],
             "library_name": row["library"],
             "tags": values["tag"].get(row["model_id"], []),
@@ -129,7 +147,7 @@ def known_models(
             row["parent"] or base,
             _utc(row["first_seen"] or now),
             _utc(row["last_seen"] or now),
-            bool(row.get("deleted_at_hub", row.get("gone"))),
+            bool(row["deleted_at_hub"]),
         )
     for identity, when in identities:
         if identity.base != base or identity.model in listed or identity.model in found:
@@ -176,12 +194,11 @@ def published_rank(folder: AtlasFolder, base: str) -> PublishedRank | None:
 
 def rank_of(earlier: EarlierRows, base: str) -> PublishedRank | None:
     """``published_rank`` by a database that is open."""
-    found = _rows_of(earlier, "representations", "FROM representations")
+    found = _rows_of(earlier, "representations", _REPRESENTATIONS)
     rows = [row for row in found if row["base"] == base and row["rank"] and row["vectors"]]
     if not rows:
         return None
-    # Databases of older schemas have no budget.
-    budget = next((row.get("budget") for row in rows if row["representation"] == DEFAULT), None)
+    budget = next((row["budget"] for row in rows if row["representation"] == DEFAULT), None)
     return PublishedRank(min(row["rank"] for row in rows), sum(row["vectors"] for row in rows), budget)
 
 
@@ -209,7 +226,7 @@ def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) ->
     ranks = Counter(
         identity.spec.rank
         for identity in (one.identity for one in RecordStore(folder).headers())
-        if (identity.base, identity.base_commit) == (base.base, base.commit) and identity.spec.svd in SVD_METHODS
+        if (identity.base, identity.base_commit) == (base.base, base.commit)
     )
     if len(ranks) > 1:
         found_ranks = " and ".join(f"rank {rank} ({count})" for rank, count in sorted(ranks.items()))

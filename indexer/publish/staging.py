@@ -4,7 +4,7 @@
 whose publish is killed at any moment holds the state before or after it.
 
 Two files cannot be renamed at once, so ``checksums.json`` is written before the rename and names the databases before
-and after. The database of an older atlas without that file is checked by reading it.
+and after.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from indexer.publish.tables import Tables
 from indexer.records.identity import canonical_json
 from indexer.regular_files import read_regular
 from indexer.storage.atomic_files import copy_file, sync_file, sync_folder, write_atomically
-from indexer.storage.checksummed_jsonl import add_checksum, has_checksum, parse_checksummed
+from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
 from indexer.storage.checksums import file_sha256
 from indexer.version import __version__
 
@@ -172,7 +172,7 @@ def damage(folder: AtlasFolder) -> str | None:
     noted: set[tuple[int, str]] = set()
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = read_regular(folder.checksums, most=_MOST_CHECKSUM_BYTES)
-        for row in parse_checksummed(content)["databases"] if has_checksum(content) else []:
+        for row in parse_checksummed(content)["databases"]:
             if type(row["bytes"]) is int and type(row["sha256"]) is str:
                 noted.add((row["bytes"], row["sha256"]))
     if not noted:

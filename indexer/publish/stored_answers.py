@@ -29,17 +29,13 @@ Line = dict[str, Any]
 _MOST_BYTES = 256 << 20
 _MOST_PROBLEMS = 100
 
-# Old keys of lines, from before schema 7.
-_RENAMED = {"told": "answered_at", "because": "evidence"}
-
 
 @dataclass(frozen=True)
 class AnswerKind:
     """One kind of stored answer: its table, the command that computes it and the file that keeps it.
 
     ``columns``: keys of a line that are columns of the table; the other keys name the models and their records.
-    ``texts``: keys whose values are texts or null. ``numbers``: keys whose values are numbers. ``added``: columns that
-    lines of version 0.1 lack, of numbers or null.
+    ``texts``: keys whose values are texts or null. ``numbers``: keys whose values are numbers.
     """
 
     table: str
@@ -49,7 +45,6 @@ class AnswerKind:
     columns: tuple[str, ...]
     texts: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
 
 
 LINEAGE = AnswerKind(
@@ -62,8 +57,7 @@ LINEAGE = AnswerKind(
         "answered_at", "probability",
     ),
     texts=("record_key", "parent", "parent_key", "kind", "method", "card", "direction", "evidence"),
-    numbers=("coefficient", "left"),
-    added=("probability",),
+    numbers=("coefficient", "left", "probability"),
 )  # fmt: skip
 PREDICTIONS = AnswerKind(
     "predictions",
@@ -96,16 +90,15 @@ def read_answers(kind: AnswerKind | None, path: Path) -> tuple[list[Line], list[
         if not raw:
             continue
         try:
-            line = {_RENAMED.get(key, key): value for key, value in parse_checksummed(raw).items()}
+            line = parse_checksummed(raw)
             if kind is not None:
-                line = dict.fromkeys(kind.added) | line
                 missing = {"model", *kind.columns, *kind.texts} - line.keys()
                 if missing:
                     raise ValueError(f"it has no {min(missing)}")
                 texts = [line[name] for name in kind.texts if line[name] is not None]
                 if not all(isinstance(text, str) for text in (line["model"], *texts)):
                     raise ValueError("invalid name")
-                for name in (*kind.numbers, *(name for name in kind.added if line[name] is not None)):
+                for name in kind.numbers:
                     line[name] = float(line[name])
                 answered = datetime.fromisoformat(line["answered_at"])
                 if answered.tzinfo is not None:

@@ -63,9 +63,9 @@ def _is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool
     ``cosine`` of the deltas (None if unknown) must be as large as rounding leaves it.
     """
     if one.sample is None or other.sample is None or not one.precision or not other.precision:
-        return False  # adapters, and records of earlier versions
-    if one.row_plan != other.row_plan:
-        return False  # their weights were taken at other positions
+        return False  # adapters
+    if one.identity.spec.version != other.identity.spec.version:
+        return False  # their weights may have been taken at other positions
     if not agree(one.sample, one.precision, other.sample, other.precision):
         return False
     # An estimate and an exact norm differ, whatever the models are.

@@ -8,43 +8,52 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from indexer.errors import AtlasError
 from indexer.names import ModelRef
+from indexer.untrusted import shown
 
-FORMAT_VERSION = 1
+# The version of everything that a record and a stored base hold. Change it when any of that changes, or how it is
+# computed: fields, the algorithm and the constants of ``indexer.deltas.svd``, the rows of ``indexer.records.row_plan``
+# and ``indexer.records.tokens``, the spectra that are kept. Records of another version are read again by a build.
+RECORD_VERSION = 1
 
 # Start of ``AdapterBase.why`` if the listing row of an adapter names another base than its file.
 ROW_NAMES = "its listing row names "
 
-# Names the algorithm of `indexer.deltas.svd` and the constants there. Change it when results change.
-# Method 1 started from a seed of model and commit, method 2 from one of base, base commit and matrix: both find the
-# same triplets to within their tolerance, so records of both are used, and new ones are made by the newest method.
-SVD_METHOD = "block-krylov-2"
-SVD_METHODS = (SVD_METHOD, "block-krylov-1")
 
-# What `--spectra` keeps: all singular values of every δW, of every W, and of fused matrices taken whole.
-SPECTRA_FORM = "delta-weights-1"
+class OtherVersion(AtlasError):
+    """A record, failure or base is of a version that this program does not read."""
+
+
+def check_version(version: Any, what: str, repair: str) -> None:
+    """Raise OtherVersion if ``what`` ("The record X") is of a version that this program cannot read.
+
+    Earlier versions are read as far as their form allows. ``repair``: what to do about anything that is not newer.
+    """
+    if type(version) is not int or not 1 <= version <= RECORD_VERSION:
+        is_newer = type(version) is int and version > RECORD_VERSION
+        raise OtherVersion(
+            f"{what} is of record version {shown(version)}; this program reads version {RECORD_VERSION}.",
+            "Upgrade." if is_newer else repair,
+        )
 
 
 @dataclass(frozen=True)
 class Spec:
     """The settings of a record: everything here changes the record, and nothing else does.
 
-    ``spectra`` is False or ``SPECTRA_FORM``; True stands in records of the first form, which has those of δW alone.
-    ``sample``: the plan of rows that were read (``indexer.records.row_plan``), "" for a full read.
+    ``spectra``: with all singular values of every δW, of every W, and of fused matrices taken whole. ``sample``: only
+    some rows of each matrix were read (``indexer.records.row_plan``).
     """
 
     rank: int = 8
-    spectra: bool | str = False
-    svd: str = ""
-    format: int = FORMAT_VERSION
-    sample: str = ""
+    spectra: bool = False
+    sample: bool = False
+    version: int = RECORD_VERSION
 
     def as_row(self) -> dict[str, Any]:
-        """As JSON; without the key ``sample`` for a full read, as in records from before there were samples."""
-        fields = dict(vars(self))
-        if not self.sample:
-            del fields["sample"]
-        return fields
+        """As JSON."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -64,18 +73,16 @@ class Identity:
     parent: str = ""
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Identity:
-        """From its JSON. Raises KeyError or TypeError if it is malformed."""
+    def from_row(cls, row: Mapping[str, Any], what: str = "The record") -> Identity:
+        """From its JSON. Raises OtherVersion, which names ``what``, and one of WRONG_KINDS if it is malformed."""
         fields = dict(row)
+        check_version(fields["spec"].get("version"), what, "Run `index build`, which reads the model again.")
         return cls(spec=Spec(**fields.pop("spec")), **fields)
 
     def as_row(self) -> dict[str, Any]:
-        """As JSON; without the key ``parent`` if there is none, as in older records."""
+        """As JSON."""
         # Not asdict: every publish needs this for every record, perhaps ten thousand times.
-        fields = {**vars(self), "spec": self.spec.as_row()}
-        if not self.parent:
-            del fields["parent"]
-        return fields
+        return {**vars(self), "spec": self.spec.as_row()}
 
     @property
     def digest(self) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.names import UNMEASURABLE, UNTRAINED, DeltaKey
 from indexer.records.adapter_start import AdapterStart
-from indexer.records.identity import FORMAT_VERSION, AdapterBase, Identity, canonical_json
+from indexer.records.identity import AdapterBase, Identity, canonical_json
 from indexer.storage.arrays import checksum, read_arrays, read_texts, write_arrays
 from indexer.untrusted import load_json
 from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL
@@ -158,15 +158,15 @@ class TokenChanges:
     ``codes``, ``scale``, ``kind``, ``is_share``: see ``RowChanges``. ``vocabulary``: the number of rows of the model's
     embedding, ``base_vocabulary`` that of the base's, which decides the rows. ``positions``: the number of rows of its
     position embeddings up to the last that moved; None if it is not known. ``pairs``: whether the second token type
-    occurred; None if the model has none, or it is not known. ``kind`` is "" in older records.
+    occurred; None if the model has none, or it is not known.
     """
 
     codes: NDArray[np.uint8]
     scale: float
     vocabulary: int
     base_vocabulary: int
-    kind: str = ""
-    is_share: bool = False
+    kind: str
+    is_share: bool
     positions: int | None = None
     pairs: bool | None = None
 
@@ -177,15 +177,13 @@ class Record:
 
     ``fused_matrices`` come with the spectra, for matrices that the base stores fused. ``sample`` holds some weights of
     every block matrix (``indexer.records.weight_sample``); ``moved`` of them differ from the base's. ``precision`` is
-    the narrowest dtype that holds all weights that were read. These are None, 0 and "" for adapters and in older
-    records. ``row_plan`` names the plan of rows (``indexer.records.row_plan``) that these weights, and vectors of
-    transposed matrices, follow; "" in older records. ``adapter_base`` is present for adapters that name their base.
-    ``row_space`` (K, 1 + m) is a sketch of the row space of the LoRA factors A (``indexer.records.row_space``); None
-    for other models and in older records. ``tokens``: None for adapters, in older records, and where the input
+    the narrowest dtype that holds all weights that were read. These are None, 0 and "" for adapters. ``adapter_base``
+    is present for adapters that name their base. ``row_space`` (K, 1 + m) is a sketch of the row space of the LoRA
+    factors A (``indexer.records.row_space``); None for other models. ``tokens``: None for adapters, and where the input
     embedding cannot be compared with the base's. ``adapter_kind``: the method of an adapter
-    (``indexer.weights.adapter.AdapterPlan``), "" for other models and in older records; ``passed_over``: what was
-    not read of it; ``adapter_notes``: sentences on settings that its files leave open. ``base_grid``: the 4-bit form to
-    which the base had been rounded before training ("nf4" or "nf4 double"), "" if it had not been.
+    (``indexer.weights.adapter.AdapterPlan``), "" for other models; ``passed_over``: what was not read of it;
+    ``adapter_notes``: sentences on settings that its files leave open. ``base_grid``: the 4-bit form to which the base
+    had been rounded before training ("nf4" or "nf4 double"), "" if it had not been.
     """
 
     identity: Identity
@@ -203,7 +201,6 @@ class Record:
     vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     fused_matrices: tuple[FusedMatrixRecord, ...] = ()
     sample: NDArray[np.float32] | None = None
-    row_plan: str = ""
     moved: int = 0
     precision: str = ""
     adapter_base: AdapterBase | None = None
@@ -321,21 +318,20 @@ def write_record(record: Record, path: Path) -> None:
             | ({} if delta.lines is None else {"lines": delta.lines, "norm_error": delta.norm_error})
             for delta in record.deltas
         ],
-        "wholes": [
+        "fused_matrices": [
             {"name": fused.name, "parts": [str(part) for part in fused.parts], "shape": list(fused.shape)}
             for fused in record.fused_matrices
         ],
         "files": [asdict(stored) for stored in record.files],
         "moved": record.moved,
-        "row_plan": record.row_plan,
-        "stands_on": asdict(record.adapter_base) if record.adapter_base else None,
+        "adapter_base": asdict(record.adapter_base) if record.adapter_base else None,
         "precision": record.precision,
         "base_grid": record.base_grid,
         "start": asdict(record.start) if record.start else None,
         "adapter": {
             "kind": record.adapter_kind,
             "passed_over": list(record.passed_over),
-            **({"notes": list(record.adapter_notes)} if record.adapter_notes else {}),
+            "notes": list(record.adapter_notes),
         },
         "tokens": record.tokens and {name: getattr(record.tokens, name) for name in _TOKEN_FIELDS},
     } | {name: getattr(record, name) for name in _FIELDS}
@@ -346,7 +342,7 @@ def write_record(record: Record, path: Path) -> None:
 def read_record(path: Path) -> Record:
     """Read and check one record.
 
-    Raises AtlasError if the file is missing, truncated, altered or of a newer format.
+    Raises AtlasError if the file is missing, truncated or altered, and OtherVersion.
     """
     hint = "Run `index rebuild`, which deletes it, and then `index build`, which reads the model again."
     try:
@@ -354,12 +350,7 @@ def read_record(path: Path) -> Record:
         if texts["checksum"] != checksum(texts["record"], arrays):
             raise AtlasError(f"The record {path.name} was altered: its checksum does not match.", hint)
         header = load_json(texts["record"])
-        identity = Identity.from_row(header["identity"])
-        if identity.spec.format > FORMAT_VERSION:
-            raise AtlasError(
-                f"The record {path.name} has format {identity.spec.format}; this version reads up to {FORMAT_VERSION}.",
-                "Upgrade.",
-            )
+        identity = Identity.from_row(header["identity"], f"The record {path.name}")
         deltas = tuple(
             DeltaRecord(
                 key=DeltaKey.parse(row["key"]),
@@ -379,23 +370,22 @@ def read_record(path: Path) -> Record:
                 spectrum=arrays.get(f"{row['name']}.spectrum"),
                 weights=arrays[f"{row['name']}.weights"],
             )
-            for row in header.get("wholes", ())  # older records have none
+            for row in header["fused_matrices"]
         )
         return Record(
             identity=identity,
             deltas=deltas,
             fused_matrices=fused_matrices,
             files=tuple(StoredFile(**row) for row in header["files"]),
-            adapter_base=AdapterBase(**header["stands_on"]) if header.get("stands_on") else None,
-            moved=int(header.get("moved", 0)),
-            row_plan=str(header.get("row_plan", "")),
-            precision=str(header.get("precision", "")),
-            base_grid=str(header.get("base_grid", "")),
-            start=AdapterStart(**header["start"]) if header.get("start") else None,
-            tokens=TokenChanges(arrays["tokens"], **header["tokens"]) if header.get("tokens") else None,
-            adapter_kind=str(header.get("adapter", {}).get("kind", "")),
-            passed_over=tuple(map(str, header.get("adapter", {}).get("passed_over", ()))),
-            adapter_notes=tuple(map(str, header.get("adapter", {}).get("notes", ()))),
+            adapter_base=AdapterBase(**header["adapter_base"]) if header["adapter_base"] else None,
+            moved=int(header["moved"]),
+            precision=str(header["precision"]),
+            base_grid=str(header["base_grid"]),
+            start=AdapterStart(**header["start"]) if header["start"] else None,
+            tokens=TokenChanges(arrays["tokens"], **header["tokens"]) if header["tokens"] else None,
+            adapter_kind=str(header["adapter"]["kind"]),
+            passed_over=tuple(map(str, header["adapter"]["passed_over"])),
+            adapter_notes=tuple(map(str, header["adapter"]["notes"])),
             vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
             sample=arrays.get("sample"),
             row_space=arrays.get("row_space"),
@@ -408,7 +398,7 @@ def read_record(path: Path) -> Record:
 def read_identity(path: Path) -> tuple[Identity, str]:
     """The identity of a record and when it was made (ISO 8601), from its header; nothing is checked.
 
-    Raises OSError, ValueError, KeyError or TypeError where that cannot be read.
+    Raises OSError, OtherVersion or one of WRONG_KINDS where that cannot be read.
     """
     header = load_json(read_texts(path)["record"])
     return Identity.from_row(header["identity"]), str(header["created"])

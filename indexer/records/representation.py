@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, BadArgument
 from indexer.records.record import DeltaRecord, Record
-from indexer.records.row_plan import ROW_PLAN, coordinates
 from indexer.records.sketch import DRAW, FIXED_LENGTH, OUTPUT_POWER, USUAL_BUDGET, block_length, sketched
 from indexer.records.tokens import EXACT, MISSING, STATISTICAL, UNSURE, token_rows
 from indexer.vectors.centre import FULL
@@ -35,9 +34,9 @@ class Representation:
     blocks that both have; otherwise by the cosine of the whole vectors. If ``of_profiles``, the vector is made from
     depth profiles, in units of their standard deviation over the atlas, not from a record. ``needs``: what of the
     singular triplets it is computed from; a record may lack vectors, and a sampled one has neither U nor exact σ.
-    ``block``: numbers per delta, if fixed. ``earlier``: its name in an earlier version. ``of_tokens``: it is computed
-    from the rows of the input embedding, not from triplets; many records have none. ``blocks``: how many blocks its
-    vectors have, where they are not those of deltas. ``of_adapters``: other models have none.
+    ``block``: numbers per delta, if fixed. ``of_tokens``: it is computed from the rows of the input embedding, not
+    from triplets; many records have none. ``blocks``: how many blocks its vectors have, where they are not those of
+    deltas. ``of_adapters``: other models have none.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Representation:
     budget: int | None = None
     needs: str = "usv"
     block: int | None = None
-    earlier: str = ""
     of_tokens: bool = False
     blocks: int | None = None
     of_adapters: bool = False
@@ -64,7 +62,7 @@ class Representation:
     def tag(self) -> str:
         """Name, version and an unusual budget. Vectors with different tags are never compared."""
         length = "" if self.budget in (None, USUAL_BUDGET) else f".{self.budget}"
-        return f"{self.earlier or self.name}.{self.version}{length}"
+        return f"{self.name}.{self.version}{length}"
 
     def of_length(self, budget: int | None) -> Representation:
         """The same with about ``budget`` numbers; itself if its length is fixed or ``budget`` is None."""
@@ -86,7 +84,7 @@ class Representation:
             return _has_vocabulary(record)
         if self.of_adapters and record.vector_group == FULL:
             return False
-        if self._stored(record) is not None:
+        if self.tag in record.vectors:
             return True
         if record.is_sampled and self.needs != "v":
             return False
@@ -106,7 +104,7 @@ class Representation:
         """
         if self.of_tokens:
             return self.of(record)
-        stored = self._stored(record)
+        stored = record.vectors.get(self.tag)
         if stored is not None:
             return np.zeros_like(stored) if record.is_copy else stored
         if not self.of_profiles and not self.is_held_by(record):
@@ -120,13 +118,6 @@ class Representation:
                 "Build again with `keep_factors=True`.",
             )
         return self.of(record)
-
-    def _stored(self, record: Record) -> Vector | None:
-        """The vector in the record, unless it was computed from input coordinates that are no longer used."""
-        is_old = self.needs == "v" and record.row_plan != ROW_PLAN
-        if is_old and any(coordinates(delta.shape, delta.transposed) is not None for delta in record.deltas):
-            return None
-        return record.vectors.get(self.tag)
 
 
 def representation_named(name: str, budget: int | None = None) -> Representation:
@@ -209,7 +200,7 @@ def _vocabulary(record: Record, budget: int) -> Vector:
     if tokens is None or not _has_vocabulary(record):
         raise AtlasError(
             f"{record.identity.model} has no vocabulary vector: no row of its input embedding is known to have moved "
-            "(it is an adapter, its embedding is frozen or cannot be compared, or an older version read it).",
+            "(it is an adapter, or its embedding is frozen or cannot be compared).",
             "Use another representation.",
         )
     is_there = tokens.codes != MISSING
@@ -266,8 +257,8 @@ REPRESENTATIONS: dict[str, Representation] = {
             "depth", 1, "what layers keep, compared with the base; only for profiled models", False, _no_record, True
         ),
         Representation(
-            "input_v1", 1, "input side, 57 numbers per delta, not centred (the previous default)", True,
-            partial(_fixed, side="input"), block=FIXED_LENGTH, earlier="input", needs="v",
+            "input_v1", 1, "input side, 57 numbers per delta, not centred", True,
+            partial(_fixed, side="input"), block=FIXED_LENGTH, needs="v",
         ),
         Representation(
             VOCABULARY, 1, "the tokens of the training text: how far each row of the input embedding moved, minus the "

@@ -1,9 +1,9 @@
 """Which rows of each block matrix a sample of a checkpoint consists of.
 
 The default vector compares row spaces of δW, and any rows of a matrix lie in its row space, so a few rows of every
-matrix are enough to place a model among others. The rows depend on the shape of the matrix, the size of a stored number
-and the version of the plan alone, never on the model: samples of two models are of the same rows. A larger sample
-contains a smaller one.
+matrix are enough to place a model among others. The rows depend on the shape of the matrix and the size of a stored
+number alone, never on the model: samples of two models are of the same rows. A larger sample contains a smaller one. A
+change of rows requires a new RECORD_VERSION (identity.py).
 
 The rows lie in two stripes, at the first and the last row: files order tensors by name, so the last rows of one matrix
 and the first rows of the next are neighbours and are fetched by one request.
@@ -21,9 +21,6 @@ from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
-
-# The name of this plan, stored with the base and in the identity of every sampled record. Change it when rows change.
-ROW_PLAN = "rows-1"
 
 # A request costs 30 ms of one of eight connections, in which 20 MB/s transfer 75 kB: fewer bytes save almost nothing.
 LEAST_BYTES = 64 << 10

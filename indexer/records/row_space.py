@@ -59,7 +59,7 @@ def row_space_of(record: Record) -> NDArray[np.float16] | None:
     """The sketch of a record, (K, 1 + m); None where its change is not that of LoRA factors, as far as it tells.
 
     The stored one, else one computed from the right singular vectors if these contain the whole change, as in LoRAs
-    merged into full weights and in records of earlier versions. Raises ValueError if the stored sketch is malformed.
+    merged into full weights. Raises ValueError if the stored sketch is malformed.
     """
     keys = [delta.key for delta in record.deltas]
     stored = record.row_space

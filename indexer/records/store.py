@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
-from indexer.records.identity import SPECTRA_FORM, Identity, canonical_json
+from indexer.records.identity import RECORD_VERSION, Identity, canonical_json
 from indexer.records.record import Record, read_identity, read_record, write_record
 from indexer.regular_files import read_regular
 from indexer.storage.atomic_files import write_atomically
@@ -21,7 +21,7 @@ BACK_OFF_SECONDS = 3600.0
 
 # The number of this reader. A version that can read models that earlier ones skipped has a larger number; then every
 # skipped model is tried once more.
-READER = 2
+READER = 1
 
 _MOST_ATTEMPTS = 10**6
 _MOST_BYTES = 1 << 20  # of a failure, which takes some hundred
@@ -37,7 +37,7 @@ class FailureRecord:
     detail: str
     attempts: int
     when: str
-    reader: int = 0
+    reader: int
 
     @property
     def age(self) -> float:
@@ -64,14 +64,16 @@ class RecordHeader:
 def current_record(records: Iterable[RecordHeader], commit: str | None) -> RecordHeader | None:
     """The record of a model that is published: one of ``commit`` if there is one, and the newest of several.
 
-    Preferred are, in this order, a record that knows the base of its adapter, one with spectra, and a full one.
+    Preferred are, in this order, a record of today's version, one that knows the base of its adapter, one with spectra,
+    and a full one.
     """
 
-    def worth(one: RecordHeader) -> tuple[bool, bool, bool, bool, str, bool, str]:
-        is_present, has_spectra = one.identity.commit == commit, one.identity.spec.spectra == SPECTRA_FORM
+    def worth(one: RecordHeader) -> tuple[bool, bool, bool, bool, bool, str, bool, str]:
+        is_present, spec = one.identity.commit == commit, one.identity.spec
+        is_current = is_present and spec.version == RECORD_VERSION
         knows = is_present and one.identity.parent != ""
-        is_full = is_present and not one.identity.spec.sample
-        return is_present, knows, is_present and has_spectra, is_full, one.made, has_spectra, one.digest
+        is_full = is_present and not spec.sample
+        return is_present, is_current, knows, is_present and spec.spectra, is_full, one.made, spec.spectra, one.digest
 
     return max(records, key=worth, default=None)
 
@@ -122,7 +124,7 @@ class RecordStore:
         """The stored failure. Raises OSError, or AtlasError if it is damaged."""
         try:
             row = parse_checksummed(read_regular(self.folder.failure(digest), most=_MOST_BYTES))
-            identity = Identity.from_row(row.pop("identity"))
+            identity = Identity.from_row(row.pop("identity"), f"The stored failure {digest}")
             found = FailureRecord(identity=identity, **row)
             texts = (found.reason, found.detail, found.when, identity.model, identity.commit, identity.base)
             if not all(isinstance(text, str) for text in texts) or found.status not in ("skipped", "failed"):
@@ -168,7 +170,7 @@ class RecordStore:
         """One record from its header alone; None if there is none that can be read."""
         try:
             identity, made = read_identity(self.folder.record(digest))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, AtlasError, *WRONG_KINDS):
             return None
         return RecordHeader(digest, identity, made) if identity.digest == digest else None
 

@@ -201,8 +201,7 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
             )
     if stage.with_path:
         raise AtlasError(
-            f"The cards or adapter_config.json of {some_of(stage.with_path)} were read by an earlier version, which "
-            "kept paths of this machine.",
+            f"The cards or adapter_config.json of {some_of(stage.with_path)} hold paths of this machine.",
             f"Remove each and add it again: index remove {stage.with_path[0]}, then index add FOLDER.",
         )
     for base in () if options.get("with_private") else stage.manifest.commits:

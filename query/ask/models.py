@@ -116,7 +116,7 @@ class Candidates:
         """For each group (sets, n) the cosine of √rates minus √reference with the change of a model, minus their mean.
 
         A change is the sizes of the changes of the token rows, scaled to unit norm; the mean is that of all models. NaN
-        for a model without: an adapter, a frozen embedding, an older record.
+        for a model without: an adapter, a frozen embedding.
         """
         asked = [np.sqrt(one.rates) - np.sqrt(reference) for one in groups]
         for one in asked:

@@ -83,7 +83,7 @@ def _atlas_if_there(folder: str) -> AbstractContextManager[Atlas | None]:
     ),
     _layers_option,
     click.option(
-        "--recipe", type=click.Choice(["default", "blank", "original", "seed"]), default="default", show_default=True,
+        "--recipe", type=click.Choice(["default", "blank", "original"]), default="default", show_default=True,
         help="blank: start from a blank input. original: the method of the original papers (printed as seed).",
     ),
     click.option(
@@ -133,7 +133,7 @@ def invert(model: str, out: str | None, theme: ThemeName, atlas: str, output: st
         help="Where the neurons are: the block's output, its attention heads, or its MLP.",
     ),
     click.option(
-        "--recipe", type=click.Choice(["default", "original", "seed"]), default="default", show_default=True,
+        "--recipe", type=click.Choice(["default", "original"]), default="default", show_default=True,
         help="original: the method of the original papers (printed as seed).",
     ),
     _stem_option,

@@ -70,7 +70,7 @@ class Edge:
         method: of a merge.
         direction: "known", or "unknown" where the child may as well be the parent.
         card: what the child's card says, one of the constants above.
-        probability: that the edge is right; None before it is calculated, and in answers stored by version 0.1.
+        probability: that the edge is right; None before it is calculated.
         same: other models that the weights cannot distinguish from the parent.
         parent_id: of the parent, where it is a model of the atlas.
         is_proven: whether equal weights prove the edge, rather than sizes and angles.

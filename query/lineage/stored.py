@@ -137,10 +137,10 @@ def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
 def stored_lineage(atlas: AtlasReader, model_id: int) -> Lineage | None:
     """The stored answer for a model (see ``query lineage --all``), with its date; no weights are read.
 
-    None if there is none, or one of version 0.1, which gave no probabilities.
+    None if there is none.
     """
     rows = atlas.rows(f"{_EDGES} WHERE lineage.model_id = ? ORDER BY coefficient DESC, parent_id", [model_id])
-    if not rows or any(row["probability"] is None for row in rows):
+    if not rows:
         return None
     edges = tuple(_edge(row) for row in rows)
     model, base, answered_at = rows[0]["child"], rows[0]["base"], rows[0]["answered_at"]

@@ -36,7 +36,7 @@ _CLASSES = {
     "exact": "exact: tokens that the text contains are distinguished from the others",
     "statistical": "statistical: what was met is only likely (half precision, a tied head, or a merge)",
     "frozen": "frozen: the embedding did not move",
-    None: "none: adapters, other embeddings, and records of an older version",
+    None: "none: adapters, and other embeddings",
 }
 
 

@@ -350,8 +350,8 @@ def _why_none(found: ResolvedModel, row: dict[str, Any] | None, evidence: TokenE
         return f"It is {found.as_copy}."
     if row is not None and row["token_class"] is None and found.record is None and not all_rows:
         return (
-            "Its record has no rows of the input embedding that can be compared: an older version read it, or its "
-            "vocabulary was pruned or permuted, or its width is another. `all_rows=True` reads them now."
+            "Its record has no rows of the input embedding that can be compared: its vocabulary was "
+            "pruned or permuted, or its width is another. `all_rows=True` reads them now."
         )
     return (
         "Its input embedding cannot be compared with the base's: its vocabulary was pruned or permuted, its width is "

@@ -58,16 +58,16 @@ def vectorised(model: str, base_file: str, relation: str, read: str) -> dict[str
     from indexer.deltas.vectorise import vectorise
     from indexer.names import CONNECTIONS, ModelRef
     from indexer.network.session import install_session
-    from indexer.records.identity import SVD_METHOD, Spec, Unit
+    from indexer.records.identity import Spec, Unit
     from indexer.records.record import write_record
-    from indexer.records.row_plan import ROW_PLAN, lines_of, lines_to_read
+    from indexer.records.row_plan import lines_of, lines_to_read
     from scripts.bench.vectors import by_transformers
 
     torch.set_num_threads(1)
     install_session()
     torch.linalg.svd(torch.randn(64, 64))
     base = BaseMatrices(Path(base_file), resident=True)
-    spec = Spec(svd=SVD_METHOD, sample=ROW_PLAN if read == "sample" else "")
+    spec = Spec(sample=read == "sample")
     unit = Unit(ModelRef(model), "main", base.base, base.commit, relation, spec)
     _ = base.layout, base.norms
     if read == "sample":  # as in a build, where the base's rows are there after the first model

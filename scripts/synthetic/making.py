@@ -22,7 +22,7 @@ from indexer.listing.claims import Claim
 from indexer.listing.listing import Listing
 from indexer.listing.questions import ClaimedRow, CrawlRequest, Page, Question
 from indexer.names import ModelRef
-from indexer.records.identity import SVD_METHOD, Identity, Spec
+from indexer.records.identity import Identity, Spec
 from indexer.records.record import DeltaRecord, Record, StoredFile, TokenChanges
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
@@ -221,7 +221,7 @@ class Maker:
         return TokenChanges(codes, 1.0, VOCABULARY, VOCABULARY, EXACT)
 
     def _identity(self, model: int, version: int) -> Identity:
-        spec = Spec(rank=RANK, svd=SVD_METHOD)
+        spec = Spec(rank=RANK)
         commit = self._commit(model, version)
         return Identity(self.model(model), commit, BASE, BASE_COMMIT, self.relation(model), spec)
 

@@ -202,22 +202,6 @@ def test_a_child_of_a_child_that_leaves_the_hub_is_gone(store, monkeypatch, tmp_
         assert update_listing(listing, DIRECT).gone == 0
 
 
-def test_claims_of_older_versions_can_go(store, monkeypatch, tmp_path):
-    """Until version 1.5 adapters of copies were found by another question."""
-    add_repo(store, COPY_4BIT, tags=tags(BASE, "quantized"))
-    path = tmp_path / "listing.jsonl"
-    with served(store, monkeypatch):
-        update_listing(Listing(path), REQUEST)
-        from datetime import UTC, datetime
-
-        from indexer.listing.listing_state import model_line
-
-        claim = Claim("adapter", f"alias:{COPY_4BIT}", COPY_4BIT)
-        old = model_line("a/old", {f"alias:adapter:{COPY_4BIT}": claim}, {"id": "a/old"}, "before", datetime.now(UTC))
-        Listing(path).write([*Listing(path).as_lines(), old])
-        assert update_listing(Listing(path), REQUEST).gone == 1
-
-
 # ---- mirrors
 
 

@@ -7,8 +7,7 @@ import pytest
 from indexer.listing.claim_filter import is_named_after
 from indexer.listing.claims import classify_path
 from indexer.listing.crawl import crawl
-from indexer.listing.listing import Listing
-from indexer.listing.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Page, Question, Rejected
+from indexer.listing.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Rejected
 from tests.crawl.conftest import IDS, claims, crawled
 from tests.hubs import BASE, SHORT, add_repo, requested, served, tags
 
@@ -79,19 +78,6 @@ def test_a_tag_with_a_folder_of_the_author_names_no_base(store, monkeypatch):
     found = crawled(store, monkeypatch, NAMES)
     assert {claim.claimed_by for claim in found.values()} == {"adapter_config"}
     assert len(found) == 3
-
-
-def test_a_model_rejected_for_a_folder_in_its_card_is_examined_again(store, monkeypatch, tmp_path):
-    listing = Listing(tmp_path / "listing.jsonl")
-    listing.begin(NAMES)
-    names = Question("names", SHORT)
-    before = Rejected("me/roberta-base-x", "c0", "its card names another model")
-    listing.append_page(Page(names, (before, Rejected("me/roberta-base-y", "c0", "nothing names the base"))))
-    progress, _ = listing.begin(NAMES)
-    assert set(progress.known) == {"me/roberta-base-y"}
-    listing.append_page(Page(names, (Rejected("me/roberta-base-x", "c0", "its card names another base"),)))
-    progress, _ = listing.begin(NAMES)
-    assert set(progress.known) == {"me/roberta-base-x", "me/roberta-base-y"}
 
 
 def test_gated_candidates_are_judged_by_what_can_be_seen(store, monkeypatch):

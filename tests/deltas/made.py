@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.names import ModelRef
-from indexer.records.identity import SVD_METHOD, Spec, Unit
+from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
 from indexer.weights.checkpoint import open_checkpoint
 
@@ -99,7 +99,7 @@ def record_of(
 ) -> Record:
     unit = Unit(
         model=ModelRef(model or str(folder), folder=folder), commit=commit, base=BASE, base_commit=BASE_COMMIT,
-        relation=relation, spec=Spec(svd=SVD_METHOD), **more,
+        relation=relation, spec=Spec(), **more,
     )  # fmt: skip
     return vectorise(unit, base)
 

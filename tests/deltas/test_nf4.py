@@ -18,8 +18,7 @@ from indexer.deltas import nf4, rounding
 from indexer.deltas.rounding import RoundingChoice
 from indexer.deltas.vectorise import vectorise
 from indexer.names import DeltaKey, ModelRef
-from indexer.records.identity import SVD_METHOD, Spec, Unit
-from indexer.records.row_plan import ROW_PLAN
+from indexer.records.identity import Spec, Unit
 from tests.deltas import made
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -238,14 +237,14 @@ def test_a_sample_of_a_model_saved_by_transformers(tmp_path):
                 parameter.copy_((noisy + learnt[name]).to(BF16))
     model.save_pretrained(tmp_path / "tuned")
     exact = float(torch.stack([one.norm() for one in learnt.values()]).norm())
-    for sample in ("", ROW_PLAN):
+    for sample in (False, True):
         unit = Unit(
             model=ModelRef("tuned", folder=tmp_path / "tuned"), commit="c" * 40, base=made.BASE,
-            base_commit=made.BASE_COMMIT, relation="finetune", spec=Spec(svd=SVD_METHOD, sample=sample),
+            base_commit=made.BASE_COMMIT, relation="finetune", spec=Spec(sample=sample),
         )  # fmt: skip
         record = vectorise(unit, base)
         assert record.base_grid == "nf4 double"
-        assert record.is_sampled == bool(sample)
+        assert record.is_sampled == sample
         assert record.norm == pytest.approx(exact, rel=0.1 if sample else 0.02)
 
 

@@ -17,7 +17,6 @@ from indexer.errors import AtlasError, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
-from indexer.records.row_plan import ROW_PLAN
 from indexer.weights.checkpoint import open_checkpoint
 from tests.architecture.mixed import build
 
@@ -58,7 +57,7 @@ def models(tmp_path: Path) -> tuple[Path, Path]:
     return base, tuned
 
 
-def record(base: Path, tuned: Path, sample: str = "") -> Record:
+def record(base: Path, tuned: Path, sample: bool = False) -> Record:
     spec = Spec(rank=4, sample=sample)
     unit = Unit(ModelRef(str(tuned), folder=tuned), "c", "org/base", "b", "finetune", spec)
     with closing(open_checkpoint(ModelRef(str(base), folder=base))) as checkpoint:
@@ -92,8 +91,8 @@ def test_experts_that_cannot_be_read_are_left_out(models: tuple[Path, Path]) -> 
     assert families(record(base, tuned)) == FAMILIES
 
 
-@pytest.mark.parametrize("sample", ["", ROW_PLAN])
-def test_experts_are_read_where_both_have_them(models: tuple[Path, Path], sample: str) -> None:
+@pytest.mark.parametrize("sample", [False, True])
+def test_experts_are_read_where_both_have_them(models: tuple[Path, Path], sample: bool) -> None:
     base, tuned = models
     before, after = load_file(base / "model.safetensors"), load_file(tuned / "model.safetensors")
     found = record(base, tuned, sample)

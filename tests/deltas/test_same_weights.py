@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from indexer.atlas import AtlasFolder
-from indexer.builds.plan import plan
-from indexer.listing.listing import ListedModel
-from indexer.names import ModelRef
 from indexer.publish.duplicates import Upload, find_duplicates
 from indexer.records import difference
 from indexer.records.difference import ALIKE, LENGTH, MOST, alike, difference_of
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
-from indexer.records.record import Record
 from indexer.records.representation import REPRESENTATIONS
-from indexer.records.store import RecordStore
 from tests.deltas import made
 from tests.test_record import make_record
 
@@ -60,32 +53,6 @@ def test_an_edited_card_changes_no_vector_and_matrices_differ_in_their_start(tmp
     np.testing.assert_array_equal(
         before.vectors[REPRESENTATIONS["input"].tag], after.vectors[REPRESENTATIONS["input"].tag]
     )
-
-
-def listed(commit: str) -> ListedModel:
-    now = datetime.now(UTC)
-    return ListedModel("ann/tuned", {"id": "ann/tuned", "sha": commit}, "finetune", "tag", made.BASE, now, now, False)
-
-
-def unit_of(spec: Spec) -> Unit:
-    return Unit(ModelRef("ann/tuned"), "c" * 40, made.BASE, made.BASE_COMMIT, "finetune", spec)
-
-
-@pytest.mark.parametrize("asked", [False, SPECTRA_FORM], ids=["plain", "spectra"])
-def test_a_record_of_the_earlier_method_stands_and_nothing_is_read_again(tmp_path, asked):
-    store = RecordStore(AtlasFolder(tmp_path / "atlas"))
-    earlier = unit_of(Spec(svd="block-krylov-1", spectra=SPECTRA_FORM)).identity
-    store.write(Record(earlier, ()))
-    template = unit_of(Spec(svd=SVD_METHOD, spectra=asked))
-    one = listed("c" * 40)
-    (planned,) = plan([one], [one], store, template, retry_failed=False)
-    assert planned.unit is None
-    assert planned.entry.record_key == earlier.digest
-    assert planned.is_unchanged
-    other = listed("d" * 40)
-    (planned,) = plan([other], [other], store, template, retry_failed=False)
-    assert planned.unit is not None
-    assert planned.unit.spec.svd == SVD_METHOD
 
 
 @pytest.mark.parametrize("cells", [400, 1 << 24])

@@ -43,7 +43,7 @@ from tests.profiles.toy_layers import (
 )
 
 ALL = ProfileRequest(recover=True, exact=True)
-EVERYTHING = ProfileRequest(recover=True, exact=True, recipe="seed", steps=3)
+EVERYTHING = ProfileRequest(recover=True, exact=True, recipe="original", steps=3)
 RECOVERY = ProfileRequest(recover=True)
 
 

@@ -155,7 +155,7 @@ def test_a_flagged_model_can_be_asked_for_and_says_what_it_is(atlas):
     assert copy.families["query"].ranks[0] is not None
 
 
-def test_an_atlas_of_the_first_schema_must_be_rebuilt(own):
+def test_an_atlas_of_another_schema_must_be_rebuilt(own):
     execute(own.database, "UPDATE atlas_info SET schema_version = 1")
     with pytest.raises(AtlasError, match="has schema 1") as raised:
         Atlas(own.root)

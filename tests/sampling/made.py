@@ -21,9 +21,8 @@ from safetensors.torch import save_file
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.names import DeltaKey, ModelRef
-from indexer.records.identity import SVD_METHOD, Parent, Spec, Unit
+from indexer.records.identity import Parent, Spec, Unit
 from indexer.records.record import Record
-from indexer.records.row_plan import ROW_PLAN
 from indexer.weights.checkpoint import open_checkpoint
 from tests.checkpoints import Kind, Name, Place, gpt2, phi3, roberta
 
@@ -152,7 +151,7 @@ def stored_base(folder: Path, kind: Kind, weights: Weights) -> BaseMatrices:
 
 def unit_of(folder: Path | None, *, read: str = "sample", model: str = "me/model", **more: Any) -> Unit:
     spectra = more.pop("spectra", False)
-    spec = Spec(svd=SVD_METHOD, spectra=spectra, sample=ROW_PLAN if read == "sample" else "")
+    spec = Spec(spectra=spectra, sample=read == "sample")
     plain: dict[str, Any] = {"commit": "c" * 40, "relation": "finetune"}
     return Unit(model=ModelRef(model, folder=folder), base=BASE, base_commit=BASE_COMMIT, spec=spec, **(plain | more))
 

@@ -1,58 +1,43 @@
-"""Records of samples on disk, and identities: those of full reads are what they were before there were samples."""
+"""Records of samples on disk, and their identities."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 
 import numpy as np
 import pytest
 
 from indexer.builds.plan import existing_record
 from indexer.errors import AtlasError
-from indexer.records.identity import SPECTRA_FORM, Identity, Spec
+from indexer.records.identity import Identity, Spec
 from indexer.records.record import read_record, write_record
-from indexer.records.representation import representation_named
-from indexer.records.row_plan import ROW_PLAN, coordinates, lines_of, lines_to_read, stripes
+from indexer.records.row_plan import coordinates, lines_of, lines_to_read, stripes
 from indexer.records.store import RecordHeader, RecordStore, current_record
 from indexer.records.weight_sample import sampled_positions
-from indexer.storage.arrays import checksum, read_arrays, write_arrays
 from tests.sampling import made
 from tests.test_record import make_record
 
-# What the program wrote before there were samples, letter by letter.
-BEFORE = (
-    '{"base":"org/base","base_commit":"bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",'
-    '"commit":"cccccccccccccccccccccccccccccccccccccccc","model":"me/model","relation":"finetune",'
-    '"spec":{"format":1,"rank":8,"spectra":false,"svd":"block-krylov-2"},"subfolder":""}'
-)
-DIGEST = "3fdc4370f3d6362da2a724a62efe29623eaa58c0ff8c0f73a6ed6a2c8465650f"
-
 
 def identity(**changes) -> Identity:
-    spec = Spec(svd="block-krylov-2", **changes.pop("spec", {}))
+    spec = Spec(**changes.pop("spec", {}))
     return Identity("me/model", "c" * 40, "org/base", "b" * 40, "finetune", spec, **changes)
 
 
-def test_a_full_record_keeps_its_digest_and_a_sample_has_another():
-    assert hashlib.sha256(BEFORE.encode()).hexdigest() == DIGEST
-    assert identity().digest == DIGEST
-    sample = identity(spec={"sample": ROW_PLAN})
-    assert sample.digest != DIGEST
+def test_a_full_record_and_a_sample_have_different_digests():
+    sample = identity(spec={"sample": True})
+    assert sample.digest != identity().digest
     assert Identity.from_row(sample.as_row()) == sample
     assert Identity.from_row(identity().as_row()) == identity()
-    assert identity(spec={"sample": "rows-2"}).digest not in {DIGEST, sample.digest}
 
 
 def sampled_record():
     record = make_record()
     first, *others = record.deltas
-    spec = dataclasses.replace(record.identity.spec, sample=ROW_PLAN)
+    spec = dataclasses.replace(record.identity.spec, sample=True)
     return dataclasses.replace(
         record,
         identity=dataclasses.replace(record.identity, spec=spec),
         deltas=(dataclasses.replace(first, u=None, lines=3, norm_error=0.125), *others),
-        row_plan=ROW_PLAN,
         sample=np.arange(5, dtype=np.float32),
     )
 
@@ -62,7 +47,6 @@ def test_a_sampled_record_comes_back_as_it_was(tmp_path):
     write_record(record, tmp_path / "r.safetensors")
     back = read_record(tmp_path / "r.safetensors")
     assert back.identity == record.identity
-    assert back.row_plan == ROW_PLAN
     assert [(one.lines, one.norm_error, one.u is None) for one in back.deltas] == [
         (3, 0.125, True),
         *[(None, 0.0, False)] * (len(record.deltas) - 1),
@@ -71,21 +55,6 @@ def test_a_sampled_record_comes_back_as_it_was(tmp_path):
     assert back.read == "sample"
     assert back.norm_error == pytest.approx(record.deltas[0].norm * 0.125 / record.norm)
     np.testing.assert_array_equal(back.sample, record.sample)
-
-
-def test_a_record_of_before_is_read_as_a_full_one(tmp_path):
-    """Its header has no ``row_plan``, its deltas no ``lines``."""
-    path = tmp_path / "r.safetensors"
-    write_record(make_record(), path)
-    arrays, texts = read_arrays(path, 1 << 30)
-    assert '"lines"' not in texts["record"]
-    assert '"norm_error"' not in texts["record"]
-    text = texts["record"].replace('"row_plan":"",', "")
-    assert text != texts["record"]
-    write_arrays(path, arrays, {"record": text, "checksum": checksum(text, arrays)})
-    back = read_record(path)
-    assert (back.row_plan, back.read, back.norm_error) == ("", "full", 0.0)
-    assert {(delta.lines, delta.norm_error) for delta in back.deltas} == {(None, 0.0)}
 
 
 def test_a_record_that_was_altered_is_refused(tmp_path):
@@ -104,16 +73,16 @@ def test_the_best_record_serves(tmp_path):
     from indexer.atlas import AtlasFolder
 
     store = RecordStore(AtlasFolder(tmp_path / "atlas"))
-    wanted = [{}, {"sample": ROW_PLAN}, {"spectra": SPECTRA_FORM}]
+    wanted = [{}, {"sample": True}, {"spectra": True}]
     assert [existing_record(identity(spec=spec), store) for spec in wanted] == [None] * 3
-    for kept in ({"sample": ROW_PLAN}, {}, {"spectra": SPECTRA_FORM}):
+    for kept in ({"sample": True}, {}, {"spectra": True}):
         mine = identity(spec=kept)
         store.write(dataclasses.replace(make_record(), identity=mine))
         assert [existing_record(identity(spec=spec), store) for spec in wanted] == [mine] * 3
     headers = [
         RecordHeader(one.digest, one, made_at)
         for one, made_at in (
-            (identity(spec={"sample": ROW_PLAN}), "2026-03-01"),
+            (identity(spec={"sample": True}), "2026-03-01"),
             (identity(), "2026-01-01"),
         )
     ]
@@ -125,29 +94,6 @@ def test_energy_and_ranks_of_a_sample_promise_nothing():
     assert 0 < first.energy <= 1
     assert first.change_ranks([0.5, 0.9]) == [None, None]
     assert second.change_ranks([0.5]) != [None]
-
-
-def test_vectors_of_transposed_matrices_from_before_are_computed_again():
-    """They were computed from all coordinates; those of samples are of some."""
-    record = make_record()
-    rng = np.random.default_rng(0)
-    wide = dataclasses.replace(
-        record.deltas[0],
-        shape=(256, 256),
-        transposed=True,
-        v=rng.normal(size=(256, 3)).astype(np.float16),
-        u=rng.normal(size=(256, 3)).astype(np.float16),
-    )
-    chosen = representation_named("input")
-    old = dataclasses.replace(record, deltas=(wide,), vectors={chosen.tag: np.ones(4, dtype=np.float32)})
-    assert len(chosen.vector(old)) != 4
-    assert len(chosen.vector(dataclasses.replace(old, row_plan=ROW_PLAN))) == 4
-    plain = dataclasses.replace(old, deltas=(dataclasses.replace(wide, transposed=False),))
-    assert len(chosen.vector(plain)) == 4
-    lost = dataclasses.replace(old, deltas=(dataclasses.replace(wide, u=None, v=None),))
-    assert not chosen.is_held_by(lost)
-    with pytest.raises(AtlasError, match="holds no factors"):
-        chosen.vector(lost)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

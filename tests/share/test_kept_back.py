@@ -149,7 +149,7 @@ def test_no_password_no_mirror_and_no_path_travels(owner, own, guarded, tmp_path
         assert connection.execute("SELECT named, verdict FROM adapter_bases").fetchall() == [("./tiny-base", "base")]
         assert connection.execute("SELECT raw FROM model_datasets WHERE raw LIKE '%data'").fetchall() == [("./data",)]
         assert "joe" not in str(connection.execute("SELECT spec FROM builds").fetchall())
-    # An atlas of an earlier version has the address as it was typed.
+    # Whatever wrote the row, an address with a password stays here.
     with duckdb.connect(str(own.database)) as connection:
         spec = json.dumps({"rank": 8, "endpoint": "http://joe:hunter2@mirror.internal:8080", "options": []})
         connection.execute("UPDATE builds SET spec = ? WHERE spec->>'endpoint' IS NOT NULL", [spec])
@@ -164,11 +164,11 @@ def test_no_password_no_mirror_and_no_path_travels(owner, own, guarded, tmp_path
 
 
 @pytest.mark.slow
-def test_a_path_that_an_earlier_version_kept_is_refused(owner, own, tmp_path):
+def test_a_path_of_this_machine_is_refused(owner, own, tmp_path):
     add_adapter(tmp_path / "hidden-place", "run", BASE)
     add(tmp_path / "hidden-place/run", BASE, own.root)
     execute(own.database, "UPDATE adapter_bases SET named = '/home/ann/base'")
-    with pytest.raises(AtlasError, match="kept paths of this machine") as caught:
+    with pytest.raises(AtlasError, match="hold paths of this machine") as caught:
         owner.push(own, with_private=True, with_local=True)
     assert "index remove local:run" in caught.value.hint
 

@@ -85,7 +85,7 @@ def test_what_cannot_become_one_is_reported(made, tmp_path):
 
 
 def _other_commit(path, **more):
-    """The same base file with another commit in its notes; without a checksum, as those of before."""
+    """The same base file with another commit in its notes, without a checksum."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])

@@ -10,7 +10,7 @@ import numpy as np
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.names import ModelRef
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
+from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
 from indexer.weights.checkpoint import open_checkpoint
 from tests import checkpoints
@@ -33,7 +33,7 @@ def base_in(folder: Path, kind: Kind) -> tuple[BaseMatrices, dict]:
 def record_of(folder: Path, base: BaseMatrices, relation: str = "finetune", spectra: bool = True) -> Record:
     unit = Unit(
         model=ModelRef(str(folder), folder=folder), commit="c" * 40, base="org/base", base_commit="b" * 40,
-        relation=relation, spec=Spec(spectra=SPECTRA_FORM if spectra else False, svd=SVD_METHOD), representations=(),
+        relation=relation, spec=Spec(spectra=spectra), representations=(),
     )  # fmt: skip
     return vectorise(unit, base)
 

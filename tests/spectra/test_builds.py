@@ -13,7 +13,7 @@ from indexer.errors import Failed, Skipped
 from indexer.listing.listing import ListedModel
 from indexer.names import ModelRef
 from indexer.publish.maintenance import rebuild, status
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
+from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
 from tests import checkpoints
@@ -30,20 +30,20 @@ class Shelf:
         self.store = RecordStore(AtlasFolder(folder))
         self.row = {"id": "ann/tuned", "sha": "c" * 40, "siblings": [{"rfilename": "model.safetensors"}]}
 
-    def unit(self, spectra: bool | str) -> Unit:
+    def unit(self, spectra: bool) -> Unit:
         return Unit(
             model=ModelRef("ann/tuned"), commit="c" * 40, base="org/base", base_commit="b" * 40,
-            relation="finetune", spec=Spec(spectra=spectra, svd=SVD_METHOD),
+            relation="finetune", spec=Spec(spectra=spectra),
         )  # fmt: skip
 
-    def add_record(self, spectra: bool | str) -> str:
+    def add_record(self, spectra: bool) -> str:
         self.store.write(Record(self.unit(spectra).identity, ()))
         return self.unit(spectra).identity.digest
 
-    def add_outcome(self, spectra: bool | str, error: Exception) -> None:
+    def add_outcome(self, spectra: bool, error: Exception) -> None:
         self.store.write_failure(self.unit(spectra).identity, error)
 
-    def plan(self, spectra: bool | str, is_selected: bool = True, retry_failed: bool = False) -> Planned:
+    def plan(self, spectra: bool, is_selected: bool = True, retry_failed: bool = False) -> Planned:
         now = datetime.now(UTC)
         listed = ListedModel("ann/tuned", self.row, "finetune", "tag", "org/base", now, now, False)
         (planned,) = plan([listed], [listed] * is_selected, self.store, self.unit(spectra), retry_failed)
@@ -55,28 +55,27 @@ def shelf(tmp_path):
     return Shelf(tmp_path / "atlas")
 
 
-@pytest.mark.parametrize("had", [False, True], ids=["none", "first-form"])
-def test_a_record_without_spectra_is_read_again_when_they_are_asked_for_and_stays_until_then(shelf, had):
-    key = shelf.add_record(had)
-    planned = shelf.plan(SPECTRA_FORM)
+def test_a_record_without_spectra_is_read_again_when_they_are_asked_for_and_stays_until_then(shelf):
+    key = shelf.add_record(False)
+    planned = shelf.plan(True)
     assert planned.unit is not None
-    assert planned.unit.spec.spectra == SPECTRA_FORM
+    assert planned.unit.spec.spectra
     assert planned.lacks == "spectra"
     assert (planned.entry.record_key, planned.entry.status) == (key, "indexed")
 
 
 def test_outside_the_selection_it_is_left_as_it_is(shelf):
     key = shelf.add_record(False)
-    planned = shelf.plan(SPECTRA_FORM, is_selected=False)
+    planned = shelf.plan(True, is_selected=False)
     assert (planned.unit, planned.entry.record_key, planned.lacks) == (None, key, "spectra")
 
 
-@pytest.mark.parametrize("others", [(), (False,), (True, False)])
-@pytest.mark.parametrize("asked", [False, SPECTRA_FORM])
+@pytest.mark.parametrize("others", [(), (False,)])
+@pytest.mark.parametrize("asked", [False, True])
 def test_a_record_with_spectra_answers_for_all_and_is_preferred(shelf, others, asked):
     for spectra in others:
         shelf.add_record(spectra)
-    key = shelf.add_record(SPECTRA_FORM)
+    key = shelf.add_record(True)
     planned = shelf.plan(asked)
     assert (planned.unit, planned.entry.record_key, planned.lacks) == (None, key, "")
 
@@ -88,7 +87,7 @@ def test_without_the_flag_nothing_is_read_again(shelf, had):
     assert shelf.plan(False).entry.record_key == key
 
 
-@pytest.mark.parametrize(("known", "asked"), [(False, SPECTRA_FORM), (SPECTRA_FORM, False)])
+@pytest.mark.parametrize(("known", "asked"), [(False, True), (True, False)])
 def test_what_can_never_be_read_is_not_tried_for_spectra_either(shelf, known, asked):
     shelf.add_outcome(known, Skipped("corrupt_file", "torn"))
     planned = shelf.plan(asked)
@@ -98,10 +97,10 @@ def test_what_can_never_be_read_is_not_tried_for_spectra_either(shelf, known, as
 def test_a_failure_to_read_spectra_leaves_the_record_and_is_tried_again(shelf):
     key = shelf.add_record(False)
     for _ in range(4):  # past patience: the next try waits
-        shelf.add_outcome(SPECTRA_FORM, Failed("server_error", "away"))
-    planned = shelf.plan(SPECTRA_FORM)
+        shelf.add_outcome(True, Failed("server_error", "away"))
+    planned = shelf.plan(True)
     assert (planned.unit, planned.entry.record_key, planned.entry.status) == (None, key, "indexed")
-    assert shelf.plan(SPECTRA_FORM, retry_failed=True).unit is not None
+    assert shelf.plan(True, retry_failed=True).unit is not None
 
 
 # ---- over HTTP

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from safetensors.numpy import load, save
 
 from indexer.publish.rows import rows_of_record
 from indexer.records.record import read_record, write_record
-from indexer.storage.arrays import checksum
 from tests import checkpoints
 from tests.spectra.recorded import KINDS, base_in, noise, record_of
 
@@ -32,31 +28,6 @@ def test_spectra_and_wholes_survive_the_disk_and_older_records_still_read(tmp_pa
     assert plain.fused_matrices == ()
     assert not plain.has_spectra
     assert {delta.weights is None and delta.spectrum is None for delta in plain.deltas} == {True}
-
-
-def test_a_file_of_the_first_form_reads_and_lacks_the_weights(tmp_path):
-    """Its header has no fused_matrices and its arrays no weights."""
-    kind = KINDS["gpt2"]
-    base, weights = base_in(tmp_path, kind)
-    record = record_of(checkpoints.save(tmp_path / "tuned", kind, kind.changed(weights, noise())), base)
-    path = tmp_path / "r.safetensors"
-    write_record(record, path)
-    payload = path.read_bytes()
-    text = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])["__metadata__"]["record"]
-    header = json.loads(text)
-    del header["wholes"]
-    header["identity"]["spec"]["spectra"] = True
-    arrays = {name: array for name, array in load(payload).items() if not name.endswith(".weights")}
-    arrays = {name: array for name, array in arrays.items() if "query_key_value" not in name}
-    text = json.dumps(header)
-    path.write_bytes(save(arrays, metadata={"record": text, "checksum": checksum(text, arrays)}))
-    old = read_record(path)
-    assert not old.has_spectra
-    assert old.fused_matrices == ()
-    assert [row["rank_99"] for row in rows_of_record(1, "k", old)["deltas"]] == [
-        row["rank_99"] for row in rows_of_record(1, "k", record)["deltas"]
-    ]
-    assert {row["weight_rank_50"] for row in rows_of_record(1, "k", old)["deltas"]} == {None}
 
 
 def test_rows_hold_every_rank(tmp_path):

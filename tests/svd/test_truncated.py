@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from indexer.deltas import svd
 from indexer.deltas.svd import Factors, lora_svd, spectrum, truncated_svd
-from indexer.records.identity import SVD_METHOD
 from tests.halves import a_few
 from tests.svd.matrices import ENERGY, exact, random, shared_out, with_values
 
@@ -298,8 +297,3 @@ def test_on_a_gpu(trained: dict[str, torch.Tensor]) -> None:
         assert spectrum(delta.cuda()).tolist() == pytest.approx(values.tolist(), abs=3e-3 * max(values[0], 1e-9))
     a, b = random(4, 200), random(300, 4, seed=1)
     assert lora_svd(a.cuda(), b.cuda(), 2.0, 4).s.tolist() == pytest.approx(lora_svd(a, b, 2.0, 4).s.tolist(), rel=1e-4)
-
-
-def test_the_method_has_a_name() -> None:
-    assert SVD_METHOD
-    assert "/" not in SVD_METHOD

@@ -53,7 +53,7 @@ def published(folder: AtlasFolder) -> dict[str, int]:
 
 @pytest.fixture
 def planted(atlas):
-    """An atlas of an older version, whose records were given vocabularies."""
+    """An atlas whose records were given vocabularies after it was published."""
     assert published(atlas) == {"input": 9}
     return atlas, *plant(atlas)
 

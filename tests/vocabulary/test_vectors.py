@@ -69,7 +69,6 @@ def test_models_of_one_dataset_are_alike():
 NONE = {
     "an adapter": None,
     "frozen": (np.zeros(READ), "frozen"),
-    "of an older version": (codes_of(1, 0), ""),
     "of other rows": (codes_of(1, 0)[:-1], "exact"),
     "all alike": (np.full(READ, 40), "exact"),
     "unsure alone": (np.where(np.arange(READ) < 9, UNSURE, 0), "statistical"),
