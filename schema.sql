@@ -537,7 +537,7 @@ CREATE TABLE lineage (
     same VARCHAR[] NOT NULL,
     bytes_read BIGINT NOT NULL,
     answered_at TIMESTAMP NOT NULL,
-    probability DOUBLE
+    probability DOUBLE NOT NULL
 );
 COMMENT ON TABLE lineage IS 'The parents of each model, inferred from the weights: one row per parent (query lineage --all).';
 COMMENT ON COLUMN lineage.model_id IS 'The model, see fine_tunes.';

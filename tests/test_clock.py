@@ -148,13 +148,13 @@ def test_the_base_that_was_stored_last_is_the_newest_whatever_the_clock_says(tmp
 def test_of_two_failures_one_in_the_future_is_the_older(atlas, monkeypatch):
     """Else its model would be tried by every build until then."""
     store = RecordStore(atlas)
-    template = Unit(ModelRef("org/base"), "", "org/base", "b" * 40, "finetune", Spec(svd=SVD_METHOD))
+    template = Unit(ModelRef("org/base"), "", "org/base", "b" * 40, "finetune", Spec())
     identity = replace(template, model=ModelRef("a/b"), commit="c" * 40).identity
     now = datetime.now(UTC)
     listed = ListedModel(
         "a/b", {"id": "a/b", "sha": "c" * 40, "siblings": [], "config": {}}, "finetune", "tag", "org/base", now, now
     )
-    full, sampled = identity, replace(identity, spec=replace(identity.spec, sample=ROW_PLAN))
+    full, sampled = identity, replace(identity, spec=replace(identity.spec, sample=True))
     for one, days in ((full, 3000), (sampled, 0)):
         monkeypatch.setattr(records, "datetime", later(days))
         for _ in range(PATIENCE):

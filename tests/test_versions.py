@@ -11,6 +11,7 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.plan import plan
+from indexer.deltas import stored_base
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel
@@ -142,6 +143,18 @@ def test_a_base_of_another_version_is_refused_in_one_line(atlas, version):
     with pytest.raises(AtlasError, match="missing, damaged or of another version"):
         rebuild(atlas)
     assert any(one.kind == "base" for one in verify(atlas))
+
+
+def test_a_base_of_an_earlier_version_is_described_but_not_compared_with(atlas, monkeypatch):
+    (path,) = atlas.bases.glob("*.safetensors")
+    StoredBase(path).check()
+    for module in (identities, stored_base):
+        monkeypatch.setattr(module, "RECORD_VERSION", RECORD_VERSION + 1)
+    base = StoredBase(path)
+    assert base.layout.matrices
+    with pytest.raises(OtherVersion, match="are of record version 1; this program compares") as raised:
+        base.check()
+    assert raised.value.hint == "Run `build('org/tiny-base')`, which fetches them again."
 
 
 @pytest.mark.slow
