@@ -84,18 +84,6 @@ def test_a_removal_that_is_interrupted_is_finished_by_the_next_command(atlas, of
     assert verify(atlas) == []
 
 
-def test_a_removal_that_version_0_1_left_unfinished_is_finished_too(atlas, offline):
-    """It noted the removal, and not what was left to do."""
-    listing = Listing(atlas.listing(BASE))
-    listing._append([{"kind": "removed", "id": MODEL, "seen": "2026-01-01T00:00:00+00:00"}])
-    assert [one.what for one in verify(atlas)] == [MODEL]
-    rebuild(atlas)
-    assert verify(atlas) == []
-    assert traces(atlas) == NOTHING | {"records": 1}
-    remove(MODEL, atlas=atlas.root)
-    assert traces(atlas) == NOTHING
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.study)])

@@ -117,8 +117,7 @@ def rebuild(
     plans = []
     with earlier_database(folder.database) as earlier:
         before = PreviousAtlas.read(earlier) if before is None else before
-        published = {name: [model for base, model in before.models if base == name] for name in newest}
-        removals = unfinished_removals(folder, published)
+        removals = unfinished_removals(folder, newest)
         for one in removals:
             forget(folder, one)
         for name in sorted(newest):
@@ -154,8 +153,8 @@ def rebuild(
         raise AtlasError(f"{folder.root} holds no bases to rebuild from.", "Run `index build --base ID`.")
 
     if unread:
-        why = "kept but not published until `index build` reads their models again"
-        say(f"records of another version, {why}: {len(unread)}")
+        until = "kept but not published until `index build` reads their models again"
+        say(f"records of another version, {until}: {len(unread)}")
     for publication, listing, restored in plans:
         base = publication.base.base
         if restored or listing.problems() or not listing.path.is_file():

@@ -6,7 +6,7 @@ two is finished by the next command that publishes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,7 @@ def finish_removals(
         return {}
     with Reading(folder.database) as connection:
         published = {row["base"]: row for row in published_bases(connection)}
-        left = {}
-        for base in published if bases is None else bases:
-            if removed := sorted(Listing(folder.listing(base)).removed):
-                statement = "SELECT model FROM fine_tunes WHERE base = $base AND list_contains($removed, model)"
-                rows = connection.rows(statement, {"base": base, "removed": removed})
-                left[base] = {str(row["model"]) for row in rows}
-        removals = unfinished_removals(folder, left)
+        removals = unfinished_removals(folder, published if bases is None else bases)
         statement = "SELECT base, model FROM fine_tunes WHERE list_contains($models, model)"
         rows = connection.rows(statement, {"models": [one.model for one in removals]}) if removals else []
     for one in removals:
@@ -87,17 +81,11 @@ def finish_removals(
     return {one.model: conclude(folder, one) for one in removals}
 
 
-def unfinished_removals(folder: AtlasFolder, published: Mapping[str, Collection[str]]) -> list[Removal]:
-    """Removals that were begun; ``published``: base → models that the database has of it.
-
-    Version 0.1 did not note what was left to do: a removed model that is still published shows it. Its records stay.
-    """
+def unfinished_removals(folder: AtlasFolder, bases: Iterable[str]) -> list[Removal]:
+    """Removals that were begun, according to the listings of ``bases``."""
     found: dict[str, Removal] = {}
-    for base, models in published.items():
-        listing = Listing(folder.listing(base))
-        noted = listing.removals
-        for model in sorted({*noted, *listing.removed.intersection(models)}):
-            removal = noted.get(model, Removal(model, (base,), with_records=False))
+    for base in bases:
+        for model, removal in sorted(Listing(folder.listing(base)).removals.items()):
             if (other := found.get(model)) is not None:
                 bases = tuple(dict.fromkeys((*other.bases, *removal.bases)))
                 removal = Removal(model, bases, removal.with_records or other.with_records)
