@@ -11,6 +11,7 @@ import pytest
 from indexer.deltas.parts import MATRICES, Parts
 from indexer.errors import AtlasError, ModelError
 from indexer.names import ModelRef
+from indexer.records.identity import RECORD_VERSION
 from indexer.vectors.published import PublishedBase
 from query.lineage.thresholds import Thresholds
 
@@ -49,7 +50,8 @@ def large(tmp_path):
     keys = [f"{layer}.{family}" for layer in range(LAYERS) for family in FAMILIES]
     shapes = dict(zip(keys, names.values(), strict=True))
     metadata = {"base": "org/large", "commit": "c", "file_hashes": [None], "config": CONFIG,
-            "shapes": {name: list(shape) for name, shape in names.items()}, "norms": dict.fromkeys(keys, 0.0)}  # fmt: skip
+            "shapes": {name: list(shape) for name, shape in names.items()}, "norms": dict.fromkeys(keys, 0.0),
+            "version": RECORD_VERSION, "vocabulary": 0, "component": "", "is_sampled": False}  # fmt: skip
     write_sparse(tmp_path / "base.safetensors", shapes, {"base": json.dumps(metadata)})
     return PublishedBase("org/large", "c", tmp_path / "base.safetensors", 8), model
 
