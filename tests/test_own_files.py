@@ -29,7 +29,7 @@ def test_what_is_written_is_read_whatever_the_umask(tmp_path):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) & 0o022 == 0
     assert read_own(file, 10) == b"one"
-    file.parent.chmod(0o777)  # as an earlier version may have left it
+    file.parent.chmod(0o777)  # as another program may have left it
     write_own(file, b"two")
     assert read_own(file, 10) == b"two"
 

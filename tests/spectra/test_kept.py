@@ -11,7 +11,7 @@ from tests import checkpoints
 from tests.spectra.recorded import KINDS, base_in, noise, record_of
 
 
-def test_spectra_and_wholes_survive_the_disk_and_older_records_still_read(tmp_path):
+def test_spectra_and_fused_matrices_survive_the_disk(tmp_path):
     kind = KINDS["phi3"]
     base, weights = base_in(tmp_path, kind)
     folder = checkpoints.save(tmp_path / "tuned", kind, kind.changed(weights, noise()))
