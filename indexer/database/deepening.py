@@ -30,7 +30,7 @@ def deepening(atlas: Readable, base: str, models: Sequence[str] = (), *, spectra
     read = row["bytes"] or 0
     (rate,) = atlas.rows(
         "SELECT sum(bytes_read) / sum(seconds) AS per_second FROM builds WHERE bytes_read > 0 AND seconds > 0 "
-        "AND NOT contains(coalesce(spec::VARCHAR, ''), '\"sample\":\"')"
+        "AND NOT contains(coalesce(spec::VARCHAR, ''), '\"sample\":true')"
     )
     cost = size_in_words(read)
     if rate["per_second"]:
