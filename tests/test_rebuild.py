@@ -240,7 +240,7 @@ def test_a_base_whose_matrices_are_missing_is_not_dropped_unasked(atlas, shell, 
     if not database:
         remove(atlas, "atlas.duckdb", "checksums.json")
     error = refused(atlas)
-    assert f"the block matrices of {SECOND} are missing or damaged" in error.message
+    assert f"the block matrices of {SECOND} are missing, damaged or of another version" in error.message
     assert f"`index build --base {SECOND}`" in error.hint
     assert f"--base {BASE}" not in error.hint
     assert shell("index", "build", "--base", SECOND).code == 0

@@ -166,7 +166,7 @@ def note_checksum(folder: AtlasFolder, coming: Path) -> None:
 
 
 def damage(folder: AtlasFolder) -> str | None:
-    """What is wrong with the database file as a whole, as a sentence; None if it is intact or nothing is noted, as after a pull."""
+    """What is wrong with the database file as a whole, as a sentence; None if it is intact, or was just pulled."""
     if not folder.checksums.is_file():
         return None
     noted: set[tuple[int, str]] = set()
