@@ -343,10 +343,7 @@ CREATE TABLE representations (
     per_delta BOOLEAN NOT NULL,
     blocks INTEGER NOT NULL,
     budget INTEGER,
-    centre VARCHAR,
-    index_choice VARCHAR NOT NULL,
-    index_memory BIGINT NOT NULL,
-    promised_recall DOUBLE NOT NULL
+    centre VARCHAR
 );
 COMMENT ON TABLE representations IS 'Published vectors: one row per (base, representation). The view indexes lists their files.';
 COMMENT ON COLUMN representations.base IS 'Canonical id of the base.';
@@ -359,16 +356,12 @@ COMMENT ON COLUMN representations.per_delta IS 'Whether a vector concatenates eq
 COMMENT ON COLUMN representations.blocks IS 'Number of blocks, where similarity is the mean cosine of the blocks that both models changed; 0 where it is the cosine of the whole vector. A vocabulary vector has two, and each model has only one of them: sizes of changes, or shares of the change of a tied head.';
 COMMENT ON COLUMN representations.budget IS 'Requested length of a vector (--vector-length), approximately; null if none was requested.';
 COMMENT ON COLUMN representations.centre IS 'Version of the centre that was subtracted from every vector, see internal.centres; null if none was.';
-COMMENT ON COLUMN representations.index_choice IS 'The requested index (index build --index): auto, exact, RaBitQ or RaBitQ2.';
-COMMENT ON COLUMN representations.index_memory IS 'Bytes that a compressed index may occupy in the memory of a reader.';
-COMMENT ON COLUMN representations.promised_recall IS 'The lowest recall@10 at which a compressed index is published.';
 
 CREATE TABLE internal.segments (
     base VARCHAR NOT NULL,
     representation VARCHAR NOT NULL,
     segment INTEGER NOT NULL,
     vectors INTEGER NOT NULL,
-    in_compressed BOOLEAN NOT NULL,
     centre VARCHAR,
     faiss_file VARCHAR NOT NULL,
     faiss_sha256 VARCHAR NOT NULL,
@@ -379,7 +372,6 @@ COMMENT ON COLUMN internal.segments.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.segments.representation IS 'Name of the representation.';
 COMMENT ON COLUMN internal.segments.segment IS 'Number of the segment; older segments have smaller numbers.';
 COMMENT ON COLUMN internal.segments.vectors IS 'Vectors in the file, including those listed in removed_vectors.';
-COMMENT ON COLUMN internal.segments.in_compressed IS 'Whether its vectors are in the compressed index; if not, the segment is searched exactly.';
 COMMENT ON COLUMN internal.segments.centre IS 'Version of the centre that was subtracted from its vectors, the same as that of the representation. Centred vectors are stored in 16 bits. Null if not centred.';
 COMMENT ON COLUMN internal.segments.faiss_file IS 'Name of the FAISS file in the folder of this database.';
 COMMENT ON COLUMN internal.segments.faiss_sha256 IS 'sha256 of that file, verified before it is loaded.';
@@ -476,32 +468,6 @@ COMMENT ON COLUMN internal.null_groups.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.null_groups.representation IS 'Name of the representation.';
 COMMENT ON COLUMN internal.null_groups.vector_group IS 'A group, see records.vector_group.';
 COMMENT ON COLUMN internal.null_groups.models IS 'Its models that name a dataset, without copies, unrelated models and duplicates.';
-
-CREATE TABLE internal.compressed_indexes (
-    base VARCHAR NOT NULL,
-    representation VARCHAR NOT NULL,
-    factory VARCHAR NOT NULL,
-    candidates INTEGER NOT NULL,
-    trained_on INTEGER NOT NULL,
-    vectors INTEGER NOT NULL,
-    recall_at_10 DOUBLE NOT NULL,
-    queries INTEGER NOT NULL,
-    faiss_file VARCHAR,
-    faiss_sha256 VARCHAR,
-    faiss_bytes BIGINT
-);
-COMMENT ON TABLE internal.compressed_indexes IS 'Compressed indexes, used where there are many vectors: they propose candidates, which are then compared exactly. A row without a file is an index that missed the requested recall and is not used.';
-COMMENT ON COLUMN internal.compressed_indexes.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN internal.compressed_indexes.representation IS 'Name of the representation.';
-COMMENT ON COLUMN internal.compressed_indexes.factory IS 'Name of the index: RaBitQ or RaBitQ2.';
-COMMENT ON COLUMN internal.compressed_indexes.candidates IS 'Number of candidates proposed for ten results.';
-COMMENT ON COLUMN internal.compressed_indexes.trained_on IS 'Number of models in the atlas when it was trained.';
-COMMENT ON COLUMN internal.compressed_indexes.vectors IS 'Number of vectors in it.';
-COMMENT ON COLUMN internal.compressed_indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds, measured at publication.';
-COMMENT ON COLUMN internal.compressed_indexes.queries IS 'Number of queries used to measure the recall.';
-COMMENT ON COLUMN internal.compressed_indexes.faiss_file IS 'Name of the FAISS file in the folder of this database; null if it was not published.';
-COMMENT ON COLUMN internal.compressed_indexes.faiss_sha256 IS 'sha256 of that file, verified before it is loaded.';
-COMMENT ON COLUMN internal.compressed_indexes.faiss_bytes IS 'Its size in bytes.';
 
 CREATE TABLE neighbours (
     representation VARCHAR NOT NULL,
@@ -843,18 +809,15 @@ COMMENT ON COLUMN models.initialisation IS 'Models with the same number have LoR
 CREATE VIEW indexes AS
 SELECT
     base, representation, version, rank, representations.vectors, length,
-    coalesce(compressed.factory, 'Flat') AS factory, compressed.recall_at_10,
-    coalesce(files.segments, 0) AS segments, coalesce(files.faiss_bytes, 0) + coalesce(compressed.faiss_bytes, 0) AS faiss_bytes,
-    list_concat(coalesce(files.faiss_files, []), CASE WHEN compressed.faiss_file IS NULL THEN [] ELSE [compressed.faiss_file] END)
-        AS faiss_files
+    coalesce(files.segments, 0) AS segments, coalesce(files.faiss_bytes, 0) AS faiss_bytes,
+    coalesce(files.faiss_files, []) AS faiss_files
 FROM representations
 LEFT JOIN (
     SELECT base, representation, count(*) AS segments, sum(faiss_bytes)::BIGINT AS faiss_bytes,
         list(faiss_file ORDER BY segment) AS faiss_files
     FROM internal.segments GROUP BY base, representation
-) AS files USING (base, representation)
-LEFT JOIN (FROM internal.compressed_indexes WHERE faiss_file IS NOT NULL) AS compressed USING (base, representation);
-COMMENT ON VIEW indexes IS 'How the vectors of each (base, representation) are searched, and their FAISS files.';
+) AS files USING (base, representation);
+COMMENT ON VIEW indexes IS 'The vectors of each (base, representation) and their FAISS files.';
 COMMENT ON COLUMN indexes.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN indexes.representation IS 'Name: input, output, delta, seed, seed_scaled, spectrum, depth, vocabulary.';
 COMMENT ON COLUMN indexes.version IS 'Version of the representation; vectors of different versions are never compared.';
@@ -864,8 +827,6 @@ COMMENT ON COLUMN indexes.length IS 'Length of a vector.';
 COMMENT ON COLUMN indexes.segments IS 'Number of files of exact vectors.';
 COMMENT ON COLUMN indexes.faiss_bytes IS 'Total size of its files in bytes.';
 COMMENT ON COLUMN indexes.faiss_files IS 'Names of its files, in the folder of this database.';
-COMMENT ON COLUMN indexes.factory IS 'Flat if the search is exact; else RaBitQ or RaBitQ2, an index that proposes candidates, which are then compared exactly.';
-COMMENT ON COLUMN indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds; null if the search is exact.';
 
 CREATE VIEW dataset_counts AS
 SELECT

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
-from indexer.builds.options import IndexArguments, ProfileArguments, index_change
+from indexer.builds.options import ProfileArguments, RecordArguments, check_options
 from indexer.builds.report import Progress, Watcher
 from indexer.errors import require
 
@@ -93,8 +93,8 @@ def rebuild(
 
     folder = AtlasFolder(atlas)
     with folder.locked("index rebuild"):
-        change = index_change(vector_length=vector_length)
-        return rebuild_atlas(folder, say=Watcher(progress).say, force=force, index=change)
+        asked = check_options(RecordArguments, {"vector_length": vector_length})
+        return rebuild_atlas(folder, say=Watcher(progress).say, force=force, **asked)
 
 
 @plain_arguments
@@ -104,16 +104,15 @@ def represent(
     *,
     vector_length: int | None = None,
     progress: Progress | None = None,
-    **index: Unpack[IndexArguments],
 ) -> dict[str, Any]:
     """Publish another representation from the records, without reading a checkpoint: what `index represent` does.
 
-    ``index``: index, index_memory and recall, as in :func:`build`. Raises AtlasError if there is no representation
-    of that name, or the records lack what it needs.
+    ``vector_length``: as in :func:`build`. Raises AtlasError if there is no representation of that name, or the records
+    lack what it needs.
     """
     from indexer.publish.maintenance import represent as represent_atlas
 
     folder = AtlasFolder(atlas).require()
     with folder.locked(f"index represent {name}"):
-        change = index_change(vector_length=vector_length, **index)
-        return represent_atlas(folder, name, change, Watcher(progress).say)
+        asked = check_options(RecordArguments, {"vector_length": vector_length})
+        return represent_atlas(folder, name, say=Watcher(progress).say, **asked)

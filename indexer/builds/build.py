@@ -127,7 +127,7 @@ class Build:
         if selected is None:
             selected = self.selected()
         chosen = {model.id for model in selected}
-        asked_length = options.index.budget if options.index else None
+        asked_length = options.vector_length
         previous = self.base.previous
         if self.options.read == "sample":
             self.spec = replace(self.spec, sample=self.base.shape.is_partial)
@@ -411,7 +411,7 @@ class Build:
                     rank=self.options.rank,
                     rejected_rows=[row.as_row() for row in self.listing.rejected_rows()] if outcome else None,
                     build=_build_row(self, outcome) if outcome else None,
-                    index=self.options.index,
+                    vector_length=self.options.vector_length,
                     licence=self.listing.licence,
                 )
             ],

@@ -88,8 +88,6 @@ def build(
     - ``device`` ("cpu"), ``workers`` (one for each processor, two for samples): on what and in how many processes the
       SVD runs; ``connections`` (8): to the Hub, of all workers together
     - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
-    - ``index`` (auto), ``index_memory`` (1 GiB), ``recall`` (0.95): the FAISS index, the largest size of a compressed
-      one, and its smallest recall@10
     - ``vector_length`` (8,208): about how many numbers a vector has
     - ``executor`` ("local") and ``scheduler`` (None): "dask" and the address of its scheduler
 

@@ -29,7 +29,6 @@ from indexer.names import (
     is_hub_id,
     without_address,
 )
-from indexer.vectors.choice import INDEXES, KNOWN_INDEXES, IndexChange
 
 Size = str | int | None
 ProbeName = Literal["random", "text", "image"]
@@ -118,16 +117,6 @@ class ResourceArguments(TypedDict, total=False):
         "Limit in bytes per second for all workers together, e.g. 20M.", metavar="SIZE")]
 
 
-class IndexArguments(TypedDict, total=False):
-    """How vectors are searched."""
-
-    index: Annotated[str | None, Option(
-        "How vectors are searched. auto: exact while that is instant, then compressed.",
-        metavar="auto|exact|RaBitQ|RaBitQ2")]
-    index_memory: Annotated[Size, Option("Size limit of a compressed index, e.g. 4G. Default: 1 GiB.", metavar="SIZE")]
-    recall: Annotated[float | None, Option("Minimum recall@10 of a compressed index. Default: 0.95.", None, 0, 1)]
-
-
 class ExecutorArguments(TypedDict, total=False):
     """Where the workers of a build run."""
 
@@ -137,7 +126,7 @@ class ExecutorArguments(TypedDict, total=False):
         "Address of the Dask scheduler, e.g. tcp://10.0.0.1:8786.", metavar="ADDR")]
 
 
-class BuildArguments(RecordArguments, SelectionArguments, ResourceArguments, IndexArguments, ExecutorArguments):
+class BuildArguments(RecordArguments, SelectionArguments, ResourceArguments, ExecutorArguments):
     """Every option of `index build`, as a caller writes it; see :func:`indexer.build`."""
 
 
@@ -242,7 +231,7 @@ class BuildOptions:
     memory: int | None
     bandwidth: float | None
     scheduler: str | None
-    index: IndexChange | None
+    vector_length: int | None
 
     @classmethod
     def parse(cls, **arguments: Unpack[BuildArguments]) -> BuildOptions:
@@ -275,8 +264,7 @@ class BuildOptions:
         given["connections"] = given["connections"] or CONNECTIONS
         for name in ("memory", "bandwidth"):
             given[name] = bytes_of(name, given[name])
-        change = index_change(**{name: given.pop(name) for name in (*IndexArguments.__annotations__, "vector_length")})
-        return cls(**given, index=change)
+        return cls(**given)
 
     def as_words(self) -> list[str]:
         """The options of `index build` that decide what an atlas holds, as typed, except those at their default.
@@ -303,24 +291,6 @@ _DECIDING = (
     "read", "limit", "sort", "rank", "relations", "discover", "max_candidates", "descendants", "depth", "questions",
     "same_as", "since", "author", "spectra", "keep_factors",
 )  # fmt: skip
-
-
-def index_change(
-    *,
-    index: str | None = None,
-    index_memory: Size = None,
-    recall: float | None = None,
-    vector_length: int | None = None,
-) -> IndexChange | None:
-    """The index asked for, or None if no option names one. Raises BadArgument for an unknown index."""
-    if index is None and index_memory is None and recall is None and vector_length is None:
-        return None
-    asked = {"index_memory": index_memory, "recall": recall, "vector_length": vector_length}
-    checked = check_options(BuildArguments, asked)
-    if index is not None and index not in INDEXES:
-        raise BadArgument(f"Unknown `index` {index[:60]!r}.", KNOWN_INDEXES)
-    size = bytes_of("index_memory", checked["index_memory"])
-    return IndexChange(index, size, checked["recall"], checked["vector_length"])
 
 
 def bytes_of(name: str, size: Size) -> int | None:

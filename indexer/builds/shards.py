@@ -13,7 +13,7 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, find_base, prepare, update_listing
-from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments
+from indexer.builds.options import BuildArguments, BuildOptions
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.deltas.stored_base import StoredBase, stored_bases
@@ -94,17 +94,16 @@ def publish_records(
     rank: int | None = None,
     vector_length: int | None = None,
     progress: Progress | None = None,
-    **index: Unpack[IndexArguments],
 ) -> list[BuildReport]:
     """Publish what :func:`work` has done for ``bases`` (all, if none is named): what `index publish` does.
 
     It is not named ``publish`` because the package ``indexer.publish`` is. ``rank``: of the records; by default the
-    atlas's, or that of the records if nothing is published yet. ``index``: index, index_memory and recall, as in
-    :func:`build`. The network is not used. Raises AtlasError if a base is not in the folder, if ranks do not fit, and
-    if no published model would be left.
+    atlas's, or that of the records if nothing is published yet. ``vector_length``: as in :func:`build`. The network is
+    not used. Raises AtlasError if a base is not in the folder, if ranks do not fit, and if no published model would be
+    left.
     """
     folder, watcher = AtlasFolder(atlas), Watcher(progress)
-    options = BuildOptions.parse(relation=",".join(RELATIONS), vector_length=vector_length, **index)
+    options = BuildOptions.parse(relation=",".join(RELATIONS), vector_length=vector_length)
     names = [bases] if isinstance(bases, str) else list(bases)
     stored: dict[str, StoredBase] = {}
     for one in stored_bases(folder):  # the newest commit first

@@ -11,7 +11,6 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.options import (
     DeepenArguments,
     ExecutorArguments,
-    IndexArguments,
     ProfileArguments,
     RecordArguments,
     ResourceArguments,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 @options_for(SelectionArguments)
 @options_for(RecordArguments)
 @options_for(ResourceArguments)
-@options_for(IndexArguments)
 @options_for(ExecutorArguments)
 @click.option(
     "--dry-run",
@@ -106,7 +104,6 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
     type=click.IntRange(1, 256),
     help="Rank of the records. Default: the published rank, else that of the records.",
 )
-@options_for(IndexArguments)
 @atlas_option
 @output_options
 def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from indexer.builds.options import IndexArguments, RecordArguments
+from indexer.builds.options import RecordArguments
 from indexer.cli.options import options_for, print_note
 from indexer.console.advice import for_command_line
 from indexer.console.terminal import atlas_option, emit, output_options, say
@@ -130,7 +130,6 @@ def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
 
 @click.command()
 @click.argument("name", shell_complete=_representations)
-@options_for(IndexArguments)
 @options_for(RecordArguments, "vector_length")
 @atlas_option
 @output_options
@@ -140,8 +139,7 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
     NAME is input_v1, output, delta, seed, seed_scaled, spectrum, depth or vocabulary. A build publishes input, and
     vocabulary as soon as a model has such a vector.
 
-    --index applies to all representations from then on. --vector-length computes the vectors of input again; only
-    their length can be chosen.
+    --vector-length computes the vectors of input again; only their length can be chosen.
     """
     from indexer import library
 

@@ -23,7 +23,6 @@ from indexer.quantities import some_of
 from indexer.records.identity import OtherVersion
 from indexer.records.representation import representation_named
 from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
-from indexer.vectors.choice import IndexChange, IndexChoice
 
 
 def status(folder: AtlasFolder) -> dict[str, Any]:
@@ -41,8 +40,8 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
             "GROUP BY ALL ORDER BY base",
         )
         published = connection.rows(
-            "SELECT base, representation, version, rank, vectors, length, factory, recall_at_10, segments, "
-            "faiss_bytes, faiss_files FROM indexes ORDER BY base, representation",
+            "SELECT base, representation, version, rank, vectors, length, segments, faiss_bytes, faiss_files "
+            " FROM indexes ORDER BY base, representation",
         )
         reasons = connection.rows("SELECT * FROM failures ORDER BY models DESC, reason")
         flags = connection.rows(
@@ -74,13 +73,14 @@ def rebuild(
     say: Callable[[str], None] = lambda what: None,
     *,
     force: bool = False,
-    index: IndexChange | None = None,
+    vector_length: int | None = None,
     before: PreviousAtlas | None = None,
 ) -> dict[str, Any]:
     """Make the database and all FAISS files again, from listings, bases and records.
 
-    ``before``: what was published, if the database of the atlas does not say it. ``index``: a change of the vectors or
-    their index. ``say`` receives messages for the user. The caller holds the lock of the writer.
+    ``before``: what was published, if the database of the atlas does not say it. ``vector_length``: the
+    length asked for, approximately; None for that asked for before. ``say`` receives messages for the user. The caller
+    holds the lock of the writer.
 
     Models that are missing in a listing are restored from the old database or from the records. Removals that were
     interrupted are finished. Damaged records are deleted, so that the next build reads their models again; records of
@@ -123,7 +123,7 @@ def rebuild(
         for name in sorted(newest):
             of_base = [one for one in records if one.identity.base == name]
             failed = [one for one in failures if one.identity.base == name]
-            plans.append(_plan(folder, newest[name], of_base, failed, before, earlier, index))
+            plans.append(_plan(folder, newest[name], of_base, failed, before, earlier, vector_length))
     entries = [entry for publication, _, _ in plans for entry in publication.entries]
     withdrawn = {
         (publication.base.base, model)
@@ -187,7 +187,7 @@ def _plan(
     failures: Sequence[FailureRecord],
     before: PreviousAtlas,
     earlier: EarlierRows,
-    index: IndexChange | None,
+    vector_length: int | None,
 ) -> tuple[Publication, Listing, list[ListedModel]]:
     """What to publish for one base, its listing, and the models that the listing lacks."""
     listing = Listing(folder.listing(base.base))
@@ -225,15 +225,15 @@ def _plan(
         rank=rank,
         rejected_rows=[row.as_row() for row in listing.rejected_rows()],
         licence=listing.licence or before.licences.get(base.base),
-        index=before.choices.get(base.base, IndexChoice()).changed(index),
+        vector_length=vector_length or before.vector_lengths.get(base.base),
     )
     return publication, listing, restored
 
 
 def represent(
-    folder: AtlasFolder, name: str, index: IndexChange | None = None, say: Callable[[str], None] = lambda what: None
+    folder: AtlasFolder, name: str, vector_length: int | None = None, say: Callable[[str], None] = lambda what: None
 ) -> dict[str, Any]:
-    """Publish another representation for every base, from the records; ``index``: a change of the index.
+    """Publish another representation for every base, from the records; ``vector_length``: as in ``rebuild``.
 
     The caller holds the lock of the writer. Raises AtlasError if no model of any base has what it needs, because a
     sample was read of all.
@@ -247,7 +247,9 @@ def represent(
     publish(
         folder,
         [
-            Publication(StoredBase(folder.base(row["base"], row["commit"])), (), (), row["rank"], index=index)
+            Publication(
+                StoredBase(folder.base(row["base"], row["commit"])), (), (), row["rank"], vector_length=vector_length
+            )
             for row in current
         ],
         [name],
@@ -262,8 +264,7 @@ def represent(
             if found["models"]:
                 say(f"{row['base']}: {deepening(connection, row['base'])}")
         rows = connection.rows(
-            "SELECT base, vectors, length, factory, recall_at_10, faiss_files FROM indexes "
-            "WHERE representation = ? ORDER BY base",
+            "SELECT base, vectors, length, faiss_files FROM indexes WHERE representation = ? ORDER BY base",
             (name,),
         )
     return {

@@ -20,7 +20,6 @@ from indexer.publish.rows import Entry, moment
 from indexer.records.identity import Identity
 from indexer.records.representation import DEFAULT
 from indexer.records.store import RecordStore
-from indexer.vectors.choice import AUTO, COMPRESSED, EXACT, IndexChoice
 
 # ``claimed_by`` of models known only from a stored record or failure.
 BY_RECORD = "record"
@@ -43,11 +42,12 @@ USUAL_RANK = 8
 class PreviousAtlas:
     """The atlas as described by its database of any schema; empty if that is missing or damaged.
 
-    ``choices``, ``aliases`` and ``licences``: by base. ``models``: by base and id, the published record's key, or None.
+    ``vector_lengths`` (those asked for), ``aliases`` and ``licences``: by base. ``models``: by base and id, the published
+    record's key, or None.
     """
 
     representations: Sequence[str] = ()
-    choices: dict[str, IndexChoice] = field(default_factory=dict)
+    vector_lengths: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
     licences: dict[str, str] = field(default_factory=dict)
     models: dict[tuple[str, str], str | None] = field(default_factory=dict)
@@ -61,14 +61,9 @@ class PreviousAtlas:
         return cls(
             list(dict.fromkeys(row["representation"] for row in representations)),
             {
-                row["base"]: IndexChoice(
-                    row["index_choice"] if row["index_choice"] in (EXACT, *COMPRESSED) else AUTO,
-                    row["index_memory"],
-                    row["promised_recall"],
-                    row["budget"],
-                )
+                row["base"]: row["budget"]
                 for row in representations
-                if row["representation"] == DEFAULT
+                if row["representation"] == DEFAULT and row["budget"]
             },
             {row["base"]: tuple(row["aliases"]) for row in bases},
             {row["base"]: row["licence"] for row in bases if row["licence"]},

@@ -33,7 +33,6 @@ from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
 from indexer.untrusted import printable
-from indexer.vectors.choice import IndexChange
 from indexer.vectors.files import MOST_NUMBERS
 
 # Columns that are fields of a card's facts, dataset claims and results, and of a record.
@@ -89,7 +88,8 @@ class Publication:
     Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
     that are ``withdrawn`` are deleted: they were renamed or removed. ``purged``: also rewrite the vector files that
     contain them, which otherwise happens only some publishes later. ``renewed``: models whose record was written again
-    under the same key. ``licence``: of the base; None leaves it unchanged.
+    under the same key. ``vector_length``: about how many numbers a vector has, and ``licence`` of the base; None
+    leaves them unchanged.
     """
 
     base: StoredBase
@@ -101,7 +101,7 @@ class Publication:
     purged: bool = False
     rejected_rows: Sequence[Row] | None = None
     build: Row | None = None
-    index: IndexChange | None = None
+    vector_length: int | None = None
     licence: str | None = None
 
 

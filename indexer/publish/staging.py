@@ -42,9 +42,6 @@ LEAST_MEMORY = 128 << 20
 
 HINT = "run `index rebuild`, which rebuilds it from the listing and the records"
 
-# Tables that name files of vectors.
-_NAMING = ("internal.segments", "internal.compressed_indexes")
-
 _MOST_CHECKSUM_BYTES = 1 << 20
 
 
@@ -81,7 +78,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
             if from_scratch:
                 statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
                 with earlier_database(copy) as earlier:  # what can be read of a database of any schema
-                    files = earlier(_NAMING, [f"SELECT faiss_file FROM {table}" for table in _NAMING])
+                    files = earlier(["internal.segments"], ["SELECT faiss_file FROM internal.segments"])
                     rows, given = earlier(("fine_tunes", "atlas_info"), statements) or ([], [])
                 named = None if files is None else frozenset(row["faiss_file"] for found in files for row in found)
                 kept_ids = {(row["model"], row["base"]): row["model_id"] for row in rows}
@@ -154,8 +151,8 @@ def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
 
 def _named_files(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
     """The FAISS files that the staged database names."""
-    names = [f"SELECT faiss_file FROM {NAME}.{table}" for table in _NAMING]
-    return frozenset(name for (name,) in connection.execute(" UNION ".join(names)).fetchall())
+    names = connection.execute(f"SELECT DISTINCT faiss_file FROM {NAME}.internal.segments").fetchall()
+    return frozenset(name for (name,) in names)
 
 
 def note_checksum(folder: AtlasFolder, coming: Path) -> None:

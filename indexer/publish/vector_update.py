@@ -70,7 +70,7 @@ class VectorUpdates:
             for name in dict.fromkeys([ADAPTER_OUTPUT, *asked, VOCABULARY]):
                 representation = representation_named(name)
                 vectors = PublishedVectors(
-                    root, self.tables, self.base, representation, publication.rank, self.say, publication.index
+                    root, self.tables, self.base, representation, publication.rank, self.say, publication.vector_length
                 )
                 if representation.centred:
                     vectors.writer = files.enter_context(
@@ -155,7 +155,7 @@ class VectorUpdates:
                 # If the centre has moved, the writer holds all vectors of the base.
                 writer, moved = Centring(self.tables, vectors, self.say).centred(writer, removed)
             elif vectors.representation.of_profiles:
-                if not (has_new_profiles or stale or vectors.is_new or self.publication.index):
+                if not (has_new_profiles or stale or vectors.is_new or self.publication.vector_length):
                     continue
                 for model_id, vector in depth_vectors(self.tables.connection, self.base).items():
                     writer.add(model_id, vector)

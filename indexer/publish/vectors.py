@@ -1,4 +1,4 @@
-"""How a publish changes the vectors of one base and representation: its segments and its compressed index."""
+"""How a publish changes the vectors of one base and representation: its segments."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import file_name
-from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
 from indexer.records.representation import DEFAULT, Representation
 from indexer.vectors.centre import unit_norm
-from indexer.vectors.choice import AUTO, COMPRESSED, EXACT, IndexChange, IndexChoice, check_index
-from indexer.vectors.compressed import Compressed, compress, extend, index_bytes
-from indexer.vectors.files import VectorFile, open_index, write_index
 from indexer.vectors.masks import Masks
 from indexer.vectors.published import read_published
-from indexer.vectors.search import INSTANT_BYTES, VectorIndex
+from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import (
     OpenSegment,
     Segment,
@@ -37,13 +33,6 @@ Ids = NDArray[np.int64]
 
 # Bytes of vectors that are collected in memory before they are written as a segment.
 _MOST_HELD = 256 << 20
-
-# Segments that are not in the compressed index are searched exactly. Beyond this many bytes they are added to it.
-EXTEND_ABOVE = INSTANT_BYTES // 4
-
-# An index is trained again if the atlas has this many times the models that it was trained on, or if it has this many
-# codes per valid model.
-_TRAIN_AGAIN = 2.0
 
 
 class UncentredVectors:
@@ -144,14 +133,14 @@ class VectorWriter:
 # The tables that describe the vectors.
 _TABLES = (
     "representations", "internal.segments", "internal.removed_vectors", "internal.vector_masks",
-    "internal.compressed_indexes",
 )  # fmt: skip
 
 
 class PublishedVectors:
     """The published vectors of one (base, representation), and how a publish changes them.
 
-    ``writer``: collects the new vectors. ``asked``: a change of the length or of the index.
+    ``writer``: collects the new vectors. ``vector_length``: the length asked for, approximately;
+    None leaves it unchanged.
     """
 
     def __init__(
@@ -162,26 +151,25 @@ class PublishedVectors:
         representation: Representation,
         rank: int,
         say: Callable[[str], None],
-        asked: IndexChange | None = None,
+        vector_length: int | None = None,
     ) -> None:
         self.root, self.tables, self.base, self.rank, self.say = root, tables, base, rank, say
         self.name = representation.name
         found = read_published(tables.connection, base, self.name)
-        # A representation that is added later is searched like the default one.
+        # A representation that is added later has vectors of the length asked for before.
         like = found or read_published(tables.connection, base, DEFAULT)
-        self.choice_before = like.choice if like is not None else IndexChoice()
-        self.choice = self.choice_before.changed(asked)
-        self.representation = representation.of_length(self.choice.budget)
+        self.budget_before = like.budget if like is not None else None
+        self.budget = vector_length or self.budget_before
+        self.representation = representation.of_length(self.budget)
         # Vectors of different versions, ranks or lengths cannot be compared: recompute all of them from the records.
         kept = found
         if found is not None:
-            before = (found.version, found.rank, representation.of_length(found.choice.budget))
+            before = (found.version, found.rank, representation.of_length(found.budget))
             if before != (representation.version, rank, self.representation):
                 kept = None
         self.is_new = kept is None
         self.length = kept.length if kept else None
         self.segments = list(kept.segments) if kept else []
-        self.compressed = kept.compressed if kept else None
         self.masks = kept.masks if kept else Masks.none()
         self.centre = kept.centre if kept else None
         self.writer: VectorWriter | UncentredVectors = VectorWriter(root, base, self.representation)
@@ -197,8 +185,8 @@ class PublishedVectors:
 
         ``purged``: also rewrite the segments that contain removed vectors.
 
-        Returns all vectors (without the compressed index, because the lists of neighbours are exact), the ids with a
-        new vector, and the ids whose former vector is no longer valid; None if nothing changes.
+        Returns all vectors, the ids with a new vector, and the ids whose former vector is no longer valid; None if
+        nothing changes.
         """
         added = np.unique(np.array(writer.ids, dtype=np.int64))
         wanted = self.ids() if replaces_all else np.unique(np.array(list(stale), dtype=np.int64))
@@ -209,12 +197,11 @@ class PublishedVectors:
                 self.segments[position] = replace(segment, removed=np.union1d(segment.removed, there))
                 removed.append(there)
         former = np.unique(np.concatenate(removed))
-        has_new_choice = self.choice != self.choice_before
-        if not (self.is_new or has_new_choice or len(added) or len(former)):
+        if not (self.is_new or self.budget != self.budget_before or len(added) or len(former)):
             return None
         writer.flush()
         if replaces_all:
-            self.segments, self.compressed = [], None
+            self.segments = []
         blocks = writer.blocks or self.masks.blocks
         changed = np.union1d(former, added)
         kinds = self.masks.members() if self.masks.blocks == blocks else {}
@@ -226,20 +213,14 @@ class PublishedVectors:
         # The length is known only once there are vectors.
         self.length = (self.length if self.segments else None) or writer.length or self.length or 1
         self.segments += writer.segments
-        # Merge segments of similar size; those in the compressed index are never merged with others.
-        for in_compressed in (True, False):
-            while True:
-                group = [one for one in self.segments if one.in_compressed == in_compressed]
-                chosen = [group[position] for position in to_merge(group)]
-                if not chosen:
-                    break
-                place = self.segments.index(chosen[0])
-                self.segments = [one for one in self.segments if one not in chosen]
-                self.segments[place:place] = self._rewritten(chosen)
+        # Merge segments of similar size.
+        while chosen := [self.segments[position] for position in to_merge(self.segments)]:
+            place = self.segments.index(chosen[0])
+            self.segments = [one for one in self.segments if one not in chosen]
+            self.segments[place:place] = self._rewritten(chosen)
         if purged:
             parts = [self._rewritten([one]) if len(one.removed) else [one] for one in self.segments]
             self.segments = [one for part in parts for one in part]
-        self._renew_compressed(None if has_new_choice else self.compressed)
         self._write()
         opened = [OpenSegment(self.root, one, self.masks) for one in self.segments]
         return VectorIndex(opened, self.length, masks=self.masks), added, former
@@ -249,76 +230,7 @@ class PublishedVectors:
         vectors = joined([OpenSegment(self.root, one).vectors() for one in segments], self.length or 1)
         if not len(vectors):
             return []
-        first = segments[0]
-        made = write_segment(self.root, self.base, self.name, vectors, first.centre)
-        return [replace(made, in_compressed=first.in_compressed)]
-
-    def _renew_compressed(self, stored: Compressed | None) -> None:
-        """Build, extend or delete the compressed index, and mark the segments that it covers.
-
-        ``stored``: the current one, if it was made with this choice. An index that cannot be built, or whose recall is
-        too low, is not published: ``say`` receives a message, and the search stays exact.
-        """
-        choice, segments = self.choice, self.segments
-        count = sum(one.count for one in segments)
-        size = sum(one.bytes for one in segments)
-        if choice.index == EXACT or not count or (choice.index == AUTO and size <= INSTANT_BYTES):
-            self.segments = [replace(one, in_compressed=False) for one in segments]
-            self.compressed = None
-            return
-        extended: VectorFile | None = None
-        if stored is not None and count <= _TRAIN_AGAIN * stored.trained_on:
-            if stored.file is None:
-                return
-            new = [one for one in segments if not one.in_compressed]
-            is_extended = sum(one.bytes for one in new) > EXTEND_ABOVE
-            codes = stored.file.count + (sum(one.count for one in new) if is_extended else 0)
-            is_too_large = index_bytes(stored.factory, stored.file.length, codes) > choice.memory
-            if not is_too_large and codes <= _TRAIN_AGAIN * count:
-                if not is_extended:
-                    return
-                extended = stored.file
-        parts = [OpenSegment(self.root, one, self.masks).vectors() for one in segments]
-        made: Compressed | None = None
-        if stored is not None and extended is not None:
-            added = [part for part, one in zip(parts, segments, strict=True) if not one.in_compressed]
-            old = replace(stored, index=open_index(self.root, extended, is_mapped=False))
-            made = extend(old, added, parts, choice.promised, masks=self.masks)
-        if made is None or made.recall < choice.promised:
-            made = self._trained(parts, count)
-        file = None
-        if made.recall >= choice.promised:
-            file = write_index(self.root, self.base, self.name, made.index, made.factory)
-        elif made.index is not None:
-            self.say(
-                f"{made.factory} finds {made.recall:.1%} of the 10 nearest, less than the promised "
-                f"{choice.promised:.1%}: it is not published, searches stay exact"
-            )
-        elif choice.index == AUTO:
-            self.say(f"no compressed index of at most {choice.memory:,} bytes can be built: searches stay exact")
-        self.compressed = replace(made, file=file)
-        self.segments = [replace(one, in_compressed=file is not None) for one in segments]
-
-    def _trained(self, parts: Sequence[Vectors], count: int) -> Compressed:
-        """The first index with the promised recall, else the best one; without an ``index`` if none can be built."""
-        choice, best = self.choice, Compressed(self.choice.index, count, candidates=0)
-        factories = [choice.index]
-        if choice.index == AUTO:
-            length = parts[0].length
-            factories = [name for name in COMPRESSED if index_bytes(name, length, count) <= choice.memory]
-        for factory in factories:
-            try:
-                check_index(factory)
-                self.say(f"{self.base}, {self.name}: training a compressed index, {factory}")
-                made = compress(parts, factory, choice.promised, memory=choice.memory, masks=self.masks)
-            except AtlasError as error:
-                self.say(f"{error.message} It is not published.")
-                continue
-            if best.index is None or made.recall > best.recall:
-                best = made
-            if made.recall >= choice.promised:
-                break
-        return best
+        return [write_segment(self.root, self.base, self.name, vectors, segments[0].centre)]
 
     def _write(self) -> None:
         key = {"base": self.base, "representation": self.name}
@@ -331,18 +243,14 @@ class PublishedVectors:
             "vectors": sum(one.count for one in self.segments),
             "per_delta": self.representation.per_delta,
             "blocks": self.masks.blocks,
-            "budget": self.choice.budget,
+            "budget": self.budget,
             "centre": self.centre,
-            "index_choice": self.choice.index,
-            "index_memory": self.choice.memory,
-            "promised_recall": self.choice.promised,
         }
         self.tables.insert("representations", [key | row])
         for number, one in enumerate(self.segments):
             row = {
                 "segment": number,
                 "vectors": one.file.count,
-                "in_compressed": one.in_compressed,
                 "centre": one.centre,
                 "faiss_file": one.file.name,
                 "faiss_sha256": one.file.sha256,
@@ -356,21 +264,6 @@ class PublishedVectors:
             for kind, ids in self.masks.members().items()
         ]
         self.tables.insert("internal.vector_masks", masks)
-        if self.compressed is not None:
-            # Also if nothing could be measured, so that the next publish does not try the same again.
-            file = self.compressed.file
-            row = {
-                "factory": self.compressed.factory,
-                "candidates": self.compressed.candidates,
-                "trained_on": self.compressed.trained_on,
-                "vectors": self.compressed.vectors,
-                "recall_at_10": self.compressed.recall,
-                "queries": self.compressed.queries,
-                "faiss_file": file.name if file else None,
-                "faiss_sha256": file.sha256 if file else None,
-                "faiss_bytes": file.size if file else None,
-            }
-            self.tables.insert("internal.compressed_indexes", [key | row])
 
 
 def _no_ids() -> Ids:

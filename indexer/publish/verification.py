@@ -38,7 +38,6 @@ _OF_MODELS = (
 )  # fmt: skip
 _OF_BASES = (
     "fine_tunes", "representations", "rejected_listing_rows", "internal.segments", "internal.removed_vectors",
-    "internal.compressed_indexes",
 )  # fmt: skip
 _REFERENCES = (
     *((table, "model_id", "fine_tunes", "model_id") for table in _OF_MODELS),
@@ -264,9 +263,6 @@ class _Verifier:
                     for block in blocks([part.vectors()])
                 ):
                     why = f"{name} holds models whose changed matrices are not those in their masks"
-                    self.report("vectors", what, why)
-                if part.segment.in_compressed and index.compressed is None:
-                    why = f"{name} is marked as being in a compressed index, but there is none"
                     self.report("vectors", what, why)
             rows = {row["model_id"] for row in self.models if row["base"] == one.base and row["record_key"]}
             allowed, needed = rows - self.copies, set[int]()

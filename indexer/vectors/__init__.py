@@ -1,1 +1,1 @@
-"""Vectors on disk: immutable segments of exact vectors, a compressed index if there are many, and search."""
+"""Vectors on disk: immutable segments, and exact search in them."""

@@ -2,7 +2,7 @@
 
 FAISS trusts the sizes in a file and crashes if they are wrong. So a file is loaded only if its checksum is that in the
 database and, because the database may come from anybody, if its format is one that this program writes: an id map over
-flat vectors (a segment) or over RaBitQ codes. Checks are remembered (``indexer.storage.checksums``).
+flat vectors. Checks are remembered (``indexer.storage.checksums``).
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from indexer.regular_files import regular_status
 from indexer.storage.atomic_files import sync_file
 from indexer.storage.checksums import check_once, file_sha256, stamp_of
 from indexer.untrusted import printable
-from indexer.vectors.choice import COMPRESSED
 
 HINT = "Run `index rebuild` to rebuild it from the records."
 
-# Formats besides those in COMPRESSED: segments of 32-bit and of 16-bit numbers.
+# Formats: vectors of 32-bit and of 16-bit numbers.
 SEGMENT = ""
 HALF = "fp16"
 
@@ -35,14 +34,13 @@ MOST_NUMBERS = 1 << 24  # of a vector
 _INNER_PRODUCT = 0
 _UNUSED = 1 << 20
 _FP16 = 4  # ScalarQuantizer::QT_fp16
-_QUERY_BITS = 8  # the most that FAISS knows
 
 
 @dataclass(frozen=True)
 class VectorFile:
     """A published FAISS file as described by the database: its size in bytes, its vectors, and their length.
 
-    ``factory``: SEGMENT, HALF or one of COMPRESSED.
+    ``factory``: SEGMENT or HALF.
     """
 
     name: str
@@ -84,8 +82,8 @@ def write_index(root: Path, base: str, representation: str, index: Any, factory:
     return VectorFile(target.name, sha256, size, int(index.ntotal), int(index.d), factory)
 
 
-def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:
-    """Open a FAISS file after checking it: mapped into memory read-only, or read into memory to be changed.
+def open_index(root: Path, file: VectorFile) -> Any:
+    """Open a FAISS file after checking it, mapped into memory read-only.
 
     Raises AtlasError if it is missing, damaged, or not what the database says.
     """
@@ -94,10 +92,8 @@ def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:
     path = check_file(root, file)
     try:
         try:
-            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if is_mapped else 0)
+            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError:  # perhaps of a file system without shared memory maps
-            if not is_mapped:
-                raise
             index = faiss.read_index(str(path))
     except RuntimeError as error:
         raise AtlasError(f"The FAISS file {file.name} cannot be read by FAISS.", mending(root, HINT)) from error
@@ -153,21 +149,14 @@ class MalformedIndex(ValueError):
     """A FAISS file does not have the expected format."""
 
 
-def rabitq_bytes(bits: int, length: int) -> int:
-    """Bytes of the RaBitQ code of a vector. With more than one bit per number FAISS stores the factors twice."""
-    return -(-length // 8) + (8 if bits == 1 else 20 + -(-length * (bits - 1) // 8))
-
-
 def check_format(path: Path, factory: str, count: int, length: int) -> None:
     """Check that a file is a FAISS index of ``count`` vectors of ``length`` numbers.
 
-    Everything in it but vectors, codes and ids follows from ``factory`` (as in VectorFile), length and count. The
+    Everything in it but vectors and ids follows from ``factory`` (as in VectorFile), length and count. The
     format is described only by FAISS's index_write.cpp and index_read.cpp; integers are little-endian.
 
     Raises MalformedIndex if it is not, or OSError.
     """
-    if factory not in (SEGMENT, HALF, *COMPRESSED):
-        raise MalformedIndex(f"an index that this version does not write ({factory[:60]!r})")
     if count < 0 or not 0 < length <= MOST_NUMBERS:
         raise MalformedIndex(f"{count} vectors of {length} numbers")
     header = struct.pack("<iqqqBi", length, count, _UNUSED, _UNUSED, 1, _INNER_PRODUCT)
@@ -175,16 +164,9 @@ def check_format(path: Path, factory: str, count: int, length: int) -> None:
     fields: list[bytes | int] = [b"IxMp" + header]
     if factory == SEGMENT:
         fields += [b"IxFI" + header + struct.pack("<Q", count * length), 4 * count * length]
-    elif factory == HALF:
+    else:
         quantizer = struct.pack("<iifQQQ", _FP16, 0, 0.0, length, 2 * length, 0)
         fields += [b"IxSQ" + header + quantizer + struct.pack("<Q", count * 2 * length), 2 * count * length]
-    else:
-        bits = COMPRESSED[factory]
-        size = rabitq_bytes(bits, length)
-        quantizer = struct.pack("<QQi", length, size, _INNER_PRODUCT) + (struct.pack("<Q", bits) if bits > 1 else b"")
-        name = b"Ixrq" if bits == 1 else b"Ixrr"
-        fields += [name + header + quantizer + struct.pack("<Q", count * size), count * size]
-        fields += [struct.pack("<Q", length), 4 * length, 1]  # the centre, and the bits of a query
     fields += [struct.pack("<Q", count), 8 * count]
     sizes = [one if isinstance(one, int) else len(one) for one in fields]
     if path.stat().st_size != sum(sizes):
@@ -198,10 +180,8 @@ def check_format(path: Path, factory: str, count: int, length: int) -> None:
         if isinstance(field, bytes) and content[at : at + size].tobytes() != field:
             raise MalformedIndex(f"other fields at byte {at}")
         at += size
-    if factory in COMPRESSED and content[at - 8 * count - 9] > _QUERY_BITS:
-        raise MalformedIndex(f"{content[at - 8 * count - 9]} bits of a query")
     ids = content[at - 8 * count :].view("<i8")
     if len(ids) and ids.min() < 0:
         raise MalformedIndex("a negative id")
-    if factory in (SEGMENT, HALF) and not (ids[1:] > ids[:-1]).all():
+    if not (ids[1:] > ids[:-1]).all():
         raise MalformedIndex("ids that do not ascend")

@@ -12,9 +12,7 @@ import numpy as np
 
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.vectors.centre import CENTRED, Centre, GroupCentre
-from indexer.vectors.choice import IndexChoice
-from indexer.vectors.compressed import Compressed, CompressedSearch
-from indexer.vectors.files import HALF, HINT, SEGMENT, VectorFile, open_index
+from indexer.vectors.files import HALF, HINT, SEGMENT, VectorFile
 from indexer.vectors.masks import Masks
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, Segment
@@ -42,7 +40,7 @@ class Published:
 
     ``per_delta``: a vector is a concatenation of equally long blocks in the order of the base's deltas. ``masks``: the
     blocks each model changed, if blocks are compared separately. ``centre``: the version of the centre that was
-    subtracted. ``compressed`` has no file if its recall was too low.
+    subtracted. ``budget``: the length asked for, approximately; None for the usual one.
     """
 
     base: str
@@ -52,29 +50,23 @@ class Published:
     length: int
     count: int
     per_delta: bool
-    choice: IndexChoice
+    budget: int | None
     segments: tuple[Segment, ...]
-    compressed: Compressed | None
     masks: Masks
     centre: str | None = None
 
     @property
     def files(self) -> list[VectorFile]:
         """All their FAISS files."""
-        found = [one.file for one in self.segments]
-        return found + ([self.compressed.file] if self.compressed and self.compressed.file else [])
+        return [one.file for one in self.segments]
 
     def opened(self, root: Path) -> VectorIndex:
         """Open the files for search. Raises AtlasError if one is missing, damaged, or not what the database says."""
-        search = None
         try:
-            if self.compressed is not None and self.compressed.file is not None:
-                index = open_index(root, self.compressed.file)
-                search = CompressedSearch(index, self.compressed.candidates, self.masks)
             segments = [OpenSegment(root, one, self.masks) for one in self.segments]
         except (RuntimeError, AttributeError) as error:  # FAISS found an index of another kind
             raise AtlasError(f"The vectors of {self.base}, {self.representation}, cannot be opened.", HINT) from error
-        return VectorIndex(segments, self.length, search, self.masks)
+        return VectorIndex(segments, self.length, self.masks)
 
 
 def with_output_sides(
@@ -133,26 +125,19 @@ def _read_published(
         return connection.execute(statement, key).fetchall()
 
     found = rows(
-        "SELECT version, rank, length, vectors, per_delta, blocks, centre, index_choice, index_memory, "
-        "promised_recall, budget FROM representations WHERE base = ? AND representation = ?"
+        "SELECT version, rank, length, vectors, per_delta, blocks, centre, budget "
+        "FROM representations WHERE base = ? AND representation = ?"
     )
     if not found:
         return None
-    version, rank, length, count, per_delta, blocks, centre, *choice = found[0]
+    version, rank, length, count, per_delta, blocks, centre, budget = found[0]
     segments = rows(
-        "SELECT in_compressed, faiss_file, faiss_sha256, faiss_bytes, vectors, segments.centre, "
+        "SELECT faiss_file, faiss_sha256, faiss_bytes, vectors, segments.centre, "
         "(SELECT coalesce(list(model_id), []) FROM internal.removed_vectors AS removed "
         "WHERE removed.base = segments.base AND removed.representation = segments.representation "
         "AND removed.segment = segments.segment) "
         "FROM internal.segments WHERE base = ? AND representation = ? ORDER BY segment"
     )
-    compressed = None
-    for factory, candidates, trained_on, recall, queries, name, sha256, size, stored in rows(
-        "SELECT factory, candidates, trained_on, recall_at_10, queries, faiss_file, faiss_sha256, "
-        "faiss_bytes, vectors FROM internal.compressed_indexes WHERE base = ? AND representation = ?"
-    ):
-        file = None if name is None else VectorFile(name, sha256, size, stored, length, factory)
-        compressed = Compressed(factory, trained_on, candidates, recall, queries, stored, file)
     masks = Masks.none()
     if blocks:
         if segments and length % blocks:  # without vectors the length says nothing
@@ -170,17 +155,15 @@ def _read_published(
         length=length,
         count=count,
         per_delta=per_delta,
-        choice=IndexChoice(*choice),
+        budget=budget,
         segments=tuple(
             Segment(
                 VectorFile(name, sha256, size, stored, length, SEGMENT if of_centre is None else HALF),
                 np.unique(np.array(removed, dtype=np.int64)),
-                in_compressed,
                 of_centre,
             )
-            for in_compressed, name, sha256, size, stored, of_centre, removed in segments
+            for name, sha256, size, stored, of_centre, removed in segments
         ),
-        compressed=compressed,
         masks=masks,
         centre=centre,
     )

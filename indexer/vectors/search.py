@@ -1,7 +1,4 @@
-"""Search: the nearest of all valid vectors, over every segment, with the compressed index if there is one.
-
-Similarities are always those of the stored vectors. Without a compressed index all of these are compared; with one, it
-proposes candidates, and only those are compared, together with the vectors that it does not contain yet.
+"""Search: the nearest of all valid vectors, over every segment. A search compares all of them.
 
 FAISS compares whole vectors. If vectors consist of blocks, an inner product is divided by the number of blocks that
 both models changed (``indexer.vectors.masks``). The order of FAISS is right only among models with the same divisor, so
@@ -10,11 +7,10 @@ each such class of models is searched separately, and the nearest of all are amo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,32 +23,16 @@ from indexer.vectors.segments import (
     id_selector,
     joined,
     one_thread,
-    positions,
     rows_of_block,
 )
 from indexer.vectors.table import AdapterIds, VectorTable, by_output
 from indexer.vectors.ties import NEAR, TIE_STEPS, nearest_first, pair_products
-
-if TYPE_CHECKING:
-    from indexer.vectors.compressed import CompressedSearch
 
 # More results than asked for, so that ties at the cut are known; more still if all of these are near ties.
 TIES = 64
 
 # With more pairs than this for each model, equal vectors are found before pairs are compared.
 _CROWDED = 8
-
-# Up to this many bytes of vectors are compared without a compressed index: 0.15 s for a gigabyte in memory, on one
-# thread.
-INSTANT_BYTES = 640 << 20
-
-# The recall of a compressed index is measured for PROMISED_AT results. More results need more candidates, in proportion
-# but at most EACH_MORE for each additional result: otherwise 51 results would need 5,100 candidates if ten need 1,000.
-# If ten need 200, then 51 get 856, which find .95 of the 51 nearest of 100,000 models.
-PROMISED_AT, EACH_MORE = 10, 16
-
-# More candidates are requested than are compared, because some are not valid: the model itself, for example.
-SLACK = 1.02
 
 Found = list[tuple[int, float]]
 
@@ -61,7 +41,7 @@ _Compared = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class VectorIndex:
-    """All vectors of one base and representation. ``compressed`` contains those of the segments marked so.
+    """All vectors of one base and representation.
 
     ``masks``: which blocks each model changed. ``outputs``: the vectors of output sides, by which pairs of ``adapters``
     are compared if the start of one is not known (``indexer.vectors.table``); None if there is no such pair.
@@ -71,14 +51,12 @@ class VectorIndex:
         self,
         segments: Sequence[OpenSegment],
         length: int,
-        compressed: CompressedSearch | None = None,
         masks: Masks | None = None,
         outputs: VectorIndex | None = None,
         adapters: AdapterIds | None = None,
     ) -> None:
         self.segments = segments
         self.length = length
-        self.compressed = compressed
         self.masks = masks or Masks.none()
         self.outputs = outputs
         self.adapters = adapters or AdapterIds.none()
@@ -133,7 +111,7 @@ class VectorIndex:
     def search(self, asked: VectorTable, k: int, allowed: Sequence[int] | NDArray[np.int64] | None = None) -> Found:
         """The k nearest (id, similarity) of one model, ties by id; ``allowed`` restricts the search to these ids.
 
-        There are k results if there are k vectors, with any index.
+        There are k results if there are k vectors.
         """
         chosen = self.ids if allowed is None else np.intersect1d(ascending(allowed), self.ids, assume_unique=True)
         by_side = self._by_output(asked, chosen)[0]
@@ -150,12 +128,7 @@ class VectorIndex:
         """``search`` by the vectors of one side, among ``chosen`` ids (ascending)."""
         if k < 1 or not len(self) or (chosen is not None and not len(chosen)):
             return []
-        count = len(self) if chosen is None else min(len(chosen), len(self))
-        size = self.segments[0].segment.file.number_bytes * count * self.length
-        if self.compressed is None or size <= INSTANT_BYTES:
-            found = self._exactly(self.segments, query, k, chosen)
-        else:
-            found = self._with_candidates(self.compressed, query, k, chosen)
+        found = self._compared(query, k, chosen)
         ids, similarities = (np.concatenate(one) for one in zip(*found, strict=True))
         kept, _, similarities = nearest_first(
             np.zeros(len(ids), np.int64),
@@ -203,9 +176,7 @@ class VectorIndex:
         """A copy of the vectors of ``ids`` (ascending), all of which have one."""
         return joined([one.rows(ids) for one in self.segments], self.length).matrix
 
-    def _exactly(
-        self, segments: Sequence[OpenSegment], query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
-    ) -> list[_Compared]:
+    def _compared(self, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None) -> list[_Compared]:
         """The k nearest of each segment and all that nearly tie with the last of them."""
         # Kinds of models by their divisor; None stands for all models.
         classes: list[tuple[float, NDArray[np.bool_] | None]] = [(1.0, None)]
@@ -215,7 +186,7 @@ class VectorIndex:
             classes = [(float(one), None if len(different) == 1 else each == one) for one in different]
         found = []
         for divisor, kinds in classes:
-            for one in segments:
+            for one in self.segments:
                 count = k + TIES
                 while True:
                     ids, products = _search(one, query, min(count, one.segment.count), allowed, kinds)
@@ -226,31 +197,6 @@ class VectorIndex:
                     count *= 4
                 found.append((ids, similarities))
         return found
-
-    def _with_candidates(
-        self, compressed: CompressedSearch, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
-    ) -> list[_Compared]:
-        """Compare the valid and allowed candidates exactly; ask for four times as many until there are enough."""
-        covered = [one for one in self.segments if one.segment.in_compressed]
-        others = [one for one in self.segments if not one.segment.in_compressed]
-        known = sum(one.segment.count for one in covered)
-        share = 1.0 if allowed is None else len(allowed) / max(len(self), 1)
-        more = max(0, k - PROMISED_AT)
-        enough = compressed.fewest + min(compressed.fewest * more // PROMISED_AT, EACH_MORE * more)
-        wanted = enough if allowed is None else math.ceil(SLACK * enough / min(share, 1.0)) + PROMISED_AT
-        while wanted < known // 2:
-            proposed = np.unique(compressed.candidates(query, wanted))
-            if allowed is not None:
-                proposed = allowed[positions(allowed, proposed)]
-            compared = []
-            for one in covered:  # by FAISS, which reads 16-bit numbers without a copy
-                there = proposed[np.isin(proposed, one.stored.ids, assume_unique=True)]
-                ids, products = _search(one, query, len(there), there, None)
-                compared.append((ids, np.clip(products / self.masks.divisors(query[None, :], ids)[0], -1.0, 1.0)))
-            if sum(len(ids) for ids, _ in compared) >= enough:
-                return compared + self._exactly(others, query, k, allowed)
-            wanted *= 4
-        return self._exactly(self.segments, query, k, allowed)
 
 
 def _first_equal(parts: Iterable[NDArray[np.float32]]) -> NDArray[np.int64]:

@@ -82,7 +82,6 @@ class Segment:
 
     file: VectorFile
     removed: NDArray[np.int64]
-    in_compressed: bool = False
     centre: str | None = None
 
     @property
@@ -162,7 +161,7 @@ def write_segment(root: Path, base: str, representation: str, vectors: Vectors, 
 
 
 def to_merge(segments: Sequence[Segment]) -> list[int]:
-    """Positions of the ``segments`` (oldest first, all in the compressed index or none) to merge into one.
+    """Positions of the ``segments`` (oldest first) to merge into one.
 
     These are the newest ones, up to one that is GROWTH times larger than all newer ones together. If there are none, it
     is the first segment with a share of removed vectors above _MOST_REMOVED. Segments above half of MOST_BYTES are not
