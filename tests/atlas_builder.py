@@ -24,7 +24,6 @@ from indexer.publish.vector_update import renew_null_similarity
 from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
 from indexer.records.identity import Spec
 from indexer.records.representation import representation_named
-from indexer.vectors.choice import IndexChoice
 from indexer.vectors.segments import Vectors
 
 BASE = "org/base"
@@ -134,7 +133,7 @@ def publish(
 
 def publish_vectors(
     connection: duckdb.DuckDBPyConnection, folder: Path, base: str, name: str, vectors: Vectors, *,
-    stale: tuple[int, ...] = (), choice: IndexChoice | None = None, neighbours: bool = True, log: list[str] | None = None,
+    stale: tuple[int, ...] = (), neighbours: bool = True, log: list[str] | None = None,
 ):  # fmt: skip
     """Add ``vectors`` as they are (those of ``stale`` ids count no more), and bring the neighbours up to date."""
     tables = Tables(connection)
@@ -143,7 +142,7 @@ def publish_vectors(
     writer = VectorWriter(folder, base, representation)
     for model_id, vector in zip(vectors.ids.tolist(), vectors.matrix, strict=True):
         writer.add(model_id, vector)
-    change = PublishedVectors(folder, tables, base, representation, 8, say, choice).change(writer, stale)
+    change = PublishedVectors(folder, tables, base, representation, 8, say).change(writer, stale)
     if change is not None and neighbours:
         renew_neighbours(tables, base, name, *change)
     return change

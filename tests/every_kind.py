@@ -1,4 +1,4 @@
-"""An atlas with every kind of file: segments, a compressed index, a failure, profiles, lineage."""
+"""An atlas with every kind of file: segments, a failure, profiles, lineage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from indexer.publish.maintenance import represent
 from indexer.publish.stored_answers import write_lines
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import RecordStore
-from indexer.vectors.choice import IndexChoice
 from tests.tiny_hub import BASE, indexed, make_store
 
 LAYERS = 3
@@ -49,7 +48,7 @@ def make_every_kind(folder: Path) -> None:
             for row in models[1:]
         ],
     )  # fmt: skip
-    represent(atlas, "spectrum", IndexChoice("RaBitQ", promised=0.0))
+    represent(atlas, "spectrum")
 
 
 def _profile(atlas: AtlasFolder, identity: ProfileIdentity, seed: int) -> None:

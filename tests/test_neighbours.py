@@ -11,7 +11,6 @@ import pytest
 
 from indexer.atlas import schema_sql
 from indexer.publish.neighbours import COLUMNS, nearest
-from indexer.vectors.compressed import sample
 from indexer.vectors.published import read_published
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import (
@@ -139,11 +138,10 @@ def test_what_counts_of_a_file_is_copied_block_by_block(tmp_path, monkeypatch):
     try:
         counting = opened.vectors()
         seen = sum(len(block) for block in blocks([counting]))
-        drawn = [block.matrix[:, 0].copy() for block in sample([counting], 2000, seed=0)]
         assert tracemalloc.get_traced_memory()[1] < 2e6
     finally:
         tracemalloc.stop()
-    assert (seen, sum(len(block) for block in drawn)) == (3999, 2000)
+    assert seen == 3999
     whole = joined([counting], 500)
     np.testing.assert_array_equal(whole.ids, np.delete(vectors.ids, 5))
     np.testing.assert_array_equal(whole.matrix, np.delete(vectors.matrix, 5, axis=0))

@@ -15,7 +15,6 @@ from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
 from indexer.publish.verification import verify
 from indexer.vectors import files
-from indexer.vectors.choice import IndexChoice
 from query import Atlas
 from tests.database import execute, read_rows
 
@@ -24,10 +23,10 @@ MODEL = "ann/glue-0"
 
 @pytest.fixture(scope="module")
 def made(made, tmp_path_factory):
-    """With `input` compressed, so that every table has rows."""
+    """With two representations."""
     folder = tmp_path_factory.mktemp("made") / "atlas"
     shutil.copytree(made, folder)
-    represent(AtlasFolder(folder), "spectrum", IndexChoice("RaBitQ", promised=0.0))
+    represent(AtlasFolder(folder), "spectrum")
     return folder
 
 
@@ -79,15 +78,6 @@ def test_a_byte_that_changed_with_its_file_s_time_kept_is_found_and_the_file_is_
         ("UPDATE representations SET length = length + 1 WHERE representation = 'input'", "vectors of"),
         ("UPDATE representations SET vectors = vectors + 1 WHERE representation = 'input'", "should be"),
         ("UPDATE internal.segments SET vectors = vectors + 1 WHERE representation = 'input'", "vectors of"),
-        ("UPDATE internal.compressed_indexes SET vectors = 3 WHERE representation = 'input'", "vectors of"),
-        (
-            "UPDATE internal.compressed_indexes SET factory = 'IVF4,Flat' WHERE representation = 'input'",
-            "does not write ('IVF4,Flat')",
-        ),
-        (
-            "UPDATE internal.compressed_indexes SET faiss_file = NULL WHERE representation = 'input'",
-            "but there is none",
-        ),
         (
             "INSERT INTO internal.removed_vectors SELECT base, representation, segment, 999 FROM internal.segments "
             "WHERE representation = 'input'",
@@ -102,11 +92,8 @@ def test_tables_that_do_not_fit_the_files_are_reported(atlas, statement, message
     assert any(message in one.problem for one in found), found
 
 
-@pytest.mark.parametrize(
-    "column", ["representations SET length = 7", "internal.compressed_indexes SET factory = 'HNSW0'"]
-)
-def test_a_search_in_what_does_not_fit_is_refused_in_a_sentence(atlas, column):
-    edit(atlas, f"UPDATE {column} WHERE representation = 'input'")
+def test_a_search_in_what_does_not_fit_is_refused_in_a_sentence(atlas):
+    edit(atlas, "UPDATE representations SET length = 7 WHERE representation = 'input'")
     with pytest.raises(AtlasError, match="rebuild"):
         search(atlas)
 

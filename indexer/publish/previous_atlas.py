@@ -42,8 +42,8 @@ USUAL_RANK = 8
 class PreviousAtlas:
     """The atlas as described by its database of any schema; empty if that is missing or damaged.
 
-    ``vector_lengths`` (those asked for), ``aliases`` and ``licences``: by base. ``models``: by base and id, the published
-    record's key, or None.
+    ``vector_lengths`` (those asked for), ``aliases`` and ``licences``: by base. ``models``: by base and id, the
+    published record's key, or None.
     """
 
     representations: Sequence[str] = ()

@@ -1,6 +1,6 @@
 """What an atlas of a given size costs: made, published, changed a little, and asked, each in a process of its own.
 
-Steps that are no command are functions of this module, called by ``child.call``: ``ask`` and ``recall`` of an atlas.
+Steps that are no command are functions of this module, called by ``child.call``: ``ask`` of an atlas.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ import numpy as np
 
 from indexer.atlas import NEIGHBOURS
 from indexer.listing.listing import Listing
-from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import blocks
-from indexer.vectors.table import VectorTable
 from query import Atlas
 from scripts.child import call, run_module, run_python
 from scripts.synthetic.making import BASE, Maker, make_checkpoint, record_all
-from scripts.synthetic.population import Floats, Population, draw_labels
+from scripts.synthetic.population import Population, draw_labels
 
 WHERE = "downloads > 20"
 QUERIES = 200
@@ -79,7 +76,6 @@ def measure_atlas(work: Path, count: int) -> Figures:
         asked = call(ask, atlas, question, number)
         figures |= {f"{question}_{name}": value for name, value in asked.output.items()}
         figures[f"{question}_peak"] = asked.peak_bytes
-    figures |= call(recall, atlas, QUERIES).output
     with duckdb.connect(str(maker.folder.database), read_only=True) as connection:
         ((model,),) = connection.execute(
             "SELECT model FROM models WHERE NOT is_copy ORDER BY hash(model) LIMIT 1"
@@ -102,29 +98,19 @@ def measure_atlas(work: Path, count: int) -> Figures:
 
 
 def sizes(maker: Maker) -> Figures:
-    """Bytes of files, rows of large tables, and the index of a published atlas."""
+    """Bytes of files and rows of large tables of a published atlas."""
     root, database = maker.folder.root, maker.folder.database
     with duckdb.connect(str(database), read_only=True) as connection:
-        compressed = connection.execute(
-            "SELECT faiss_file, factory, recall_at_10 FROM internal.compressed_indexes"
-        ).fetchone()
         ((deltas,),) = connection.execute("SELECT count(*) FROM deltas").fetchall()
         ((neighbours,),) = connection.execute("SELECT count(*) FROM neighbours").fetchall()
-    file, factory, recall = compressed or (None, "exact", None)
-    figures: Figures = {
+    return {
         "listing_bytes": maker.listing.path.stat().st_size,
         "record_bytes": sum(path.stat().st_size for path in maker.folder.records.glob("??/*.safetensors")),
         "database_bytes": database.stat().st_size,
-        "vectors_bytes": sum(path.stat().st_size for path in root.glob("*.faiss") if path.name != file),
+        "vectors_bytes": sum(path.stat().st_size for path in root.glob("*.faiss")),
         "deltas_rows": deltas,
         "neighbours_rows": neighbours,
-        "index_type": factory,
     }
-    if recall is not None:
-        figures["recall_at_publish"] = recall
-    if file:  # no file is kept if neither compression found enough
-        figures["compressed_bytes"] = (root / file).stat().st_size
-    return figures
 
 
 def rows_changed(before: Path, after: Path) -> dict[str, int]:
@@ -169,25 +155,6 @@ def ask(folder: str, question: str, count: int) -> dict[str, float]:
             asked[question](row["model"])
             seconds.append(time.perf_counter() - started)
     return {f"p{percent}": float(np.percentile(1000 * np.array(seconds[1:]), percent)) for percent in (50, 99)}
-
-
-def recall(folder: str, count: int) -> dict[str, float]:
-    """Recall of searches for ``count`` random models."""
-    with Atlas(folder) as atlas:
-        index = atlas.index(atlas.base_named(None))
-        chosen = np.random.default_rng(0).choice(index.ids, min(count, len(index)), replace=False)
-        return {"recall_at_10": recall_of(index, index.rows(chosen).matrix)}
-
-
-def recall_of(index: VectorIndex, queries: Floats, k: int = 10) -> float:
-    """Share of the k nearest by brute force that a search finds; equal similarities count as equal."""
-    best = np.full((len(queries), k), -np.inf, dtype=np.float32)
-    for block in blocks((segment.vectors() for segment in index.segments), 8_192):
-        likeness = queries @ block.matrix.T / index.masks.divisors(queries, block.ids)
-        best = -np.partition(-np.hstack([best, likeness]), k - 1, axis=1)[:, :k]
-    least = best.min(axis=1) - 1e-6
-    found = [index.search(VectorTable(query[None], index.masks.blocks), k) for query in queries]
-    return float(np.mean([[one >= edge for _, one in row] for row, edge in zip(found, least, strict=True)]))
 
 
 def _say(line: str) -> None:

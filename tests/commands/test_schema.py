@@ -18,7 +18,7 @@ def test_all_are_listed_with_comments(run):
     assert all(row["comment"] for row in rows)
     names = {row["name"] for row in rows}
     assert {"models", "likely_datasets", "nearest", "fine_tunes"} <= names
-    assert not names & {"segments", "removed_vectors", "compressed_indexes", "compared_deltas"}
+    assert not names & {"segments", "removed_vectors", "compared_deltas"}
 
 
 def test_columns_of_one(run):

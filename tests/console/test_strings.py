@@ -109,9 +109,7 @@ def test_json_gives_hostile_strings_back_exactly(capsys):
 @pytest.mark.parametrize(
     ("main", "words"),
     [
-        (indexer.cli.main, ["publish", "--recall"]),
-        (indexer.cli.main, ["build", "--base", "org/base", "--recall"]),
-        (indexer.cli.main, ["represent", "input", "--recall"]),
+        (indexer.cli.main, ["represent", "input", "--vector-length"]),
         (query.cli.main, ["rank", "--threshold"]),
         (query.cli.main, ["sql", "SELECT 1", "--timeout"]),
     ],

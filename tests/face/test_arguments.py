@@ -27,7 +27,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(small_atlas, number):
         assert atlas.sql("SELECT ? + 1 AS x", parameters=[number], limit=number, seconds=np.float32(20))[0]["x"] == 4
         assert atlas.predict("author5/model-11", k=number).k == 3
         assert atlas.clusters(method="kmeans", count=number, draws=np.int32(5)).to_dict()["method"] == "kmeans"
-    assert BuildOptions.parse(rank=number, spectra=np.bool_(True), recall=np.float32(0.5)).rank == 3
+    assert BuildOptions.parse(rank=number, spectra=np.bool_(True)).rank == 3
     assert type(ProfileOptions.parse(limit=number).limit) is int
 
 

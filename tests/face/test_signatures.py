@@ -13,10 +13,8 @@ from indexer.builds.options import (
     BuildArguments,
     BuildOptions,
     DeepenArguments,
-    IndexArguments,
     ProfileArguments,
     RecordArguments,
-    index_change,
     options_of,
 )
 from indexer.builds.profiling import ProfileOptions
@@ -105,8 +103,6 @@ def test_a_command_has_the_arguments_of_its_method(method):
         ("add", RecordArguments, BuildOptions.parse, {"model", "base", "name"}),
         ("deepen", DeepenArguments, BuildOptions.parse, {"models", "base", "where", "limit", "dry_run", "yes"}),
         ("profile", ProfileArguments, ProfileOptions.parse, {"models", "base", "dry_run"}),
-        ("publish", IndexArguments, index_change, {"bases", "rank"}),
-        ("represent", IndexArguments, index_change, {"name", "vector_length"}),
     ],
 )
 def test_the_command_the_function_and_the_options_agree(command, accepted, parse, alone):
@@ -119,7 +115,7 @@ def test_the_command_the_function_and_the_options_agree(command, accepted, parse
             value = None if repr(option.default) == "Sentinel.UNSET" else option.default
             positive = option.name.removeprefix("no_")
             defaults[positive] = not value if positive != option.name else value
-    only_in_python = {"work": {*IndexArguments.__annotations__, "executor", "scheduler"}}.get(command, set())
+    only_in_python = {"work": {"executor", "scheduler"}}.get(command, set())
     assert set(defaults) == set(accepted.__annotations__) - only_in_python
     given = {name: value for name, value in defaults.items() if value is not None}
     assert parse(**given) == parse()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import duckdb
 import numpy as np
 import pytest
 
 from indexer.builds.shards import publish_records
-from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import OpenSegment, Vectors, write_segment
 from query import Atlas
 from scripts.synthetic.making import BASE, Maker
 from scripts.synthetic.population import BLOCK, Population, draw_labels
-from studies.scale.measuring import recall_of, rows_changed
+from studies.scale.measuring import rows_changed
 from tests.vectors import loops
 
 # Published blocks of unit norm are stored in 16 bits, eleven of them for digits.
@@ -114,21 +111,6 @@ def test_rows_that_changed_are_counted_by_content(tmp_path):
             connection.execute("CREATE TABLE things (n INTEGER, name VARCHAR)")
             connection.executemany("INSERT INTO things VALUES (?, ?)", rows)
     assert rows_changed(*paths) == {"main.kept": 0, "main.things": 2}
-
-
-def test_recall_is_measured_against_brute_force(tmp_path):
-    rng = np.random.default_rng(0)
-    matrix = rng.normal(size=(500, 16)).astype(np.float32)
-    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
-    ids = np.arange(1, 501)
-    parts = [Vectors(ids[:300], matrix[:300]), Vectors(ids[300:], matrix[300:])]
-    opened = [OpenSegment(tmp_path, write_segment(tmp_path, BASE, "input", part)) for part in parts]
-    index = VectorIndex(opened, 16)
-    assert recall_of(index, matrix[:20]) == 1.0
-    # An index that sees only the first segment finds those of the ten nearest that are in it.
-    nearest = np.argsort(-(matrix[:20] @ matrix.T), axis=1)[:, :10]
-    half = SimpleNamespace(segments=opened, search=VectorIndex(opened[:1], 16).search, masks=index.masks)
-    assert recall_of(half, matrix[:20]) == pytest.approx((nearest < 300).mean())
 
 
 def test_added_replaced_and_withdrawn_models_are_published(made):

@@ -45,11 +45,8 @@ def test_the_whole_command_and_its_document(tmp_path):
     assert done.stdout == report.text(results) + "\n"
     figures = results["atlases"]["300"]
     assert figures["deltas_rows"] == 300 * 72
-    assert figures["recall_at_10"] == 1.0
     assert figures["nothing_neighbours"] == 0
-    assert set(figures) | {"compressed_bytes", "recall_at_publish"} >= {
-        name for name, _, _ in report.MEASURED if not name.startswith("publish_")
-    }
+    assert set(figures) >= {name for name, _, _ in report.MEASURED if not name.startswith("publish_")}
     copy = tmp_path / "scale.md"
     original = report.DOCUMENT.read_text(encoding="utf-8")
     copy.write_text(original, encoding="utf-8")
