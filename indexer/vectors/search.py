@@ -31,9 +31,6 @@ from indexer.vectors.ties import NEAR, TIE_STEPS, nearest_first, pair_products
 # More results than asked for, so that ties at the cut are known; more still if all of these are near ties.
 TIES = 64
 
-# A file is read ahead if at least one of this many of its vectors is compared.
-READ_AHEAD = 32
-
 # With more pairs than this for each model, equal vectors are found before pairs are compared.
 _CROWDED = 8
 
@@ -221,21 +218,18 @@ def _search(
 
     removed = one.segment.removed
     selector: Any = None
-    selected: NDArray[np.int64] | None = None
     if allowed is not None or kinds is not None:
         ids = one.stored.ids if allowed is None else allowed
         if kinds is not None:
             ids = ids[kinds[one.masks.kinds_of(ids)]]
-        selected = np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids
-        count = min(count, len(selected))
-        selector = id_selector(selected) if len(selected) else None
+        ids = np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids
+        count = min(count, len(ids))
+        selector = id_selector(ids) if len(ids) else None
     elif len(removed):
         invalid = faiss.IDSelectorBatch(removed)
         selector = faiss.IDSelectorNot(invalid)
     if count < 1:
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
-    if len(one.stored) <= READ_AHEAD * (one.segment.count if selected is None else len(selected)):
-        one.read_ahead()
     parameters = faiss.SearchParameters(sel=selector) if selector is not None else None  # type: ignore[call-arg]
     with one_thread():
         (similarities,), (ids,) = one.index.search(query[None, :], count, params=parameters)
