@@ -140,7 +140,7 @@ def vector_of_record(atlas: AtlasReader, record: Record, representation: str) ->
     from indexer.vectors.segments import normalised
 
     published = atlas.published(record.identity.base, representation)
-    whole = representation_named(representation, published.choice.budget).vector(record)
+    whole = representation_named(representation, published.budget).vector(record)
     vector = normalised(whole)
     if vector is None or not published.masks.blocks or published.centre is None:
         return vector

@@ -163,7 +163,7 @@ def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagre
             yield Disagreement("record", what, "its record does not belong to its file name")
         yield from _check_facts(connection, model_id, row["record_key"], what, record)
         for published, _, vectors, centre in opened:
-            representation = representation_named(published.representation, published.choice.budget)
+            representation = representation_named(published.representation, published.budget)
             if published.base != row["base"] or not representation.is_held_by(record):
                 continue
             uncentred = representation.vector(record)
@@ -281,7 +281,7 @@ def _centre_from(folder: AtlasFolder, published: Published, members: list[dict[s
     if not members:
         return GroupCentre.nothing(blocks, published.length // blocks)
     store = RecordStore(folder)
-    representation = representation_named(published.representation, published.choice.budget)
+    representation = representation_named(published.representation, published.budget)
     vectors = []
     for member in members:
         try:

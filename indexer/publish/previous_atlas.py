@@ -25,10 +25,7 @@ from indexer.records.store import RecordStore
 BY_RECORD = "record"
 
 # Columns are named, so that a table of another schema either has all of them or counts as one that cannot be read.
-_REPRESENTATIONS = (
-    "SELECT base, representation, rank, vectors, index_choice, index_memory, promised_recall, budget "
-    "FROM representations"
-)
+_REPRESENTATIONS = "SELECT base, representation, rank, vectors, budget FROM representations"
 _MODEL_COLUMNS = (
     'model_id, base, model, "commit", relation, claimed_by, parent, created, modified, downloads, likes, gated, '
     "private, licence, languages, pipeline_tag, library, first_seen, last_seen, deleted_at_hub"

@@ -78,7 +78,7 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
         write_atomically(begun, b"")
         try:
             in_several = _gather(sources, bases, target, say)
-            # What is published now: all representations of all of them, and how each base is searched.
+            # What is published now: all representations of all of them, and how long their vectors are.
             found = []
             for one in sources:
                 with earlier_database(one.database) as earlier:
@@ -88,9 +88,9 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
                 for base, names in previous.aliases.items():
                     aliases[base] = tuple(dict.fromkeys((*aliases.get(base, ()), *names)))
             representations = dict.fromkeys(name for previous in found for name in previous.representations)
-            choices = {base: choice for one in reversed(found) for base, choice in one.choices.items()}
+            lengths = {base: length for one in reversed(found) for base, length in one.vector_lengths.items()}
             licences = {base: text for one in reversed(found) for base, text in one.licences.items()}
-            before = PreviousAtlas(list(representations), choices, aliases, licences)
+            before = PreviousAtlas(list(representations), lengths, aliases, licences)
             rebuilt = rebuild(target, say=say, before=before)
         except BaseException:
             _clear(target, begun)

@@ -298,7 +298,7 @@ def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, An
         or relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
         or norms_fit(row["delta_norm"], facts["delta_norm"], base_norm)
     ]
-    default = representation_named(DEFAULT, atlas.published(asked.base, DEFAULT).choice.budget)
+    default = representation_named(DEFAULT, atlas.published(asked.base, DEFAULT).budget)
     own = signatures_from([signature_of(default.vector(asked.record))])
     cosines = (signatures_from([row["signature"] for row in rows]) @ own.T).ravel().tolist()
     store = RecordStore(atlas.folder)
