@@ -125,7 +125,7 @@ def test_hashes_are_those_of_every_build(name, version, draw, numbers):
     """Vectors of different builds must compare, so these numbers may only change with the version."""
     record = record_of({(0, "query"): np.outer(np.arange(48.0) - 20, np.ones(48))})
     vector = representation_named(name).of(record)
-    assert (REPRESENTATIONS[name].tag, REPRESENTATIONS[name].version) == (f"input.{version}", version)
+    assert (REPRESENTATIONS[name].tag, REPRESENTATIONS[name].version) == (f"{name}.{version}", version)
     assert vector.shape == (numbers,)
 
     # From a separate implementation of the sketch, in plain Python.

@@ -218,7 +218,7 @@ class Maker:
         counts = rng.poisson(3_000 * frequencies / frequencies.sum())
         sizes = 2.0**-10 * np.sqrt(counts) * np.exp(0.3 * rng.standard_normal(rows))
         codes = np.where(counts > 0, codes_of_sizes(sizes), 0).astype(np.uint8)
-        return TokenChanges(codes, 1.0, VOCABULARY, VOCABULARY, EXACT)
+        return TokenChanges(codes, 1.0, VOCABULARY, VOCABULARY, EXACT, is_share=False)
 
     def _identity(self, model: int, version: int) -> Identity:
         spec = Spec(rank=RANK)
