@@ -37,7 +37,9 @@ def later(days: int) -> type[datetime]:
 
 
 def failed(when: datetime, attempts: int = PATIENCE) -> FailureRecord:
-    return FailureRecord(IDENTITY, "failed", "timeout", "too slow", attempts, when.isoformat(timespec="seconds"), READER)
+    return FailureRecord(
+        IDENTITY, "failed", "timeout", "too slow", attempts, when.isoformat(timespec="seconds"), READER
+    )
 
 
 def test_a_retry_waits_for_as_long_as_it_should_and_no_longer():

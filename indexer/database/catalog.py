@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,20 +43,26 @@ _LISTINGS = {
     "trigger": "SELECT database_name, schema_name, trigger_name, '' FROM system.main.duckdb_triggers()",
 }
 _CREATED = re.compile(r"^CREATE (SCHEMA|TABLE|VIEW|MACRO) ((?:\w+\.)?\w+)", re.MULTILINE)
-_COMMENTED = re.compile(r"^COMMENT ON (?:VIEW|MACRO TABLE|COLUMN) (\w+)", re.MULTILINE)
+# Comments of schema.sql: above a statement, "-- text" or, of a column, "-- name: text"; behind the columns of a table;
+# and how either is continued.
+_ABOVE, _ABOVE_OF_COLUMN = re.compile(r"-- (?=\S)(.+)"), re.compile(r"(\w+): (.+)")
+_BEHIND = re.compile(r'    "?(\w+)"? .*?  -- (.+)')
+_CONTINUED = re.compile(r"(?:--   |        -- )(.+)")
+_SOURCES = re.compile(r"\b(?:FROM|JOIN) ((?:\w+\.)?\w+)")
 
 
 @dataclass(frozen=True)
 class Definition:
     """A statement of schema.sql that makes something: ``kind`` is schema, table, view or macro.
 
-    Views and macros are in the schema main. ``comments``: statements about it.
+    Views and macros are in the schema main. ``comment`` and ``of_columns``: what schema.sql says of it.
     """
 
     kind: str
     name: str
     statement: str
-    comments: tuple[str, ...] = ()
+    comment: str
+    of_columns: Mapping[str, str]
 
     def created(self, how: str) -> str:
         """The statement as CREATE TEMP or CREATE OR REPLACE."""
@@ -82,16 +89,62 @@ class Found:
 @cache
 def definitions() -> tuple[Definition, ...]:
     """The statements of schema.sql that make something, in their order."""
-    statements = re.split(r"(?<=;)\n+", schema_sql())
-    comments: dict[str, list[str]] = {}
-    for statement in statements:
-        if about := _COMMENTED.search(statement):
-            comments.setdefault(about[1], []).append(statement)
-    made = [(found, statement) for statement in statements if (found := _CREATED.search(statement))]
-    return tuple(
-        Definition(found[1].lower(), found[2], statement[found.start() :], tuple(comments.get(found[2], ())))
-        for found, statement in made
-    )
+    made = []
+    for text in re.split(r"(?<=;)\n\n+", schema_sql()):
+        if found := _CREATED.search(text):
+            statement = text[found.start() :]
+            comment, of_columns = _comments_in(text[: found.start()], statement if found[1] == "TABLE" else "")
+            made.append(Definition(found[1].lower(), found[2], statement, comment, of_columns))
+    return tuple(made)
+
+
+def _comments_in(above: str, table: str) -> tuple[str, dict[str, str]]:
+    """The comment of an object, and those of its columns: ``above`` its statement, and in that of a ``table``."""
+    comments: dict[str, str] = {}
+    name = ""
+    for line in above.splitlines():
+        if found := _CONTINUED.fullmatch(line):
+            comments[name] += f" {found[1]}"
+        elif found := _ABOVE.fullmatch(line):
+            of_column = _ABOVE_OF_COLUMN.fullmatch(found[1]) if comments else None
+            name, comments[name] = of_column.groups() if of_column else ("", found[1])
+    for line in table.splitlines():
+        if found := _CONTINUED.fullmatch(line):
+            comments[name] += f" {found[1]}"
+        elif found := _BEHIND.fullmatch(line):
+            name, comments[name] = found.groups()
+    return comments.pop("", ""), comments
+
+
+@cache
+def comment_statements() -> dict[str, tuple[str, ...]]:
+    """The statements that store the comments of a table, view or macro and its columns, by its name.
+
+    A column of a view without a comment has that of the first table or view after FROM or JOIN with such a column.
+    """
+    import duckdb
+
+    columns: dict[str, list[str]] = {}
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
+        for one in definitions():
+            connection.execute(one.statement)
+        for schema, table, column in connection.execute(
+            "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE NOT internal ORDER BY column_index"
+        ).fetchall():
+            columns.setdefault(table if schema == "main" else f"{schema}.{table}", []).append(column)
+    known: dict[str, dict[str, str]] = {}
+    found: dict[str, tuple[str, ...]] = {}
+    for one in definitions():
+        sources = _SOURCES.findall(one.statement) if one.kind == "view" else []
+        inherited = {name: text for source in reversed(sources) for name, text in known.get(source, {}).items()}
+        of_columns = inherited | dict(one.of_columns)
+        known[one.name] = {name: of_columns[name] for name in columns.get(one.name, ()) if name in of_columns}
+        about = {f"{'MACRO TABLE' if one.kind == 'macro' else one.kind.upper()} {one.name}": one.comment} | {
+            f'COLUMN {one.name}."{name}"': text for name, text in known[one.name].items()
+        }
+        quoted = {name: text.replace("'", "''") for name, text in about.items() if text}
+        found[one.name] = tuple(f"COMMENT ON {name} IS '{text}'" for name, text in quoted.items())
+    return found
 
 
 def examine(connection: duckdb.DuckDBPyConnection, path: Path) -> Found:
@@ -156,7 +209,7 @@ def replace_others(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
     connection.execute("BEGIN")  # one transaction, because each would wait for the disk
     for one in found.others:
         connection.execute(one.created("OR REPLACE"))
-        for comment in one.comments:
+        for comment in comment_statements()[one.name]:
             connection.execute(comment)
     connection.execute("COMMIT")
 
@@ -168,7 +221,12 @@ def empty_database() -> bytes:
         path = Path(folder) / "atlas.duckdb"
         with attached_for_writing(path) as connection:
             use(connection)
-            connection.execute(schema_sql())
+            connection.execute("BEGIN")
+            for one in definitions():
+                connection.execute(one.statement)
+                for comment in comment_statements()[one.name]:
+                    connection.execute(comment)
+            connection.execute("COMMIT")
             connection.execute("CHECKPOINT")
         return path.read_bytes()
 

@@ -155,23 +155,78 @@ def test_an_empty_database_of_schema_sql_has_no_problems_and_all_of_it_is_looked
     assert [one.name for one in found.others] == ["nearest", "similarity_error", "background"]
 
 
-def test_a_new_database_is_what_schema_sql_makes_to_the_last_comment_and_has_no_rows(tmp_path):
+def test_a_new_database_is_what_schema_sql_makes_with_a_comment_on_everything_and_has_no_rows(tmp_path):
     (tmp_path / "new.duckdb").write_bytes(catalog.empty_database())
     with duckdb.connect(str(tmp_path / "made.duckdb")) as connection:
         connection.execute(schema_sql())
     statements = (
-        "SELECT table_name, column_name, data_type, is_nullable, column_default, comment FROM duckdb_columns()",
-        "SELECT schema_name, table_name, sql, comment, estimated_size FROM duckdb_tables()",
-        "SELECT view_name, sql, comment FROM duckdb_views()",
-        "SELECT function_name, macro_definition, parameters, comment FROM duckdb_functions()",
+        "SELECT comment, table_name, column_name, data_type, is_nullable, column_default FROM duckdb_columns()",
+        "SELECT comment, schema_name, table_name, sql, estimated_size FROM duckdb_tables()",
+        "SELECT comment, view_name, sql FROM duckdb_views()",
+        "SELECT comment, function_name, macro_definition, parameters FROM duckdb_functions()",
     )
     new, made = (
         [duckdb_rows(tmp_path / f"{name}.duckdb", f"{one} WHERE database_name = '{name}'") for one in statements]
         for name in ("new", "made")
     )
-    assert new == made
-    assert sum(row[-1] is not None for row in new[0]) > 500
+    for with_comments, without in zip(new, made, strict=True):
+        assert sorted(str(row[1:]) for row in with_comments) == sorted(str(row[1:]) for row in without)
+        assert all(row[0] for row in with_comments)
     assert {row[-1] for row in new[1]} == {0}
+
+
+def test_comments_stand_beside_what_they_are_about_and_views_have_those_of_their_tables(monkeypatch):
+    monkeypatch.setattr(catalog, "schema_sql", lambda: SCHEMA)
+    for function in (catalog.definitions, catalog.comment_statements):
+        monkeypatch.setattr(catalog, function.__name__, function.__wrapped__)
+    assert catalog.comment_statements() == {
+        "a": (
+            "COMMENT ON TABLE a IS 'What somebody''s table has.'",
+            """COMMENT ON COLUMN a."one" IS 'The first; it goes on.'""",
+            """COMMENT ON COLUMN a."two" IS 'A struct.'""",
+        ),
+        "b": ("""COMMENT ON COLUMN b."two" IS 'Another.'""",),
+        "v": (
+            "COMMENT ON VIEW v IS 'A view: of both.'",
+            """COMMENT ON COLUMN v."one" IS 'The first; it goes on.'""",
+            """COMMENT ON COLUMN v."two" IS 'A struct.'""",
+            """COMMENT ON COLUMN v."three" IS 'Its own, which goes on.'""",
+        ),
+        "m": ("COMMENT ON MACRO TABLE m IS 'A macro.'",),
+    }
+
+
+SCHEMA = """-- Of the file.
+
+BEGIN TRANSACTION;
+
+-- What somebody's table has.
+CREATE TABLE a (
+    one INTEGER NOT NULL DEFAULT 1,  -- The first;
+        -- it goes on.
+    "two" STRUCT(  -- A struct.
+        one VARCHAR
+    ),
+    three INTEGER
+);
+
+CREATE TABLE b (
+    two INTEGER,  -- Another.
+    three INTEGER
+);
+
+-- A view: of both.
+-- three: Its own,
+--   which goes on.
+CREATE VIEW v AS
+SELECT one, a.two, a.three  -- a remark
+FROM a JOIN b ON a.one = b.two;
+
+-- A macro.
+CREATE MACRO m() AS TABLE SELECT 1;
+
+COMMIT;
+"""
 
 
 def duckdb_rows(path, statement):
