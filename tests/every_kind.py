@@ -43,7 +43,7 @@ def make_every_kind(folder: Path) -> None:
                 "model": row["model"], "record_key": row["record_key"], "parent": parent["model"],
                 "parent_key": parent["record_key"], "kind": "continued", "method": None, "coefficient": 1.0,
                 "left": 0.25, "card": "not declared", "direction": "known", "evidence": None, "same": [],
-                "bytes_read": 1000, "answered_at": "2026-01-01T00:00:00",
+                "bytes_read": 1000, "answered_at": "2026-01-01T00:00:00", "probability": 0.9,
             }
             for row in models[1:]
         ],

@@ -294,7 +294,8 @@ def test_any_row_of_a_listing_can_be_published(tables, row, reason, detail, pare
     now = datetime.now(UTC)
     row = {**through_json(row), "id": "eve/hostile"}
     listed = ListedModel("eve/hostile", row, "finetune", "tag", str(parent)[:100], now, now)
-    outcome = FailureRecord(None, "skipped", str(reason)[:100], str(detail)[:100], 1, "2024-01-01T00:00:00+00:00")  # type: ignore[arg-type]
+    when = "2024-01-01T00:00:00+00:00"
+    outcome = FailureRecord(None, "skipped", str(reason)[:100], str(detail)[:100], 1, when, 1)  # type: ignore[arg-type]
     try:
         rows = valid_listing_rows(1, Entry(listed, BASE, "c" * 40, outcome=outcome))
     except InvalidValue:

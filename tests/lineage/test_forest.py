@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import duckdb
 import pytest
 
+from indexer.publish.stored_answers import write_lines
 from query import Atlas
 from query.lineage.thresholds import SURE
 from tests.conftest import Shell
@@ -186,12 +187,14 @@ def test_a_model_that_changed_has_no_lineage_until_it_is_asked_again(forest, tre
     child = forest.one("child")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
-        del line["sum"]  # a checksum of what it was
+        del line["sum"]
         if line["model"] == child:
             line["record_key"] = "0" * 64
         if line["parent"] == child:
             line["parent_key"] = "0" * 64
-    file.write_text("\n".join([*map(json.dumps, lines), "no line", '{"model": 3}', '["told"]', ""]))
+    write_lines(file, lines)
+    with file.open("a") as opened:
+        opened.write('no line\n{"model": 3}\n["told"]\n')
     ran = Shell(trees.endpoint, tmp_path)("index", "rebuild")
     assert ran.code == 0, ran.err
     kept = rows_of(

@@ -113,24 +113,6 @@ def test_show_and_the_agents_tool_return_the_stored_answer(forest, answers, own,
     assert any("This answer was stored" in note for note in found["notes"])
 
 
-def test_edges_of_version_0_1_are_kept_but_do_not_answer(forest, trees, own, monkeypatch):
-    use_endpoint(monkeypatch, NO_HUB)
-    from indexer.publish.stored_answers import LINEAGE, read_answers
-    from query.lineage.stored import stored_lineage
-
-    (file,) = (own / "lineage").glob("*.jsonl")
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    file.write_text(
-        "".join(json.dumps({k: v for k, v in one.items() if k not in ("sum", "probability")}) + "\n" for one in lines)
-    )
-    assert read_answers(LINEAGE, file)[1] == []
-    ran = Shell(trees.endpoint, own.parent)("index", "rebuild")
-    assert ran.code == 0, ran.err
-    assert len(edges(own)) == len(lines)
-    with Atlas(own) as atlas:
-        assert stored_lineage(atlas, 1) is None
-
-
 def test_every_edge_has_a_probability_and_below_nine_tenths_no_card_is_contradicted(forest, answers):
     rows = [row for rows in answers.values() for row in rows]
     assert all(0 < row["probability"] < 1 for row in rows)
