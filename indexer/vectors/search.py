@@ -8,6 +8,7 @@ each such class of models is searched separately, and the nearest of all are amo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.machine import processors
 from indexer.vectors.masks import Masks, changed_blocks, shared_blocks
 from indexer.vectors.segments import (
     OpenSegment,
@@ -30,6 +32,9 @@ from indexer.vectors.ties import NEAR, TIE_STEPS, nearest_first, pair_products
 
 # More results than asked for, so that ties at the cut are known; more still if all of these are near ties.
 TIES = 64
+
+# Bytes of vectors from which a second thread is worth its start, and that are compared as one piece.
+_BYTES_OF_THREAD, _BYTES_OF_PART = 32 << 20, 128 << 20
 
 # With more pairs than this for each model, equal vectors are found before pairs are compared.
 _CROWDED = 8
@@ -184,19 +189,25 @@ class VectorIndex:
             each = self.masks.divisors_by_kind(query[None, :])[0]
             different = np.unique(each)
             classes = [(float(one), None if len(different) == 1 else each == one) for one in different]
-        found = []
-        for divisor, kinds in classes:
-            for one in self.segments:
-                count = k + TIES
-                while True:
-                    ids, products = _search(one, query, min(count, one.segment.count), allowed, kinds)
-                    similarities = np.clip(products / divisor, -1.0, 1.0)
-                    # A tie with the last result may be missing only if the last is as near as the k-th.
-                    if len(ids) < count or similarities[k - 1] - similarities[-1] > NEAR:
-                        break
-                    count *= 4
-                found.append((ids, similarities))
-        return found
+        parts = [
+            (one, divisor, kinds, part) for divisor, kinds in classes for one in self.segments for part in _parts(one)
+        ]
+
+        def nearest(one: OpenSegment, divisor: float, kinds: NDArray[np.bool_] | None, part: _Part | None) -> _Compared:
+            count = k + TIES
+            while True:
+                ids, products = _search(one, query, min(count, one.segment.count), allowed, kinds, part)
+                similarities = np.clip(products / divisor, -1.0, 1.0)
+                # A tie with the last result may be missing only if the last is as near as the k-th.
+                if len(ids) < count or similarities[k - 1] - similarities[-1] > NEAR:
+                    return ids, similarities
+                count *= 4
+
+        threads = sum(one.segment.bytes for one in self.segments) // _BYTES_OF_THREAD
+        if threads < 2 or (threads := min(threads, processors())) < 2:
+            return [nearest(*part) for part in parts]
+        with ThreadPoolExecutor(threads) as pool:  # FAISS releases Python's lock
+            return list(pool.map(lambda part: nearest(*part), parts))
 
 
 def _first_equal(parts: Iterable[NDArray[np.float32]]) -> NDArray[np.int64]:
@@ -206,14 +217,29 @@ def _first_equal(parts: Iterable[NDArray[np.float32]]) -> NDArray[np.int64]:
     return np.array([seen.setdefault(digest, place) for place, digest in enumerate(digests)], dtype=np.int64)
 
 
+# Ids from the first up to the second, without it.
+_Part = tuple[int, int]
+
+
+def _parts(one: OpenSegment) -> list[_Part | None]:
+    """Ranges of the ids of a segment that threads compare one by one; None for all of them."""
+    count = max(1, one.segment.bytes // _BYTES_OF_PART)
+    if count == 1:
+        return [None]
+    ids = np.sort(one.stored.ids)
+    bounds = [int(ids[len(ids) * number // count]) for number in range(count)]
+    return list(zip(bounds, [*bounds[1:], int(ids[-1]) + 1], strict=True))
+
+
 def _search(
     one: OpenSegment,
     query: NDArray[np.float32],
     count: int,
     allowed: NDArray[np.int64] | None,
     kinds: NDArray[np.bool_] | None,
+    part: _Part | None,
 ) -> _Compared:
-    """At most ``count`` valid and allowed models of some ``kinds`` (of its masks), with their inner products."""
+    """At most ``count`` valid and allowed models of a ``part`` and some ``kinds`` of masks, with inner products."""
     import faiss
 
     removed = one.segment.removed
@@ -230,6 +256,9 @@ def _search(
         selector = faiss.IDSelectorNot(invalid)
     if count < 1:
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
+    if part is not None:
+        within = faiss.IDSelectorRange(*part)
+        selector = within if selector is None else faiss.IDSelectorAnd(selector, within)
     parameters = faiss.SearchParameters(sel=selector) if selector is not None else None  # type: ignore[call-arg]
     with one_thread():
         (similarities,), (ids,) = one.index.search(query[None, :], count, params=parameters)
