@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar, get_args
+from types import UnionType
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from indexer.errors import BadArgument
 
@@ -59,17 +60,31 @@ def kinds_of(annotation: Any) -> frozenset[str]:
     if isinstance(annotation, str):
         names = [one.strip() for one in annotation.split("|")] if "[" not in annotation else []
     else:
-        names = [getattr(one, "__name__", "") for one in get_args(annotation) or (annotation,)]
+        annotation = getattr(annotation, "__origin__", annotation) if hasattr(annotation, "__metadata__") else annotation
+        parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        names = [getattr(one, "__name__", "") for one in parts]
         names = ["None" if one == "NoneType" else one for one in names]
     known = {"int", "float", "bool", "str", "None"}
     return frozenset(one if one in known else "other" for one in names) or frozenset({"other"})
+
+
+def annotation_of(function: Callable[..., Any], annotation: Any) -> Any:
+    """An annotation of ``function`` as the type that its text means; the text if that is known only to type checkers."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, inspect.unwrap(function).__globals__)  # the function's own source
+    except (NameError, TypeError):
+        return annotation
 
 
 @cache
 def _kinds_by_name(function: Callable[..., Any]) -> dict[str, frozenset[str]]:
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {one.name: kinds_of(one.annotation) for one in parameters if one.kind not in variable}
+    return {
+        one.name: kinds_of(annotation_of(function, one.annotation)) for one in parameters if one.kind not in variable
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args, get_typ
 
 from indexer.arguments import kinds_of, plain_value
 from indexer.console.advice import option_of
+from indexer.console.option import Option
 from indexer.errors import BadArgument
 from indexer.names import (
     CONNECTIONS,
@@ -37,25 +38,6 @@ Recipe = Literal["default", "original"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
-
-
-@dataclass(frozen=True)
-class Option:
-    """What is known of an option besides its name and type, for its check and for the command line.
-
-    ``help``: its text in ``--help``. ``default``: None if nothing given means something else (the help says what).
-    ``least`` and ``most``: bounds of a number. ``choices``: the only values. ``metavar``: what ``--help`` shows for the
-    value. ``flag``: its spelling if that is not made from its name. ``is_repeated``: it may be given several times.
-    """
-
-    help: str
-    default: Any = None
-    least: float | None = None
-    most: float | None = None
-    choices: tuple[str, ...] = ()
-    metavar: str | None = None
-    flag: str = ""
-    is_repeated: bool = False
 
 
 # fmt: off
