@@ -60,7 +60,9 @@ def kinds_of(annotation: Any) -> frozenset[str]:
     if isinstance(annotation, str):
         names = [one.strip() for one in annotation.split("|")] if "[" not in annotation else []
     else:
-        annotation = getattr(annotation, "__origin__", annotation) if hasattr(annotation, "__metadata__") else annotation
+        annotation = (
+            getattr(annotation, "__origin__", annotation) if hasattr(annotation, "__metadata__") else annotation
+        )
         parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
         names = [getattr(one, "__name__", "") for one in parts]
         names = ["None" if one == "NoneType" else one for one in names]
@@ -69,7 +71,7 @@ def kinds_of(annotation: Any) -> frozenset[str]:
 
 
 def annotation_of(function: Callable[..., Any], annotation: Any) -> Any:
-    """An annotation of ``function`` as the type that its text means; the text if that is known only to type checkers."""
+    """The type that an annotation of ``function`` means; its text if only type checkers know that."""
     if not isinstance(annotation, str):
         return annotation
     try:

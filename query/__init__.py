@@ -15,13 +15,14 @@ from indexer.version import __version__
 
 if TYPE_CHECKING:
     from query.ask.result import LikelyModel, LikelyModels, TextsOfModel
-    from query.atlas import Atlas, Inventory
+    from query.atlas import Atlas
     from query.clusters.result import Clusters
     from query.compare import Comparison
     from query.depth.depth import Depth
     from query.depth.study import DepthStudy
     from query.export import ModelVectors
     from query.features import FeatureGrid
+    from query.inventory import Inventory
     from query.invert import RecoveredImages, RecoveredWords
     from query.layers import Layers
     from query.lineage.result import Lineage, Lineages
@@ -45,7 +46,7 @@ _MODULES = {
     "DepthStudy": "query.depth.study",
     "Evaluation": "query.predict.result",
     "FeatureGrid": "query.features",
-    "Inventory": "query.atlas",
+    "Inventory": "query.inventory",
     "Layers": "query.layers",
     "LikelyModel": "query.ask.result",
     "LikelyModels": "query.ask.result",

@@ -6,111 +6,38 @@ Other modules ask what is no method with ``generations``.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial, wraps
-from importlib import import_module
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    NoReturn,
-    ParamSpec,
-    Self,
-    SupportsIndex,
-    TypeVar,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self, SupportsIndex, TypeVar
 
-from indexer.arguments import plain_call
+from indexer.arguments import annotation_of, plain_call
 from indexer.console.notebook import shown
+from indexer.console.option import described
 from indexer.errors import AtlasError, naming_extras
 from query.generations import Generations
 from query.reader import AtlasReader
-from query.results import Answered, Rows, answered
+from query.registry import Entry, questions
+from query.results import Answered, answered
 from query.wording import counted
 
 if TYPE_CHECKING:
-    from query.ask.ask import ask as _ask
-    from query.clusters.question import clusters as _clusters
-    from query.compare import compare as _compare
-    from query.depth.depth import depth as _depth
-    from query.depth.study import depth_study as _depth_study
-    from query.export import model_vectors as _vectors
-    from query.features import features as _features
-    from query.invert import invert as _invert
-    from query.layers import layers as _layers
-    from query.lineage.lineage import lineage as _lineage
-    from query.lineage.lineage import lineages as _lineages
-    from query.map.model_map import model_map as _map
-    from query.predict.evaluation import evaluate as _evaluate_prediction
-    from query.predict.predict import predict as _predict
-    from query.predict.predict import predict_many as _predict_many
-    from query.purity.question import purity as _purity
-    from query.rank.study import rank_by_depth as _rank
-    from query.report.report import report as _report
+    from query.methods import Methods
     from query.show import ShownModel
-    from query.show import show as _show
     from query.similar import SimilarModels
-    from query.similar import similar as _similar
-    from query.sql import sql as _sql
-    from query.trace.trace import trace as _trace
+else:
+
+    class Methods:
+        """The questions, which ``query/methods.pyi`` has for type checkers."""
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _OF_GENERATION = ("connection", "folder")  # attributes that a generation sets when it is opened
-
-_MODELS = (
-    'SELECT base, model, relation, datasets, downloads, "read" FROM models WHERE contains(lower(model), lower($1)) '
-    "AND coalesce(base = $2, true) AND coalesce(list_contains(datasets, $3), true) "
-    "ORDER BY downloads DESC NULLS LAST, model"
-)
-_DATASETS = (
-    "SELECT base, dataset, models, authors FROM dataset_counts WHERE contains(lower(dataset), lower($1)) "
-    "AND coalesce(base = $2, true) ORDER BY models DESC, dataset, base"
-)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Inventory(Rows[dict[str, Any]]):
-    """The models, or datasets, of an atlas: a list of mappings with the ``columns``."""
-
-    OPTIONAL_COLUMNS = ("read", "authors", "relation", "downloads", "datasets")
-
-    kind: str
-    columns: tuple[str, ...]
-    items: tuple[dict[str, Any], ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def headline(self) -> str:
-        """Their number."""
-        return counted(len(self.items), self.kind)
-
-
-def models(atlas: AtlasReader, search: str = "", *, dataset: str | None = None, base: str | None = None) -> Inventory:
-    """The indexed models, most downloads first: a list of mappings with base, relation, datasets, downloads, read.
-
-    ``read`` is sample or full. ``search``: part of the id, in any case. ``dataset``: only models tuned on this one, by
-    its canonical name. Raises AtlasError if the base is unknown.
-    """
-    canonical = None if base is None else atlas.base_named(base)
-    rows = tuple(atlas.rows(_MODELS, [search, canonical, dataset]))
-    return Inventory("model", ("base", "model", "relation", "datasets", "downloads", "read"), rows)
-
-
-def datasets(atlas: AtlasReader, search: str = "", *, base: str | None = None) -> Inventory:
-    """The datasets that indexed models name, most models first, with the number of their models and authors.
-
-    ``search``: part of the name, in any case. Raises AtlasError if the base is unknown.
-    """
-    canonical = None if base is None else atlas.base_named(base)
-    rows = tuple(atlas.rows(_DATASETS, [search, canonical]))
-    return Inventory("dataset", ("base", "dataset", "models", "authors"), rows)
 
 
 def contents(atlas: AtlasReader) -> list[dict[str, Any]]:
@@ -128,30 +55,23 @@ class NotPicklable(AtlasError, TypeError):
     """An object with open files, which cannot be copied or sent to another process."""
 
 
-class Question(Generic[P, R]):
-    """A method that is a function of one generation of the atlas, imported on first use from ``place``.
+class Method:
+    """A question as a method of Atlas, which is a function of one generation and is imported on first use.
 
     Each call sees one generation, whatever other threads do; see :class:`query.generations.Generations`.
     """
 
-    def __init__(self, place: str) -> None:
-        self._module, _, self._function = place.partition(":")
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, atlas: None, owner: type) -> Callable[Concatenate[Atlas, P], R]: ...
-    @overload
-    def __get__(self, atlas: Atlas, owner: type) -> Callable[P, R]: ...
     def __get__(self, atlas: Atlas | None, owner: type) -> Callable[..., Any]:
-        method = as_method(naming_extras(getattr(import_module(self._module), self._function)))
-        setattr(Atlas, self._name, method)  # from now on; a second thread that comes here sets the same
-        found: Callable[..., Any] = method.__get__(atlas, owner)
-        return found
+        method = as_method(self._entry.name, naming_extras(self._entry.load()))
+        setattr(Atlas, self._entry.name, method)  # from now on; a second thread that comes here sets the same
+        bound: Callable[..., Any] = method.__get__(atlas, owner)
+        return bound
 
 
-def as_method(function: Callable[Concatenate[AtlasReader, P], R]) -> Any:
+def as_method(name: str, function: Callable[Concatenate[AtlasReader, P], R]) -> Any:
     """A method of Atlas that asks ``function`` about the newest generation, with plain arguments."""
 
     @wraps(function)
@@ -159,12 +79,31 @@ def as_method(function: Callable[Concatenate[AtlasReader, P], R]) -> Any:
         (_, *places), named = plain_call(function, (self, *args), kwargs)
         return self._generations.asked(function, *places, **named)
 
+    method.__name__, method.__qualname__ = name, f"Atlas.{name}"
+    method.__signature__ = plain_signature(function)  # type: ignore[attr-defined]
+    method.__doc__ = documented(function)
     return method
 
 
-if TYPE_CHECKING:
+def plain_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a question as a method, without the descriptions of its arguments."""
+    signature = inspect.signature(function)
+    plain = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    for parameter in list(signature.parameters.values())[1:]:
+        annotation = annotation_of(function, parameter.annotation)
+        annotation = annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
+        plain.append(parameter.replace(annotation=annotation))
+    return signature.replace(parameters=plain, return_annotation=annotation_of(function, signature.return_annotation))
 
-    def _question(function: Callable[Concatenate[AtlasReader, P], R]) -> Question[P, R]: ...
+
+def documented(function: Callable[..., Any]) -> str:
+    """The docstring of a question, with what is known of its arguments if it does not say."""
+    text = inspect.getdoc(function) or ""
+    lines = [f"    {one.name}: {one.option.brief}" for one in described(function) if one.option.brief]
+    if not lines or "\n\nArgs:\n" in text:
+        return text
+    about, *sections = re.split(r"\n\n(?=(?:Note|Returns|Raises):\n)", text, maxsplit=1)
+    return "\n\n".join([about, "\n".join(["Args:", *lines]), *sections])
 
 
 class OpenAtlas:
@@ -228,7 +167,7 @@ class OpenAtlas:
         return self._generations.asked(AtlasReader.bases)
 
 
-class Atlas(OpenAtlas):
+class Atlas(OpenAtlas, Methods):
     """A published atlas to ask questions of, opened read-only, also while a build is running.
 
     ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
@@ -246,57 +185,6 @@ class Atlas(OpenAtlas):
     end, also if another thread calls ``refresh`` or ``close`` meanwhile. Other processes open the atlas by its path: an
     Atlas cannot be pickled or copied. A process that was forked from this one opens the latest publish by itself.
     """
-
-    if TYPE_CHECKING:  # mypy and editors see the functions
-        models = _question(models)
-        datasets = _question(datasets)
-        ask = _question(_ask)
-        clusters = _question(_clusters)
-        compare = _question(_compare)
-        depth = _question(_depth)
-        depth_study = _question(_depth_study)
-        vectors = _question(_vectors)
-        features = _question(_features)
-        invert = _question(_invert)
-        layers = _question(_layers)
-        lineage = _question(_lineage)
-        lineages = _question(_lineages)
-        map = _question(_map)
-        evaluate_prediction = _question(_evaluate_prediction)
-        predict = _question(_predict)
-        predict_many = _question(_predict_many)
-        purity = _question(_purity)
-        rank = _question(_rank)
-        report = _question(_report)
-        show = _question(_show)
-        similar = _question(_similar)
-        sql = _question(_sql)
-        trace = _question(_trace)
-    else:
-        models = as_method(models)
-        datasets = as_method(datasets)
-        ask = Question("query.ask.ask:ask")
-        clusters = Question("query.clusters.question:clusters")
-        compare = Question("query.compare:compare")
-        depth = Question("query.depth.depth:depth")
-        depth_study = Question("query.depth.study:depth_study")
-        vectors = Question("query.export:model_vectors")
-        features = Question("query.features:features")
-        invert = Question("query.invert:invert")
-        layers = Question("query.layers:layers")
-        lineage = Question("query.lineage.lineage:lineage")
-        lineages = Question("query.lineage.lineage:lineages")
-        map = Question("query.map.model_map:model_map")
-        evaluate_prediction = Question("query.predict.evaluation:evaluate")
-        predict = Question("query.predict.predict:predict")
-        predict_many = Question("query.predict.predict:predict_many")
-        purity = Question("query.purity.question:purity")
-        rank = Question("query.rank.study:rank_by_depth")
-        report = Question("query.report.report:report")
-        show = Question("query.show:show")
-        similar = Question("query.similar:similar")
-        sql = Question("query.sql:sql")
-        trace = Question("query.trace.trace:trace")
 
     def similar_many(
         self,
@@ -377,6 +265,11 @@ class Atlas(OpenAtlas):
         count = counted(sum(row["indexed"] for row in bases), "model")
         when = f", published {published:%Y-%m-%d %H:%M} UTC" if published else ""
         return folder, f"{count} of {', '.join(row['base'] for row in bases) or 'no base'}{when}", bases
+
+
+for _entry in questions().values():
+    if _entry.name not in vars(Atlas):
+        setattr(Atlas, _entry.name, Method(_entry))
 
 
 def generations(atlas: Atlas) -> Generations:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
 from query.layers import Part, layers_of
 from query.lookup import resolve_model
+from query.options import MODEL, Base, Read, Representation
+from query.registry import Tool, question
 from query.resolved import (
     ResolvedModel,
     are_same,
@@ -79,6 +81,7 @@ class Comparison(Result):
     the two is a copy of the base, or like it in all that was read.
     """
 
+    HAS_DETAILS = True
     COLUMNS = ("part", "name", "similarity", "background", "background_pairs", "a_norm", "b_norm")
     SHOW_HEADLINE = True
 
@@ -126,20 +129,29 @@ class Comparison(Result):
         ]
 
 
+@question(
+    example="compare textattack/roberta-base-MNLI ./my-fine-tune",
+    agents=Tool(
+        "Compare two models: how similar their weight changes are, in which layers, and what their cards say.",
+        ("a", "b", "base"),
+    ),
+)
 def compare(
     atlas: AtlasReader,
-    a: str | Path,
-    b: str | Path,
+    a: Annotated[str | Path, replace(MODEL, metavar="A")],
+    b: Annotated[str | Path, replace(MODEL, metavar="B")],
     *,
-    base: str | None = None,
-    representation: str = "input",
-    read: str | None = None,
+    base: Base = None,
+    representation: Representation = "input",
+    read: Read = None,
 ) -> Comparison:
-    """Two models side by side: their similarity by family and layer, and what cards and weights say of each.
+    """Compare models ``a`` and ``b``: how similar their changes are, and what cards and weights say.
 
-    ``a`` and ``b`` are indexed ids, other Hub ids, or local folders. ``read``: how those that are not indexed are read,
-    sample (the default) or full. Raises AtlasError if one is unknown or cannot be read, if their bases differ, or if
-    the representation needs whole matrices and only a sample of one of them was read.
+    Each is an indexed id, any other Hub id, or a local folder; both must have the same base.
+
+    Raises:
+        AtlasError: one is unknown or cannot be read, their bases differ, or the representation needs whole matrices and
+            only a sample of one of them was read.
     """
     first, second = (resolve_model(atlas, str(name), base, representation, read) for name in (a, b))
     if first.base != second.base:

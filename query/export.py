@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.console.option import Option
 from indexer.errors import AtlasError, require
 from indexer.vectors.table import VectorTable
 from query.figures import checked_output, write_output
+from query.options import Base, Representation
+from query.registry import question
 from query.results import Result
 from query.tables import parquet_of
 from query.wording import counted
@@ -20,6 +23,7 @@ from query.wording import counted
 if TYPE_CHECKING:
     import pandas
 
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 FORMATS = (".parquet", ".npz")
@@ -128,12 +132,30 @@ class ModelVectors(Result):
         write_output(file, target.getvalue())
 
 
-def model_vectors(atlas: AtlasReader, base: str | None = None, representation: str = "input") -> ModelVectors:
-    """The published vectors of a base: ids, names, datasets and ``matrix`` (models × numbers, float32).
+def _command(
+    call: Call,
+    base: str | None,
+    out: Annotated[str, Option("The file to write: .parquet or .npz.", metavar="FILE")],
+    **options: Any,
+) -> None:
+    file = checked_output(out, FORMATS)
+    with call.opened() as atlas:
+        vectors = atlas.vectors(base, **options)
+        vectors.write(file)
+        call.show(vectors, file=file, table=vectors.to_dict())
 
-    Copies of the base have no vector. ``similarity()`` of the result is the similarity that ``similar`` reports; the
-    cosine of whole rows is not, if models changed different matrices. ``write("vectors.parquet")`` or ``.npz`` saves
-    them. Raises AtlasError if the base or the representation is not published.
+
+@question(example="export --base roberta-base --out vectors.parquet", command=_command)
+def model_vectors(atlas: AtlasReader, base: Base = None, representation: Representation = "input") -> ModelVectors:
+    """Write the vectors of the fine-tunes of a base, with ids, names and datasets.
+
+    Returns:
+        The published vectors: ids, names, datasets and ``matrix`` (models × numbers, float32). Copies of the base have
+        no vector. ``similarity()`` of the result is the similarity that ``similar`` reports; the cosine of whole rows
+        is not, if models changed different matrices. ``write("vectors.parquet")`` or ``.npz`` saves them.
+
+    Raises:
+        AtlasError: the base or the representation is not published.
     """
     canonical = atlas.base_named(base)
     index = atlas.index(canonical, representation)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from indexer.console.option import Option
 from indexer.errors import BadArgument, require
 from query.figures import THEMES, add_title, model_label, row_bars, show_pixels, styled_grid
 from query.lookup import reference_of
+from query.options import Base, Device, Layers, Model, Seed, Stem
+from query.registry import question
 from query.resolved import READERS
 from query.results import Drawn, ThemeName
 from query.wording import counted
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from indexer.profiles.single import Feature
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 _MOST_NEURONS = 64
@@ -33,6 +36,7 @@ NUMBERS = ("activation", "best_probe", "change_by_row", "change_by_column", "unc
 class FeatureGrid(Drawn):
     """Features in the order asked: layer by layer, neuron by neuron (None: all neurons of the patch)."""
 
+    HAS_DETAILS = True
     SHOW_HEADLINE = True
 
     model: str
@@ -131,27 +135,55 @@ def _first_quarter(shares: tuple[float, ...]) -> float:
     return sum(shares[: max(1, len(shares) // 4)])
 
 
+def _command(
+    call: Call,
+    model: str,
+    out: Annotated[str, Option("The picture: .png, .svg or .pdf.", metavar="FILE")],
+    **options: Any,
+) -> None:
+    file = call.picture(out)
+    with call.opened_if_there() as atlas:  # running a model needs none
+        found = features(None, model, **options) if atlas is None else atlas.features(model, **options)
+        call.show(found, drawn=file)
+
+
+@question(example="features google/vit-base-patch16-224 --out features.png", command=_command)
 def features(
     atlas: AtlasReader | None,
-    model: str | Path,
+    model: Model,
     *,
-    layers: str | Sequence[int] | None = None,
-    neurons: str | Sequence[int] = "0-7",
-    patch: int | None = None,
-    stem: str | None = None,
-    recipe: str = "default",
-    plain: bool = False,
-    module: str = "block",
-    base: str | None = None,
-    seed: int = 0,
-    device: str = "cpu",
+    layers: Layers = None,
+    neurons: Annotated[
+        str | Sequence[int],
+        Option("Neurons to draw. all (with --patch): draw all neurons together.", metavar="0-15"),
+    ] = "0-7",
+    patch: Annotated[
+        int | None, Option("Only at this patch, counted from 0; without blur and jitter.", least=0)
+    ] = None,
+    plain: Annotated[bool, Option("Search without octaves, blur and jitter.")] = False,
+    module: Annotated[
+        str,
+        Option(
+            "Where the neurons are: the block's output, its attention heads, or its MLP.",
+            choices=("block", "attention", "mlp"),
+        ),
+    ] = "block",
+    recipe: Annotated[
+        str,
+        Option("original: the method of the original papers (printed as seed).", choices=("default", "original")),
+    ] = "default",
+    stem: Stem = None,
+    base: Base = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
 ) -> FeatureGrid:
-    """What single neurons of ``model`` respond to, as images; see :func:`indexer.profiles.single.neuron_features`.
+    """Draw what single neurons of ``model`` respond to: images found by gradient ascent on their activation.
 
-    ``layers``: numbers, or "1,4". ``neurons``: numbers, "0-15", "3,7", or "all" with a ``patch``. ``stem``: an image
-    stem in front of a language model's layers. ``plain``: without octaves, blur and jitter. ``module``: block, or
-    attention or mlp for neurons inside the blocks. Raises AtlasError if a layer, neuron or patch does not exist, or the
-    model cannot be read.
+    Returns:
+        See :func:`indexer.profiles.single.neuron_features`.
+
+    Raises:
+        AtlasError: a layer, neuron or patch does not exist, or the model cannot be read.
     """
     model = str(model)
     require("Running a model", *READERS)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from indexer.console.option import Argument, Option
 from indexer.errors import BadArgument, require
 from query.figures import THEMES, add_title, label, model_label, new_figure, row_bars, show_pixels, styled_grid
 from query.lookup import reference_of
+from query.options import Base, Device, Layers, Model, Seed, Stem
+from query.registry import question
 from query.resolved import READERS
 from query.results import Drawn, ThemeName
 from query.wording import percent
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from indexer.profiles.single import ImageLayer, LayerWords
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 CELL = (0.78, 0.27)  # inches
@@ -31,6 +35,7 @@ _LONGEST_WORD = 10
 class RecoveredWords(Drawn):
     """What is recovered of ``input``, whose tokens are ``tokens``, from each layer."""
 
+    HAS_DETAILS = True
     OPTIONAL_COLUMNS = ("top", "closer_ratio")
     SHOW_HEADLINE = True
 
@@ -154,32 +159,54 @@ class RecoveredImages(Drawn):
         return figure
 
 
+def _command(call: Call, model: str, **options: Any) -> None:
+    with call.opened_if_there() as atlas:  # running a model needs none
+        call.show(invert(None, model, **options) if atlas is None else atlas.invert(model, **options))
+
+
+@question(example='invert gpt2 "The sun is out." --layers 1,6,12', command=_command)
 def invert(
     atlas: AtlasReader | None,
-    model: str | Path,
-    text: str | None = None,
+    model: Model,
+    text: Annotated[str | None, Argument()] = None,
     *,
-    images: Sequence[str | Path] = (),
-    layers: str | Sequence[int] | None = None,
-    recipe: str = "default",
-    top: int = 1,
-    keep: str | None = None,
-    restrict: bool = False,
-    stem: str | None = None,
-    base: str | None = None,
-    seed: int = 0,
-    shift: float | None = None,
-    steps: int | None = None,
-    rate: float | None = None,
-    device: str = "cpu",
+    images: Annotated[
+        Sequence[str | Path],
+        Option(
+            "An image instead of a text. May be given several times.", metavar="FILE", flag="--image", is_repeated=True
+        ),
+    ] = (),
+    layers: Layers = None,
+    recipe: Annotated[
+        str,
+        Option(
+            "blank: start from a blank input. original: the method of the original papers (printed as seed).",
+            choices=("default", "blank", "original"),
+        ),
+    ] = "default",
+    top: Annotated[int, Option("Number of nearest words for each position.", least=1, most=50)] = 1,
+    keep: Annotated[str | None, Option("Use only these output positions.", metavar="1:")] = None,
+    restrict: Annotated[bool, Option("Search only among the words of the text.")] = False,
+    shift: Annotated[
+        float | None, Option("σ of the criterion. Default: .35 of the embeddings' own.", least=0, most=1e6)
+    ] = None,
+    steps: Annotated[int | None, Option("Number of steps of gradient descent.", least=1, most=1_000_000)] = None,
+    rate: Annotated[float | None, Option("Initial learning rate of the original method.", least=0, most=1e6)] = None,
+    stem: Stem = None,
+    base: Base = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
 ) -> RecoveredWords | RecoveredImages:
-    """Recover ``text``, or images, from the output of each layer of ``model``.
+    """Recover ``text``, or an image, from the output of each layer of ``model``.
 
-    ``images``: files, instead of a text. ``layers``: numbers, or "1,4". ``recipe``: default, blank or original.
-    ``top``: nearest words of each position. ``keep``: a slice of the output positions to use ("1:"). ``restrict``:
-    search among the text's own words only. ``shift``: σ of the criterion. ``steps``, ``rate``: of the descent. See
-    :func:`indexer.profiles.single.invert_words` and ``invert_images``. Raises AtlasError if options contradict each
-    other, or the model cannot be read.
+    Without ``text``, recover images (by default those of scikit-learn). ``model`` must then be a ViT, or have an image
+    stem (``stem``).
+
+    Returns:
+        See :func:`indexer.profiles.single.invert_words` and ``invert_images``.
+
+    Raises:
+        AtlasError: options contradict each other, or the model cannot be read.
     """
     model = str(model)
     require("Running a model", *READERS)

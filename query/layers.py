@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from indexer.console.option import Option
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import UNTRAINED, DeltaKey, family_key, family_order
@@ -19,6 +20,8 @@ from indexer.records.tokens import UNSURE, sizes_of, token_stripes
 from query.figures import THEMES, add_title, label, model_label, styled_grid
 from query.heads import HeadChange, changes_by_head, uneven_heads
 from query.lookup import resolve_model
+from query.options import Base, Model, Read
+from query.registry import Tool, question
 from query.resolved import ResolvedModel, unrelated_notes
 from query.results import Drawn, ThemeName
 from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, rows_in_words
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 CELL = (0.62, 0.24)  # inches
@@ -268,15 +272,45 @@ def _norm_error(deltas: Iterable[Change]) -> float:
     return math.hypot(*(error for _, error in parts)) / norm if norm else 0.0
 
 
-def layers(
-    atlas: AtlasReader, model: str | Path, base: str | None = None, *, read: str | None = None, heads: bool = False
-) -> Layers:
-    """Where ``model`` changed: the size and rank of the change of every matrix, layer and family, and of the embedding.
+def _command(
+    call: Call,
+    model: str,
+    base: str | None,
+    of: Annotated[str, Option("Measure to show.", choices=tuple(MEASURES))] = "relative_norm",
+    **options: Any,
+) -> None:
+    with call.opened() as atlas:
+        found = atlas.layers(model, base, **options)
+        if call.file is not None:
+            found.write(call.file, call.theme or "light", of)
+        call.show(found, file=call.file, table=found.table(details=call.details, of=of))
 
-    ``model`` is an indexed id, any other Hub id, or a local folder. ``read``: how a model that is not indexed is read,
-    sample (the default) or full. Norms of a sample are estimates. ``heads``: also by attention head
-    (``query.heads.changes_by_head``), which needs the record's factors. Raises AtlasError if it is unknown, has no
-    record, or cannot be read, or none of its matrices can be split into heads.
+
+@question(
+    example="layers ./my-fine-tune --out layers.png",
+    agents=Tool(
+        "Show where a model changed: the size of the change of each layer and each family of matrices.",
+        ("model", "base"),
+    ),
+    command=_command,
+)
+def layers(
+    atlas: AtlasReader,
+    model: Model,
+    base: Base = None,
+    *,
+    heads: Annotated[bool, Option("Show how the change of each attention matrix is spread over its heads.")] = False,
+    read: Read = None,
+) -> Layers:
+    """Show where ``model`` changed, by layer and family: an indexed id, any other Hub id, or a local folder.
+
+    Returns:
+        The size and rank of the change of every matrix, layer and family, and of the embedding. Norms of a sample are
+        estimates. By attention head (``query.heads.changes_by_head``) only if asked, which needs the record's factors.
+
+    Raises:
+        AtlasError: the model is unknown, has no record, or cannot be read, or none of its matrices can be split into
+            heads.
     """
     resolved = resolve_model(atlas, str(model), base, "input", read)
     found = layers_of(atlas, resolved)

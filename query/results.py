@@ -48,6 +48,13 @@ class Result:
     SHOW_HEADLINE: ClassVar[bool] = False
     notes: tuple[str, ...] = ()
 
+    HAS_DETAILS: ClassVar[bool] = False  # a table of its own that has more with details
+
+    @classmethod
+    def has_details(cls) -> bool:
+        """Whether its table has more with details."""
+        return cls.HAS_DETAILS or bool(cls.DETAILS)
+
     @property
     def headline(self) -> str:
         """The answer in a sentence or two; may be empty."""

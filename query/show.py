@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.database.deepening import deepening
@@ -12,6 +11,8 @@ from indexer.errors import AtlasError
 from indexer.names import ModelRef, family_order
 from query.lineage.stored import stored_lineage
 from query.lookup import indexed_model, model_of_folder
+from query.options import Base, Model
+from query.registry import Tool, question
 from query.resolved import base_in_hint, start_in_words, unknown_model, unrelated_notes
 from query.results import Result
 from query.sampled import CHECKSUM, SAMPLE, flags_in_words, rows_in_words
@@ -19,6 +20,7 @@ from query.similar import nothing_like, stored_neighbours
 from query.wording import percent
 
 if TYPE_CHECKING:
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 _NEIGHBOURS_SHOWN = 10
@@ -38,6 +40,7 @@ _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "ne
 class ShownModel(Result, Mapping[str, Any]):
     """Everything known of one model: a mapping with the keys of the command's JSON."""
 
+    HAS_DETAILS = True
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("stack", "untouched", "rank_90", "rank_50", "author", "spellings", "sources", "parent")
 
@@ -128,11 +131,26 @@ class ShownModel(Result, Mapping[str, Any]):
         return f"{best['dataset']} ({percent(best['probability'])})" if best else ""
 
 
-def show(atlas: AtlasReader, model: str | Path, base: str | None = None) -> ShownModel:
-    """Everything known of one model: what the Hub says, its datasets and results, its deltas by family, its neighbours.
+def _command(call: Call, **options: Any) -> None:
+    with call.opened() as atlas:
+        shown = atlas.show(**options)
+        call.show(shown, rows=[shown.to_dict()] if call.output == "jsonl" else None)
 
-    A model that was skipped or failed is shown with the reason. The answer is a mapping. Raises AtlasError for a model
-    that the atlas does not know, naming the closest ids.
+
+@question(
+    example="show textattack/roberta-base-MNLI",
+    agents=Tool("Show what is known of an indexed model: card, datasets, norms, ranks, duplicates, neighbours."),
+    command=_command,
+)
+def show(atlas: AtlasReader, model: Model, base: Base = None) -> ShownModel:
+    """Show what is known of ``model``: the usual facts, or everything (``details``, or any other format).
+
+    Returns:
+        A mapping: what the Hub says, its datasets and results, its deltas by family, its neighbours. A model that was
+        skipped or failed is shown with the reason.
+
+    Raises:
+        AtlasError: the atlas does not know the model. The message names the closest ids.
     """
     model = str(model)
     reference = ModelRef.parse(model)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from indexer.atlas import NEIGHBOURS, fewest_shared
+from indexer.console.option import Option
 from indexer.errors import AtlasError
 from query.lookup import resolve_model
+from query.options import Base, Model, Read, Representation, Where
+from query.registry import Tool, question
 from query.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes, vector_of
 from query.results import Rows
 from query.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
+from query.texts import STDIN
 from query.wording import counted, rarity
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.vectors.table import VectorTable
+    from query.cli.asking import Call
     from query.reader import AtlasReader
     from query.sql import Condition
 
@@ -92,6 +96,7 @@ class Neighbour:
 class SimilarModels(Rows[Neighbour]):
     """The models most similar to ``model``, nearest first: a list of :class:`Neighbour` that can also be displayed."""
 
+    HAS_DETAILS = True
     COLUMNS = (*_FIRST, "author", "relation", "datasets", "matrices")
     KEYS = ("model", "base", "representation", "items as neighbours", "notes")
     OPTIONAL_COLUMNS = (
@@ -149,26 +154,70 @@ class SimilarModels(Rows[Neighbour]):
         return rows
 
 
+def _command(call: Call, model: str, **options: Any) -> None:
+    """If ``model`` is "-", models are read from stdin, one per line."""
+    if options["where"] is not None:
+        from query.sql import prepare
+
+        prepare()
+
+    def rows(_name: str, found: SimilarModels) -> list[dict[str, Any]]:
+        return found.table(details=call.details) if call.output == "table" else found.to_rows()
+
+    names = call.names_on_stdin() if model == STDIN else None
+    with call.opened() as atlas:
+        if names is None:
+            call.show(atlas.similar(model, **options))
+        else:
+            call.show_many(atlas.similar_many(names, **options), len(names), rows)
+
+
+@question(
+    example="similar textattack/roberta-base-MNLI -k 5 --other-authors",
+    agents=Tool(
+        "Find the fine-tuned models whose weights changed most like those of a model, nearest first.",
+        ("model", "k", "where", "other_authors", "representation", "explain", "base"),
+    ),
+    command=_command,
+)
 def similar(
     atlas: AtlasReader,
-    model: str | Path,
-    k: int = 10,
+    model: Model,
+    k: Annotated[
+        int,
+        Option(
+            "Number of nearest models to show.",
+            least=1,
+            flag="-k --neighbours --limit",
+            agents="Number of neighbours to list.",
+        ),
+    ] = 10,
     *,
-    where: str | None = None,
-    other_authors: bool = False,
-    representation: str = "input",
-    base: str | None = None,
-    explain: bool = False,
-    read: str | None = None,
+    where: Where = None,
+    other_authors: Annotated[
+        bool, Option("Leave out the model's own author.", agents="Leave out models of the same author.")
+    ] = False,
+    representation: Representation = "input",
+    base: Base = None,
+    explain: Annotated[
+        bool,
+        Option(
+            "Show how much each layer and family contributes.",
+            agents="Add how much each family and layer contributes (`because`).",
+        ),
+    ] = False,
+    read: Read = None,
 ) -> SimilarModels:
-    """The ``k`` models most similar to ``model``, nearest first, ties by id; never the model itself.
+    """Find the models most similar to ``model``: an indexed id, any other Hub id, or a local checkpoint folder.
 
-    ``model`` is an indexed id, any other Hub id, or a local folder; models that are not indexed are read on the fly and
-    not stored. ``where``, an SQL condition on the view ``models``, and ``other_authors``, which leaves out the model's
-    own author, apply before the search, so that k models are found if there are k. ``explain``: how much each layer and
-    family contributes. ``read``: how a model that is not indexed is read, sample (the default) or full. The similarity
-    is a cosine, from -1 to 1. Raises AtlasError if the model is unknown, unreadable or a copy of its base, the
-    condition is wrong, or the representation is not published.
+    Returns:
+        The nearest first, ties by id; never the model itself. The similarity is a cosine, from -1 to 1. A model that is
+        not indexed is read on the fly and not stored. Conditions apply before the search, so that k models are found if
+        there are k.
+
+    Raises:
+        AtlasError: the model is unknown, unreadable or a copy of its base, the condition is wrong, or the
+            representation is not published.
     """
     if k < 1:
         raise AtlasError(f"`k` is {k}; it must be at least 1.", "")

@@ -23,17 +23,23 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from indexer.child_processes import start_child
+from indexer.console.messages import say
+from indexer.console.option import Argument, Option
 from indexer.errors import AtlasError, BadArgument
+from query.options import ROWS_ON_A_TERMINAL, Limit
+from query.registry import Tool, question
 from query.results import Listed, to_frame
 from query.sandbox.locked import MEMORY
+from query.texts import read_stdin, text_of
 
 if TYPE_CHECKING:
     import pandas
 
     from indexer.database.reading import Reading
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 _PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
@@ -131,18 +137,67 @@ def run_sql(
     return SqlResult(list(columns), answer["rows"], answer["truncated"], answer["types"])
 
 
+def _command(
+    call: Call,
+    statement: str,
+    limit: Limit = None,
+    *,
+    seconds: float,
+    out: Annotated[
+        str | None, Option("Write the rows to a file instead: .parquet, .csv, .json or .jsonl.", metavar="FILE")
+    ] = None,
+) -> None:
+    if out is not None:
+        from query.figures import checked_output
+        from query.tables import FORMATS
+
+        checked_output(out, FORMATS)
+    elif limit is None and call.output == "table" and sys.stdout.isatty():
+        limit = ROWS_ON_A_TERMINAL
+    if statement == "-":
+        from query.sandbox.process import MOST_STATEMENT
+
+        # UTF-8 in every locale. Other bytes stay as escapes, which are refused with a clear message.
+        statement = text_of(read_stdin(4 * MOST_STATEMENT), "surrogateescape")
+    with call.opened() as atlas:
+        found = atlas.sql(statement, limit=limit, seconds=seconds)
+        if out is not None:
+            found.write(out)
+            call.emit({"rows": len(found), "columns": found.columns, "file": out})
+            return
+        call.emit(found.to_rows(), columns=found.columns)
+        if found.truncated:
+            say(f"only the first {limit} rows are shown; for all: --limit N, --format csv, or a pipe")
+
+
+@question(
+    example='sql "SELECT model, downloads FROM models LIMIT 10"',
+    agents=Tool(
+        "Run one read-only SELECT (DuckDB) on the atlas, in a process that has access to nothing else.",
+        ("statement", "limit", "seconds"),
+    ),
+    command=_command,
+)
 def sql(
     atlas: AtlasReader,
-    statement: str,
+    statement: Annotated[str, Argument(agents="One SELECT (DuckDB). Start with SHOW TABLES, or DESCRIBE models.")],
     *,
-    limit: int | None = 10_000,
-    seconds: float = 30.0,
+    limit: Annotated[int | None, Option("Maximum number of rows.", least=1)] = 10_000,
+    seconds: Annotated[float, Option("Time limit in seconds.", least=0.1, flag="--timeout")] = 30.0,
     parameters: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> SqlResult:
-    """Run one SELECT, for at most ``limit`` rows and ``seconds``, in a process of its own; see :func:`run_sql`.
+    """Run one SELECT statement; "-" reads it from stdin. For tables and columns: query schema.
 
-    ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping). Raises AtlasError if the statement is not a
-    SELECT, is wrong, takes too long, or needs too much memory.
+    Note:
+        ``limit``: the number of rows that are returned; None for all.
+        ``seconds``: the time limit.
+        ``parameters``: fill in ``?`` (a sequence) or ``$name`` (a mapping).
+
+    Returns:
+        See :func:`run_sql`, which runs it in a process of its own.
+
+    Raises:
+        AtlasError: the statement is not a SELECT, is wrong, takes too long, or needs too much memory.
     """
     return run_sql(atlas.connection, statement, limit=limit, seconds=seconds, parameters=parameters)
 

@@ -1,7 +1,7 @@
 """The one description of an option: its text, bounds and spelling, for calls from Python, a shell and an agent.
 
-An argument of a function is described where it is declared: ``k: Annotated[int, Option("Number of models.", least=1)]``.
-What checks calls, the command line and the agents' tools are made from that.
+An argument of a function is described where it is declared: ``k: Annotated[int, Option("Number of models.")]``. What
+checks calls, the command line and the agents' tools are made from that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Option:
     """What is known of an option besides its name and type.
 
     Attributes:
-        help: its text in ``--help``, or a function of no arguments that gives it, called only where it is shown.
+        help: its text in ``--help``, or a function of no arguments that gives it and is called only where it is shown;
+            elsewhere its docstring stands for it.
         default: of a key of a TypedDict; an argument of a function has its own. None if nothing given means something
             else (the help says what).
         least: the smallest number allowed. With ``is_open`` it is itself excluded.
@@ -58,6 +59,11 @@ class Option:
         """The text in ``--help``."""
         return self.help if isinstance(self.help, str) else self.help()
 
+    @property
+    def brief(self) -> str:
+        """The same without importing anything."""
+        return self.help if isinstance(self.help, str) else inspect.getdoc(self.help) or ""
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -76,6 +82,8 @@ class Argument:
     def text(self) -> str:
         """What is known of it."""
         return self.help
+
+    brief = text
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ def described(function: Callable[..., Any]) -> Iterator[Described]:
 
 
 def is_negated(type_: Any, option: Option | Argument, default: Any) -> bool:
-    """Whether a command has only ``--no-NAME`` for it: a flag that is True by default, without a spelling of its own."""
+    """Whether a command has only ``--no-NAME`` for it: a flag that is True by default, not spelt in its own way."""
     return bool in types_in(type_) and default is True and isinstance(option, Option) and not option.flag
 
 
@@ -133,7 +141,7 @@ def click_parameter(name: str, type_: Any, option: Option | Argument, default: A
     kind: type[click.Option] = click.Option
     if callable(option.help):
         kind = _explained_late()
-        settings["text"] = option.help
+        settings |= {"text": option.help, "help": option.brief}
     else:
         settings["help"] = option.help
     if bool in types and "/" not in spellings[0]:
@@ -177,7 +185,7 @@ def _explained_late() -> type[click.Option]:
         """An option whose text is asked for only when ``--help`` is shown."""
 
         def __init__(self, *arguments: Any, text: Callable[[], str], **settings: Any) -> None:
-            super().__init__(*arguments, help=" ", **settings)
+            super().__init__(*arguments, **settings)
             self._text = text
 
         def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:

@@ -147,16 +147,30 @@ class AtlasGroup(click.Group):
             command.epilog = f"\b\nExample:\n  {self.examples[cmd_name]}"
         return command
 
+    def summary(self, ctx: click.Context, name: str) -> str | None:
+        """The first paragraph of the help of a command; None if it is hidden."""
+        command = self.get_command(ctx, name)
+        return (command.help or "").split("\n\n")[0] if command and not command.hidden else None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Every command with the first sentence of its help, wrapped; click would cut it."""
+        with formatter.section("Commands"):
+            formatter.write_dl(self._sentences(ctx))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """The commands that begin with the typed text, and the group's options."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=text) for name, text in self._sentences(ctx) if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def _sentences(self, ctx: click.Context) -> list[tuple[str, str]]:
         rows = []
         for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            if command and not command.hidden:
-                paragraph = " ".join((command.help or "").split("\n\n")[0].split())
+            if (summary := self.summary(ctx, name)) is not None:
+                paragraph = " ".join(summary.split())
                 rows.append((name, re.split(r"(?<=[.:]) |[:;] ", paragraph)[0].rstrip(".:") + "."))
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        return rows
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         """Parse the arguments; ``--help`` prints here."""

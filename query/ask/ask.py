@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.console.option import Argument, Option
 from indexer.errors import AtlasError, BadArgument
 from indexer.records.tokens import FROZEN, UNSURE
 from query.ask.evidence import Features, Reader
@@ -18,6 +19,8 @@ from query.ask.result import LikelyModel, LikelyModels, LikelyTexts, TextsOfMode
 from query.ask.scoring import VOCABULARY_WEIGHT, Scored, null_of, score, standing_out
 from query.ask.shares import Shares, other_rates, shares_of, token_counts
 from query.lookup import resolve_model
+from query.options import Base, Device, Where
+from query.registry import Tool, question
 from query.resolved import ResolvedModel, sampled_notes, unrelated_notes, vector_of
 from query.texts import Texts, given_texts, read_texts
 from query.trace.evidence import token_evidence
@@ -26,6 +29,7 @@ from query.trace.trace import longest_input, met_probabilities, tokenizer_for
 from query.wording import percent
 
 if TYPE_CHECKING:
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 MOST_TEXTS = 200  # of a file; more texts hardly change the answer
@@ -41,32 +45,83 @@ USUAL_LONGEST = 128  # tokens of a text that count where the longest input is no
 _MOST_TIES = 256  # models with equal scores that names may sort
 
 
+def _command(
+    call: Call, files: Annotated[Sequence[str], Argument(metavar="FILE", is_repeated=True)] = (), **options: Any
+) -> None:
+    is_of_model = options["model"] is not None
+    if bool(options["among"]) != is_of_model or (not is_of_model and len(files) != 1):
+        call.refuse("Name one FILE of texts, or use --model with --among FILE.")
+    if is_of_model:
+        options["among"] = (*options["among"], *files)
+    if options["where"] is not None:
+        from query.sql import prepare
+
+        prepare()
+    call.ask(file=None if is_of_model else files[0], **options)
+
+
+@question(
+    example="ask texts.jsonl --field body --base roberta-base",
+    agents=Tool(
+        "Find the models that were probably tuned on texts like these.\n\n"
+        "The texts run through the base model on this machine; the first question about a base downloads it.",
+        ("k", "where", "base"),
+    ),
+    command=_command,
+)
 def ask(
     atlas: AtlasReader,
     file: str | Path | Sequence[str] | None = None,
-    k: int = 10,
+    k: Annotated[
+        int,
+        Option(
+            "Number of models to show.", least=1, flag="-k --neighbours --limit", agents="Number of models to list."
+        ),
+    ] = 10,
     *,
-    base: str | None = None,
-    field: str | None = None,
-    reference: str | Path | None = None,
-    where: str | None = None,
-    model: str | Path | None = None,
-    among: Sequence[str | Path] = (),
-    device: str = "cpu",
+    base: Base = None,
+    field: Annotated[str | None, Option('Field of a row that holds the text. Default: "text".', metavar="NAME")] = None,
+    reference: Annotated[
+        str | Path | None,
+        Option(
+            "Texts that no model was tuned on, ideally like those the base was trained on. Default: shipped texts.",
+            metavar="FILE",
+        ),
+    ] = None,
+    where: Where = None,
+    model: Annotated[
+        str | Path | None,
+        Option("Find which of the files in --among this model was tuned on.", metavar="MODEL"),
+    ] = None,
+    among: Annotated[
+        Sequence[str | Path],
+        Option(
+            "With --model: a file of texts, or a folder of such files. More of them may follow.",
+            metavar="FILE",
+            is_repeated=True,
+        ),
+    ] = (),
+    device: Device = "cpu",
 ) -> LikelyModels | TextsOfModel:
-    """The ``k`` models of a base that were most probably tuned on texts like those of ``file``, or in a list.
+    """Find the models that were probably tuned on texts like those in FILE: lines, JSON, CSV, TSV or Parquet.
 
-    With ``model`` and ``among`` instead of ``file``: the one of these files (or of the files in these folders) whose
-    texts are most like those that the model was tuned on, or none; for several files also their shares of the training
-    text (:mod:`query.ask.shares`).
+    With ``model`` and ``among``, find which files a model was tuned on, or none of them. If FILE is "-", texts are read
+    from stdin. The texts run through the base model once; no fine-tune is run.
 
-    Files hold lines, JSON lines, CSV, TSV or Parquet, with the text in ``field`` (see :func:`query.texts.read_texts`);
-    200 texts of a file are used. The texts run through the base once, which is downloaded if need be; no fine-tune is
-    run. ``reference``: a file of texts that no model was trained on, instead of those of this package; the closer they
-    are to what the base was trained on, the better. ``where``: an SQL condition on the view ``models``. ``device``:
-    cpu, cuda, cuda:1 …
+    Of more than 200 texts, that many are used, evenly spaced (with ``among``, 200 to 1,000 of each file), and of a long
+    text its beginning. Empty texts are left out, and so are those that cannot be read if they are a tenth or fewer
+    (half of a surrogate pair is always left out); the notes say how many and why.
 
-    Raises AtlasError if a file or the base cannot be read, or the base takes no text.
+    Note:
+        ``file``: a file, or a list of texts. See :func:`query.texts.read_texts`.
+
+    Returns:
+        The ``k`` models of the base that were most probably tuned on such texts; or, with ``model``, the file whose
+        texts are most like those that it was tuned on, if any, and for several files also their shares of the training
+        text (:mod:`query.ask.shares`).
+
+    Raises:
+        AtlasError: a file or the base cannot be read, or the base takes no text.
     """
     if (file is None) == (model is None) or (model is None) != (not among):
         raise BadArgument(

@@ -1,50 +1,65 @@
-"""The command `query`: each command parses its options and asks the library."""
+"""The command `query`: the questions of the registry, and the commands that are no questions."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
 
 import click
 
 from indexer.console.terminal import AtlasGroup
-from query.cli.atlas import ATLAS
-from query.cli.bases import BASES
-from query.cli.models import MODELS
-from query.cli.running import RUNNING
+from query import registry
+from query.cli.others import OTHERS
 
-__all__ = ["main"]
-
-# Shown at the end of each command's --help.
-EXAMPLES = {
-    "similar": "query similar textattack/roberta-base-MNLI -k 5 --other-authors",
-    "ask": "query ask texts.jsonl --field body --base roberta-base",
-    "purity": "query purity --base roberta-base --by model",
-    "show": "query show textattack/roberta-base-MNLI",
-    "trace": "query trace ./my-fine-tune --text articles.txt",
-    "schema": "query schema models",
-    "help": "query help background",
-    "sql": 'query sql "SELECT model, downloads FROM models LIMIT 10"',
-    "browse": "query browse --base roberta-base",
-    "serve": "query serve --atlas ./atlas",
-    "lineage": "query lineage --all --base roberta-base --out tree.svg",
-    "clusters": "query clusters --base roberta-base --method kmeans --count 20",
-    "map": "query map --base roberta-base --out map.html",
-    "rank": "query rank --base roberta-base --threshold 0.8 --out rank.png",
-    "predict": "query predict --undocumented --base roberta-base --store",
-    "export": "query export --base roberta-base --out vectors.parquet",
-    "report": "query report --base roberta-base --out report.html",
-    "models": "query models mnli --dataset glue/mnli",
-    "datasets": "query datasets glue",
-    "layers": "query layers ./my-fine-tune --out layers.png",
-    "compare": "query compare textattack/roberta-base-MNLI ./my-fine-tune",
-    "depth": "query depth textattack/roberta-base-MNLI --out depth.png",
-    "invert": 'query invert gpt2 "The sun is out." --layers 1,6,12',
-    "features": "query features google/vit-base-patch16-224 --out features.png",
-}
+__all__ = ["QueryGroup", "main"]
 
 
-@click.group(cls=AtlasGroup, examples=EXAMPLES)
+class Commands(MutableMapping[str, click.Command]):
+    """The commands by name, each made from its question when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, click.Command] = {str(one.name): one for one in OTHERS}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._made:
+            from query.cli.asking import command_of
+
+            self._made[name] = command_of(name, registry.commands()[name])
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made or name in registry.commands()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*registry.commands(), *self._made]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class QueryGroup(AtlasGroup):
+    """A group whose list of commands imports no question. ``program``: what examples begin with."""
+
+    program = "query"
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, with its example."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.epilog is None and (example := getattr(command, "example", "")):
+            command.epilog = f"\b\nExample:\n  {self.program} {example}"
+        return command
+
+    def summary(self, ctx: click.Context, name: str) -> str | None:
+        """The first paragraph of the help of a command; None if it is hidden."""
+        entries = registry.commands().get(name)
+        return super().summary(ctx, name) if entries is None else entries[0].summary() or None
+
+
+@click.group(cls=QueryGroup, commands=Commands())
 def main() -> None:
     """Ask an atlas of fine-tuned models."""
-
-
-for command in (*MODELS, *RUNNING, *BASES, *ATLAS):
-    main.add_command(command)

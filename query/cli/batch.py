@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,13 +12,10 @@ import click
 from indexer.console.advice import for_command_line
 from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError
-from query.results import Answered
 from query.texts import read_stdin, text_of
 
 if TYPE_CHECKING:
-    from query.atlas import Atlas
-    from query.predict.result import Prediction
-    from query.results import Result
+    from query.results import Answered, Result
 
 MOST_STDIN = 64 << 20
 LONGEST_LINE = 4096  # characters, the longest path that Linux takes
@@ -70,56 +67,3 @@ def print_batch(
         say(f"… and {len(notes) - _MOST_NOTES:,} more notes")
     if failed:
         raise AtlasError(f"No answer for {failed} of {count} models.", "The column error of their rows says why.")
-
-
-def predict_batch(
-    opened: Atlas, names: Sequence[str] | None, store: bool, output: str, options: Mapping[str, Any]
-) -> None:
-    """Print predictions for ``names``, or for the models of a base without a dataset; a table has only the best answer.
-
-    Raises AtlasError at the end if a model has no answer.
-    """
-    from query.atlas import generations
-    from query.predict.predict import assumed_share, undocumented
-
-    asked = generations(opened).asked(undocumented, options["base"]) if names is None else names
-    count = len(asked)
-    if not count:
-        emit([], output)
-        return
-    kept: list[Prediction] = []
-
-    def rows(name: str, prediction: Prediction) -> list[dict[str, Any]]:
-        kept.append(prediction)
-        model = {"model": prediction.model}
-        if output != "table":
-            return [model | row for row in prediction.to_rows()]
-        best = prediction.answers[0]
-        answer = {"dataset": best.dataset, "probability": best.probability}
-        counts = {"agreement": prediction.agreement(best), "authors": best.authors}
-        return [(model if name != prediction.model else {}) | answer | counts]
-
-    try:
-        with Progress(count, "models") as progress:
-            many = opened.predict_many(names, on_progress=lambda _: progress.update(1), **options)
-        print_batch(many, count, output, rows)
-        if assumed := assumed_share(kept):
-            say(assumed)
-        if output == "table":
-            say("the first answer for each model; every answer: --format jsonl")
-    finally:
-        # After printing: if another process is writing, the answers are not lost.
-        if store:
-            store_predictions(opened, kept)
-
-
-def store_predictions(opened: Atlas, predictions: Sequence[Prediction]) -> None:
-    """Store them in the atlas, and print how many."""
-    from query.atlas import generations
-    from query.predict.predict import keep
-
-    stored = generations(opened).asked(keep, predictions)
-    skipped = len(predictions) - stored
-    say(f"the atlas keeps the predictions for {stored} models")
-    if skipped:
-        say(f"{skipped} predictions were skipped because the atlas does not contain their models")

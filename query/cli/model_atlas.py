@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import click
 
-from indexer.cli import EXAMPLES as BUILDING
+from indexer.cli import EXAMPLES
 from indexer.cli import main as index
-from indexer.console.terminal import AtlasGroup, handle_sigterm
-from query.cli import EXAMPLES as ASKING
-from query.cli import main as query
+from indexer.console.terminal import handle_sigterm
+from query.cli import Commands, QueryGroup
 
-_EXAMPLES = {name: f"model-atlas {text.partition(' ')[2]}" for name, text in (BUILDING | ASKING).items()}
+_EXAMPLES = {name: f"model-atlas {text.partition(' ')[2]}" for name, text in EXAMPLES.items()}
 
 
-@click.group(cls=AtlasGroup, examples=_EXAMPLES)
+class Both(QueryGroup):
+    """The questions, and the commands of `index`."""
+
+    program = "model-atlas"
+
+
+@click.group(cls=Both, examples=_EXAMPLES, commands=Commands())
 @click.pass_context
 def main(context: click.Context) -> None:
     """Build an atlas of fine-tuned models and ask it: the subcommands of `index` and `query` in one command."""
@@ -21,5 +26,5 @@ def main(context: click.Context) -> None:
         handle_sigterm()
 
 
-for command in (*index.commands.values(), *query.commands.values()):
+for command in index.commands.values():
     main.add_command(command)

@@ -3,34 +3,75 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from indexer.console.option import Option
 from query.clusters import study
+from query.clusters.result import Clusters
+from query.options import Base, Representation, Seed
 from query.population import notes_on_sampled, read_population, tasks_of
+from query.registry import Tool, question
 
 if TYPE_CHECKING:
-    from query.clusters.result import Clusters
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 
+def _command(
+    call: Call,
+    base: str | None,
+    method: Literal["hdbscan", "kmeans"],
+    min_size: int | None,
+    count: int | None,
+    by: Annotated[
+        str,
+        Option(
+            "Rows of CSV and JSON lines. task: also compare clusters with tasks, overall and within datasets.",
+            choices=("cluster", "model", "task"),
+        ),
+    ] = "cluster",
+    **options: Any,
+) -> None:
+    with call.opened() as atlas:
+        found = atlas.clusters(
+            base, method=method, min_size=min_size, count=count, by="task" if by == "task" else "dataset", **options
+        )
+        call.show(found, rows=found.to_rows(by))
+
+
+@question(
+    example="clusters --base roberta-base --method kmeans --count 20",
+    agents=Tool(
+        "Group the fine-tunes of a base by their vectors, and measure how well groups and datasets agree.",
+        ("base", "representation", "method", "min_size", "count"),
+    ),
+    command=_command,
+)
 def clusters(
     atlas: AtlasReader,
-    base: str | None = None,
+    base: Base = None,
     *,
-    representation: str = "input",
-    method: Literal["hdbscan", "kmeans"] = "hdbscan",
-    min_size: int | None = None,
-    count: int | None = None,
-    seed: int = 0,
+    representation: Representation = "input",
+    method: Annotated[Literal["hdbscan", "kmeans"], Option("Clustering method.")] = "hdbscan",
+    min_size: Annotated[int | None, Option("Size of the smallest cluster (hdbscan).", least=2)] = None,
+    count: Annotated[int | None, Option("Number of clusters (kmeans).", least=2)] = None,
+    seed: Seed = 0,
     draws: int = 1000,
     by: Literal["dataset", "task"] = "dataset",
 ) -> Clusters:
-    """Groups of similar models, and how they agree with datasets; see :func:`query.clusters.study.clusters`.
+    """Group the fine-tunes of a base by their vectors, and measure how well groups, datasets and authors agree.
 
-    ``method``: hdbscan (``min_size``: smallest cluster) or kmeans (``count``: number of clusters). ``draws``:
-    permutations for each chance level. ``by``: task to compare clusters with tasks too
-    (``query.population.tasks_of``), also among models on one dataset. Raises AtlasError for an option of the other
-    method, ValueError on draws < 1.
+    Note:
+        ``method``: hdbscan (``min_size``: smallest cluster) or kmeans (``count``: number of clusters).
+        ``draws``: permutations for each chance level.
+        ``by``: task to compare clusters with tasks too (``query.population.tasks_of``), also among models of a dataset.
+
+    Returns:
+        See :func:`query.clusters.study.clusters`.
+
+    Raises:
+        AtlasError: an option of the other method was given.
+        ValueError: draws < 1.
     """
     population = read_population(atlas, base, representation)
     tasks = tasks_of(atlas, population) if by == "task" else None

@@ -72,6 +72,7 @@ class Clusters(Result):
     clusters were also compared with tasks, which the headline is then about; else dataset.
     """
 
+    HAS_DETAILS = True
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("share", "authors", "cohesion", "among", "p", "nearest", "undocumented")
 

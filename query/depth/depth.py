@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
+from indexer.console.option import Option
 from indexer.errors import AtlasError, require
 from indexer.names import MEASURES, ModelRef
 from query.figures import THEMES, add_legend, add_title, model_label, styled_grid
 from query.lookup import reference_of
+from query.options import Base, Model, OptionalModel
+from query.registry import question
 from query.resolved import READERS
 from query.results import Drawn, ThemeName
 from query.wording import percent
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from indexer.profiles.single import Profile
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 LayerRow = dict[str, Any]
@@ -122,6 +125,7 @@ class Depth(Drawn):
     measured, or not applicable. ``against_layers`` and ``untrained_layers`` are empty if there is no such profile.
     """
 
+    HAS_DETAILS = True
     ROWS = "layers"
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("drift", "cka", "tolerance_own", "verified", "reach")
@@ -217,12 +221,27 @@ def _draw_curve(panel: Any, rows: LayerRows, name: str, colour: str, style: str,
     )
 
 
+def _command(
+    call: Call,
+    model: OptionalModel = None,
+    *,
+    against: str,
+    study: Annotated[bool, Option("Compare all profiles of a base with the changes of the weights.")] = False,
+    base: str | None,
+) -> None:
+    if (model is None) != study:
+        call.refuse("Name a MODEL, or use --study without one.")
+    with call.opened() as atlas:
+        call.show(atlas.depth_study(base) if model is None else atlas.depth(model, against=against, base=base))
+
+
+@question(example="depth textattack/roberta-base-MNLI --out depth.png", command=_command)
 def depth(
     atlas: AtlasReader,
-    model: str | Path,
+    model: Model,
     *,
-    against: str = "base",
-    base: str | None = None,
+    against: Annotated[str, Option("Model to compare with.", metavar="MODEL|base|untrained")] = "base",
+    base: Base = None,
     recover: bool = False,
     exact: bool = False,
     layers: Sequence[int] | None = None,
@@ -230,12 +249,17 @@ def depth(
     seed: int = 0,
     device: str = "cpu",
 ) -> Depth:
-    """What each layer of a model keeps of its input: its depth profile, compared with another one.
+    """Show how much of its input each layer of ``model`` keeps, next to how much its weights changed.
 
-    ``model`` is an indexed id, a base, any other Hub id or a local folder. ``against``: base, untrained, or another
-    profiled model. A model without a profile is measured now and not stored; the arguments after ``base`` are those of
-    `index profile` and apply only then. Raises AtlasError if the model cannot be read, or ``against`` has no profile of
-    the same probe.
+    ``model`` may be a base. `index profile` stores profiles; a model without one is measured now and not stored.
+
+    Note:
+        ``model``: an indexed id, a base, any other Hub id or a local folder.
+        ``against``: base, untrained, or another profiled model.
+        ``recover``, and what follows it, are arguments of `index profile`, and apply to a model without a profile.
+
+    Raises:
+        AtlasError: the model cannot be read, or ``against`` has no profile of the same probe.
     """
     model = str(model)
     found = _stored(atlas, model, base)

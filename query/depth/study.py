@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError
 from query.depth.depth import LayerRow, Profiled, difference_error, read_profiled
 from query.figures import THEMES, add_legend, add_title, label, styled_grid
+from query.options import Base
+from query.registry import question
 from query.results import Drawn, ThemeName, to_frame
 from query.sampled import SAMPLE
 from query.statistics.authors import FEWEST_AUTHORS, AuthorRuns, spearman, too_few
@@ -86,6 +88,7 @@ class DepthStudy(Drawn):
     and permutations move whole sweeps.
     """
 
+    HAS_DETAILS = True
     ROWS = "means"
     KEYS = (
         "base", "probe", "models", "authors", "means as layers", "agreements as agreement", "forgetful", "data_share",
@@ -189,7 +192,8 @@ class DepthStudy(Drawn):
         return figure
 
 
-def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> DepthStudy:
+@question()
+def depth_study(atlas: AtlasReader, base: Base = None, *, seed: int = 0) -> DepthStudy:
     """The profiles of all models of a base, compared with how much their weights changed.
 
     Uses the probe that most of the models were profiled with. Copies, unrelated models and duplicates are left out;

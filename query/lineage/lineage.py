@@ -5,14 +5,16 @@ The method is a matching pursuit on task vectors with exact checks first; see do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
+from indexer.console.messages import say
+from indexer.console.option import Option
 from indexer.errors import AtlasError, ModelError, Skipped, require, unreadable
 from indexer.names import ModelRef, author_of, is_local_id
 from indexer.shared_state import one_blas_thread
@@ -33,13 +35,17 @@ from query.lineage.result import (
     Edge,
     Lineage,
     Lineages,
+    edges_around,
+    tree_figure,
 )
 from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
-from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
+from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_edges, stored_lineage
 from query.lineage.stored import store as keep
 from query.lineage.thresholds import SURE, Thresholds, probability
 from query.lookup import describe_unindexed, indexed_model, names_base, read_described
+from query.options import Base, Model, OptionalModel
+from query.registry import Tool, question
 from query.resolved import NOT_ON_HUB, READERS, ResolvedModel, is_unrelated, no_record, thresholds, unknown_model
 from query.sampled import SAMPLE
 from query.wording import counted
@@ -49,7 +55,9 @@ if TYPE_CHECKING:
     from indexer.deltas.single import Described
     from indexer.records.parts import Floats, ModelParts
     from indexer.records.record import Record
+    from query.cli.asking import Call
     from query.reader import AtlasReader, IndexedModel
+    from query.results import ThemeName
 
 # Failures that say nothing about the model: the Hub did not answer, and an answer made without it would be wrong.
 _UNREACHABLE = frozenset({"network", "timeout", "rate_limited", "server_error"})
@@ -87,25 +95,109 @@ class _Selection:
     has_tried_embeddings: bool = False
 
 
+def _command(
+    call: Call,
+    model: OptionalModel = None,
+    *,
+    every: Annotated[
+        bool, Option("Ask about every indexed model of the base, and store the edges.", flag="--all")
+    ] = False,
+    base: str | None,
+    fresh: bool,
+    dates: bool,
+    expect: str | None,
+    out: Annotated[str | None, Option("Also draw the family tree: .svg, .png or .pdf.", metavar="FILE")] = None,
+) -> None:
+    if (model is None) != every:
+        call.refuse("Name a MODEL, or use --all without one.")
+    if expect is not None and model is None:
+        call.refuse("--expect can only be used with a MODEL.")
+    file = call.picture(out)
+    with call.opened() as atlas:
+        if model is None:
+            answers = atlas.lineages(base, dates=dates)
+            call.show(answers)
+            # After printing: if another process is writing, the answers are not lost.
+            if dates:
+                call.asked(atlas, keep, answers.base, tuple(answers))
+            if file is not None:
+                edges = call.asked(atlas, stored_edges, answers.base) if dates else answers.edges
+                _draw_tree(file, edges, answers.base, call.theme)
+            if answers.unanswered:
+                call.fail()
+            return
+        answer = atlas.lineage(model, base, dates=dates, fresh=fresh, expect=expect)
+        call.show(answer)
+        if call.output == "table" and answer.answered_at is None:
+            say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {counted(answer.models_read, 'model')}")
+        if file is not None:
+            stored = call.asked(atlas, stored_edges, answer.base)
+            edges = [*(edge for edge in stored if edge.child != answer.model), *answer.edges]
+            _draw_tree(file, edges_around(edges, answer.model), answer.base, call.theme, answer.model)
+    if not answer.is_as_expected:
+        say(f"{answer.model} is not made from {answer.expected}")
+        call.fail()
+
+
+def _draw_tree(file: Path, edges: Iterable[Edge], base: str, theme: ThemeName | None, model: str | None = None) -> None:
+    from query.figures import draw, write_output
+
+    write_output(file, draw(tree_figure(list(edges), base, theme or "light", model), file.suffix.lower()))
+    say(f"the tree is in {file}")
+
+
+Dates = Annotated[
+    bool,
+    Option(
+        "Do not use creation dates; the edges are not stored.",
+        agents="Let upload dates decide which model came first.",
+    ),
+]
+
+
+@question(
+    example="lineage --all --base roberta-base --out tree.svg",
+    agents=Tool(
+        "Find which model a model was made from (continued, merged, LoRA merged, copied, recast), by its weights.",
+        ("model", "dates", "fresh", "base"),
+    ),
+    command=_command,
+)
 def lineage(
     atlas: AtlasReader,
-    model: str | Path,
-    base: str | None = None,
+    model: Model,
+    base: Base = None,
     *,
-    dates: bool = True,
-    fresh: bool = False,
-    expect: str | None = None,
+    fresh: Annotated[
+        bool,
+        Option(
+            "Read the weights even if there is a stored answer; --all always does.",
+            agents="Read the weights even if the atlas has a stored answer.",
+        ),
+    ] = False,
+    dates: Dates = True,
+    expect: Annotated[
+        str | None,
+        Option(
+            "Exit with status 1 if MODEL is not made from this base, or from this model of the atlas.",
+            metavar="BASE",
+            completes="base",
+        ),
+    ] = None,
     thresholds: Thresholds | None = None,
 ) -> Lineage:
-    """The parent or parents of a model.
+    """Find from the weights which model ``model`` was made from, and whether its card agrees.
+
+    ``model`` is an indexed id, any other Hub id, or a local checkpoint folder. For an indexed model the stored answer
+    is printed with its date, if there is one; otherwise at most 30 MB of weights are read.
 
     Args:
         atlas: the atlas to search in.
         model: an indexed id, any other Hub id, or a local folder.
         base: the base, if the model has several.
+        fresh: read the weights even if the atlas has a stored answer.
         dates: whether creation dates may decide which model was first. Without them the weights are always read, and
             an order that they do not show is "unknown".
-        fresh: read the weights even if the atlas has a stored answer.
         expect: the base, or the model of the atlas, that it should be made from; see ``Lineage.is_as_expected``.
         thresholds: other thresholds than the default.
 
@@ -176,7 +268,8 @@ def _known(
     return atlas.find(reference, base)
 
 
-def lineages(atlas: AtlasReader, base: str | None = None, *, dates: bool = True, store: bool = False) -> Lineages:
+@question()
+def lineages(atlas: AtlasReader, base: Base = None, *, dates: Dates = True, store: bool = False) -> Lineages:
     """``lineage`` for every indexed model of a base, oldest first, from its weights.
 
     A model that cannot be read has a ``failure``, and its stored answer if there is one. After _MAX_FAILURES models in

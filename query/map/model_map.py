@@ -6,15 +6,18 @@ represents its duplicates. All of them are counted.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.console.messages import say
+from indexer.console.option import Option
 from indexer.errors import AtlasError
 from query.figures import FORMATS, checked_output, draw, write_output
 from query.map.coloring import ColorGroups, Coloring, coloring, scaled
@@ -22,8 +25,10 @@ from query.map.neighbours import NearPoint, Parent, known_near, near_points, rea
 from query.map.page import coloring_data, facet, map_page, number, payload
 from query.map.picture import map_figure
 from query.map.projection import METHODS, Projection, most_neighbours, project, usual_method
+from query.options import Base, Representation, Seed
 from query.population import LeftOut, Population, distinct, notes_on_sampled, read_population
 from query.reader import PUBLIC_HUB
+from query.registry import question
 from query.results import Drawn, plain
 from query.statistics.likeness import points
 from query.tables import parquet_of
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from query.cli.asking import Call
     from query.reader import AtlasReader
     from query.results import ThemeName
 
@@ -72,6 +78,7 @@ class ModelMap(Drawn):
     ``from_folders``: models that have no page there.
     """
 
+    HAS_DETAILS = True
     ROWS = "points"
     COLUMNS = tuple(MapPoint.__dataclass_fields__)
     OPTIONAL_COLUMNS = ("model_id", "downloads", "relation", "value", "author")
@@ -206,21 +213,50 @@ def checked_map_file(path: str | Path) -> Path:
     return checked_output(path, (*FORMATS, PAGE, TABLE))
 
 
+def _command(
+    call: Call,
+    base: str | None,
+    method: Literal["umap", "tsne", "pca"] | None,
+    color: str,
+    out: Annotated[
+        str,
+        Option("File: .png, .svg or .pdf to print, .html to explore, .parquet for other viewers.", metavar="FILE"),
+    ],
+    **options: Any,
+) -> None:
+    file = checked_map_file(out)
+    with call.opened() as atlas:
+        drawn = atlas.map(base, method=method, color=color, **options)
+        drawn.write(file, theme=call.theme or "light")
+        call.show(drawn, file=file)
+        if file.suffix.lower() == TABLE:
+            viewer = f"embedding-atlas {shlex.quote(str(file))} --text model --x x --y y --neighbors neighbors"
+            say(f"to view it: {viewer}")
+
+
+@question(example="map --base roberta-base --out map.html", command=_command)
 def model_map(
     atlas: AtlasReader,
-    base: str | None = None,
+    base: Base = None,
     *,
-    method: Literal["umap", "tsne", "pca"] | None = None,
-    color: str = "dataset",
-    representation: str = "input",
-    seed: int = 0,
+    method: Annotated[
+        Literal["umap", "tsne", "pca"] | None,
+        Option("Projection method.", usual="tsne below 1,000 models, else umap"),
+    ] = None,
+    color: Annotated[
+        str, Option("Colour by dataset, author, cluster, or any column of the models view.", metavar="COLUMN")
+    ] = "dataset",
+    representation: Representation = "input",
+    seed: Seed = 0,
 ) -> ModelMap:
-    """Place the distinct fine-tunes of ``base`` in the plane, and colour them.
+    """Draw the fine-tunes of a base as points; points are close if the vectors are.
 
-    ``method``: umap, tsne or pca (see :func:`query.map.projection.project`); None: tsne below 1,000 models, else umap.
-    ``color``: dataset, author, cluster or a column of the view ``models`` (see :func:`query.map.coloring.coloring`).
-    Raises AtlasError if there is no model to place, on an unknown method or column, or if the representation is not
-    published.
+    Returns:
+        The distinct fine-tunes placed in the plane, by tsne below 1,000 models and else umap, unless a method is named
+        (see :func:`query.map.projection.project`), and coloured (see :func:`query.map.coloring.coloring`).
+
+    Raises:
+        AtlasError: there is no model to place, no such method or column, or the representation is not published.
     """
     population = models_to_place(atlas, base, representation)
     chosen = coloring(atlas, population, color, seed)  # before the slow part: there may be no such column

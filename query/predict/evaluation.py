@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
 from indexer.console.messages import say
+from indexer.console.option import Option
 from indexer.errors import AtlasError
+from query.options import Base, Representation
 from query.predict.classifier import EVIDENCE, NONE_OF_THESE, OF_VOCABULARY, TOO_FEW, fit
 from query.predict.result import Evaluation, NoneScore, PredictedModel
 from query.predict.scoring import (
@@ -31,6 +33,7 @@ from query.predict.training_set import (
     Reals,
     TrainingSet,
 )
+from query.registry import question
 from query.statistics.authors import FEWEST_AUTHORS, too_few, units_of
 from query.statistics.neighbours import Integers
 
@@ -43,7 +46,14 @@ _FOLDS = 10
 _MANY = 1000  # with more models, a message says what takes so long
 
 
-def evaluate(atlas: AtlasReader, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:
+@question()
+def evaluate(
+    atlas: AtlasReader,
+    base: Base = None,
+    *,
+    k: Annotated[int, Option("Number of nearest models used for the vote.", least=1)] = 10,
+    representation: Representation = "input",
+) -> Evaluation:
     """How often ``predict`` is right on this atlas, compared with a baseline; see ``evaluate_models``.
 
     Raises AtlasError if fewer than two authors name a dataset, ValueError on k < 1.

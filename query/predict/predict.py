@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from indexer.console.option import Option
+from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from indexer.records.difference import (
@@ -28,6 +30,7 @@ from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from indexer.vectors.table import VectorTable
 from query.lookup import indexed_model, resolve_model
+from query.options import Base, Model, OptionalModel, Representation
 from query.population import START, Head, head_of, own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
 from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
@@ -41,6 +44,7 @@ from query.predict.training_set import (
     TrainingSet,
     has_vocabulary,
 )
+from query.registry import Tool, question
 from query.resolved import (
     ResolvedModel,
     facts_of_record,
@@ -52,9 +56,12 @@ from query.resolved import (
 )
 from query.results import Answered, answered
 from query.statistics.neighbours import Floats
+from query.texts import STDIN
 from query.wording import percent
 
 if TYPE_CHECKING:
+    from query.atlas import Atlas
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 # The share of models on unknown data is estimated if there are at least this many models.
@@ -89,21 +96,125 @@ class Target:
     start: str | None = None
 
 
+def _command(
+    call: Call,
+    model: OptionalModel = None,
+    *,
+    k: int,
+    base: str | None,
+    undocumented: Annotated[bool, Option("Predict for every indexed model that names no dataset.")] = False,
+    store: Annotated[bool, Option("Store the answers in the atlas: query sql 'FROM likely_datasets'.")] = False,
+    evaluate: Annotated[
+        bool, Option("Measure how often predictions are right on this atlas, compared with a baseline.")
+    ] = False,
+    unknown_share: float | None,
+    out: Annotated[
+        str | None, Option("With --evaluate: also draw the reliability: .png, .svg or .pdf.", metavar="FILE")
+    ] = None,
+    representation: str,
+) -> None:
+    """If ``model`` is "-", models are read from stdin, one per line."""
+    if (model is not None) + evaluate + undocumented != 1:
+        call.refuse("Name a MODEL, or use --undocumented or --evaluate without one.")
+    if out and not evaluate:
+        call.refuse("--out can only be used with --evaluate.")
+    if store and evaluate:
+        call.refuse("--store can only be used with a MODEL or --undocumented.")
+    if unknown_share is not None and evaluate:
+        call.refuse("--unknown-share can only be used with a MODEL or --undocumented.")
+    names = call.names_on_stdin() if model == STDIN else None
+    file = call.picture(out)
+    with call.opened() as atlas:
+        if undocumented or names is not None:
+            options = {"k": k, "base": base, "representation": representation, "unknown_share": unknown_share}
+            _show_many(call, atlas, names, store, options)
+        elif model is not None:
+            found = atlas.predict(model, k=k, base=base, representation=representation, unknown_share=unknown_share)
+            call.show(found)
+            if store:
+                _keep(call, atlas, [found])
+        else:
+            call.show(atlas.evaluate_prediction(base, k=k, representation=representation), drawn=file)
+
+
+def _show_many(call: Call, atlas: Atlas, names: Sequence[str] | None, store: bool, options: Mapping[str, Any]) -> None:
+    """Print predictions for ``names``, or for the models of a base without a dataset; a table has only the best answer.
+
+    Raises AtlasError at the end if a model has no answer.
+    """
+    asked = call.asked(atlas, undocumented, options["base"]) if names is None else names
+    count = len(asked)
+    if not count:
+        emit([], call.output)
+        return
+    kept: list[Prediction] = []
+
+    def rows(name: str, prediction: Prediction) -> list[dict[str, Any]]:
+        kept.append(prediction)
+        model = {"model": prediction.model}
+        if call.output != "table":
+            return [model | row for row in prediction.to_rows()]
+        best = prediction.answers[0]
+        answer = {"dataset": best.dataset, "probability": best.probability}
+        counts = {"agreement": prediction.agreement(best), "authors": best.authors}
+        return [(model if name != prediction.model else {}) | answer | counts]
+
+    try:
+        with Progress(count, "models") as progress:
+            many = atlas.predict_many(names, on_progress=lambda _: progress.update(1), **options)
+        call.show_many(many, count, rows)
+        if assumed := assumed_share(kept):
+            say(assumed)
+        if call.output == "table":
+            say("the first answer for each model; every answer: --format jsonl")
+    finally:
+        # After printing: if another process is writing, the answers are not lost.
+        if store:
+            _keep(call, atlas, kept)
+
+
+def _keep(call: Call, atlas: Atlas, predictions: Sequence[Prediction]) -> None:
+    """Store them in the atlas, and print how many."""
+    stored = call.asked(atlas, keep, predictions)
+    skipped = len(predictions) - stored
+    say(f"the atlas keeps the predictions for {stored} models")
+    if skipped:
+        say(f"{skipped} predictions were skipped because the atlas does not contain their models")
+
+
+Voters = Annotated[int, Option("Number of nearest models used for the vote.", least=1, flag="-k --neighbours")]
+UnknownShare = Annotated[
+    float | None,
+    Option(
+        "Share of such models that were tuned on data that no other author names. Default: the share among the "
+        "labelled models of the atlas; for ten models or more, it is estimated from them.",
+        least=0, most=1, metavar="S",
+    ),
+]  # fmt: skip
+
+
+@question(
+    example="predict --undocumented --base roberta-base --store",
+    agents=Tool("Predict which datasets a model was tuned on, from its weights and its head.", ("model", "k", "base")),
+    command=_command,
+)
 def predict(
     atlas: AtlasReader,
-    model: str | Path,
+    model: Model,
     *,
-    k: int = 10,
-    base: str | None = None,
-    representation: str = "input",
-    unknown_share: float | None = None,
+    k: Voters = 10,
+    base: Base = None,
+    representation: Representation = "input",
+    unknown_share: UnknownShare = None,
 ) -> Prediction:
-    """The datasets that ``model`` (an indexed id, any other Hub id, a local folder) was probably tuned on.
+    """Predict the datasets ``model`` was tuned on: an indexed id, any other Hub id, or a local folder.
 
-    ``k``: the number of nearest models that vote. The probabilities sum to 1. ``unknown_share``: the share of models
-    like this one that are tuned on data that no other author names, from 0 to 1. By default it is that share among the
-    labelled models of the atlas. Raises AtlasError if the model is unknown or unreadable, has nothing to compare, or no
-    model by another author names a dataset.
+    Returns:
+        The datasets with probabilities that sum to 1.
+
+    Raises:
+        AtlasError: the model is unknown or unreadable, has nothing to compare, or no model by another author names a
+            dataset.
     """
     _check(unknown_share)
     found = _predict(atlas, str(model), LabelledModelReader(atlas, representation), k, base)
@@ -121,14 +232,15 @@ def _check(unknown_share: float | None) -> None:
         raise AtlasError(f"`unknown_share` is {unknown_share}; it must be from 0 to 1.", "")
 
 
+@question()
 def predict_many(
     atlas: AtlasReader,
     models: Iterable[str | Path] | None = None,
     *,
-    k: int = 10,
-    base: str | None = None,
-    representation: str = "input",
-    unknown_share: float | None = None,
+    k: Voters = 10,
+    base: Base = None,
+    representation: Representation = "input",
+    unknown_share: UnknownShare = None,
     store: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Answered[Prediction]]:

@@ -228,6 +228,7 @@ class Evaluation(Drawn):
     models with a vocabulary vector; if there are any, "together" uses it, and "without_vocabulary" does not.
     """
 
+    HAS_DETAILS = True
     ROWS = "outcomes"
     COLUMNS = tuple(PredictedModel.__dataclass_fields__)
     SHOW_HEADLINE = True

@@ -4,41 +4,109 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from indexer.console.option import Option
+from query.options import Base, Representation
 from query.population import family_trees, notes_on_sampled, read_population, tasks_of
 from query.purity import study
+from query.purity.result import PurityResult
+from query.registry import Tool, question
 
 if TYPE_CHECKING:
-    from query.purity.result import PurityResult
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 
+def _command(
+    call: Call,
+    base: str | None,
+    representation: str,
+    by: Annotated[
+        str,
+        Option(
+            "Rows to print. task: measure purity by task instead of dataset, also within datasets.",
+            choices=("dataset", "model", "task"),
+        ),
+    ] = "dataset",
+    *,
+    k: int | None,
+    kin: bool,
+    within: Sequence[str],
+    confusions: bool,
+    out: Annotated[str | None, Option("Also draw it, by dataset: .png, .svg or .pdf.", metavar="FILE")] = None,
+) -> None:
+    file = call.picture(out)
+    with call.opened() as atlas:
+        found = atlas.purity(
+            base, representation=representation, k=k, kin=kin, within=within, confusions=confusions,
+            by="task" if by == "task" else "dataset",
+        )  # fmt: skip
+        whole = found.to_dict(by_model=by == "model", confusions=confusions)
+        by = "confusion" if confusions else by
+        table = found.table(details=call.details, by=by)
+        call.show(found, drawn=file, rows=found.lines(by), whole=whole, table=table)
+
+
+@question(
+    example="purity --base roberta-base --by model",
+    agents=Tool(
+        "Measure whether models tuned on the same dataset are close to each other, also across authors.",
+        ("base", "representation", "k"),
+    ),
+    command=_command,
+)
 def purity(
     atlas: AtlasReader,
-    base: str | None = None,
+    base: Base = None,
     *,
-    representation: str = "input",
-    k: int | None = None,
+    representation: Representation = "input",
+    k: Annotated[
+        int | None,
+        Option(
+            "Number of nearest models to consider. Default: as many as share its dataset.",
+            least=1,
+            flag="-k --neighbours",
+            agents="Number of neighbours. Default: as many as share a dataset with the model.",
+        ),
+    ] = None,
+    kin: Annotated[bool, Option("Leave out models of the same family tree (after query lineage --all).")] = True,
+    within: Annotated[
+        Sequence[str],
+        Option(
+            "Also print chance if only models with the same head (language, …) exchange labels. May be given several "
+            "times. norm: ‖δW‖ within a factor of two. seed: the seed of adapters' factors.",
+            choices=("head", "language", "author", "length", "norm", "seed", "dataset"),
+            is_repeated=True,
+        ),
+    ] = (),
+    confusions: Annotated[bool, Option("Print which datasets are mistaken for which, compared with chance.")] = False,
     draws: int | None = None,
     seed: int = 0,
-    kin: bool = True,
-    confusions: bool = False,
-    within: Sequence[str] = (),
     by: Literal["dataset", "task"] = "dataset",
 ) -> PurityResult:
-    """Whether models tuned on the same dataset are close to each other; see :func:`query.purity.study.purity`.
+    """Measure whether models tuned on the same dataset are close to each other.
 
-    Purity, chance and intervals are shares from 0 to 1. ``k``: the number of neighbours; by default as many as
-    share a dataset with the model. ``draws``: permutations for p; by default all, if they are few, else 1,000, and
-    more if hardly any of them reaches the observed purity. ``kin``: whether models of the same family tree count,
-    which are close whatever they were tuned on. ``confusions``: also compute which datasets are mistaken for which.
-    ``within``: also the chance level if only models of the same head, language, author, length (of the longest
-    input, see ``trace``), norm (of δW, to a factor of two), seed (of the factors of adapters) or dataset exchange
-    labels; a note says which habits go with the labels. ``by``: task to ask whether models of one task
-    (``query.population.tasks_of``) are close; then the chance level within dataset says whether they are closer
-    than their data make them. Raises AtlasError if the base or representation is unknown, or the atlas has no
-    lineage for ``kin=False``; ValueError on k < 1 or draws < 1.
+    Purity is the share of a model's nearest neighbours that share a dataset with it, averaged over models.
+
+    Note:
+        ``k``: the number of neighbours; by default as many as share a dataset with the model.
+        ``kin``: whether models of the same family tree count, which are close whatever they were tuned on.
+        ``within``: also the chance level if only models of the same head, language, author, length (of the longest
+            input, see ``trace``), norm (of δW, to a factor of two), seed (of the factors of adapters) or dataset
+            exchange labels; a note says which habits go with the labels.
+        ``confusions``: also compute which datasets are mistaken for which.
+        ``draws``: permutations for p; by default all, if they are few, else 1,000, and more if hardly any of them
+            reaches the observed purity.
+        ``by``: task to ask whether models of one task (``query.population.tasks_of``) are close; then the chance level
+            within dataset says whether they are closer than their data make them.
+
+    Returns:
+        Purity, chance and intervals are shares from 0 to 1; see :func:`query.purity.study.purity`.
+
+    Raises:
+        AtlasError: the base or representation is unknown, or the atlas has no lineage for ``kin=False``.
+        ValueError: k < 1 or draws < 1.
     """
     population = read_population(atlas, base, representation, documented=by == "dataset")
     if by == "task":

@@ -141,6 +141,7 @@ class PurityResult(Drawn, PurityScore):
     ``by``: ``dataset``, or ``task``, which then stands for the dataset in all names of keys, rows and sentences.
     """
 
+    HAS_DETAILS = True
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("cross_author_models", "datasets", "models", "neighbours", "cross_author_chance", "chance", "p")
 

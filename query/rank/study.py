@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.console.option import Option
 from indexer.errors import AtlasError
 from query.figures import THEMES, add_legend, add_title, label, styled_grid
+from query.options import Base
 from query.population import LeftOut
 from query.rank.fits import Fit, best_fit, fit_forms
 from query.rank.values import checked_relations, countable_models, one_model, read_ranks
+from query.registry import question
 from query.results import Drawn
 from query.sampled import note_on_sampled
 from query.wording import counted, decimal
@@ -77,6 +80,7 @@ class RankStudy(Drawn):
     singular values, and ``left_out`` counts those that a study never includes; neither are in the mean.
     """
 
+    HAS_DETAILS = True
     COLUMNS = COLUMNS
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("form", "loo_error", "aicc", "parameters")
@@ -233,26 +237,36 @@ class RankStudy(Drawn):
         return figure
 
 
+@question(example="rank --base roberta-base --threshold 0.8 --out rank.png")
 def rank_by_depth(
     atlas: AtlasReader,
-    base: str | None = None,
+    base: Base = None,
     *,
-    threshold: float = 0.5,
-    of: str = "delta",
-    model: str | None = None,
-    relation: str | None = None,
-    whole: bool = False,
+    threshold: Annotated[
+        float, Option("Share of the energy Σ σ² that the rank must hold.", least=0, most=1, is_open=True)
+    ] = 0.5,
+    of: Annotated[str, Option("Measure δW, or W.", choices=("delta", "weights"))] = "delta",
+    model: Annotated[str | None, Option("Only this model.", metavar="MODEL", completes="model")] = None,
+    relation: Annotated[
+        str | None, Option("Only these relations, e.g. finetune or finetune,adapter.", metavar="NAMES")
+    ] = None,
+    whole: Annotated[bool, Option("Do not split fused matrices (GPT-2's c_attn).")] = False,
 ) -> RankStudy:
-    """Mean rank by family and layer over the models of ``base``, with its spread and the forms that fit it.
+    """Show how the rank of the change, or of the weights, varies with depth, and the equation that fits best.
 
-    Copies, unrelated models and duplicates do not count. Neither do zero deltas (matrices that an adapter does not
-    touch, frozen layers); W counts even where it equals the base's. If the rank of some model lies beyond the singular
-    values in its record, only models with spectra count and the others are lacking: the largest singular values alone
-    give only small ranks, so including those models would bias the mean down.
-    ``model``: use this one alone, whatever its flags. ``relation``: only these relations, separated by commas.
-    ``whole``: take fused matrices (GPT-2's c_attn) whole instead of split.
+    The input embedding is not included, because only the sizes of its rows' changes are known (see `query layers`).
 
-    Raises AtlasError if no model is left, and ValueError for a threshold outside (0, 1] or another ``of``.
+    Returns:
+        Mean rank by family and layer over the models of the base, with its spread and the forms that fit it. Copies,
+        unrelated models and duplicates do not count, unless it is the one model asked for. Neither do zero deltas
+        (matrices that an adapter does not touch, frozen layers); W counts even where it equals the base's. If the rank
+        of some model lies beyond the singular values in its record, only models with spectra count and the others are
+        lacking: the largest singular values alone give only small ranks, so including those models would bias the mean
+        down.
+
+    Raises:
+        AtlasError: no model is left.
+        ValueError: a threshold outside (0, 1], or another ``of``.
     """
     if not 0 < threshold <= 1 or of not in SYMBOLS:
         raise ValueError(f"no ranks of {of!r} at {threshold}")

@@ -6,19 +6,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from indexer.console.messages import say
+from indexer.console.option import Option
 from indexer.errors import AtlasError
 from indexer.quantities import size_in_words
 from query.figures import checked_output, write_output
 from query.glossary import words
+from query.options import Base, Seed
+from query.registry import question
 from query.report import studies, training, views
 from query.report.page import Section, Source, as_reason, page
 from query.results import Result
 from query.wording import counted
 
 if TYPE_CHECKING:
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 # Anchor, title, and the function that finds the facts of the section, in the order of the page. Its words are the macro
@@ -87,12 +91,30 @@ class Report(Result):
         write_output(checked_output(path, (".html",)), self.html.encode())
 
 
-def report(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> Report:
-    """One page with everything about ``base``; ``write("report.html")`` keeps it.
+def _command(
+    call: Call,
+    base: str | None,
+    out: Annotated[str, Option("The page to write: one .html file, readable offline.", metavar="FILE")],
+    **options: Any,
+) -> None:
+    file = checked_output(out, (".html",))
+    with call.opened() as atlas:
+        page = atlas.report(base, **options)
+        page.write(file)
+        call.show(page, file=file, table=page.to_dict())
 
-    The same atlas and ``seed`` (of the map, the intervals and the permutations) give the same page. A section that the
-    atlas cannot fill (no model, no dataset, no spectra), or whose picture needs a missing library, says so in one line.
-    Raises AtlasError if the base is unknown.
+
+@question(example="report --base roberta-base --out report.html", command=_command)
+def report(atlas: AtlasReader, base: Base = None, *, seed: Seed = 0) -> Report:
+    """Write one page with everything about the fine-tunes of a base.
+
+    Returns:
+        The page; its ``write("report.html")`` keeps it. The same atlas and ``seed`` (of the map, the intervals and the
+        permutations) give the same page. A section that the atlas cannot fill (no model, no dataset, no spectra), or
+        whose picture needs a missing library, says so in one line.
+
+    Raises:
+        AtlasError: the base is unknown.
     """
     started = time.monotonic()
     source = Source(atlas, atlas.base_named(base), seed)

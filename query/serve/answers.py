@@ -30,6 +30,12 @@ class Answer(TypedDict):
     shortened: list[str]
 
 
+class Other(Answer):
+    """The answer of a question that another package adds: the JSON of its command."""
+
+    answer: Any
+
+
 class Base(TypedDict):
     """One base model."""
 

@@ -7,16 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.console.messages import say as print_note
+from indexer.console.option import Option
 from indexer.errors import AtlasError, require
 from indexer.names import ModelRef
 from indexer.records.representation import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
 from query.lookup import resolve_model
+from query.options import Base, Model, Read
+from query.registry import Tool, question
 from query.resolved import READERS, ResolvedModel, unrelated_notes
 from query.results import Result
 from query.texts import read_texts
@@ -41,6 +45,7 @@ from query.trace.words import (
 from query.wording import counted, percent
 
 if TYPE_CHECKING:
+    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 NONE = "none"
@@ -66,6 +71,7 @@ class TracedModel(Result):
     against the model.
     """
 
+    HAS_DETAILS = True
     SHOW_HEADLINE = True
     ROWS = "words"
     KEYS = (
@@ -143,27 +149,52 @@ class TracedModel(Result):
         return known | {name: rows for name, rows in tables.items() if rows}
 
 
+def _command(call: Call, **options: Any) -> None:
+    call.ask(say=print_note, **options)
+
+
+@question(
+    example="trace ./my-fine-tune --text articles.txt",
+    agents=Tool(
+        "Find what a model was trained on from its input embedding: words, length of inputs, masked or not.",
+        ("model", "base"),
+    ),
+    command=_command,
+)
 def trace(
     atlas: AtlasReader,
-    model: str | Path,
-    base: str | None = None,
+    model: Model,
+    base: Base = None,
     *,
-    text: str | Path | None = None,
-    field: str | None = None,
-    each: bool = False,
-    max_length: int | None = None,
-    all_rows: bool = False,
-    read: str | None = None,
+    text: Annotated[
+        str | Path | None, Option("Compare these texts: lines, .jsonl, .csv, .tsv, .parquet, or -.", metavar="FILE")
+    ] = None,
+    field: Annotated[str | None, Option("The field or column of FILE that holds the text.", metavar="NAME")] = None,
+    each: Annotated[bool, Option("Print the result for each text.")] = False,
+    max_length: Annotated[
+        int | None,
+        Option(
+            "Number of tokens to which training cut texts. Default: what the position embeddings show, else 24.",
+            least=1,
+            metavar="N",
+        ),
+    ] = None,
+    all_rows: Annotated[bool, Option("Read the whole embedding of MODEL and of its base, not some rows.")] = False,
+    read: Read = None,
     say: Callable[[str], None] | None = None,
 ) -> TracedModel:
-    """What the input embedding of a model says of its training text: the rows of the tokens that were met moved.
+    """Show what ``model`` was trained on, from its input embedding: only rows of tokens in the training text moved.
 
-    ``text``: a file of texts to compare (lines, JSON lines, CSV, TSV, Parquet; ``-`` is stdin), ``field`` of its rows;
-    ``each``: also a verdict on each text. ``max_length``: how many tokens of a text training kept, where that is known;
-    else the position embeddings show, or the first 24 count. ``all_rows``: read the whole embedding, not the rows that
-    the atlas holds; ``say`` is called with what that costs. ``read``: as in ``similar``.
+    With ``text``, show which texts were certainly not used in any step that changed the embedding. Of more than 10,000
+    texts, that many are used, evenly spaced, and of a long text the first 100,000 characters. Empty texts are left out,
+    and so are those that cannot be read if they are a tenth or fewer (half of a surrogate pair is always left out); the
+    notes say how many and why.
 
-    Raises AtlasError if the model is unknown or cannot be read, or a text is asked about and there is no tokenizer.
+    Note:
+        ``say``: is called with what reading the whole embedding costs.
+
+    Raises:
+        AtlasError: the model is unknown or cannot be read, or a text is asked about and there is no tokenizer.
     """
     texts = read_texts(text, field) if text is not None else None
     found = resolve_model(atlas, str(model), base, DEFAULT, read)

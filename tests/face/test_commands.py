@@ -114,7 +114,7 @@ def test_a_narrow_terminal_leaves_out_what_tells_least_and_cuts_no_id(small_atla
 
 
 def test_lineage_begins_with_the_answer(capsys):
-    from query.cli.options import print_result
+    from query.cli.printing import print_result
     from query.lineage.result import Edge, Lineage
 
     edge = Edge("org/child", "org/parent", "continued", 1.0, 0.1, "shared change")

@@ -175,7 +175,7 @@ def test_a_sentence_names_the_layers_that_equal_the_bases():
 
 
 def first_line(found, capsys):
-    from query.cli.options import print_result
+    from query.cli.printing import print_result
 
     print_result(found, "table")
     return capsys.readouterr().out.splitlines()[0]

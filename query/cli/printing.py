@@ -1,19 +1,17 @@
-"""What the questions on the command line share: options, the opened atlas, and how an answer is printed."""
+"""How the questions on the command line print: the opened atlas, the answer, and what --help explains."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from indexer.console.advice import for_command_line
-from indexer.console.completion import complete_base, complete_model, complete_representation
-from indexer.console.terminal import atlas_option, clean, emit, output_options, say
+from indexer.console.terminal import clean, emit, say
 from indexer.errors import require
 
 if TYPE_CHECKING:
@@ -21,69 +19,12 @@ if TYPE_CHECKING:
     from query.results import Drawn, Result, ThemeName
 
 LONGEST_LINE = 100  # columns; longer sentences are broken on a wide terminal
-ROWS_ON_A_TERMINAL = 40
-
-model_argument = click.argument("model", shell_complete=complete_model)
-optional_model = click.argument("model", required=False, shell_complete=complete_model)
-base_option = click.option(
-    "--base", metavar="ID", shell_complete=complete_base,
-    help="Base model, by old or new id. Needed if the atlas holds several.",
-)  # fmt: skip
-details_option = click.option("--details", is_flag=True, help="Show everything in the table.")
-limit_option = click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    help=f"Maximum number of rows. Default: {ROWS_ON_A_TERMINAL} on a terminal, else all.",
-)
-seed_option = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Random seed.")
-theme_option = click.option(
-    "--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Colours of the picture."
-)
 
 
-def out_option(help_text: str = "Also draw it: .png, .svg or .pdf.", required: bool = False) -> Any:
-    """``--out FILE``."""
-    return click.option("--out", metavar="FILE", required=required, help=help_text)
+class QuestionCommand(click.Command):
+    """A command whose help explains the columns of its answer. ``example``: a command line without the program."""
 
-
-def neighbours_option(help_text: str, default: int | None = 10, *names: str) -> Any:
-    """``-k N``."""
-    kind = click.IntRange(min=1)
-    return click.option(
-        "-k", "--neighbours", *names, "k", default=default, show_default=default is not None, type=kind, help=help_text
-    )
-
-
-def method_option(help_text: str) -> Any:
-    """``--method`` of a map."""
-    usual = "tsne below 1,000 models, else umap"
-    return click.option("--method", type=click.Choice(["umap", "tsne", "pca"]), show_default=usual, help=help_text)
-
-
-class _Representation(click.Option):
-    """Loads the registry of representations only when --help is shown."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """The option and its text in ``--help``."""
-        from indexer.records.representation import REPRESENTATIONS
-
-        self.help = f"Vectors to use: {', '.join(REPRESENTATIONS)}."
-        return super().get_help_record(ctx)
-
-
-representation_option = click.option(
-    "--representation",
-    default="input",
-    show_default=True,
-    metavar="NAME",
-    cls=_Representation,
-    shell_complete=complete_representation,
-    help="Vectors to use.",
-)
-
-
-class Question(click.Command):
-    """A command whose help explains the columns of its answer."""
+    example = ""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The columns, then the example."""
@@ -93,17 +34,6 @@ class Question(click.Command):
             with formatter.section("Columns"):
                 formatter.write_dl(columns)
         super().format_epilog(ctx, formatter)
-
-
-def question(*options: Callable[[Any], Any], name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
-    """A command with these arguments and options, then ``--atlas`` and how to print the answer."""
-
-    def command_of(ask: Callable[..., None]) -> click.Command:
-        for option in reversed((*options, atlas_option, output_options)):
-            ask = option(ask)
-        return click.command(name, cls=Question)(ask)
-
-    return command_of
 
 
 def picture_file(out: str | None) -> Path | None:

@@ -1,0 +1,273 @@
+"""The questions that an atlas answers: the open list of them, and how one is described.
+
+A question is a function of one generation of an atlas. The entry points of the group ``model_atlas.questions`` name it,
+in this package as in any other that is installed beside it::
+
+    [project.entry-points."model_atlas.questions"]
+    similar = "query.similar:similar"
+    "predict.predict_many" = "query.predict.predict:predict_many"
+
+``similar`` is a command of `query`, a method of Atlas and, if its decorator says so, a tool of agents. A name before a
+dot is the command that asks it, together with other functions; the method has the name after the dot.
+
+The decorator :func:`question` adds what signature and docstring do not say. Nothing here imports a question: names are
+known from the entry points, and the sentence that `query --help` prints is read in the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, TypeVar
+
+from indexer.console.messages import say
+from indexer.console.option import Argument, described
+from indexer.errors import AtlasError
+
+GROUP = "model_atlas.questions"
+OURS = "vectors-in-the-wild"
+_NAME = re.compile(r"[a-z][a-z_]{0,39}")
+_PLACE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+_SECTION = re.compile(r"^(Args|Attributes|Examples?|Note|Raises|Returns|Yields):$", re.MULTILINE)
+_INSTALLED = re.compile(r"(.+?)(?:-\d[^-]*)?(?:-py[\d.]+)?\.(?:dist|egg)-info")
+_RECORD = "__question__"
+_LONGEST = 1 << 20  # bytes of a list of entry points
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Tool:
+    """How agents see a question.
+
+    Attributes:
+        about: what the tool does; by default the first paragraph of the function's docstring.
+        arguments: those that the tool has; by default all that are described.
+    """
+
+    about: str = ""
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is known of a question besides its signature and docstring.
+
+    Attributes:
+        example: a command line, without the name of the program.
+        agents: how agents see it; None if they do not.
+        command: what the command does, if that is more than to ask and to print; see ``query.cli.asking``. Its
+            described arguments are options of the command alone, and its docstring follows that of the function in
+    ``--help``.
+    """
+
+    example: str = ""
+    agents: Tool | None = None
+    command: Callable[..., None] | None = None
+
+
+def question(
+    *, example: str = "", agents: Tool | bool = False, command: Callable[..., None] | None = None
+) -> Callable[[F], F]:
+    """Describe a function as a question; see :class:`Question`. ``agents``: True for a tool that has all arguments."""
+    tool = (Tool() if agents else None) if isinstance(agents, bool) else agents
+
+    def decorated(function: F) -> F:
+        setattr(function, _RECORD, Question(example, tool, command))
+        return function
+
+    return decorated
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One question of the list. ``package``: the distribution that names it."""
+
+    name: str
+    command: str
+    module: str
+    function: str
+    package: str
+
+    def load(self) -> Callable[..., Any]:
+        """The function, imported now. Raises AtlasError if a plugin's cannot be; any error if it is ours."""
+        try:
+            function: Callable[..., Any] = getattr(import_module(self.module), self.function)
+            if not isinstance(getattr(function, _RECORD, None), Question):
+                raise AttributeError(f"{self.module}:{self.function} is not decorated with query.registry.question")
+        except Exception as error:
+            if self.package == OURS:
+                raise
+            raise AtlasError(f"{self.about} cannot be loaded: {type(error).__name__}: {error}.", "") from error
+        return function
+
+    @property
+    def about(self) -> str:
+        """What it is, in an error message."""
+        return f"The question {self.name!r} of the package {self.package}"
+
+    @property
+    def record(self) -> Question:
+        """What its decorator says. Raises as ``load`` does."""
+        record: Question = getattr(self.load(), _RECORD)
+        return record
+
+    def summary(self) -> str:
+        """The first paragraph of its docstring, read in the source; "" and a line on stderr if there is no function."""
+        try:
+            text = _docstring_in_source(self.module, self.function)
+            text = text if text is not None else self.load().__doc__ or ""
+        except Exception as error:
+            if self.package == OURS:
+                raise
+            _say_once(f"{self.about} is left out: {' '.join(str(error).split())}")
+            return ""
+        return help_of(text).partition("\n\n")[0]
+
+
+def help_of(docstring: str, arguments: frozenset[str] | None = None) -> str:
+    """A docstring as the help of a command: without its sections, and ``names`` as they are typed.
+
+    Those of ``arguments`` (None: all) are in capitals, the others are options.
+    """
+    text = _SECTION.split(cleandoc(docstring), maxsplit=1)[0].strip()
+
+    def as_typed(found: re.Match[str]) -> str:
+        name = found[1]
+        return name.upper() if arguments is None or name in arguments else f"--{name.replace('_', '-')}"
+
+    return re.sub(r"``([a-z_]+)``", as_typed, text)
+
+
+def arguments_by_place(function: Callable[..., Any]) -> frozenset[str]:
+    """The names of what a command takes by place."""
+    return frozenset(one.name for one in described(function) if isinstance(one.option, Argument))
+
+
+def _docstring_in_source(module: str, function: str) -> str | None:
+    """The docstring of a function of a module that is not imported for it; None if its source does not show it."""
+    spec = find_spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    # Parsing whole files would take a tenth of a second for all questions.
+    found = re.search(rf"^def {function}\(.*?(?=^[^\s)#]|\Z)", source, re.MULTILINE | re.DOTALL)
+    if found is None:
+        return None
+    try:
+        return ast.get_docstring(ast.parse(found[0]).body[0])  # type: ignore[arg-type]
+    except SyntaxError:
+        return None
+
+
+# ---- the list
+
+
+@cache
+def questions() -> Mapping[str, Entry]:
+    """Every question by the name of its method; ours come first.
+
+    A plugin's that has a name of ours, or of an earlier plugin, is left out with a line on stderr. Raises AtlasError if
+    the installed metadata of this package lists none.
+    """
+    entries: dict[str, Entry] = {}
+    read = list(_entries())
+    if not any(one.package == OURS for one in read):
+        raise AtlasError(
+            "The installed metadata of vectors-in-the-wild is older than its code and lists no question.",
+            "Install it again, in the folder of the project: pip install -e .",
+        )
+    for entry in sorted(read, key=lambda one: one.package != OURS):
+        taken = entries.get(entry.name) or entries.get(entry.command)
+        if entry.package != OURS and (entry.name in RESERVED or entry.command in RESERVED):
+            _say_once(f"{entry.about} is left out: `{entry.name}` means something else here.")
+        elif taken is not None and (entry.name in entries or taken.package != entry.package):
+            _say_once(f"{entry.about} is left out: there is one of this name in {taken.package}.")
+        else:
+            entries[entry.name] = entry
+    return entries
+
+
+# What commands and attributes of Atlas are called that are no questions.
+RESERVED = frozenset({
+    "bases", "browse", "close", "generation", "help", "is_outdated", "notes", "path", "refresh", "schema", "serve",
+    "similar_many",
+})  # fmt: skip
+
+
+def commands() -> dict[str, list[Entry]]:
+    """The questions that each command asks; the first gives its help and its example."""
+    found: dict[str, list[Entry]] = {}
+    for entry in questions().values():
+        found.setdefault(entry.command, []).append(entry)
+    return {name: sorted(entries, key=lambda one: one.name != name) for name, entries in found.items()}
+
+
+def tools() -> Iterator[tuple[Entry, Tool]]:
+    """The questions that agents have. This imports every question; one that fails is a line on stderr."""
+    for entry in questions().values():
+        try:
+            tool = entry.record.agents
+        except AtlasError as error:
+            _say_once(str(error))
+            continue
+        if tool is not None:
+            yield entry, tool
+
+
+def _entries() -> Iterator[Entry]:
+    """The entry points of our group in every distribution on the path, each distribution once.
+
+    As importlib.metadata finds them, whose import alone would take a third of the time of `query --help`.
+    """
+    seen: set[str] = set()
+    for folder in sys.path:
+        try:
+            names = sorted(os.listdir(folder or "."))  # noqa: PTH208 - faster
+        except OSError:  # an archive, or not there
+            continue
+        for name in names:
+            if (installed := _INSTALLED.fullmatch(name)) is None:
+                continue
+            if (key := re.sub(r"[-_.]+", "-", installed[1]).lower()) in seen:
+                continue
+            try:
+                with open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:  # noqa: PTH118, PTH123 - as above
+                    text = file.read(_LONGEST).decode("utf-8", "replace")
+            except OSError:
+                continue
+            seen.add(key)
+            yield from _listed_in(text, key)
+
+
+def _listed_in(text: str, package: str) -> Iterator[Entry]:
+    section = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line.strip("[]").strip()
+        elif section == GROUP and line and line[0] not in "#;":
+            name, _, place = (part.strip() for part in line.partition("="))
+            command, _, method = name.rpartition(".")
+            found = _PLACE.fullmatch(place)
+            if found is None or not _NAME.fullmatch(method) or not _NAME.fullmatch(command or method):
+                _say_once(f"The package {package} names a question in a way that cannot be read: {line[:200]}")
+                continue
+            yield Entry(method, command or method, found[1], found[2], package)
+
+
+_said: set[str] = set()
+
+
+def _say_once(sentence: str) -> None:
+    if sentence not in _said:
+        _said.add(sentence)
+        say(sentence)
