@@ -65,7 +65,13 @@ class Method:
         self._entry = entry
 
     def __get__(self, atlas: Atlas | None, owner: type) -> Callable[..., Any]:
-        method = as_method(self._entry.name, naming_extras(self._entry.load()))
+        try:
+            function = self._entry.load()
+        except AtlasError as error:  # of a plugin; help(Atlas) shows the others
+            if atlas is not None:
+                raise
+            raise AttributeError(str(error)) from error
+        method = as_method(self._entry.name, naming_extras(function))
         setattr(Atlas, self._entry.name, method)  # from now on; a second thread that comes here sets the same
         bound: Callable[..., Any] = method.__get__(atlas, owner)
         return bound

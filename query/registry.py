@@ -186,18 +186,19 @@ def questions() -> Mapping[str, Entry]:
             "The installed metadata of vectors-in-the-wild is older than its code and lists no question.",
             "Install it again, in the folder of the project: pip install -e .",
         )
+    owners = dict.fromkeys(RESERVED, OURS)
     for entry in sorted(read, key=lambda one: one.package != OURS):
-        taken = entries.get(entry.name) or entries.get(entry.command)
-        if entry.package != OURS and (entry.name in RESERVED or entry.command in RESERVED):
-            _say_once(f"{entry.about} is left out: `{entry.name}` means something else here.")
-        elif taken is not None and (entry.name in entries or taken.package != entry.package):
-            _say_once(f"{entry.about} is left out: there is one of this name in {taken.package}.")
-        else:
-            entries[entry.name] = entry
+        names = {entry.name, entry.command}
+        others = {owners.get(name, entry.package) for name in names} - {entry.package}
+        if others or entry.name in entries:
+            _say_once(f"{entry.about} is left out: {', '.join(others or {entry.package})} has one of this name.")
+            continue
+        entries[entry.name] = entry
+        owners |= dict.fromkeys(names, entry.package)
     return entries
 
 
-# What commands and attributes of Atlas are called that are no questions.
+# Names of commands, and of attributes of Atlas, that are no questions.
 RESERVED = frozenset({
     "bases", "browse", "close", "generation", "help", "is_outdated", "notes", "path", "refresh", "schema", "serve",
     "similar_many",

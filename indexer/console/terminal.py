@@ -168,8 +168,7 @@ class AtlasGroup(click.Group):
         rows = []
         for name in self.list_commands(ctx):
             if (summary := self.summary(ctx, name)) is not None:
-                paragraph = " ".join(summary.split())
-                rows.append((name, re.split(r"(?<=[.:]) |[:;] ", paragraph)[0].rstrip(".:") + "."))
+                rows.append((name, first_sentence(summary)))
         return rows
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
@@ -196,6 +195,11 @@ class AtlasGroup(click.Group):
         _silence(sys.stdout)
         _silence(sys.stderr)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def first_sentence(paragraph: str) -> str:
+    """The first sentence of a paragraph of help, or its beginning up to a colon."""
+    return re.split(r"(?<=[.:]) |[:;] ", " ".join(paragraph.split()))[0].rstrip(".:") + "."
 
 
 def _replace_closed_streams() -> None:

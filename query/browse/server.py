@@ -30,12 +30,14 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from indexer.console.terminal import first_sentence
 from indexer.errors import AtlasError, ModelError
 from query.atlas import Atlas, generations
 from query.browse.model import error_in_words, harmless
 from query.browse.session import BrowseSession
-from query.map.page import SCRIPTS, filled, page_file
+from query.map.page import SCRIPTS, filled, page_file, shown
 from query.reader import AtlasReader
+from query.registry import OURS, commands
 
 if TYPE_CHECKING:
     from query.sql import Started
@@ -124,6 +126,7 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
         Route("/", answers.quick(page)),
         Route("/data", answers.quick(data)),
         Route("/state", answers.quick(state)),
+        Route("/questions", answers.quick(lambda _: {"questions": listed_questions()})),
         Route("/tables", answers.quick(lambda _: {"tables": session.tables()})),
         Route("/model/{model_id:int}", answers.quick(lambda request: session.model(request.path_params["model_id"]))),
         *(
@@ -136,6 +139,16 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     ]
     inner = Router([Mount("/{token}", Router(routes, redirect_slashes=False))], redirect_slashes=False)
     return _Guard(inner, token, ticket, fragment)
+
+
+def listed_questions() -> list[dict[str, str]]:
+    """Every question by the name of its command: what it is about, and from which other package it is ("" if ours)."""
+    rows = []
+    for name, entries in sorted(commands().items()):
+        if (about := first_sentence(entries[0].summary())) != ".":
+            package = "" if entries[0].package == OURS else entries[0].package
+            rows.append({"name": name, "about": shown(about), "from": shown(package)})
+    return rows
 
 
 def _query(request: Request) -> str:

@@ -1,4 +1,4 @@
-// SQL: a condition that filters models, and statements. Both run in the sandbox of query sql.
+// SQL: a condition that filters models, and statements. Both run in the sandbox of query sql. And the list of questions.
 
 // The server stops working on an aborted request.
 async function asked(address, signal, text) {
@@ -132,3 +132,16 @@ statement.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) runStatement();
 });
 part("open-sql").addEventListener("click", () => openOverlay(overlay === "sql" ? null : "sql"));
+
+// ---- the list of questions ----
+
+async function loadQuestions() {
+  if (part("questions").childElementCount) return;
+  const answer = await asked("questions");
+  part("questions").replaceChildren(...(answer.questions ?? []).flatMap(({ name, about, from }) => [
+    element("dt", {}, element("code", {}, `query ${name}`)),
+    element("dd", {}, from ? `${about} (${from})` : about),
+  ]));
+}
+
+part("open-questions").addEventListener("click", () => openOverlay(overlay === "questions" ? null : "questions"));

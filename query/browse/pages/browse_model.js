@@ -1,7 +1,7 @@
 // The page of one model, shown over map and table.
 
 const placeOfModel = new Map(data.models.map((model, i) => [model, i]));
-let overlay = null; // null, "model", "text" or "sql"
+let overlay = null; // null, "model", "text", "sql" or "questions"
 let answer = null; // the server's answer about the model on the page
 let before = null; // the focused element before an overlay was opened
 let predicting = null; // aborts the running prediction
@@ -9,17 +9,18 @@ let predicting = null; // aborts the running prediction
 function openOverlay(which) {
   if (which && !overlay) before = document.activeElement;
   overlay = which;
-  for (const name of ["model", "text", "sql"]) part(`${name}-page`).hidden = name !== which;
+  for (const name of ["model", "text", "sql", "questions"]) part(`${name}-page`).hidden = name !== which;
   if (which) part(`${which}-page`).focus();
   else before?.focus?.();
   if (which === "model") loadModel(state.selected);
   if (which === "sql") loadTables();
+  if (which === "questions") loadQuestions();
   showTitle();
   noteView();
 }
 
 function showTitle() {
-  const whose = { model: data.models[state.selected], text: "Ask by text", sql: "SQL" }[overlay];
+  const whose = { model: data.models[state.selected], text: "Ask by text", sql: "SQL", questions: "Questions" }[overlay];
   document.title = whose ? `${whose} · ${part("title").textContent}` : part("title").textContent;
 }
 
@@ -31,7 +32,7 @@ function openModel(i) {
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && overlay && !event.target.matches?.("input, textarea")) openOverlay(null);
 });
-for (const name of ["text", "sql"]) part(`${name}-page`).querySelector(".close").addEventListener("click", () => openOverlay(null));
+for (const name of ["text", "sql", "questions"]) part(`${name}-page`).querySelector(".close").addEventListener("click", () => openOverlay(null));
 
 furtherContent.push((i) => [element("p", {}, element("button", { type: "button", id: "all-known", onclick: () => openModel(i) }, "All that is known of it"))]);
 whenChosen.push((i) => {
@@ -45,7 +46,7 @@ furtherWords.push({
   write: () => (overlay ? [["page", overlay]] : []),
   read: (words) => {
     const page = words.get("page");
-    if (page !== overlay && (["text", "sql"].includes(page) || (page === "model" && placeOfModel.has(words.get("model"))))) {
+    if (page !== overlay && (["text", "sql", "questions"].includes(page) || (page === "model" && placeOfModel.has(words.get("model"))))) {
       state.selected = placeOfModel.get(words.get("model")) ?? state.selected;
       openOverlay(page);
     } else if (!page && overlay) openOverlay(null);
