@@ -258,7 +258,7 @@ def _listed_in(text: str, package: str) -> Iterator[Entry]:
         elif section == GROUP and line and line[0] not in "#;":
             name, _, place = (part.strip() for part in line.partition("="))
             command, _, method = name.rpartition(".")
-            found = _PLACE.fullmatch(place)
+            found = _PLACE.fullmatch(place.partition("[")[0].strip())  # without the extras that it needs
             if found is None or not _NAME.fullmatch(method) or not _NAME.fullmatch(command or method):
                 _say_once(f"The package {package} names a question in a way that cannot be read: {line[:200]}")
                 continue

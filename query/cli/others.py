@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from indexer.console.completion import complete_base
+from indexer.console.option import click_parameter
 from indexer.console.terminal import atlas_option, emit, handle_sigterm, output_options, say
 from indexer.errors import AtlasError, require
 from query.cli.printing import LONGEST_LINE, QuestionCommand, opened_atlas, print_sentence
+from query.options import Base
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 METHODS = ("umap", "tsne", "pca")
+
+
+def described_option(name: str, annotation: Any) -> Callable[[Command], Command]:
+    """The option of an argument that questions share; None by default."""
+
+    def decorated(command: Command) -> Command:
+        option = click_parameter(name, annotation.__origin__, annotation.__metadata__[0], None)
+        command.__click_params__ = [*getattr(command, "__click_params__", ()), option]  # type: ignore[attr-defined]
+        return command
+
+    return decorated
 
 
 @click.command(cls=QuestionCommand)
@@ -85,10 +100,7 @@ def serve(folders: Path | None, atlas: str) -> None:
 
 
 @click.command(cls=QuestionCommand)
-@click.option(
-    "--base", metavar="ID", shell_complete=complete_base,
-    help="Base model, by old or new id. Needed if the atlas holds several.",
-)  # fmt: skip
+@described_option("base", Base)
 @click.option("--port", default=0, type=click.IntRange(0, 65535), metavar="N", help="Port. Default: any free one.")
 @click.option("--open/--no-open", "opens", default=True, help="Open a browser, or only print the address.")
 @click.option(
