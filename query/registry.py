@@ -158,7 +158,10 @@ def _docstring_in_source(module: str, function: str) -> str | None:
     spec = find_spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    source = Path(spec.origin).read_text(encoding="utf-8")
+    try:
+        source = Path(spec.origin).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):  # in an archive, or in another encoding
+        return None
     # Parsing whole files would take a tenth of a second for all questions.
     found = re.search(rf"^def {function}\(.*?(?=^[^\s)#]|\Z)", source, re.MULTILINE | re.DOTALL)
     if found is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -54,11 +55,13 @@ def toy(
     rows = atlas.rows("SELECT model FROM models WHERE contains(model, $1) ORDER BY model", [search])
     return Initials(tuple(row | {"initial": row["model"][0] * times} for row in rows))
 '''
+OF_THE_PAGE = re.search("```python\n(.*?)```", (ROOT / "docs" / "plugins.md").read_text(), re.DOTALL)[1]
 WRONG = """
 raise ImportError("a library is missing")
 """
 PACKAGES = {
     "toy_questions": (TOY, ["toy = toy_questions:toy"]),
+    "my_questions": (OF_THE_PAGE, ["licences = my_questions:licences [an-extra]"]),
     "wrong_questions": (WRONG, ["wrong = wrong_questions:wrong", "lost = not_there.at_all:lost"]),
     "impostor": (
         TOY, ["similar = impostor:toy", "export = impostor:toy", "predict.more = impostor:toy", "serve = impostor:toy",
@@ -87,7 +90,7 @@ with Atlas(folder) as atlas:
         "list": ran("--help"), "help": ran("toy", "--help"), "reference": ran("help", "toy"),
         "json": ran("toy", "ann", "--times", "2", "--json", *at), "table": ran("toy", "ann", *at),
         "details": ran("toy", "ann", "--details", *at), "bounds": ran("toy", "ann", "--times", "4", *at),
-        "wrong": ran("wrong", *at), "export": ran("export", "--help"), "similar": ran("similar", "ann/one", "--json", *at),
+        "licences": ran("licences", "--json", *at), "wrong": ran("wrong", *at), "export": ran("export", "--help"), "similar": ran("similar", "ann/one", "--json", *at),
         "python": atlas.toy("ann", times=3).to_rows(), "signature": str(inspect.signature(Atlas.toy)),
         "doc": inspect.getdoc(Atlas.toy), "dir": dir(atlas), "members": [n for n, _ in inspect.getmembers(Atlas)],
         "answer": tools.answer("toy", {"search": "ann"}), "tools": list(tools.all),
@@ -144,6 +147,12 @@ def test_a_question_of_another_package_is_a_command(faces):
     assert "initial" in shown["details"][1]
     assert (shown["bounds"][0], "1<=x<=3" in shown["bounds"][2]) == (2, True)
     assert shown["reference"][1] == text
+
+
+def test_the_question_of_the_documentation_is_answered(faces):
+    shown, _ = faces
+    assert (shown["licences"][0], json.loads(shown["licences"][1])) == (0, [])
+    assert "licences  Count the models of each licence." in shown["list"][1]
 
 
 def test_a_question_of_another_package_is_a_method(faces):

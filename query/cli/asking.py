@@ -21,6 +21,7 @@ import click
 from indexer.arguments import annotation_of
 from indexer.console.option import Described, Option, click_parameter, described, is_negated, types_in
 from indexer.console.terminal import DEFAULT_ATLAS, atlas_option, emit, output_options
+from indexer.errors import AtlasError
 from query.cli import batch
 from query.cli.printing import QuestionCommand, opened_atlas, picture_file, print_result
 from query.options import DETAILS, DRAW, THEME
@@ -59,8 +60,15 @@ class Call:
 
     def ask(self, **arguments: Any) -> None:
         """Ask the question and print the answer."""
+        from query.results import Result
+
         with self.opened() as atlas:
-            self.show(getattr(atlas, self._method)(**arguments))
+            answer = getattr(atlas, self._method)(**arguments)
+            if not isinstance(answer, Result):
+                raise AtlasError(
+                    f"{self._method} answers {type(answer).__name__}, not a Result, so it cannot be printed.", ""
+                )
+            self.show(answer)
 
     def picture(self, out: str | None) -> Path | None:
         """The file of an ``--out`` that the command describes itself, checked before any work is done."""

@@ -64,10 +64,11 @@ def explain_word(context: click.Context, word: str | None, output: str) -> None:
     from query.glossary import explained, words
 
     group = context.parent.command if context.parent else None
-    command = group.get_command(context, word) if isinstance(group, click.Group) and word else None
+    is_command = isinstance(group, click.Group) and word in group.commands  # which imports no question
     try:
         found = explained(word) if word else [{"word": term, "meaning": meaning} for term, meaning in words().items()]
     except AtlasError:
+        command = group.get_command(context, word) if isinstance(group, click.Group) and word and is_command else None
         if command is None:
             raise
         with click.Context(command, info_name=command.name, parent=context.parent) as inner:
@@ -78,7 +79,7 @@ def explain_word(context: click.Context, word: str | None, output: str) -> None:
         return
     for one in found:
         print_sentence(f"{one['word']}{' (' + one['where'] + ')' if one.get('where') else ''}: {one['meaning']}")
-    if command is not None:
+    if is_command:
         say(f"the command {word}: query {word} --help")
 
 
