@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from indexer.console.messages import say
-from indexer.console.option import Argument, described
 from indexer.errors import AtlasError
 
 GROUP = "model_atlas.questions"
@@ -134,23 +133,15 @@ class Entry:
         return help_of(text).partition("\n\n")[0]
 
 
-def help_of(docstring: str, arguments: frozenset[str] | None = None) -> str:
-    """A docstring as the help of a command: without its sections, and ``names`` as they are typed.
+def help_of(docstring: str, typed: Mapping[str, str] | None = None) -> str:
+    """A docstring as the help of a command: without its sections, and ``names`` as they are ``typed``.
 
-    Those of ``arguments`` (None: all) are in capitals, the others are options.
+    None, where that is not known: in capitals, as those of arguments are.
     """
     text = _SECTION.split(cleandoc(docstring), maxsplit=1)[0].strip()
-
-    def as_typed(found: re.Match[str]) -> str:
-        name = found[1]
-        return name.upper() if arguments is None or name in arguments else f"--{name.replace('_', '-')}"
-
-    return re.sub(r"``([a-z_]+)``", as_typed, text)
-
-
-def arguments_by_place(function: Callable[..., Any]) -> frozenset[str]:
-    """The names of what a command takes by place."""
-    return frozenset(one.name for one in described(function) if isinstance(one.option, Argument))
+    return re.sub(
+        r"``([a-z_]+)``", lambda found: found[1].upper() if typed is None else typed.get(found[1], found[1]), text
+    )
 
 
 def _docstring_in_source(module: str, function: str) -> str | None:
@@ -201,10 +192,12 @@ def questions() -> Mapping[str, Entry]:
     return entries
 
 
-# Names of commands, and of attributes of Atlas, that are no questions.
+# Names of commands and attributes of Atlas that are no questions, and what scripts find there of ``AtlasReader``.
 RESERVED = frozenset({
-    "bases", "browse", "close", "generation", "help", "is_outdated", "notes", "path", "refresh", "schema", "serve",
-    "similar_many",
+    "background", "base_named", "base_row", "bases", "browse", "centre", "close", "connection", "crawl_of", "database",
+    "find", "folder", "from_folders", "generation", "help", "index", "is_outdated", "is_published", "latest", "model",
+    "notes", "path", "published", "published_base", "refresh", "rows", "schema", "serve", "similar_many",
+    "similarity_error", "state",
 })  # fmt: skip
 
 

@@ -13,8 +13,12 @@ from importlib.util import find_spec
 import pytest
 
 from indexer.console.option import described
+from indexer.console.terminal import first_sentence
 from indexer.errors import AtlasError
-from query import registry
+from query import Atlas, registry
+from query.cli import main
+from query.cli.others import OTHERS
+from query.reader import AtlasReader
 from scripts.methods import STUB, stub
 from tests.atlas_builder import Model, write_atlas
 from tests.conftest import ROOT
@@ -211,6 +215,11 @@ def test_another_package_replaces_nothing_of_ours(faces):
     assert json.loads(shown["similar"][1])[0]["model"] == "bob/two"
 
 
+def test_names_that_mean_something_else_are_reserved():
+    own = {name for one in (Atlas, AtlasReader) for name in dir(one) if name[0] != "_"} | {"connection", "folder"}
+    assert own - set(registry.questions()) | {str(one.name) for one in OTHERS} == registry.RESERVED
+
+
 def test_metadata_older_than_the_code_are_a_line(monkeypatch, tmp_path):
     (tmp_path / "vectors_in_the_wild-0.1.dist-info").mkdir()
     (tmp_path / "vectors_in_the_wild-0.1.dist-info" / "entry_points.txt").write_text("[console_scripts]\nquery = x:y\n")
@@ -234,11 +243,11 @@ def test_the_list_is_that_of_the_project_and_the_stub_is_written_from_it():
 
 
 def test_the_first_sentences_are_those_of_the_docstrings():
-    """They are read in the source: what is imported must say the same."""
+    """They are read in the source: the help of the command must begin with the same."""
     for name, entries in registry.commands().items():
-        about = registry.help_of(entries[0].load().__doc__ or "").partition("\n\n")[0]
-        assert entries[0].summary() == about, name
+        about = main.commands[name].help.partition("\n\n")[0]
         assert about, name
+        assert first_sentence(entries[0].summary()) == first_sentence(about), name
 
 
 def test_what_decorators_name_is_there():

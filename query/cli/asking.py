@@ -25,7 +25,7 @@ from indexer.errors import AtlasError
 from query.cli import batch
 from query.cli.printing import QuestionCommand, opened_atlas, picture_file, print_result
 from query.options import DETAILS, DRAW, THEME
-from query.registry import Entry, arguments_by_place, help_of
+from query.registry import Entry, help_of
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
@@ -113,10 +113,13 @@ class Call:
 
 
 def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
-    """The command that asks these questions, the first of which describes it. Raises as ``Entry.load`` does."""
-    functions = [entry.load() for entry in entries]
-    first, record = functions[0], entries[0].record
+    """The command that asks these questions, the first of which describes it; the others only if it says how.
+
+    Raises as ``Entry.load`` does.
+    """
+    record = entries[0].record
     face = record.command
+    functions = [entry.load() for entry in (entries if face else entries[:1])]
     options = _options(functions, face)
     printing = [one for one in _printing(functions) if all(one.name != other.name for other in options)]
     is_asked = {one.name for one in options}
@@ -132,13 +135,19 @@ def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
         (face or Call.ask)(call, **{key: value for key, value in given.items() if key in is_asked})
 
     parameters = [click_parameter(one.name, one.type, one.option, one.default) for one in (*options, *printing)]
-    places = frozenset.union(*(arguments_by_place(one) for one in (*functions, *([face] if face else []))))
-    texts = [help_of(one.__doc__ or "", places) for one in (first, *([face] if face else []))]
+    typed = {str(one.name).removeprefix("no_"): _as_typed(one) for one in parameters}
+    texts = [help_of(one.__doc__ or "", typed) for one in (functions[0], face) if one is not None]
     run.__click_params__ = parameters[::-1]  # type: ignore[attr-defined]  # as click's decorators leave them
     made = click.command(name, cls=QuestionCommand, help="\n\n".join(filter(None, texts)))(_with_last(run))
     assert isinstance(made, QuestionCommand)
     made.example = record.example
     return made
+
+
+def _as_typed(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Argument):
+        return parameter.metavar or str(parameter.name).upper()
+    return parameter.opts[0]
 
 
 def _with_last(run: Callable[..., None]) -> Callable[..., None]:
