@@ -172,8 +172,8 @@ class Layers(Drawn):
             matrices = counted(len(self.heads), "attention matrix", "attention matrices")
             uneven, by_chance = uneven_heads(self.heads)
             most += (
-                f". Of {matrices} the change of {uneven} is less evenly spread over its heads than 19 of 20 random "
-                f"rotations of it; by chance this is so of {decimal(by_chance, 1)}"
+                f". In {uneven} of {matrices} the change is concentrated in a few heads (p ≤ .05; "
+                f"{decimal(by_chance, 1)} expected by chance)"
             )
         if (rows := self.embedding) is not None:
             most += (

@@ -234,7 +234,7 @@ def read_stdin(most: int, seconds: float = _SILENCE_SECONDS) -> bytes:
         content = io.BytesIO()
         while content.tell() <= most:
             if not select.select([descriptor], [], [], seconds)[0]:
-                raise AtlasError(f"Nothing came on stdin for {seconds:g} s.", "Check the program that writes to it.")
+                raise AtlasError(f"No input on stdin for {seconds:g} s.", "Check the program that writes to it.")
             if not (piece := os.read(descriptor, 1 << 16)):
                 break
             content.write(piece)

@@ -73,8 +73,8 @@ def test_norms_by_head_are_those_of_the_checkpoint(asked, name):
     if name == "ann/loud":
         assert {int(np.argmax(one.norms)) for one in found.heads} == {LOUD}
         assert {row["largest"] for row in found.table()} == {LOUD}
-        assert "the change of 6 is less evenly spread" in found.headline
-        assert "by chance this is so of 0.3" in found.headline
+        assert "In 6 of 6 attention matrices the change is concentrated in a few heads" in found.headline
+        assert "(p ≤ .05; 0.3 expected by chance)" in found.headline
 
 
 def test_heads_that_mean_nothing(asked):

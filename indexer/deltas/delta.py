@@ -181,7 +181,7 @@ Lines = tuple[Matrix, NDArray[np.int64], NDArray[np.int64] | None]
 def _wanted_rows(
     matrices: tuple[Matrix, ...], counts: tuple[int, ...], known: tuple[int, ...]
 ) -> tuple[tuple[range, ...], tuple[Lines, ...]]:
-    """The rows of one tensor that hold ``counts`` lines of each of its matrices, except those ``known``; the lines."""
+    """Which rows of a tensor to read for ``counts`` lines of each matrix but the ``known`` ones; and these lines."""
     lines: dict[Matrix, NDArray[np.int64]] = {}
     for matrix, count, before in zip(matrices, counts, known, strict=True):
         some = lines_of(matrix.lines, count)

@@ -149,7 +149,7 @@ class HookedLayers(Layers):
     The forward pass stops after the deepest layer asked for. ``output_hidden_states`` would not do: its last entry
     comes after a final norm in GPT-2 and Llama.
 
-    If ``takes_inputs``, what a layer has is not the output of its block but the input; the blocks are then modules
+    With ``takes_inputs``, a layer's state is its block's input instead of its output; the blocks are then modules
     inside the real ones, and there is no layer 0.
     """
 

@@ -30,7 +30,7 @@ from indexer.vectors.segments import (
 from indexer.vectors.table import AdapterIds, VectorTable, by_output
 from indexer.vectors.ties import NEAR, TIE_STEPS, nearest_first, pair_products
 
-# More results than asked for, so that ties at the cut are known; more still if all of these are near ties.
+# Fetch this many extra results, so that ties at rank k are resolved; fetch more if they all tie.
 TIES = 64
 
 # Bytes of vectors from which a second thread is worth its start, and that are compared as one piece.

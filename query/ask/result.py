@@ -121,7 +121,7 @@ class TextsOfModel(Rows[LikelyTexts]):
         names = [Path(one).name for one in paths]
         short = dict(zip(paths, names if len(set(names)) == len(names) else paths, strict=True))
         if self.answer is None:
-            return f"None of them: {self.model} was not clearly tuned on texts like those of any of these files."
+            return f"No match: none of these files resembles the training text of {self.model} clearly enough."
         parts = sorted((row for row in self.items if (row.share or 0) >= _WORTH), key=lambda row: -(row.share or 0))
         named = (
             f" In shares: {', '.join(f'{short[row.file]} {percent(row.share)}' for row in parts[:5])}."

@@ -354,7 +354,7 @@ def verdict(result: PurityResult) -> list[str]:
         return [f"Purity cannot be computed. {result.note}"]
     other = result.cross_author
     of_data = result.by == "dataset"
-    neighbours = "were tuned on data that it was tuned on too" if of_data else f"have the {result.by} that it has"
+    neighbours = "share a training dataset with it" if of_data else f"have the {result.by} that it has"
     alike = "tuned on the same data" if of_data else f"of the same {result.by}"
     known = "depend on the data" if of_data else f"depend on the {result.by}"
     sentences = [

@@ -188,8 +188,8 @@ def habits_with_labels(population: Population, strata: Mapping[str, Sequence[Has
         expected = float(np.mean([mixed(rng.permutation(labels)) for _ in range(_HABIT_DRAWS)])) if kept else 0.0
         if mixed(labels) < expected / 2:
             notes.append(
-                f"The labels go with the {name}: {mixed(labels)} of {len(kept)} models share it with a model of another"
-                f" label (by chance {expected:.0f}), so purity may be due to it (--within {name})."
+                f"Labels and {name} are confounded: only {mixed(labels)} of {len(kept)} models share the {name} with a "
+                f"model of another label ({expected:.0f} expected), so purity may be due to it (--within {name})."
             )
     return tuple(notes)
 

@@ -139,8 +139,8 @@ def _checked(connection: duckdb.DuckDBPyConnection, request: dict[str, Any]) -> 
         connection.extract_statements(f"SELECT [\n{condition}\n]")
     kinds = [_kind(one) for one in connection.extract_statements(statement)]
     if len(kinds) != 1:
-        many = f"{len(kinds)} statements were given" if kinds else "No statement was given"
-        raise _Refused(f"{many}: one SELECT is asked for.", "Give them one at a time." if kinds else "")
+        many = str(len(kinds)) if kinds else "none"
+        raise _Refused(f"Expected one SELECT statement, got {many}.", "Give them one at a time." if kinds else "")
     if kinds[0] not in ("SELECT", "EXPLAIN"):
         raise _Refused(f"{_NO_SELECT}, not {kinds[0]}.", "The atlas can only be read.")
     explained = _EXPLAIN.sub("", statement, count=1) if kinds[0] == "EXPLAIN" else statement

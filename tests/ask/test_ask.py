@@ -106,7 +106,7 @@ def test_which_of_these_texts(made, planted, files):
         assert f"like those of {files / 'squad.txt'}." in same_names.headline
         none = atlas.ask(model="ann/squad-0", among=[files / "nothing.txt"])
     assert none.answer is None
-    assert none.headline.startswith("None of them")
+    assert none.headline.startswith("No match")
 
 
 def test_later_questions_compute_only_what_is_asked(made, planted, files, monkeypatch):

@@ -183,7 +183,7 @@ def test_stdin_on_which_nothing_comes_is_given_up(monkeypatch):
     reading, writing = os.pipe()
     with os.fdopen(reading) as silent:
         monkeypatch.setattr(sys, "stdin", silent)
-        with pytest.raises(AtlasError, match=r"Nothing came on stdin for 0\.2 s"):
+        with pytest.raises(AtlasError, match=r"No input on stdin for 0\.2 s"):
             read_stdin(100, seconds=0.2)
         os.write(writing, b"SELECT 1")
         os.close(writing)

@@ -198,4 +198,6 @@ def test_starts_are_read_from_the_atlas_and_are_purity_s_habit_of_the_seed(tmp_p
         strata = strata_of(reader, population, ["seed"])
         assert strata["seed"] == labelled.starts
         (note,) = habits_with_labels(population, strata)
-        assert note.startswith("The labels go with the seed: 0 of 24 models share it with a model of another label")
+        assert note.startswith(
+            "Labels and seed are confounded: only 0 of 24 models share the seed with a model of another label"
+        )

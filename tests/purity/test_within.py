@@ -86,8 +86,11 @@ def test_a_habit_that_goes_with_the_labels_is_noted():
     apart = [f"{value}{row}" if row % 8 == 0 else value for row, value in enumerate(own)]
     habits = {"own": own, "apart": apart, "random": rng.permutation(own).tolist(), "one": [1] * 25, "each": range(25)}
     notes = habits_with_labels(models, habits)
-    assert [note.split(":")[0] for note in notes] == ["The labels go with the own", "The labels go with the apart"]
-    assert "0 of 24 models share it with a model of another label (by chance 24)" in notes[0]
+    assert [note.split(":")[0] for note in notes] == [
+        "Labels and own are confounded",
+        "Labels and apart are confounded",
+    ]
+    assert "only 0 of 24 models share the own with a model of another label (24 expected)" in notes[0]
     assert habits_with_labels(Models(np.zeros((0, 3)), []), {"own": []}) == ()
     found = purity(clusters(2, list("xyz"), list("abc")))
     assert "But a habit" not in found.headline
