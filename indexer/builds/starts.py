@@ -162,7 +162,11 @@ def _swept_seeds(build: Build, planned: Sequence[Planned], stored: StoredBase, d
             # What cannot be read is read again below, which says why.
             with suppress(Exception):
                 with_start(build.store.read(unit.identity.digest), unit, matrices, factors)
-    build.watcher.say(f"trying all 4,294,967,296 seeds for {len(factors.noted):,} adapters on {device}")
+    if not factors.noted:
+        build.watcher.say("no adapter has a first factor that can be compared with all seeds")
+        return ()
+    adapters = f"{len(factors.noted):,} adapter{'s' if len(factors.noted) > 1 else ''}"
+    build.watcher.say(f"trying all 4,294,967,296 seeds for {adapters} on {device}")
     begin = time.monotonic()
 
     def watch(share: float) -> None:
@@ -170,7 +174,7 @@ def _swept_seeds(build: Build, planned: Sequence[Planned], stored: StoredBase, d
         build.watcher.listed(f"{share:.1%} of the seeds were tried, {duration_in_words(left)} left")
 
     found = sweep(factors.noted, device, on_progress=watch)
-    build.watcher.say(f"{len(found):,} of the seeds may be those of adapters; they are looked through first")
+    build.watcher.say(f"seeds that may be those of adapters: {len(found):,}; they are looked through first")
     return tuple(found)
 
 

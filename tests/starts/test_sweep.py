@@ -108,7 +108,7 @@ def test_the_command_finds_what_a_sweep_does(tiny_store, tmp_path, monkeypatch):
             str(folder), atlas=atlas, device="a GPU", draws=10_000, progress=lambda event: said.append(event.message)
         )
         assert [one["seed"] for one in report.starts] == [SEED]
-        assert any("for 1 adapters on a GPU" in one for one in said)
+        assert any("for 1 adapter on a GPU" in one for one in said)
         assert not indexer.verify(atlas, strict=True)
 
 
