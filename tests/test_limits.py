@@ -32,7 +32,10 @@ STEP = int(LIMIT * STEP_SECONDS)
 
 @dataclass
 class Watched:
-    """A build as it looked from outside; ``peaks`` are the most that each of its processes ever held, in bytes.
+    """A build as it looked from outside; ``peaks`` are the most that each of its workers ever held, in bytes.
+
+    ``own_peak``: the most that the process which started them held until the last of them ended. It publishes after
+    that, and may then use what they have given back (``publishing_peak``).
 
     ``ledger``: whom its limits held up, in the order of the file; ``ended``: when it was over (``time.monotonic``).
     """
@@ -41,6 +44,7 @@ class Watched:
     said: str
     requests: list[RequestRecord]
     own_peak: int
+    publishing_peak: int
     peaks: dict[int, int]
     ledger: list[dict]
     pid: int
@@ -94,16 +98,18 @@ def watched(hub, folder, options, start):
     ledger = folder / "ledger.jsonl"
     words = (ROOT / "tests" / "logged_build.py", ledger, "build", "--base", BASE, "--json", *options)
     process = start(*words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    own, peaks = 0, {}
+    own, own_with_workers, peaks = 0, 0, {}
     while process.poll() is None:
         own = max(own, peak_of(process.pid))
-        peaks |= {pid: max(peaks.get(pid, 0), peak_of(pid)) for pid in workers_of(process.pid)}
+        if workers := workers_of(process.pid):
+            own_with_workers = own
+        peaks |= {pid: max(peaks.get(pid, 0), peak_of(pid)) for pid in workers}
         time.sleep(0.05)
     ended = time.monotonic()
     out, said = process.communicate()
     assert process.returncode == 0, said
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
-    return Watched(json.loads(out), said, hub.requests, own, peaks, lines, process.pid, ended)
+    return Watched(json.loads(out), said, hub.requests, own_with_workers, own, peaks, lines, process.pid, ended)
 
 
 def start_afresh(*words, **where):
@@ -232,7 +238,9 @@ def test_memory_decides_how_many_work_and_is_kept(limited):
     assert "memory for 2 of 3 workers" in limited.said
     assert len(limited.peaks) == 2
     assert all(peak <= PROCESS_BYTES for peak in limited.peaks.values()), limited.peaks
+    assert limited.own_peak <= PROCESS_BYTES
     assert limited.own_peak + sum(limited.peaks.values()) <= 10**9
+    assert limited.publishing_peak <= 10**9
 
 
 def test_one_worker_refused_makes_all_wait(refused):
