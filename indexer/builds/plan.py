@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from indexer.errors import AtlasError
-from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import Parents, named_base, names_another
-from indexer.names import ModelRef
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
 from indexer.records.identity import Identity, Spec, Unit
 from indexer.records.store import READER, FailureRecord, RecordHeader, RecordStore, current_record
+from indexer.sources.claims import BY_FOLDER
+from indexer.sources.registry import ModelRef
 
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
 _RECHECKED = frozenset({"gated", "disabled"})

@@ -18,20 +18,20 @@ from indexer.builds.options import BuildOptions, StartsArguments, check_options
 from indexer.builds.plan import Planned
 from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.builds.unknown_starts import UNKNOWN
-from indexer.cards.local import local_row, place_of
 from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, BadArgument
-from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
-from indexer.names import ModelRef
 from indexer.network.rows import listed_filenames
 from indexer.publish.removal import finish_removals
 from indexer.quantities import duration_in_words
 from indexer.records.identity import Unit
 from indexer.regular_files import read_regular
+from indexer.sources.claims import BY_FOLDER
+from indexer.sources.registry import ModelRef
+from indexer.sources.rows import row_of
 from indexer.starts.search import FurtherSearch
 
 # Of these more is looked through than at indexing, if no file names others: what the Trainer of transformers sets.
@@ -209,18 +209,19 @@ def _names_of_folders(names: Sequence[str], listings: Sequence[Listing]) -> tupl
     """
     found, folders = [], {}
     for name in names:
-        folder = ModelRef.parse(name).folder
-        if folder is None:
+        reference = ModelRef.parse(name)
+        if reference.source.names_models or reference.folder is None:
             found.append(name)
             continue
+        row = row_of(reference)
         of_folders = [one for listing in listings for one in listing.models() if one.claimed_by == BY_FOLDER]
-        model = next((one for one in of_folders if one.row.get("folder") == place_of(folder)), None)
+        model = next((one for one in of_folders if one.row.get("folder") == row.get("folder")), None)
         if model is None:
             raise AtlasError(f"{name} is not in this atlas.", "Add it: `add(FOLDER, base)`")
-        if local_row(ModelRef.parse(name), model.id)["sha"] != model.row.get("sha"):
+        if row["sha"] != model.row.get("sha"):
             raise AtlasError(f"{name} has changed since it was added.", "Add it again: `add(FOLDER, base)`")
         found.append(model.id)
-        folders[model.id] = folder
+        folders[model.id] = reference.folder
     return found, folders
 
 

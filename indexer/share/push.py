@@ -26,7 +26,7 @@ from indexer.errors import AtlasError, Failed, ModelError, without_user
 from indexer.network.hub import model_row
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import fetch_small
-from indexer.network.session import current_session, install_session, our_progress_bars
+from indexer.network.session import current_session, install_session
 from indexer.quantities import some_of
 from indexer.share.card import card
 from indexer.share.contents import packable
@@ -41,7 +41,16 @@ from indexer.share.packs import (
     plan_packs,
     write_pack,
 )
-from indexer.share.repository import LIMITS, Address, RemoteCommit, read_commit, resolve, tags, translated_hub_errors
+from indexer.share.repository import (
+    LIMITS,
+    Address,
+    RemoteCommit,
+    our_progress_bars,
+    read_commit,
+    resolve,
+    tags,
+    translated_hub_errors,
+)
 from indexer.share.staging import DATABASE, Staged, staged
 
 _CARD = "README.md"

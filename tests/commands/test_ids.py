@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.names import ModelRef, nearest, without_address
+from indexer.hub_ids import without_address
+from indexer.names import nearest
+from indexer.sources.registry import ModelRef
 from query import Atlas
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.database import execute

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import query.trace.words
 from indexer.errors import AtlasError
-from indexer.names import ModelRef
 from indexer.profiles.tokenizer import tokenizer_at
 from indexer.records.tokens import token_rows
+from indexer.sources.registry import ModelRef
 from query.trace.evidence import tokenizer_of_model
 from query.trace.words import BaseTokenizer
 

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from indexer.names import RELATIONS, is_hub_id, with_dots
+from indexer.hub_ids import is_hub_id
+from indexer.names import RELATIONS, with_dots
 from indexer.network.rows import filenames_in
 
 # Where a model has several relations to one base, the first of these counts: what its files are comes first.
@@ -20,7 +21,8 @@ _RELATION_ORDER = ("adapter", "finetune", "merge", "quantized")
 # What a claim is based on, most trusted first; "alias" stands for "alias:<id>".
 _TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "weights", "name")
 
-# The claim of a local model that `index add` took from a folder; it is not on the Hub.
+# The claim of a model that a person added from a place that no atlas stores: a folder. Its name may be like one on the
+# Hub.
 BY_FOLDER = "folder"
 
 _PREFIX = "base_model:"

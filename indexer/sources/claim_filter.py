@@ -12,7 +12,6 @@ A local folder of the author does not name a base, unless its last part is the b
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -20,7 +19,12 @@ from typing import Any
 from indexer.cards.readme import SENTENCE, sentence_bases, sentence_datasets
 from indexer.cards.sentence import lacks_sentence
 from indexer.errors import Failed, ModelError
-from indexer.listing.claims import (
+from indexer.hub_ids import is_hub_id
+from indexer.names import RELATIONS
+from indexer.network.hub import fetch_json
+from indexer.network.hub_errors import as_user_error
+from indexer.network.rows import filenames_in
+from indexer.sources.claims import (
     NO,
     UNSURE,
     YES,
@@ -33,7 +37,7 @@ from indexer.listing.claims import (
     stated_models,
     untyped_relation,
 )
-from indexer.listing.questions import (
+from indexer.sources.questions import (
     WALKED,
     BadRow,
     ClaimedRow,
@@ -44,14 +48,10 @@ from indexer.listing.questions import (
     Step,
     UnlistedMember,
 )
-from indexer.listing.readmes import readme_of
-from indexer.names import RELATIONS, is_hub_id
-from indexer.network.hub import fetch_json
-from indexer.network.hub_errors import as_user_error
-from indexer.network.rows import filenames_in
-from indexer.untrusted import Reader, is_too_deep
+from indexer.sources.readmes import readme_of
+from indexer.sources.rows import bad_row
+from indexer.untrusted import Reader
 
-_LARGEST_ROW = 4 << 20
 _LONGEST_NAME = 500
 
 # Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
@@ -96,7 +96,7 @@ class ClaimFilter:
 
         Raises AtlasError if the files of an untagged model are needed and the Hub cannot be asked at all.
         """
-        if bad := bad_row(row):
+        if bad := bad_row(row, is_hub_id):
             return bad
         identifier = str(row.get("id", row.get("modelId")))
         if identifier.lower() in self.ids:
@@ -142,22 +142,6 @@ class ClaimFilter:
         if claim is None:
             return Rejected(identifier, commit, why)
         return ClaimedRow(row, claim) if claim.relation in self.request.relations else None
-
-
-def bad_row(row: Any) -> BadRow | None:
-    """What is wrong with a row of any kind; None for an object with a valid id, neither too deep nor too long."""
-    if is_too_deep(row):
-        identifier = row.get("id") if isinstance(row, dict) else None
-        named = identifier if isinstance(identifier, str) else None
-        return BadRow.of({"id": named}, "the row is nested too deeply")
-    if not isinstance(row, dict):
-        return BadRow.of(row, "the row is not an object")
-    identifier = row.get("id", row.get("modelId"))
-    if not isinstance(identifier, str) or not is_hub_id(identifier):
-        return BadRow.of(row, "the row has no valid model id")
-    if len(json.dumps(row)) > _LARGEST_ROW:
-        return BadRow.of({"id": identifier}, f"the row is longer than {_LARGEST_ROW:,} characters")
-    return None
 
 
 def _unlisted_member(row: RawRow, relation: str | None, parent: str) -> UnlistedMember | None:
