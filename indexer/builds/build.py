@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import AtlasFolder
@@ -116,11 +115,11 @@ class Build:
         return select(self.listing.models(), one.limit, one.sort, one.since, one.author, one.relations, depth)
 
     def plan(
-        self, selected: Sequence[ListedModel] | None = None, folders: Mapping[str, Path] | None = None
+        self, selected: Sequence[ListedModel] | None = None, places: Mapping[str, ModelRef] | None = None
     ) -> list[Planned]:
         """What there is to do for every listed model; the options choose ``selected`` unless it is given.
 
-        ``folders``: the folders of local models, by id.
+        ``places``: where models lie whose place the atlas does not store, by id.
         """
         options = self.options
         models = self.listing.models()
@@ -150,7 +149,7 @@ class Build:
             self.listing.copies() | mirrors,
             self.base.hashes() if self.asks else (),
         )
-        planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)
+        planned = plan(models, selected, self.store, template, options.retry_failed, parents, places)
         for one in planned:
             if one.entry.listed.id in chosen and one.unit is None:
                 if one.is_unchanged:

@@ -22,8 +22,7 @@ from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
 from indexer.publish.removal import finish_removals
 from indexer.sources.bases import base_of
-from indexer.sources.claim_filter import NO_PATH
-from indexer.sources.claims import BY_FOLDER, untyped_relation
+from indexer.sources.claims import BY_FOLDER, NO_PATH, untyped_relation
 from indexer.sources.questions import CrawlRequest, Rejected
 from indexer.sources.readmes import completed
 from indexer.sources.registry import ModelRef, base_source
@@ -171,8 +170,8 @@ def add(
         one.base.note_mirrors(one.listing)
         one.listing.add(row, untyped_relation(row), facts.id, source.claimed_by)
         selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
-        folders = {} if reference.folder is None else {str(row["id"]): reference.folder}
-        return one.run(one.plan(selected, folders), stored)
+        places = {row["id"]: replace(reference, id=row["id"], revision=None)}
+        return one.run(one.plan(selected, places), stored)
 
 
 def _places(listing: Listing) -> dict[str, str]:

@@ -25,7 +25,6 @@ from indexer.builds.build import Build
 from indexer.deltas.base import BaseMatrices, open_base
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, Failed, Skipped
-from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.quantities import size_in_words
 from indexer.records.identity import Thresholds
@@ -205,7 +204,7 @@ class Examination:
             rows, digest = self._rows_of(identifier, commit, listed_filenames(row) or ())
         except Failed as error:
             if error.reason in ("network", "rate_limited"):
-                raise as_user_error(error, f"the weights of {identifier}") from error
+                raise self.build.source.stopped(error, f"the weights of {identifier}") from error
             return BadRow.of({"id": identifier}, f"its weights could not be compared: {error.detail}")
         except Skipped as error:
             return unrelated(error.detail)

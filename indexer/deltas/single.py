@@ -20,8 +20,7 @@ from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
-from indexer.sources.claim_filter import is_named_after
-from indexer.sources.claims import NO, classify_path, untyped_relation
+from indexer.sources.claims import NO, classify_path, is_named_after, untyped_relation
 from indexer.sources.readmes import completed
 from indexer.sources.registry import ModelRef, is_listed_id, source_of
 from indexer.sources.rows import facts_of, row_of

@@ -12,15 +12,14 @@ from typing import Any
 from indexer.errors import Failed, ModelError
 from indexer.listing.listed_models import ListedModel
 from indexer.names import with_dots
-from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.records.identity import Parent
-from indexer.sources.claim_filter import is_named_after
 from indexer.sources.claims import (
     NO,
     UNSURE,
     classify_path,
     hub_spelling,
+    is_named_after,
     relation_to,
     stated_bases,
     untyped_relation,
@@ -201,5 +200,6 @@ def ask_source(name: str) -> Row | None:
         return row_of(ModelRef.of_atlas(name))
     except ModelError as error:
         if isinstance(error, Failed) and error.reason in _CANNOT_ASK:
-            raise as_user_error(error, f"the model {name}, which an adapter names as its base") from error
+            what = f"the model {name}, which an adapter names as its base"
+            raise source_of(name).stopped(error, what) from error
         return None

@@ -23,7 +23,6 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.report import Progress, Watcher
 from indexer.errors import AtlasError, Failed, ModelError, without_user
-from indexer.network.hub import model_row
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import fetch_small
 from indexer.network.session import current_session, install_session
@@ -52,6 +51,8 @@ from indexer.share.repository import (
     translated_hub_errors,
 )
 from indexer.share.staging import DATABASE, Staged, staged
+from indexer.sources.registry import ModelRef, page_of
+from indexer.sources.rows import row_of
 
 _CARD = "README.md"
 
@@ -214,8 +215,10 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
             f"Remove each and add it again: index remove {stage.with_path[0]}, then index add FOLDER.",
         )
     for base in () if options.get("with_private") else stage.manifest.commits:
+        if page_of(base) is None:
+            raise AtlasError(f"The base {base} is not on the Hub.", "Push it anyway with --with-private.")
         try:
-            row = model_row(base)
+            row = row_of(ModelRef.of_atlas(base))
         except ModelError as error:
             if isinstance(error, Failed) and error.reason != "not_found":
                 raise as_user_error(error, f"the base model {base}") from error

@@ -12,7 +12,6 @@ A local folder of the author does not name a base, unless its last part is the b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -26,12 +25,14 @@ from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import filenames_in
 from indexer.sources.claims import (
     NO,
+    NO_PATH,
     UNSURE,
     YES,
     Claim,
     classify_base,
     classify_path,
     hub_spelling,
+    is_named_after,
     relation_to,
     stated_bases,
     stated_models,
@@ -54,15 +55,6 @@ from indexer.untrusted import Reader
 
 _LONGEST_NAME = 500
 
-# Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
-_OTHER_BASES = frozenset((
-    "albert", "bigbird", "biomed", "biomedical", "bne", "ca", "camembert", "chinese", "clip", "code", "deberta",
-    "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
-    "mdeberta", "mini", "mt", "multilingual", "norwegian", "small", "spanish", "tiny", "umt", "xlm",
-))  # fmt: skip
-# Why an untagged model is rejected whose config.json says less than it used to.
-NO_PATH = "nothing names the base, and its config.json has no _name_or_path, as transformers 5 saves it"
-_WORD = re.compile(r"[a-z0-9.]+")
 
 # (file, key, what a claim made there is called)
 _NAMED_IN = (
@@ -202,15 +194,3 @@ def _find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | N
     if is_named_after(identifier, ids):
         return Claim(relation, "name", base), "its name", readme
     return None, NO_PATH if lacks_path else "nothing names the base", readme
-
-
-def is_named_after(identifier: str, ids: Collection[str]) -> bool:
-    """Whether the model's name contains the base's, word by word, and not as part of another base's name."""
-    words = _WORD.findall(identifier.lower().rpartition("/")[2])
-    for name in ids:
-        wanted = _WORD.findall(name.lower().rpartition("/")[2])
-        for start in range(len(words) - len(wanted) + 1):
-            if wanted and words[start : start + len(wanted)] == wanted:
-                around = words[max(start - 1, 0) : start] + words[start + len(wanted) :][:1]
-                return not _OTHER_BASES.intersection(around)
-    return False

@@ -84,6 +84,12 @@ class Hub(Source):
         is_unknown = error.reason == "not_found" and not isinstance(error, UnknownRevision)
         return unknown_model(reference.id) if is_unknown else super().explain(error, reference)
 
+    def stopped(self, error: ModelError, what: str) -> AtlasError:
+        """Names the endpoint, and what to do about it."""
+        from indexer.network.hub_errors import as_user_error
+
+        return as_user_error(error, what)
+
     # ---- models
 
     def row(self, reference: ModelRef, *, whole: bool = True) -> Row:
@@ -164,7 +170,9 @@ class Hub(Source):
                 def open_file(path: str, folder: Path = folder) -> ByteSource:
                     return LocalFile(folder / path, path)
 
-                return Version(snapshot.name, names, open_file, is_partial=True)
+                return Version(
+                    snapshot.name, names, open_file, lacking="in the cache; HF_HUB_OFFLINE forbids asking the Hub"
+                )
         raise Failed("network", f"{reference.id} is not in the cache, and HF_HUB_OFFLINE forbids asking the Hub for it")
 
     # ---- what descends from a base

@@ -61,7 +61,7 @@ class Version:
     """The files of one model at one commit, by their paths in it or in the requested subfolder.
 
     ``open_file`` opens one for reading by ranges; ``read_small`` reads a short one, where that takes less than opening.
-    ``is_partial``: files may be missing here that the model has.
+    ``lacking``: why files may be missing here that the model has; "" if they cannot.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Version:
         *,
         read_small: Callable[[str, int], bytes] | None = None,
         subfolder: str = "",
-        is_partial: bool = False,
+        lacking: str = "",
     ) -> None:
         below = f"{subfolder}/" if subfolder else ""
         self.commit = commit
         self.names = frozenset(path.removeprefix(below) for path in names if path.startswith(below))
-        self.is_partial = is_partial
+        self.lacking = lacking
         self._open_file, self._read_small, self._below = open_file, read_small, below
 
     def open(self, path: str) -> ByteSource:
@@ -183,6 +183,10 @@ class Source(ABC):
     def explain(self, error: ModelError, reference: ModelRef) -> AtlasError:
         """The error for a model that a person named, and that could not be read."""
         return unreadable(reference.id, error)
+
+    def stopped(self, error: ModelError, what: str) -> AtlasError:
+        """The error that ends a build or a question, because the source cannot be asked for ``what`` any more."""
+        return AtlasError(f"Cannot get {what} from {self.title}: {error.detail.rstrip('.')}.", "Run it again later.")
 
     # ---- models
 

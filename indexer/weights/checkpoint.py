@@ -353,9 +353,8 @@ def open_checkpoint(
                 pass
         return _open(repository, choice, config, adapter_config)
     except Skipped as skip:
-        if repository is not None and repository.is_partial:
-            # The cache may lack files of the repository, so this is not permanent.
-            raise Failed("network", f"{skip.detail} (in the cache; HF_HUB_OFFLINE forbids asking the Hub)") from skip
+        if repository is not None and repository.lacking:  # so this is not permanent
+            raise Failed("network", f"{skip.detail} ({repository.lacking})") from skip
         raise
 
 

@@ -25,7 +25,7 @@ class Repository:
     def __init__(self, version: Version, most_small: int | None = None) -> None:
         self.commit = version.commit
         self.filenames = version.names
-        self.is_partial = version.is_partial
+        self.lacking = version.lacking
         self.small_bytes = 0
         self.most_small = _MOST_SMALL if most_small is None else most_small
         self._version = version
