@@ -260,7 +260,7 @@ def date_as_newest(path: Path) -> None:
 
 def base_in(path: Path) -> str:
     """The base that a file is named after. The first "--" separates the account, whose name hardly contains it."""
-    return path.name.rpartition("@")[0].replace("--", "/", 1)
+    return path.name.rpartition("@")[0].replace("--", "/", 1).replace("@", ":")
 
 
 def _check_description(found: Any) -> None:

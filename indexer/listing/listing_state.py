@@ -12,7 +12,7 @@ from indexer.listing.listed_models import Line, ListedModel
 from indexer.names import RELATIONS
 from indexer.sources.claims import Claim
 from indexer.sources.questions import COPY, WALKED, BadRow, CrawlProgress, RawRow, Step
-from indexer.sources.registry import is_listed_id, is_model_id
+from indexer.sources.registry import is_addable, is_listed_id
 from indexer.untrusted import is_too_deep
 
 # Fields that belong to one commit, and are not carried over to the next.
@@ -258,8 +258,8 @@ class State:
         }
         was = _read_claim(line["was"]) if "was" in line else None
         row = line.get("row")
-        is_valid = isinstance(identifier, str) and (is_listed_id(identifier) or "user" in claims)
-        if not is_valid or not is_model_id(identifier):
+        is_text = isinstance(identifier, str)
+        if not is_text or not (is_addable if "user" in claims else is_listed_id)(identifier):
             raise ValueError("a model without an id")
         if not claims and was is None:
             raise ValueError(f"{identifier} has no claim")

@@ -201,12 +201,8 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
             "are private or gated on the Hub, or in no listing",
             "--with-private",
         ),
-        (
-            stage.local,
-            options.get("with_local"),
-            "were added from local folders, or from another source than the Hub",
-            "--with-local",
-        ),
+        (stage.local, options.get("with_local"), "were added from local folders", "--with-local"),
+        (stage.elsewhere, options.get("with_local"), "come from another source than the Hub", "--with-local"),
     ):
         if models and not is_wanted:
             raise AtlasError(

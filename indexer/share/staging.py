@@ -70,8 +70,9 @@ _ALWAYS = ("models", "datasets", "neighbours", "bases")
 
 # Conditions on fine_tunes. The names of gated models are public; only their weights are not.
 _PRIVATE = f"private OR (gated IS NOT NULL AND status = 'indexed') OR claimed_by = '{BY_RECORD}'"
-# Models of folders, and of other places whose names (of a bucket, say) may be private: all ids but those of the Hub.
-_LOCAL = f"author = 'local' OR claimed_by = '{BY_FOLDER}' OR contains(model, ':')"
+_LOCAL = f"author = 'local' OR claimed_by = '{BY_FOLDER}'"
+# Models of other sources, whose names (of a bucket, say) may be private: their ids begin with a scheme.
+_ELSEWHERE = f"contains(model, ':') AND NOT ({_LOCAL})"
 # Texts from the files of local folders, by model.
 _LOCAL_TEXTS = (
     f"SELECT model, named AS text FROM fine_tunes JOIN adapter_bases USING (model_id) WHERE {_LOCAL} "
@@ -95,6 +96,7 @@ class Staged:
     sources: dict[str, Path] = field(default_factory=dict)
     private: tuple[str, ...] = ()  # models that are private or gated on the Hub, or in no listing
     local: tuple[str, ...] = ()  # models of local folders
+    elsewhere: tuple[str, ...] = ()  # models of other sources than the Hub
     with_path: tuple[str, ...] = ()  # local models whose record holds a path of this machine
     digests: frozenset[str] = frozenset()  # of records and profiles that may be pushed
     skipped: int = 0
@@ -237,6 +239,7 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
         models = "SELECT DISTINCT model FROM fine_tunes WHERE {} ORDER BY model"
         made.private = tuple(row["model"] for row in connection.rows(models.format(_PRIVATE)))
         made.local = tuple(row["model"] for row in connection.rows(models.format(_LOCAL)))
+        made.elsewhere = tuple(row["model"] for row in connection.rows(models.format(_ELSEWHERE)))
         texts = connection.rows(_LOCAL_TEXTS)
         made.with_path = tuple(row["model"] for row in texts if without_paths(row["text"]) != row["text"])
         counted = "SELECT count(*) AS models FROM fine_tunes WHERE status IN ('skipped', 'failed')"

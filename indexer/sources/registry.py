@@ -32,7 +32,7 @@ HUB, FOLDER = "hub", "local"
 SOURCES = {FOLDER: "indexer.sources.folder:Folder", HUB: "indexer.sources.hub:Hub"}
 
 # The id of a model of any source but the Hub. What a source itself calls valid is a part of these.
-_ID = re.compile(r"([a-z][a-z0-9+.\-]{1,30}):([\w./\-+=~%]{1,400})", re.ASCII)
+_ID = re.compile(r"([a-z][a-z0-9+.\-]{1,30}):([\w./\-+=]{1,200})", re.ASCII)
 _LONGEST_SHOWN = 200
 
 
@@ -120,6 +120,8 @@ def base_source(name: str) -> tuple[Source, str]:
     """
     for source in sources():
         if source.lists and (reference := source.parse(name)) is not None:
+            if "--" in reference.id:  # it names files, where "--" stands for "/"
+                raise AtlasError(f"{reference.id} cannot be a base: its name holds '--'.", "Give it another name.")
             return source, reference.id
     raise AtlasError(f"{printable(name, 100)!r} is not a Hub id.", "A base model is named owner/name, as on the Hub.")
 
@@ -145,6 +147,12 @@ def is_listed_id(text: str) -> bool:
     """Whether ``text`` is the id of a model that a source can list. A base has such an id, one of a folder has not."""
     source = _source_by_form(text)
     return source is not None and source.lists and source.valid_id(text)
+
+
+def is_addable(text: str) -> bool:
+    """Whether a person may list a model of this name: a valid id, or the path of a folder."""
+    source = _source_by_form(text)
+    return source is not None and (source.valid_id(text) or (not source.names_models and Path(text).is_absolute()))
 
 
 def author_of(identifier: str) -> str:
