@@ -23,7 +23,6 @@ from query.resolved import (
     READERS,
     ResolvedModel,
     base_error,
-    capitalised,
     indexed_names,
     is_unrelated,
     no_record,
@@ -171,7 +170,7 @@ def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None
     require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
     if why := source.unreachable():
         # At once: tries would take seconds, and most often the id is misspelt.
-        hint = f"{capitalised(source.title)} was not asked: {why}. Check the spelling, or try again later."
+        hint = f"{source.subject} was not asked: {why}. Check the spelling, or try again later."
         raise unknown_model(atlas, reference.typed, hint) from Failed("network", why)
     from indexer.deltas.single import describe
 

@@ -247,12 +247,7 @@ def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
 
 def not_there(source: Source) -> str:
     """The hint for a model that its source does not have either."""
-    return f"{capitalised(source.title)} does not have it either. Check the spelling{source.access}."
-
-
-def capitalised(title: str) -> str:
-    """As the first words of a sentence."""
-    return title[:1].upper() + title[1:]
+    return f"{source.subject} does not have it either. Check the spelling{source.access}."
 
 
 def no_record(known: IndexedModel, name: str) -> AtlasError:

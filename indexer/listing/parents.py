@@ -120,7 +120,7 @@ class Parents:
                 return None
             found = self._row(name)
             identifier = str(found.get("id")) if found else ""
-            if found is None or not is_listed_id(identifier):
+            if found is None:
                 raise LookupError(name)
             chain = " > ".join((*above, identifier.lower()))
             if identifier.lower() in above:

@@ -37,7 +37,7 @@ class Hub(Source):
     kind = "a Hub id"
     examples = ("owner/name", "owner/name@revision", "its address")
     access = "; for a private model, log in with `hf auth login`"
-    lists = True
+    lists = checks_rows = True
     is_remote = True
 
     # ---- ids

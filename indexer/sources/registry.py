@@ -139,31 +139,39 @@ def typed_id(text: str) -> str:
 
 def is_model_id(text: str) -> bool:
     """Whether an atlas may hold a model of this name: its source is known here, and calls the id valid."""
-    source = _source_by_form(text)
+    source = _readable(text)
     return source is not None and source.valid_id(text)
 
 
 def is_listed_id(text: str) -> bool:
     """Whether ``text`` is the id of a model that a source can list. A base has such an id, one of a folder has not."""
-    source = _source_by_form(text)
+    source = _readable(text)
     return source is not None and source.lists and source.valid_id(text)
 
 
 def is_addable(text: str) -> bool:
     """Whether a person may list a model of this name: a valid id, or the path of a folder."""
-    source = _source_by_form(text)
+    source = _readable(text)
     return source is not None and (source.valid_id(text) or (not source.names_models and Path(text).is_absolute()))
 
 
 def author_of(identifier: str) -> str:
     """Whose model it is: the owner in its id, "local" for a folder, "" where the id does not say."""
-    source = _source_by_form(identifier)
+    source = _readable(identifier)
     return "" if source is None else source.author(identifier)
 
 
 def page_of(identifier: str, endpoint: str | None = None) -> str | None:
     """The address of a model's page, at the Hub's ``endpoint``; None for a model without a public page."""
     return source_of(identifier).page(identifier, endpoint) if is_model_id(identifier) else None
+
+
+def _readable(identifier: str) -> Source | None:
+    """The source of a model by the form of its id, if it can be used: many texts are only looked at."""
+    try:
+        return _source_by_form(identifier)
+    except AtlasError:
+        return None
 
 
 def _source_by_form(identifier: str) -> Source | None:

@@ -51,6 +51,9 @@ def row_of(reference: ModelRef, *, whole: bool = True) -> Row:
 
 def checked_pages(source: Source, request: CrawlRequest, progress: CrawlProgress) -> Iterator[Page]:
     """What a source lists for a base. A row that is not valid is a BadRow, whoever claims something of it."""
+    if source.checks_rows:
+        yield from source.list(request, progress)
+        return
     for page in source.list(request, progress):
         rows = [bad_row(one.row, source.valid_id) or one if isinstance(one, ClaimedRow) else one for one in page.rows]
         yield replace(page, rows=tuple(rows))

@@ -112,10 +112,17 @@ class Source(ABC):
     """``fine_tunes.claimed_by`` of a model that a person adds from it by name."""
     lists: ClassVar[bool] = False
     """Whether it finds the models that descend from a base."""
+    checks_rows: ClassVar[bool] = False
+    """Whether its pages hold only rows that it has checked with ``rows.bad_row``; else they are checked behind it."""
     is_remote: ClassVar[bool] = False
     """Whether reading waits for a server that counts connections and requests."""
     names_models: ClassVar[bool] = True
     """False: an id that a person types is a path of this machine, which is not stored; models are known by content."""
+
+    @property
+    def subject(self) -> str:
+        """Its title as the first words of a sentence."""
+        return self.title[:1].upper() + self.title[1:]
 
     # ---- ids
 
@@ -251,7 +258,7 @@ class Source(ABC):
 
         Raises AtlasError if the source does not list them.
         """
-        raise AtlasError(f"{self.title} does not list models by their architecture.", "Leave `discover` out.")
+        raise AtlasError(f"{self.subject} does not list models by their architecture.", "Leave `discover` out.")
 
     def count_children(self, identifier: str) -> dict[str, int]:
         """How many models are made from this one, by relation; {} if the source does not say."""

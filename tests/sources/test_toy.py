@@ -12,10 +12,14 @@ from zipfile import ZipFile
 import pytest
 
 from indexer import add, build, push, verify
+from indexer.atlas import AtlasFolder
+from indexer.deltas.stored_base import base_in
 from indexer.errors import AtlasError, Failed, Skipped
 from indexer.sources import registry
-from indexer.sources.registry import ModelRef, author_of, is_listed_id, is_model_id, page_of, source_of
-from indexer.sources.rows import row_of
+from indexer.sources.claims import Claim
+from indexer.sources.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Page, Question
+from indexer.sources.registry import ModelRef, author_of, base_source, is_listed_id, is_model_id, page_of, source_of
+from indexer.sources.rows import checked_pages, row_of
 from query import Atlas
 from tests.conftest import ROOT
 from tests.tiny_hub import BASE
@@ -149,3 +153,26 @@ def test_all_commands_work_with_its_models(package, tiny_store, tmp_path, monkey
     assert any("1 models were deleted from the archive" in sentence for sentence in said)
     with pytest.raises(AtlasError, match="This atlas holds models that"):
         push("me/atlas", "atlas")
+
+
+def test_a_row_that_a_source_claims_and_that_is_not_valid_is_rejected(package, monkeypatch):
+    source = source_of("zip:org/base")
+    claim = Claim("finetune", "tag", "zip:org/base")
+    rows = ({"id": "zip:ann/one", "sha": "1" * 40}, {"id": "ann/one"}, {"id": "local:one"}, {"id": "zip:ann/../x"}, {})
+    page = Page(Question("children", "zip:org/base"), tuple(ClaimedRow(row, claim) for row in rows), is_last=True)
+    monkeypatch.setattr(source, "list", lambda request, progress: iter([page]))
+    (checked,) = checked_pages(source, CrawlRequest(("zip:org/base",)), CrawlProgress())
+    assert [one.id for one in checked.of(ClaimedRow)] == ["zip:ann/one"]
+    assert len(checked.of(BadRow)) == 4
+
+
+def test_a_text_in_a_table_that_looks_like_an_id_of_a_broken_source_is_only_text(package):
+    assert not is_model_id("broken:x")
+    assert author_of("broken:x") == ""
+
+
+def test_a_base_is_named_like_a_file(package):
+    assert base_source("zip:org/base")[1] == "zip:org/base"
+    assert base_in(AtlasFolder("atlas").base("zip:org/base", "1" * 40)) == "zip:org/base"
+    with pytest.raises(AtlasError, match="holds '--'"):
+        base_source("zip:org/base--old")
