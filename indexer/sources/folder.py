@@ -19,6 +19,7 @@ from indexer.formats import other_formats
 from indexer.hub_ids import is_hub_id
 from indexer.network.byterange import LocalFile
 from indexer.regular_files import descriptor_of, files_below
+from indexer.sources import registry
 from indexer.sources.claims import BY_FOLDER
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub
@@ -38,24 +39,16 @@ _RUN_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model
 # What a model that was added from a folder is called, by default; its path is private.
 LOCAL = "local:"
 _LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
-# Models may be read from folders inside this one only; from no folder where it is ""; from any where it is None.
-_folders: Path | str | None = None
-
-
-def read_folders_in(root: Path | None) -> None:
-    """From now on this process reads models only from folders in ``root``; None: from no folder."""
-    global _folders
-    _folders = "" if root is None else root.resolve()
 
 
 def folders_root() -> Path | None:
     """The folder outside of which no file of a model's folder may be opened; None if there is no such limit."""
-    return _folders if isinstance(_folders, Path) else None
+    return registry.limits.folders if registry.limits else None
 
 
-def _leads_out(text: str) -> AtlasError:
+def _leads_out(text: str, root: Path) -> AtlasError:
     return AtlasError(
-        f"{text[:200]} leads out of {_folders} through a link, so nothing is read there.",
+        f"{text[:200]} leads out of {root} through a link, so nothing is read there.",
         "Copy what it names into that folder.",
     )
 
@@ -65,14 +58,15 @@ def _folder_named(text: str) -> Path | None:
 
     Raises AtlasError if it lies in the folder of models by its path, but a link leads out.
     """
-    if not text or _folders == "":  # an empty path would be the current folder
+    root = folders_root()
+    if not text or (registry.limits and root is None):  # an empty path would be the current folder
         return None
     try:
         path = Path(text).expanduser().resolve()
-        if _folders is not None and not path.is_relative_to(_folders):
+        if root is not None and not path.is_relative_to(root):
             typed = Path(os.path.normpath(Path(text).expanduser().absolute()))
-            if typed.is_relative_to(_folders):
-                raise _leads_out(text)
+            if typed.is_relative_to(root):
+                raise _leads_out(text, root)
             return None
         return path if path.is_dir() else None
     except (OSError, RuntimeError, ValueError):
@@ -99,14 +93,14 @@ class Folder(Source):
     @property
     def kind(self) -> str:
         """A folder, or one inside the only folder that may be read."""
-        if _folders is None:
+        if registry.limits is None:
             return "a folder here"
-        return f"a folder in {_folders}" if _folders else ""
+        return f"a folder in {folders_root()}" if folders_root() else ""
 
     @property
     def limit(self) -> str:
         """That no folder may be read, where that is so."""
-        return "" if _folders != "" else "; models are not read from folders here"
+        return "" if self.kind else "; models are not read from folders here"
 
     def parse(self, text: str) -> ModelRef | None:
         """An existing folder, or the name of one in an atlas."""

@@ -38,7 +38,7 @@ class Hub(Source):
     examples = ("owner/name", "owner/name@revision", "its address")
     access = "; for a private model, log in with `hf auth login`"
     lists = checks_rows = True
-    is_remote = True
+    is_remote = is_public = True
 
     # ---- ids
 

@@ -37,6 +37,29 @@ _LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a process may read that answers somebody else's questions: public models, and folders in ``folders``."""
+
+    folders: Path | None
+
+
+limits: Limits | None = None
+
+
+def limit_reading(folders: Path | None) -> None:
+    """From now on this process reads models only from public sources, and from folders in ``folders`` (None: none)."""
+    global limits
+    limits = Limits(None if folders is None else folders.resolve())
+
+
+def check_readable(reference: ModelRef) -> None:
+    """Raise AtlasError if this process may not have the newest version of a model read."""
+    source = reference.source
+    if limits is not None and not source.is_public and source.names_models:
+        raise AtlasError(f"Models of {source.title} are not read here.", "Ask about a model that the atlas holds.")
+
+
+@dataclass(frozen=True)
 class ModelRef:
     """A model: ``owner/name``, ``owner/name@revision``, the address of its page, a folder, or ``SCHEME:…``.
 

@@ -11,7 +11,7 @@ from indexer.cards.modelcard import ModelFacts, read_row
 from indexer.errors import Failed
 from indexer.network.rows import commit_of
 from indexer.sources.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Page
-from indexer.sources.registry import ModelRef
+from indexer.sources.registry import ModelRef, check_readable
 from indexer.sources.source import Row, Source
 from indexer.untrusted import is_too_deep, printable
 
@@ -40,6 +40,7 @@ def row_of(reference: ModelRef, *, whole: bool = True) -> Row:
     Raises ModelError ("malformed_row" for an answer that is not such a row), and AtlasError as ``Source.row``.
     """
     source = reference.source
+    check_readable(reference)
     row = source.row(reference, whole=whole)
     if source.names_models:  # a row of this machine was made here, and has no id yet
         if (bad := bad_row(row, source.valid_id)) is not None:

@@ -116,6 +116,8 @@ class Source(ABC):
     """Whether its pages hold only rows that it has checked with ``rows.bad_row``; else they are checked behind it."""
     is_remote: ClassVar[bool] = False
     """Whether reading waits for a server that counts connections and requests."""
+    is_public: ClassVar[bool] = False
+    """Whether everybody may see what it lists. A process that answers agents has no other models read."""
     names_models: ClassVar[bool] = True
     """False: an id that a person types is a path of this machine, which is not stored; models are known by content."""
 

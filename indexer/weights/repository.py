@@ -9,7 +9,7 @@ from typing import Any
 from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
 from indexer.network.hub_requests import RetryPolicy
-from indexer.sources.registry import ModelRef
+from indexer.sources.registry import ModelRef, check_readable
 from indexer.sources.source import Version
 from indexer.untrusted import LFS_PULL, is_lfs_pointer, load_json, shown
 
@@ -80,5 +80,7 @@ def open_repository(
     below = Path(reference.subfolder)
     if below.is_absolute() or ".." in below.parts:
         raise Skipped("malformed", f"{shown(reference.subfolder)} is not a folder inside the repository")
+    if commit is None:
+        check_readable(reference)
     version = reference.source.open(reference, commit=commit, filenames=filenames, retries=retries)
     return Repository(version, most_small)

@@ -206,7 +206,7 @@ class _Worker:
 
 def _work(line: Connection, folder: Path, models: Path | None) -> None:
     """Answer calls until the server closes the pipe."""
-    from indexer.sources.folder import read_folders_in
+    from indexer.sources.registry import limit_reading
     from query.serve.tools import Tools
 
     if hasattr(os, "setsid"):
@@ -214,7 +214,7 @@ def _work(line: Connection, folder: Path, models: Path | None) -> None:
 
     if (server := parent_process()) is not None:
         end_when_closed(server.sentinel)
-    read_folders_in(models)
+    limit_reading(models)
     if models is not None:
         os.chdir(models)
     tools = Tools(folder)

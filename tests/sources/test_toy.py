@@ -20,6 +20,7 @@ from indexer.sources.claims import Claim
 from indexer.sources.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Page, Question
 from indexer.sources.registry import ModelRef, author_of, base_source, is_listed_id, is_model_id, page_of, source_of
 from indexer.sources.rows import checked_pages, row_of
+from indexer.weights.repository import open_repository
 from query import Atlas
 from tests.conftest import ROOT
 from tests.tiny_hub import BASE
@@ -176,3 +177,11 @@ def test_a_base_is_named_like_a_file(package):
     assert base_in(AtlasFolder("atlas").base("zip:org/base", "1" * 40)) == "zip:org/base"
     with pytest.raises(AtlasError, match="holds '--'"):
         base_source("zip:org/base--old")
+
+
+def test_agents_have_no_models_of_private_sources_read(package, monkeypatch):
+    monkeypatch.setattr(registry, "limits", None)
+    registry.limit_reading(None)
+    for read in (row_of, open_repository):
+        with pytest.raises(AtlasError, match="Models of the archive are not read here"):
+            read(ModelRef.parse("zip:ann/one"))
