@@ -8,7 +8,7 @@ from typing import Any
 from indexer.errors import AtlasError, ModelError
 from indexer.network.rows import filenames_in
 from indexer.sources.registry import ModelRef
-from indexer.sources.rows import row_of
+from indexer.sources.rows import errors_of, row_of
 from indexer.sources.source import BaseFacts, Source
 from indexer.untrusted import load_json, printable
 
@@ -42,13 +42,16 @@ def base_of(source: Source, name: str) -> BaseFacts:
     path = f"{component}/config.json" if component else "config.json"
     config = None
     try:
-        config = load_json(source.read_small(ModelRef(str(row["id"])), path, str(row["sha"]), LARGEST_CONFIG))
+        with errors_of(source):
+            content = source.read_small(ModelRef(str(row["id"])), path, str(row["sha"]), LARGEST_CONFIG)
+        config = load_json(content)
     except ModelError as error:
         if error.reason not in NO_CONFIG:
             raise source.explain(error, reference) from error
     except ValueError:
         pass
-    return facts_from(row, (), config, component)
+    aliases = [reference.id] if reference.id != row["id"] else []
+    return facts_from(row, aliases, config, component)
 
 
 def facts_from(row: dict[str, Any], aliases: Collection[str], config: Any, component: str) -> BaseFacts:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from indexer.cards.modelcard import ModelFacts, read_row
-from indexer.errors import Failed
+from indexer.errors import AtlasError, Failed, ModelError
 from indexer.network.rows import commit_of
 from indexer.sources.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Page
-from indexer.sources.registry import ModelRef, check_readable
+from indexer.sources.registry import SOURCES, ModelRef, check_readable
 from indexer.sources.source import Row, Source
-from indexer.untrusted import is_too_deep, printable
+from indexer.untrusted import is_too_deep, printable, tidy
 
 _LARGEST_ROW = 4 << 20
 
@@ -34,6 +35,20 @@ def bad_row(row: Any, valid_id: Callable[[str], bool]) -> BadRow | None:
     return None
 
 
+@contextmanager
+def errors_of(source: Source) -> Iterator[None]:
+    """Raise what goes wrong in the code of another package as Failed("server_error"), which names the source."""
+    try:
+        yield
+    except (ModelError, AtlasError):
+        raise
+    except Exception as error:
+        if source.scheme in SOURCES:
+            raise
+        what = f"{type(error).__name__}: {tidy(str(error), 200)}"
+        raise Failed("server_error", f"{source.title} (source {source.scheme!r}) failed: {what}") from error
+
+
 def row_of(reference: ModelRef, *, whole: bool = True) -> Row:
     """The row of one model, asked of its source and checked: it has a valid ``id`` and a ``sha``.
 
@@ -41,7 +56,8 @@ def row_of(reference: ModelRef, *, whole: bool = True) -> Row:
     """
     source = reference.source
     check_readable(reference)
-    row = source.row(reference, whole=whole)
+    with errors_of(source):
+        row = source.row(reference, whole=whole)
     if source.names_models:  # a row of this machine was made here, and has no id yet
         if (bad := bad_row(row, source.valid_id)) is not None:
             raise Failed("malformed_row", f"the answer about {printable(reference.id, 100)} cannot be used: {bad.why}")
@@ -51,13 +67,23 @@ def row_of(reference: ModelRef, *, whole: bool = True) -> Row:
 
 
 def checked_pages(source: Source, request: CrawlRequest, progress: CrawlProgress) -> Iterator[Page]:
-    """What a source lists for a base. A row that is not valid is a BadRow, whoever claims something of it."""
+    """What a source lists for a base. A row that is not valid is a BadRow, whoever claims something of it.
+
+    Raises AtlasError if the source cannot go on; pages that were yielded stay valid.
+    """
     if source.checks_rows:
         yield from source.list(request, progress)
         return
-    for page in source.list(request, progress):
-        rows = [bad_row(one.row, source.valid_id) or one if isinstance(one, ClaimedRow) else one for one in page.rows]
-        yield replace(page, rows=tuple(rows))
+    try:
+        with errors_of(source):
+            for page in source.list(request, progress):
+                rows = (
+                    bad_row(one.row, source.valid_id) or one if isinstance(one, ClaimedRow) else one
+                    for one in page.rows
+                )
+                yield replace(page, rows=tuple(rows))
+    except ModelError as error:
+        raise source.stopped(error, f"what descends from {request.base}") from error
 
 
 def facts_of(row: Mapping[str, Any]) -> ModelFacts:

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from indexer.errors import AtlasError, ModelError, Skipped, unreadable
+from indexer.errors import AtlasError, Failed, ModelError, Skipped, unreadable
 from indexer.network.rows import filenames_in
 from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
@@ -88,6 +88,8 @@ class Version:
         """A whole file. Raises Skipped("malformed") if it is longer than ``limit``, ModelError if it cannot be read."""
         if self._read_small is not None:
             return self._read_small(self._below + path, limit)
+        if path not in self.names:
+            raise Failed("not_found", f"there is no file {shown(path)}")
         return whole_file(self.open(path), limit)
 
 

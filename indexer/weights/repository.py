@@ -10,7 +10,8 @@ from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
 from indexer.network.hub_requests import RetryPolicy
 from indexer.sources.registry import ModelRef, check_readable
-from indexer.sources.source import Version
+from indexer.sources.rows import errors_of
+from indexer.sources.source import Source, Version
 from indexer.untrusted import LFS_PULL, is_lfs_pointer, load_json, shown
 
 _MOST_SMALL = 64 << 20  # every reader gives a smaller limit of its own
@@ -22,21 +23,23 @@ class Repository:
     ``small_bytes`` counts the bytes read by ``read_small``, which refuses files of more than ``most_small`` bytes.
     """
 
-    def __init__(self, version: Version, most_small: int | None = None) -> None:
+    def __init__(self, version: Version, source: Source, most_small: int | None = None) -> None:
         self.commit = version.commit
         self.filenames = version.names
         self.lacking = version.lacking
         self.small_bytes = 0
         self.most_small = _MOST_SMALL if most_small is None else most_small
-        self._version = version
+        self._version, self._source = version, source
 
     def open(self, path: str) -> ByteSource:
         """One file, to be read by ranges."""
-        return self._version.open(path)
+        with errors_of(self._source):
+            return self._version.open(path)
 
     def read_small(self, path: str, limit: int) -> bytes:
         """The content of one file. Raises Skipped("malformed") if it is longer than ``limit``."""
-        content = self._version.read(path, min(limit, self.most_small))
+        with errors_of(self._source):
+            content = self._version.read(path, min(limit, self.most_small))
         self.small_bytes += len(content)
         return content
 
@@ -82,5 +85,7 @@ def open_repository(
         raise Skipped("malformed", f"{shown(reference.subfolder)} is not a folder inside the repository")
     if commit is None:
         check_readable(reference)
-    version = reference.source.open(reference, commit=commit, filenames=filenames, retries=retries)
-    return Repository(version, most_small)
+    source = reference.source
+    with errors_of(source):
+        version = source.open(reference, commit=commit, filenames=filenames, retries=retries)
+    return Repository(version, source, most_small)

@@ -14,8 +14,9 @@ import pytest
 from indexer import add, build, push, verify
 from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import base_in
-from indexer.errors import AtlasError, Failed, Skipped
+from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.sources import registry
+from indexer.sources.bases import base_of
 from indexer.sources.claims import Claim
 from indexer.sources.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Page, Question
 from indexer.sources.registry import ModelRef, author_of, base_source, is_listed_id, is_model_id, page_of, source_of
@@ -185,3 +186,50 @@ def test_agents_have_no_models_of_private_sources_read(package, monkeypatch):
     for read in (row_of, open_repository):
         with pytest.raises(AtlasError, match="Models of the archive are not read here"):
             read(ModelRef.parse("zip:ann/one"))
+
+
+@pytest.mark.parametrize(
+    ("problem", "sentence"),
+    [
+        (KeyError("no key"), "the archive (source 'zip') failed: KeyError: 'no key'"),
+        (OSError(5, "Input/output error"), "the archive (source 'zip') failed: OSError: [Errno 5] Input/output error"),
+        (Failed("rate_limited", "the quota is used up"), "the quota is used up"),
+        (Skipped("gated", "this account may not read it"), "this account may not read it"),
+    ],
+)
+def test_what_goes_wrong_in_a_source_is_one_sentence(package, monkeypatch, problem, sentence):
+    source = source_of("zip:ann/one")
+
+    def fail(*_, **__):
+        raise problem
+        yield
+
+    for name in ("row", "open"):
+        monkeypatch.setattr(source, name, lambda *_, **__: next(fail()))
+    monkeypatch.setattr(source, "list", fail)
+    reference = ModelRef("zip:ann/one")
+    for read in (row_of, open_repository):
+        with pytest.raises(ModelError) as caught:
+            read(reference)
+        assert caught.value.detail == sentence
+    with pytest.raises(AtlasError) as stopped:
+        list(checked_pages(source, CrawlRequest(("zip:org/base",)), CrawlProgress()))
+    assert str(stopped.value).startswith(f"Cannot get what descends from zip:org/base from the archive: {sentence}.")
+
+
+def test_a_base_is_described_by_its_row_and_its_config(package, tmp_path):
+    folder = tmp_path / "archives" / "org"
+    folder.mkdir(parents=True)
+    for name, config in {"base": '{"model_type": "roberta"}', "list": "[]", "odd": "{"}.items():
+        with ZipFile(folder / f"{name}.zip", "w") as archive:
+            archive.writestr("config.json", config)
+    with ZipFile(folder / "none.zip", "w") as archive:
+        archive.writestr("adapter_config.json", "{}")
+    facts = base_of(*base_source("zip:org/base"))
+    assert (facts.id, facts.config, facts.filenames) == ("zip:org/base", {"model_type": "roberta"}, ("config.json",))
+    for name, sentence in {
+        "list": "zip:org/list has no readable config.json", "odd": "zip:org/odd has no readable config.json",
+        "none": "zip:org/none has no config.json: it is an adapter", "gone": "zip:org/gone cannot be read: there is no archive",
+    }.items():  # fmt: skip
+        with pytest.raises(AtlasError, match=sentence):
+            base_of(*base_source(f"zip:org/{name}"))
