@@ -51,7 +51,7 @@ def resolve_model(
     if read not in (None, *READS):
         raise BadArgument(f"`read` {read!r} is not one of {', '.join(READS)}.", "")
     reference = model if isinstance(model, ModelRef) else ModelRef.parse(model)
-    known = atlas.find(reference, base) if reference.source.names_models else None
+    known = atlas.find(reference, base) if reference.is_name else None
     if known is not None and known.status == "indexed":
         return _indexed(known)
     if known is not None and known.status == "skipped":
@@ -93,7 +93,7 @@ def reference_of(atlas: AtlasReader | None, model: str, base: str | None) -> Ref
     except AtlasError:
         pass
     parsed = ModelRef.parse(model)
-    known = atlas.find(parsed, base) if parsed.source.names_models else None
+    known = atlas.find(parsed, base) if parsed.is_name else None
     if known is not None:
         (row,) = atlas.rows("SELECT relation FROM fine_tunes WHERE model_id = ?", [known.model_id])
         base_commit = str(atlas.base_row(known.base)["commit"])
@@ -135,7 +135,7 @@ def _read_unindexed(
     initialisation = _initialisation(atlas, record)
     vector = vector_of_record(atlas, record, representation)
     same: IndexedModel | None = None
-    if not reference.source.names_models:
+    if not reference.is_name:
         same = _same_content(atlas, identity.commit, identity.base)
     elif atlas.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [identity.model, identity.base]):
         same = atlas.find(ModelRef(identity.model), identity.base)
@@ -160,7 +160,7 @@ def _read_unindexed(
 def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
     """What a model that is not indexed says of itself, and the base to compare it with. Raises AtlasError."""
     source = reference.source
-    if source.names_models and reference.revision is None:
+    if reference.is_name and reference.revision is None:
         # A base, or a bare name that resembles one in the atlas: the Hub is not asked.
         if (error := base_error(atlas, reference.id)) is not None:
             raise error
@@ -208,7 +208,7 @@ def _reading(atlas: AtlasReader, reference: ModelRef) -> Iterator[None]:
         yield
     except ModelError as error:
         source = reference.source
-        if source.names_models and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
+        if reference.is_name and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
             hint = f"It could not be read from {source.title}: {error.detail}. Check the spelling, or try again later."
             is_unknown = error.reason == "not_found"
             raise unknown_model(atlas, reference.typed, not_there(source) if is_unknown else hint) from error

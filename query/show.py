@@ -155,7 +155,7 @@ def show(atlas: AtlasReader, model: Model, base: Base = None) -> ShownModel:
     """
     model = str(model)
     reference = ModelRef.parse(model)
-    known = atlas.find(reference, base) if reference.source.names_models else model_of_folder(atlas, reference, base)
+    known = atlas.find(reference, base) if reference.is_name else model_of_folder(atlas, reference, base)
     if known is None:
         raise unknown_model(atlas, model, f"Add it: `add({model!r}, {base_in_hint(atlas, base)!r})`")
     return shown_model(atlas, known.model_id)

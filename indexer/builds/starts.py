@@ -30,7 +30,7 @@ from indexer.quantities import duration_in_words
 from indexer.records.identity import Unit
 from indexer.regular_files import read_regular
 from indexer.sources.claims import BY_FOLDER
-from indexer.sources.registry import ModelRef, is_model_id
+from indexer.sources.registry import ModelRef
 from indexer.sources.rows import row_of
 from indexer.starts.search import FurtherSearch
 
@@ -210,7 +210,7 @@ def _with_names(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list
     found, places = [], {}
     for name in names:
         reference = ModelRef.parse(name)
-        if reference.source.names_models or is_model_id(name):
+        if reference.is_name:
             found.append(name)
             continue
         row = row_of(reference)

@@ -49,7 +49,7 @@ def describe(reference: ModelRef) -> Described:
     install_session()
     row = completed(row_of(reference, whole=False))
     facts = facts_of(row)
-    created = facts.created if reference.source.names_models else None
+    created = facts.created if reference.is_name else None
     return Described(reference, row, facts.bases, tuple(facts.dataset_names), created)
 
 

@@ -404,7 +404,7 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit
     said = stated_base(checkpoint.adapter_config)
     if unit.row_base is None or said == unit.row_base or not isinstance(said, str):
         return unit
-    if not unit.model.source.names_models:  # its row was made of this file, without paths
+    if not unit.model.is_name:  # its row was made of this file, without paths
         return unit
 
     def ask(name: str) -> Mapping[str, Any] | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from indexer.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.cards.sentence import lacks_sentence
-from indexer.errors import AtlasError, Failed, Skipped
+from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.formats import other_formats
 from indexer.hub_ids import is_hub_id
 from indexer.network.byterange import LocalFile
@@ -82,7 +82,6 @@ class Folder(Source):
     title = "this machine"
     examples = ("the path of a checkpoint folder",)
     claimed_by = BY_FOLDER
-    names_models = False
 
     # ---- ids
 
@@ -132,10 +131,19 @@ class Folder(Source):
         folder = reference.folder
         return str(without_paths(text if folder is None else text.replace(str(folder), folder.name)))
 
+    def explain(self, error: ModelError, reference: ModelRef) -> AtlasError:
+        """Asks for the path where only the name in an atlas was given."""
+        if reference.folder is None:
+            message = f"{reference.id} is a name in an atlas, which does not say where that folder lies."
+            return AtlasError(message, "Give its path.")
+        return super().explain(error, reference)
+
     # ---- models
 
     def row(self, reference: ModelRef, *, whole: bool = True) -> Row:
         """See :func:`local_row`. Raises AtlasError if the folder holds no checkpoint."""
+        if reference.folder is None:
+            raise Failed("not_found", "its path is not stored")
         return local_row(reference, whole=whole)
 
     def open(

@@ -55,7 +55,7 @@ def limit_reading(folders: Path | None) -> None:
 def check_readable(reference: ModelRef) -> None:
     """Raise AtlasError if this process may not have the newest version of a model read."""
     source = reference.source
-    if limits is not None and not source.is_public and source.names_models:
+    if limits is not None and not source.is_public and source.scheme != FOLDER:  # folders have a limit of their own
         raise AtlasError(f"Models of {source.title} are not read here.", "Ask about a model that the atlas holds.")
 
 
@@ -100,6 +100,11 @@ class ModelRef:
     def source(self) -> Source:
         """The source that it belongs to. Raises Skipped("malformed") if there is none."""
         return source_of(self.id) if self.folder is None else source_named(FOLDER)
+
+    @property
+    def is_name(self) -> bool:
+        """Whether an atlas may know it by this id; else it is a path, and the content identifies the model."""
+        return self.folder is None
 
     @property
     def typed(self) -> str:
@@ -175,7 +180,7 @@ def is_listed_id(text: str) -> bool:
 def is_addable(text: str) -> bool:
     """Whether a person may list a model of this name: a valid id, or the path of a folder."""
     source = _readable(text)
-    return source is not None and (source.valid_id(text) or (not source.names_models and Path(text).is_absolute()))
+    return source is not None and (source.valid_id(text) or (source.scheme == FOLDER and Path(text).is_absolute()))
 
 
 def author_of(identifier: str) -> str:

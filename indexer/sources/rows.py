@@ -58,7 +58,7 @@ def row_of(reference: ModelRef, *, whole: bool = True) -> Row:
     check_readable(reference)
     with errors_of(source):
         row = source.row(reference, whole=whole)
-    if source.names_models:  # a row of this machine was made here, and has no id yet
+    if reference.is_name:  # else the row was made here, and has no id yet
         if (bad := bad_row(row, source.valid_id)) is not None:
             raise Failed("malformed_row", f"the answer about {printable(reference.id, 100)} cannot be used: {bad.why}")
         if commit_of(row) is None:

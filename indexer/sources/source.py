@@ -120,8 +120,6 @@ class Source(ABC):
     """Whether reading waits for a server that counts connections and requests."""
     is_public: ClassVar[bool] = False
     """Whether everybody may see what it lists. A process that answers agents has no other models read."""
-    names_models: ClassVar[bool] = True
-    """False: an id that a person types is a path of this machine, which is not stored; models are known by content."""
 
     @property
     def subject(self) -> str:

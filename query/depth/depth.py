@@ -325,7 +325,7 @@ def _stored(atlas: AtlasReader, model: str, base: str | None) -> Profiled | None
         canonical = atlas.base_named(model)
     except AtlasError:
         reference = ModelRef.parse(model)
-        known = atlas.find(reference, base) if reference.source.names_models else None
+        known = atlas.find(reference, base) if reference.is_name else None
         return _newest(atlas, known.base, subject="fine_tune", model=known.model) if known else None
     return _newest(atlas, canonical, subject="base")
 

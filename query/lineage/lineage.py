@@ -260,7 +260,7 @@ def _known(
     atlas: AtlasReader, reference: ModelRef, base: str | None, expected: _Expected | None
 ) -> IndexedModel | None:
     """The indexed model; if no base is given, preferably that of the expected base."""
-    if not reference.source.names_models:
+    if not reference.is_name:
         return None
     if base is None and expected is not None:
         with suppress(AtlasError):  # it has another base
@@ -403,7 +403,7 @@ class Tracer:
         try:
             parts = selection.parts.read_described(described)
         except ModelError as error:
-            if reference.source.names_models and error.reason == "not_found":
+            if reference.is_name and error.reason == "not_found":
                 raise unknown_model(self.atlas, reference.id, not_there(reference.source)) from error
             raise unreadable(reference.id, error) from error
         log.bytes += parts.bytes_read

@@ -302,7 +302,7 @@ def _others(atlas: AtlasReader, found: ResolvedModel, evidence: TokenEvidence) -
 def _place_of(found: ResolvedModel, name: str, row: dict[str, Any] | None) -> tuple[ModelRef, str | None, str]:
     """Where the files of a model are, at which commit, and its relation to the base."""
     reference = ModelRef.parse(name)
-    if reference.source.names_models and row is not None:
+    if reference.is_name and row is not None:
         return ModelRef(found.name), row["commit"], str(row["relation"])
     return reference, reference.revision, "finetune"
 
