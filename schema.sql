@@ -39,7 +39,7 @@ CREATE TABLE bases (
 CREATE TABLE fine_tunes (
     model_id INTEGER NOT NULL,  -- Integer id, unique per (model, base) and never reused; also the id in the FAISS
         -- files.
-    model VARCHAR NOT NULL,  -- Id on the Hub (owner/name), or local:NAME for a folder of this machine.
+    model VARCHAR NOT NULL,  -- Id on the Hub (owner/name), local:NAME for a folder of this machine, or SCHEME:… of another source.
     base VARCHAR NOT NULL,  -- Canonical id of the base.
     author VARCHAR NOT NULL,  -- Account that owns it; "local" for a folder.
     "commit" VARCHAR,  -- Commit of the model that this row describes.
@@ -519,7 +519,7 @@ CREATE TABLE adapter_bases (
 
 -- Indexed models with their datasets. The option --where is a condition on this view.
 -- model_id: Integer id, unique per (model, base).
--- id: Id on the Hub (owner/name), or local:NAME for a folder of this machine; the same as model.
+-- id: Id on the Hub (owner/name), local:NAME for a folder of this machine, or SCHEME:… of another source; the same as model.
 -- path: The models from the base (not in the list) to this one (the last), according to their claims, each with its
 --   relation to the one before; its length is the number of steps.
 -- datasets: Canonical names of its datasets, sorted; empty if it names none.

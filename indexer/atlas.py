@@ -228,8 +228,8 @@ def is_on_hub(atlas: str | Path) -> bool:
 
 
 def file_name(base: str) -> str:
-    """A base's id as part of a file name: "/" becomes "--", as in the Hugging Face cache."""
-    return base.replace("/", "--")
+    """A base's id as part of a file name: "/" becomes "--", as in the Hugging Face cache, and ":" (of a source) "@"."""
+    return base.replace("/", "--").replace(":", "@")
 
 
 def schema_sql() -> str:

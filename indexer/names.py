@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
-
-from indexer.errors import AtlasError, Skipped, without_user
 
 SORTS = ("downloads", "created", "likes")
 DISCOVERIES = ("tags", "names", "weights")
@@ -88,22 +82,8 @@ MEASURES = (
     "image_error",
 )
 
-# The rule of huggingface_hub.utils.validate_repo_id, which takes a second to import.
-_ID_PART = r"\w(?:[\w.\-]{0,94}\w)?"
-_HUB_ID = re.compile(rf"(?:{_ID_PART}/)?{_ID_PART}", re.ASCII)
-
-# Prefix of local models, which were added from a folder; its path is private.
-LOCAL = "local:"
-_LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
-
-# Sites from which people copy addresses, besides the endpoint in use.
-_SITES = ("https://huggingface.co", "https://hf.co")
 # Two spellings that are less similar than this are different names.
 _LEAST_LIKENESS = 0.6
-_LONGEST_REVISION = 250  # characters: branches and tags of git are files
-# Models may be read from folders inside this one only; from no folder where it is ""; from any where it is None.
-_folders: Path | str | None = None
-_NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog")
 
 
 def family_key(stack: str, family: str) -> str:
@@ -155,133 +135,6 @@ class DeltaKey:
         return DeltaKey(stack[0] if stack else "", int(layer), family)
 
 
-def read_folders_in(root: Path | None) -> None:
-    """From now on this process reads models only from folders in ``root``; None: from no folder."""
-    global _folders
-    _folders = "" if root is None else root.resolve()
-
-
-def folders_root() -> Path | None:
-    """The folder outside of which no file of a model's folder may be opened; None if there is no such limit."""
-    return _folders if isinstance(_folders, Path) else None
-
-
-def _leads_out(text: str) -> AtlasError:
-    return AtlasError(
-        f"{text[:200]} leads out of {_folders} through a link, so nothing is read there.",
-        "Copy what it names into that folder.",
-    )
-
-
-def _folder_named(text: str) -> Path | None:
-    """The folder that ``text`` names, if it exists and models may be read from it.
-
-    Raises AtlasError if it lies in the folder of models by its path, but a link leads out.
-    """
-    if not text or _folders == "":  # an empty path would be the current folder
-        return None
-    try:
-        path = Path(text).expanduser().resolve()
-        if _folders is not None and not path.is_relative_to(_folders):
-            typed = Path(os.path.normpath(Path(text).expanduser().absolute()))
-            if typed.is_relative_to(_folders):
-                raise _leads_out(text)
-            return None
-        return path if path.is_dir() else None
-    except (OSError, RuntimeError, ValueError):
-        return None  # too long for a path, or the home of an unknown user
-
-
-@dataclass(frozen=True)
-class ModelRef:
-    """A model as a person names it: ``owner/name``, ``owner/name@revision``, its address, or a local folder."""
-
-    id: str
-    revision: str | None = None
-    folder: Path | None = None
-    subfolder: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> ModelRef:
-        """Read what was typed; an existing folder wins over a Hub id of the same spelling.
-
-        Raises AtlasError when it is neither.
-        """
-        if (folder := _folder_named(text)) is not None:
-            return cls(id=str(folder), folder=folder)
-        if is_local_id(text):
-            return cls(id=text)
-        identifier, _, revision = without_address(text).partition("@")
-        if not is_hub_id(identifier) or len(revision) > _LONGEST_REVISION:
-            what = repr(text) if len(text) <= 200 else f"A name of {len(text):,} characters"
-            if _folders is not None:
-                why = (
-                    f"neither a Hub id nor a folder in {_folders}"
-                    if _folders
-                    else "not a Hub id; models are not read from folders here"
-                )
-                raise AtlasError(f"{what} is {why}.", "Give owner/name, or owner/name@revision.")
-            raise AtlasError(
-                f"{what} is neither a folder here nor a Hub id.",
-                "Give owner/name, owner/name@revision, its address, or the path of a checkpoint folder.",
-            )
-        return cls(id=identifier, revision=revision or None)
-
-    @classmethod
-    def of_atlas(cls, name: str) -> ModelRef:
-        """A model by its name in an atlas; never a local folder, whatever exists on this machine.
-
-        Raises Skipped("malformed") if no model can have this name: the atlas may not be trustworthy.
-        """
-        if not is_hub_id(name) and not is_local_id(name):
-            raise Skipped("malformed", f"the atlas names a model {name[:100]!r}, which is not a Hub id")
-        return cls(id=name)
-
-
-def is_hub_id(text: str) -> bool:
-    """Whether ``text`` can be a Hub model id: ``name`` or ``owner/name``, never a path that climbs."""
-    return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text and not text.endswith(".git")
-
-
-def is_local_id(text: str) -> bool:
-    """Whether ``text`` is the atlas's name of a model from a folder: ``local:NAME``."""
-    return bool(_LOCAL_ID.fullmatch(text))
-
-
-def without_address(text: str) -> str:
-    """The model of a page's address: ``owner/name``, or ``owner/name@revision`` for ``…/tree/…``.
-
-    Knows pages of huggingface.co, hf.co and of the endpoint in use (HF_ENDPOINT), with or without https://; any other
-    text is returned as it is. Raises AtlasError for the address of something other than a model.
-    """
-    found = _path_on_site(text)
-    if found is None:
-        return text
-    parts = [unquote(part) for part in found.split("/") if part]
-    if len(parts) < 2 or parts[0] in _NO_MODELS:
-        raise AtlasError(
-            f"{text[:200]!r} is not the address of a model.", "A model's page is huggingface.co/OWNER/NAME."
-        )
-    identifier, rest = "/".join(parts[:2]), parts[2:]
-    if len(rest) < 2 or rest[0] not in ("tree", "blob", "resolve", "commit"):
-        return identifier
-    revision = "/".join(rest[1:4]) if rest[1] == "refs" else rest[1]
-    return f"{identifier}@{revision}"
-
-
-def _path_on_site(text: str) -> str | None:
-    """The path of an address on a known site; None where ``text`` is not one."""
-    for site in (*_SITES, without_user(os.environ.get("HF_ENDPOINT", "").rstrip("/"))):
-        address = urlsplit(site)
-        if not address.netloc:
-            continue
-        bare = f"{address.netloc}{address.path}/"
-        for prefix in (f"https://{bare}", f"http://{bare}", f"https://www.{bare}", bare):
-            if text.lower().startswith(prefix.lower()):
-                return re.split(r"[?#]", text[len(prefix) :])[0]
-    return None
-
-
 def with_dots(name: str) -> str:
     """A name with ``.`` for ``___``, as folders of ModelScope spell it: ``Qwen/Qwen2___5-7B``."""
     return name.replace("___", ".")
@@ -301,10 +154,3 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
             if likeness >= _LEAST_LIKENESS:
                 found.append((-likeness, other))
     return [other for _, other in sorted(found)[:3]]
-
-
-def author_of(model_id: str) -> str:
-    """The account a Hub id belongs to; "" for old ids without an owner, "local" for a folder."""
-    if is_local_id(model_id) or model_id.startswith(("/", "\\")) or model_id[1:2] == ":":
-        return "local"
-    return model_id.partition("/")[0] if "/" in model_id else ""

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from indexer.names import is_hub_id
-
 SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")  # of git
 
@@ -34,27 +32,6 @@ _CONTROLS = re.compile(
 )
 _BLANKS = re.compile(r"\s+")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?\s?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
-_ADDRESS = re.compile(
-    r"(?<![\w.\-])(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^\s?#)\]<>\"']{1,300})", re.IGNORECASE
-)
-
-# Parts of an address behind a name that are pages.
-_PAGES = {
-    "viewer", "tree", "blob", "resolve", "raw", "discussions", "commits", "commit", "compare", "edit", "embed",
-    "settings", "upload",
-}  # fmt: skip
-_NOT_OWNERS = {
-    "datasets",
-    "models",
-    "spaces",
-    "docs",
-    "blog",
-    "papers",
-    "collections",
-    "tasks",
-    "learn",
-    "api",
-}
 
 
 def printable(text: str, limit: int = MAX_TEXT) -> str:
@@ -69,28 +46,6 @@ def tidy(text: str, limit: int = MAX_TEXT) -> str:
     if not text.isprintable():
         text = _CONTROLS.sub("", _BLANKS.sub(" ", text))
     return text.strip()
-
-
-def hub_address(text: str, kind: str) -> str | None:
-    """The id in the first huggingface.co address in ``text``; ``kind`` is "models" or "datasets".
-
-    None for an address that is no page of the Hub: tools put the path of a folder behind the Hub's name
-    (``https://huggingface.co//data/models/X``).
-    """
-    found = _ADDRESS.search(text)
-    if not found:
-        return None
-    parts = found[1].removesuffix("/").split("/")
-    if kind == "datasets":
-        if len(parts) < 2 or parts[0].lower() != "datasets":
-            return None
-        parts = parts[1:]
-    elif parts[0].lower() in _NOT_OWNERS:
-        return None
-    count = 1 if len(parts) > 1 and parts[1] in _PAGES else 2
-    name = "/".join(parts[:count])
-    is_page = len(parts) <= count or parts[count] in _PAGES
-    return name if is_page and is_hub_id(name) else None
 
 
 def is_too_deep(value: Any) -> bool:

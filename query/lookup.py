@@ -15,19 +15,18 @@ from indexer.errors import (
     UnknownRevision,
     require,
     unreadable,
-    without_user,
 )
-from indexer.machine import refuses_connections
-from indexer.names import READS, ModelRef, author_of, nearest
+from indexer.names import READS, nearest
 from indexer.quantities import size_in_words
+from indexer.sources.registry import ModelRef, author_of
 from query.resolved import (
-    NOT_ON_HUB,
     READERS,
     ResolvedModel,
     base_error,
     indexed_names,
     is_unrelated,
     no_record,
+    not_there,
     unknown_model,
     vector_of_record,
 )
@@ -52,7 +51,7 @@ def resolve_model(
     if read not in (None, *READS):
         raise BadArgument(f"`read` {read!r} is not one of {', '.join(READS)}.", "")
     reference = model if isinstance(model, ModelRef) else ModelRef.parse(model)
-    known = atlas.find(reference, base) if reference.folder is None else None
+    known = atlas.find(reference, base) if reference.is_name else None
     if known is not None and known.status == "indexed":
         return _indexed(known)
     if known is not None and known.status == "skipped":
@@ -94,7 +93,7 @@ def reference_of(atlas: AtlasReader | None, model: str, base: str | None) -> Ref
     except AtlasError:
         pass
     parsed = ModelRef.parse(model)
-    known = atlas.find(parsed, base) if parsed.folder is None else None
+    known = atlas.find(parsed, base) if parsed.is_name else None
     if known is not None:
         (row,) = atlas.rows("SELECT relation FROM fine_tunes WHERE model_id = ?", [known.model_id])
         base_commit = str(atlas.base_row(known.base)["commit"])
@@ -119,7 +118,7 @@ def _read_unindexed(
     from indexer.records.representation import representation_named
 
     chosen = representation_named(representation)
-    needs_full = not chosen.from_samples and reference.folder is not None
+    needs_full = not chosen.from_samples and not reference.source.is_remote
     record = read_described(atlas, described, published_base, read or ("full" if needs_full else SAMPLE))
     if not chosen.is_held_by(record) and record.is_sampled:
         raise AtlasError(
@@ -136,7 +135,7 @@ def _read_unindexed(
     initialisation = _initialisation(atlas, record)
     vector = vector_of_record(atlas, record, representation)
     same: IndexedModel | None = None
-    if reference.folder is not None:
+    if not reference.is_name:
         same = _same_content(atlas, identity.commit, identity.base)
     elif atlas.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [identity.model, identity.base]):
         same = atlas.find(ModelRef(identity.model), identity.base)
@@ -160,7 +159,8 @@ def _read_unindexed(
 
 def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
     """What a model that is not indexed says of itself, and the base to compare it with. Raises AtlasError."""
-    if reference.folder is None and reference.revision is None:
+    source = reference.source
+    if reference.is_name and reference.revision is None:
         # A base, or a bare name that resembles one in the atlas: the Hub is not asked.
         if (error := base_error(atlas, reference.id)) is not None:
             raise error
@@ -168,25 +168,15 @@ def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None
             hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
             raise unknown_model(atlas, reference.id, hint)
     require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
-    if reference.folder is None and (why := _unreachable()):
+    if why := source.unreachable():
         # At once: tries would take seconds, and most often the id is misspelt.
-        name = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
-        hint = f"The Hub was not asked: {why}. Check the spelling, or try again later."
-        raise unknown_model(atlas, name, hint) from Failed("network", why)
+        hint = f"{source.subject} was not asked: {why}. Check the spelling, or try again later."
+        raise unknown_model(atlas, reference.typed, hint) from Failed("network", why)
     from indexer.deltas.single import describe
 
     with _reading(atlas, reference):
         described = describe(reference)
         return described, atlas.published_base(base, described.claims)
-
-
-def _unreachable() -> str:
-    """Why the Hub cannot be asked about a model; "" if it may answer."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    return f"{without_user(constants.ENDPOINT)} cannot be reached" if refuses_connections(constants.ENDPOINT) else ""
 
 
 def read_described(atlas: AtlasReader, described: Described, base: PublishedBase, read: str = SAMPLE) -> Record:
@@ -213,14 +203,15 @@ def names_base(described: Described, base: str) -> bool:
 
 @contextmanager
 def _reading(atlas: AtlasReader, reference: ModelRef) -> Iterator[None]:
-    """Turn the errors of reading a model into an AtlasError; if the Hub has none, name the closest ids."""
+    """Turn the errors of reading a model into an AtlasError; if its source has none, name the closest ids."""
     try:
         yield
     except ModelError as error:
-        if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
-            name = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
-            hint = f"It could not be read from the Hub: {error.detail}. Check the spelling, or try again later."
-            raise unknown_model(atlas, name, NOT_ON_HUB if error.reason == "not_found" else hint) from error
+        source = reference.source
+        if reference.is_name and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
+            hint = f"It could not be read from {source.title}: {error.detail}. Check the spelling, or try again later."
+            is_unknown = error.reason == "not_found"
+            raise unknown_model(atlas, reference.typed, not_there(source) if is_unknown else hint) from error
         raise unreadable(reference.id, error) from error
 
 

@@ -15,7 +15,8 @@ from indexer.atlas import AtlasFolder, is_on_hub
 from indexer.database.connection import base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
-from indexer.names import ModelRef, is_hub_id, with_dots
+from indexer.names import with_dots
+from indexer.sources.registry import ModelRef, page_of
 from query.sandbox.locked import SETTINGS
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class CrawlSource:
 
     def page_of(self, model: str) -> str | None:
         """The address of a model's page; None for a model that is not on the Hub."""
-        return f"{self.endpoint}/{model}" if is_hub_id(model) else None
+        return page_of(model, self.endpoint)
 
 
 class AtlasReader:

@@ -17,9 +17,7 @@ known from the entry points, and the sentence that `query --help` prints is read
 from __future__ import annotations
 
 import ast
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from indexer.console.messages import say
+from indexer.entry_points import entry_points
 from indexer.errors import AtlasError
 
 GROUP = "model_atlas.questions"
@@ -37,9 +36,7 @@ OURS = "vectors-in-the-wild"
 _NAME = re.compile(r"[a-z][a-z_]{0,39}")
 _PLACE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _SECTION = re.compile(r"^(Args|Attributes|Examples?|Note|Raises|Returns|Yields):$", re.MULTILINE)
-_INSTALLED = re.compile(r"(.+?)(?:-\d[^-]*)?(?:-py[\d.]+)?\.(?:dist|egg)-info")
 _RECORD = "__question__"
-_LONGEST = 1 << 20  # bytes of a list of entry points
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -222,43 +219,15 @@ def tools() -> Iterator[tuple[Entry, Tool]]:
 
 
 def _entries() -> Iterator[Entry]:
-    """The entry points of our group in every distribution on the path, each distribution once.
-
-    As importlib.metadata finds them, whose import alone would take a third of the time of `query --help`.
-    """
-    seen: set[str] = set()
-    for folder in sys.path:
-        try:
-            names = sorted(os.listdir(folder or "."))  # noqa: PTH208 - faster
-        except OSError:  # an archive, or not there
+    """The questions that installed packages name, as they name them."""
+    for line in entry_points(GROUP):
+        command, _, method = line.name.rpartition(".")
+        found = _PLACE.fullmatch(line.place.partition("[")[0].strip())  # without the extras that it needs
+        if found is None or not _NAME.fullmatch(method) or not _NAME.fullmatch(command or method):
+            text = f"{line.name} = {line.place}"
+            _say_once(f"The package {line.package} names a question in a way that cannot be read: {text[:200]}")
             continue
-        for name in names:
-            if (installed := _INSTALLED.fullmatch(name)) is None:
-                continue
-            if (key := re.sub(r"[-_.]+", "-", installed[1]).lower()) in seen:
-                continue
-            try:
-                with open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:  # noqa: PTH118, PTH123 - as above
-                    text = file.read(_LONGEST).decode("utf-8", "replace")
-            except OSError:
-                continue
-            seen.add(key)
-            yield from _listed_in(text, key)
-
-
-def _listed_in(text: str, package: str) -> Iterator[Entry]:
-    section = ""
-    for line in map(str.strip, text.splitlines()):
-        if line.startswith("["):
-            section = line.strip("[]").strip()
-        elif section == GROUP and line and line[0] not in "#;":
-            name, _, place = (part.strip() for part in line.partition("="))
-            command, _, method = name.rpartition(".")
-            found = _PLACE.fullmatch(place.partition("[")[0].strip())  # without the extras that it needs
-            if found is None or not _NAME.fullmatch(method) or not _NAME.fullmatch(command or method):
-                _say_once(f"The package {package} names a question in a way that cannot be read: {line[:200]}")
-                continue
-            yield Entry(method, command or method, found[1], found[2], package)
+        yield Entry(method, command or method, found[1], found[2], line.package)
 
 
 _said: set[str] = set()

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, access_hint
-from indexer.names import UNMEASURABLE, UNTRAINED, ModelRef, nearest, without_address
+from indexer.names import UNMEASURABLE, UNTRAINED, nearest
+from indexer.sources.registry import ModelRef, typed_id
 from query.sampled import LIKE_THE_BASE, SAMPLE, needs_all, rows_in_words, sample_gives
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.records.record import Record
+    from indexer.sources.source import Source
     from indexer.vectors.table import VectorTable
     from query.reader import AtlasReader, IndexedModel
 
@@ -242,7 +244,10 @@ def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
 
 # ---- names that are not known
 
-NOT_ON_HUB = "The Hub does not have it either. Check the spelling; for a private model, log in with `hf auth login`."
+
+def not_there(source: Source) -> str:
+    """The hint for a model that its source does not have either."""
+    return f"{source.subject} does not have it either. Check the spelling{source.access}."
 
 
 def no_record(known: IndexedModel, name: str) -> AtlasError:
@@ -270,7 +275,7 @@ def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
         return AtlasError(message, f"Leave @{reference.revision} out.")
     if (found := base_error(atlas, reference.id)) is not None:
         return found
-    close = ", ".join(nearest(without_address(name).partition("@")[0], indexed_names(atlas)))
+    close = ", ".join(nearest(typed_id(name), indexed_names(atlas)))
     return AtlasError(
         f"{name} is not in this atlas" + (f"; closest ids: {close}." if close else "."),
         hint or "Check the spelling, or give the path of a checkpoint folder.",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
-from indexer.names import ModelRef, family_order
+from indexer.names import family_order
+from indexer.sources.registry import ModelRef
 from query.lineage.stored import stored_lineage
 from query.lookup import indexed_model, model_of_folder
 from query.options import Base, Model
@@ -154,7 +155,7 @@ def show(atlas: AtlasReader, model: Model, base: Base = None) -> ShownModel:
     """
     model = str(model)
     reference = ModelRef.parse(model)
-    known = atlas.find(reference, base) if reference.folder is None else model_of_folder(atlas, reference, base)
+    known = atlas.find(reference, base) if reference.is_name else model_of_folder(atlas, reference, base)
     if known is None:
         raise unknown_model(atlas, model, f"Add it: `add({model!r}, {base_in_hint(atlas, base)!r})`")
     return shown_model(atlas, known.model_id)

@@ -16,9 +16,9 @@ from indexer.atlas import AtlasFolder
 from indexer.builds import executor
 from indexer.builds.report import Result
 from indexer.errors import ModelError
-from indexer.names import ModelRef
 from indexer.records.identity import Spec, Unit
 from indexer.records.store import RecordStore
+from indexer.sources.registry import ModelRef
 
 LONG = 3600.0  # seconds; no test waits that long
 

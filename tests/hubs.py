@@ -14,11 +14,11 @@ from typing import Any
 
 from huggingface_hub import constants, set_client_factory
 
-from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
-from indexer.listing.questions import BadRow, CrawlRequest
 from indexer.network.rate_limit import RateLimiter
 from indexer.network.session import HttpLimits, HubClient, install_session
+from indexer.sources.crawl import crawl
+from indexer.sources.questions import BadRow, CrawlRequest
 from scripts.loopback_hub import LoopbackHub
 
 BASE = "FacebookAI/roberta-base"

@@ -14,11 +14,11 @@ from indexer.builds.plan import plan
 from indexer.deltas.stored_base import date_as_newest
 from indexer.errors import Failed, Skipped
 from indexer.listing.listing import ListedModel
-from indexer.names import ModelRef
 from indexer.network.rate_limit import RateLimiter, requested_wait
 from indexer.records import store as records
 from indexer.records.identity import Identity, Spec, Unit
 from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, READER, FailureRecord, RecordStore
+from indexer.sources.registry import ModelRef
 from indexer.storage.atomic_files import LEFT_SECONDS, remove_leftovers, temporary_path
 from query.browse.layout import _remove_old
 

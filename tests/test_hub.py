@@ -7,8 +7,9 @@ from huggingface_hub import constants
 from huggingface_hub.errors import BadRequestError
 
 from indexer.errors import AtlasError, Failed, Skipped, UnknownRevision
-from indexer.network.hub import conversion_revision, fetch_json, model_row, resolve_base, unknown_model
+from indexer.network.hub import conversion_revision, fetch_json, model_row, unknown_model
 from indexer.network.hub_requests import RetryPolicy, get_json, parse_json, with_parameter
+from indexer.sources.hub_base import resolve_base
 from tests.hubs import (
     BASE,
     QUICK,

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from indexer import names
-from indexer.cards.local import local_row
 from indexer.errors import AtlasError, ModelError
-from indexer.names import ModelRef
 from indexer.regular_files import descriptor_of, files_below
+from indexer.sources import registry
+from indexer.sources.folder import local_row
+from indexer.sources.registry import ModelRef
 from indexer.weights.repository import open_repository
 
 
@@ -108,8 +108,8 @@ def test_a_server_reads_nothing_outside_its_folder(root, monkeypatch):
     (model / "sub").symlink_to("../../secret")
     (model / "model.safetensors").symlink_to("../../secret/model.safetensors")
     (model / "config.json").symlink_to("../../secret/config.json")
-    monkeypatch.setattr(names, "_folders", None)
-    names.read_folders_in(root)
+    monkeypatch.setattr(registry, "limits", None)
+    registry.limit_reading(root)
     reference = ModelRef.parse(str(model))
     row = local_row(reference)
     assert [one["rfilename"] for one in row["siblings"]] == ["config.json", "model.safetensors", "sub"]
@@ -117,14 +117,14 @@ def test_a_server_reads_nothing_outside_its_folder(root, monkeypatch):
     for name in ("model.safetensors", "config.json"):
         with pytest.raises(ModelError, match="leads out of"):
             repository.open(name)
-    monkeypatch.setattr(names, "_folders", None)
+    monkeypatch.setattr(registry, "limits", None)
     assert bytes(open_repository(reference).open("model.safetensors").read(0, 6)) == b"secret"
 
 
 @pytest.mark.parametrize("text", ["out", "./out", "{root}/out", "model/../out", "out/deeper", "nowhere"])
 def test_a_folder_that_a_link_leads_out_of_is_named(root, monkeypatch, text):
-    monkeypatch.setattr(names, "_folders", None)
-    names.read_folders_in(root)
+    monkeypatch.setattr(registry, "limits", None)
+    registry.limit_reading(root)
     monkeypatch.chdir(root)
     (root / "out").symlink_to("../secret")
     (root / "nowhere").symlink_to("../none")  # whether there is one outside is not told
@@ -133,8 +133,8 @@ def test_a_folder_that_a_link_leads_out_of_is_named(root, monkeypatch, text):
 
 
 def test_so_is_a_link_in_a_folder_without_other_weights(root, monkeypatch):
-    monkeypatch.setattr(names, "_folders", None)
-    names.read_folders_in(root)
+    monkeypatch.setattr(registry, "limits", None)
+    registry.limit_reading(root)
     (root / "model" / "checkpoint").symlink_to("../../secret")
     with pytest.raises(AtlasError, match=r"model/checkpoint leads out of .*allowed through a link"):
         local_row(ModelRef("m", folder=root / "model"))

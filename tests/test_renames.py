@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from indexer.atlas import AtlasFolder
 from indexer.database.reading import Reading
+from indexer.hub_ids import is_hub_id
 from indexer.listing.listing import Listing
-from indexer.names import is_hub_id
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore

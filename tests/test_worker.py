@@ -13,9 +13,9 @@ from indexer.atlas import AtlasFolder
 from indexer.builds import worker
 from indexer.builds.worker import RecordWorker
 from indexer.errors import AtlasError
-from indexer.names import ModelRef
 from indexer.records.identity import Spec, Unit
 from indexer.records.store import RecordStore
+from indexer.sources.registry import ModelRef
 from tests import checkpoints
 from tests.spectra.recorded import KINDS, base_in
 

@@ -11,10 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build_base import BuildBase
@@ -27,17 +24,18 @@ from indexer.builds.unknown_starts import unknown_starts
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import Failed, ModelError, first_error_kept
-from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel, Listing, select
-from indexer.listing.parents import Parents, ask_hub
-from indexer.listing.readmes import datasets_of, needs_readme
-from indexer.names import ModelRef, is_hub_id
-from indexer.network.hub import BaseFacts, model_row
+from indexer.listing.parents import Parents, ask_source
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
 from indexer.records.identity import Spec, Thresholds, Unit, canonical_json
 from indexer.records.store import RecordStore
-from indexer.untrusted import COMMIT, printable
+from indexer.sources.claims import BY_FOLDER
+from indexer.sources.readmes import datasets_of, needs_readme
+from indexer.sources.registry import ModelRef, is_listed_id, source_of
+from indexer.sources.rows import row_of
+from indexer.sources.source import BaseFacts
+from indexer.untrusted import printable
 from indexer.weights.ahead import in_threads
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ class Build:
         options: BuildOptions,
         watcher: Watcher | None = None,
         listing: Listing | None = None,
-        asks_hub: bool = True,
+        asks: bool = True,
         search: FurtherSearch | None = None,
     ) -> None:
         self.folder = folder
@@ -87,7 +85,8 @@ class Build:
         self.watcher = watcher or Watcher()
         self.base = BuildBase(folder, facts, options, self.watcher.say)
         self.store = RecordStore(folder)
-        self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # to find the bases of adapters
+        self.source = source_of(facts.id)
+        self.asks = asks and not self.source.offline  # to find the bases of adapters
         self.listing = listing or Listing(folder.listing(facts.id))
         self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, if there is a crawl
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
@@ -116,11 +115,11 @@ class Build:
         return select(self.listing.models(), one.limit, one.sort, one.since, one.author, one.relations, depth)
 
     def plan(
-        self, selected: Sequence[ListedModel] | None = None, folders: Mapping[str, Path] | None = None
+        self, selected: Sequence[ListedModel] | None = None, places: Mapping[str, ModelRef] | None = None
     ) -> list[Planned]:
         """What there is to do for every listed model; the options choose ``selected`` unless it is given.
 
-        ``folders``: the folders of local models, by id.
+        ``places``: where models lie whose place the atlas does not store, by id.
         """
         options = self.options
         models = self.listing.models()
@@ -146,11 +145,11 @@ class Build:
         parents = Parents(
             self.facts.ids,
             models,
-            ask_hub if self.asks_hub else None,
+            ask_source if self.asks else None,
             self.listing.copies() | mirrors,
-            self.base.hashes() if self.asks_hub else (),
+            self.base.hashes() if self.asks else (),
         )
-        planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)
+        planned = plan(models, selected, self.store, template, options.retry_failed, parents, places)
         for one in planned:
             if one.entry.listed.id in chosen and one.unit is None:
                 if one.is_unchanged:
@@ -160,7 +159,7 @@ class Build:
                 else:
                     self.report.skipped += 1
         unknown = {name: named for name, named in parents.unknown.items() if name not in parents.refused}
-        if unknown and self.asks_hub:
+        if unknown and self.asks:
             model, named = min(unknown.items())
             self.watcher.say(
                 f"adapters whose base could not be resolved, treated as adapters of {self.facts.id}: "
@@ -184,7 +183,7 @@ class Build:
 
     def unread(self, models: Sequence[ListedModel]) -> list[ListedModel]:
         """Those of ``models`` whose README may name datasets that the listing does not show."""
-        return [one for one in models if one.claimed_by != BY_FOLDER and needs_readme(one.row)] if self.asks_hub else []
+        return [one for one in models if one.claimed_by != BY_FOLDER and needs_readme(one.row)] if self.asks else []
 
     def read_readmes(self, models: Sequence[ListedModel]) -> None:
         """Read the READMEs of ``unread`` models, once for each commit, and note what they name in the listing.
@@ -273,11 +272,12 @@ class Build:
         return self._follow(self._rows_now(names))
 
     def _rows_now(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The Hub's rows of models, by the names that are asked for, without those that it does not show now."""
+        """The rows of models, by the names that are asked for, without those that their source does not show now."""
         rows = {}
-        for name in [] if constants.HF_HUB_OFFLINE else [name for name in names if is_hub_id(name)][:MOST_ASKED]:
+        listed = [name for name in names if is_listed_id(name) and not source_of(name).offline]
+        for name in listed[:MOST_ASKED]:
             with suppress(ModelError):
-                rows[name] = model_row(name)
+                rows[name] = row_of(ModelRef.of_atlas(name))
         return rows
 
     def _follow(self, rows: Mapping[str, dict[str, Any]]) -> dict[str, str]:
@@ -297,16 +297,17 @@ class Build:
     def _follow_commits(self, rows: Mapping[str, dict[str, Any]], commits: Mapping[str, str]) -> list[str]:
         """List models at the head of ``main`` whose commit is gone, as after a force push; returns their names.
 
-        ``commits``: the commits that the Hub did not have, by name.
+        ``commits``: the commits that their source did not have, by name.
         """
         rewritten = []
         for name, commit in commits.items():
             row = rows.get(name, {})
-            head = row.get("sha")
-            if row.get("id") == name and isinstance(head, str) and COMMIT.fullmatch(head) and head != commit:
+            head = row.get("sha", commit)
+            if row.get("id") == name and head != commit:
                 self.listing.renew(row)
                 rewritten.append(name)
-                self.watcher.say(f"{name}: the Hub has no commit {commit[:10]} any more; main is read ({head[:10]})")
+                where = source_of(name).title
+                self.watcher.say(f"{name}: {where} has no commit {commit[:10]} any more; main is read ({head[:10]})")
         return rewritten
 
     def _work_on_moved(

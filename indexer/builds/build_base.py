@@ -7,20 +7,17 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from huggingface_hub import constants
-
 from indexer.atlas import AtlasFolder
 from indexer.builds.options import BuildOptions
-from indexer.cards.modelcard import read_row
 from indexer.database.reading import earlier_database
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import Listing
-from indexer.listing.mirrors import known_mirrors
-from indexer.names import is_hub_id
-from indexer.network.hub import BaseFacts, model_row
 from indexer.network.rate_limit import limit_bandwidth
 from indexer.publish.previous_atlas import PublishedRank, rank_of
+from indexer.sources.registry import ModelRef, is_listed_id, source_of
+from indexer.sources.rows import facts_of, row_of
+from indexer.sources.source import BaseFacts
 from indexer.untrusted import printable
 
 # At most this many models that were found to be copies of the base are asked for their children as its mirrors.
@@ -50,6 +47,7 @@ class BuildBase:
         self._folder = folder
         self._options = options
         self._say = say
+        self._source = source_of(facts.id)
         self._opened_hashes: tuple[str | None, ...] = ()
 
     @cached_property
@@ -65,7 +63,7 @@ class BuildBase:
             return shape_of_base(checkpoint)
 
     def check(self) -> None:
-        """Raise AtlasError if the base cannot be used, before the Hub is asked about its fine-tunes."""
+        """Raise AtlasError if the base cannot be used, before its fine-tunes are looked for."""
         if not stored_bases(self._folder, self.facts.id):
             self.shape  # noqa: B018 - raises
 
@@ -113,9 +111,9 @@ class BuildBase:
         stored = self._undamaged(commit)
         if stored is None or not stored.is_sampled or not (self._options.spectra or self._options.read == "full"):
             return stored
-        if constants.HF_HUB_OFFLINE:
+        if offline := self._source.offline:
             raise AtlasError(
-                f"This atlas keeps a sample of the rows of {self.facts.id}, and HF_HUB_OFFLINE is set.",
+                f"This atlas keeps a sample of the rows of {self.facts.id}, and {offline}.",
                 "Unset it, or read a sample of the models too: --read sample.",
             )
         return None
@@ -129,7 +127,7 @@ class BuildBase:
         try:
             stored.check()
         except AtlasError as error:
-            if constants.HF_HUB_OFFLINE:
+            if self._source.offline:
                 raise
             self._say(error.message)
             return None
@@ -139,13 +137,13 @@ class BuildBase:
         """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
         listing.note_base(self.facts.ids, self.licence)
         self.note_mirrors(listing)
-        found = [*listing.mirrors(), *known_mirrors(self.facts.ids), *self.previous.copies]
+        found = [*listing.mirrors(), *self._source.mirrors(self.facts.ids), *self.previous.copies]
         return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
 
     @property
     def licence(self) -> str | None:
         """The licence that the card of the base gives; None if it gives none, or the Hub was not asked."""
-        return read_row(self.facts.row).license if self.facts.row else None
+        return facts_of(self.facts.row).license if self.facts.row else None
 
     def note_mirrors(self, listing: Listing) -> None:
         """Look up each new id of ``same_as``, and remember it: with a wrong one, adapters of another model are read.
@@ -154,15 +152,16 @@ class BuildBase:
         another type.
         """
         for name in self._options.same_as:
-            if name in listing.mirrors() or constants.HF_HUB_OFFLINE:
+            source = source_of(name)
+            if name in listing.mirrors() or source.offline:
                 continue
             try:
-                config = model_row(name).get("config")
+                config = row_of(ModelRef.of_atlas(name)).get("config")
             except ModelError as error:
                 if error.reason != "not_found":
                     problem = f"Cannot look up {name} (same_as): {error.detail}."
                     raise AtlasError(problem, "Run it again later.") from error
-                self._say(f"there is no {name} on the Hub; models that name it are still looked for (same_as)")
+                self._say(f"there is no {name} on {source.title}; models that name it are still looked for (same_as)")
                 continue
             theirs, ours = (config or {}).get("model_type"), self.facts.config.get("model_type")
             if isinstance(theirs, str) and isinstance(ours, str) and theirs != ours and not self.facts.component:
@@ -185,7 +184,7 @@ class BuildBase:
             rank = rank_of(earlier, self.facts.id)
             (rows,) = earlier(["fine_tunes", "records"], [copies]) or ([],)
             (built,) = earlier(["builds"], [builds]) or ([],)
-        found = [row for row in rows if row["base"] == self.facts.id and is_hub_id(row["model"])]
+        found = [row for row in rows if row["base"] == self.facts.id and is_listed_id(row["model"])]
         found = sorted(found, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES]
         seconds = sum(row["seconds"] for row in built)
         rate = sum(row["bytes_read"] for row in built) / seconds if seconds else None

@@ -14,21 +14,20 @@ from indexer.builds.build import Build
 from indexer.builds.estimate import children_sentence, family_tree
 from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
-from indexer.cards.local import local_name, local_row, place_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import AtlasError, BadArgument, ModelError, UnknownRevision, require, unreadable, without_user
-from indexer.listing.claim_filter import NO_PATH
-from indexer.listing.claims import BY_FOLDER, untyped_relation
-from indexer.listing.crawl import answers, crawl
+from indexer.errors import AtlasError, BadArgument, ModelError, require, without_user
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest, Question, Rejected
-from indexer.listing.readmes import completed
 from indexer.machine import check_device
-from indexer.names import ModelRef, is_hub_id, is_local_id, without_address
-from indexer.network.hub import BaseFacts, count_children, model_row, resolve_base, unknown_model
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
 from indexer.publish.removal import finish_removals
+from indexer.sources.bases import base_of
+from indexer.sources.claims import BY_FOLDER, NO_PATH, untyped_relation
+from indexer.sources.questions import CrawlRequest, Rejected
+from indexer.sources.readmes import completed
+from indexer.sources.registry import ModelRef, base_source
+from indexer.sources.rows import checked_pages, row_of
+from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import remove_leftovers
 
 
@@ -151,61 +150,50 @@ def add(
     chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress), AtlasFolder(atlas)
     prepare(chosen, watcher)
     reference = ModelRef.parse(str(model))
-    if name is not None and (reference.folder is None or not is_hub_id(name) or "/" not in name):
-        why = f"{name!r} is not OWNER/NAME" if reference.folder is not None else f"{model} has a name on the Hub"
-        raise AtlasError(f"{why}.", "`name='OWNER/NAME'` gives a folder its name in the atlas.")
+    source = reference.source
+    source.check_name(reference, name)
     with folder.locked("index add"):
         facts = find_base(folder, base)
         one = Build(folder, facts, replace(chosen, workers=1, retry_failed=True), watcher)
         check_rank(folder, facts.id, chosen.rank)
         finish_removals(folder, [facts.id], watcher.say)
-        if reference.folder is not None:
-            row, claimed_by = local_row(reference, _name_of_folder(reference.folder, name, one.listing)), BY_FOLDER
-        else:
-            try:
-                row, claimed_by = completed(model_row(reference.id, reference.revision)), "user"
-            except ModelError as error:
-                if error.reason == "not_found" and not isinstance(error, UnknownRevision):
-                    raise unknown_model(reference.id) from error
-                raise unreadable(reference.id, error) from error
+        try:
+            row = completed(row_of(reference))
+        except ModelError as error:
+            raise source.explain(error, reference) from error
+        row |= {"id": source.name_in_atlas(reference, row, name, _places(one.listing))}
         if row["id"] in facts.ids:
             message = f"{facts.id} is the base itself, not a model tuned from it."
             raise AtlasError(message, "Name one of its fine-tunes.")
         stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
         one.listing.note_base(facts.ids, one.base.licence)
         one.base.note_mirrors(one.listing)
-        one.listing.add(row, untyped_relation(row), facts.id, claimed_by)
+        one.listing.add(row, untyped_relation(row), facts.id, source.claimed_by)
         selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
-        folders = {} if reference.folder is None else {str(row["id"]): reference.folder}
-        return one.run(one.plan(selected, folders), stored)
+        places = {row["id"]: replace(reference, id=row["id"], revision=None)}
+        return one.run(one.plan(selected, places), stored)
 
 
-def _name_of_folder(folder: Path, name: str | None, listing: Listing) -> str:
-    """The name of a folder in the atlas. Raises AtlasError if another model has the name that was asked for."""
-    places = {one.id: str(one.row.get("folder", "")) for one in listing.models() if one.claimed_by == BY_FOLDER}
-    if name is None:
-        return local_name(folder, {one: place for one, place in places.items() if is_local_id(one)})
-    same = {one for one, place in places.items() if place == place_of(folder)}
-    if name in {one.id for one in listing.models()} - same:
-        raise AtlasError(f"This atlas already has another model {name}.", "Choose another `name`.")
-    return name
+def _places(listing: Listing) -> dict[str, str]:
+    """The listed models by name, each with what identifies the folder that it was added from; "" for other models."""
+    return {one.id: str(one.row.get("folder", "")) * (one.claimed_by == BY_FOLDER) for one in listing.models()}
 
 
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
-    """A base by any of its names: from the Hub, or offline from the atlas.
+    """A base by any of its names: from its source, or offline from the atlas.
 
     Raises AtlasError if neither knows it, and BadArgument if ``name`` is no text.
     """
     if not isinstance(name, str) or not name.strip():
         raise BadArgument(f"`base` is {name!r}, not the id of a base model.", "For example: FacebookAI/roberta-base")
-    if not constants.HF_HUB_OFFLINE:
-        return resolve_base(name)
-    typed = without_address(name).lower()
+    source, typed = base_source(name)
+    if not source.offline:
+        return base_of(source, name)
     for base in stored_bases(folder):
         facts = facts_of_stored(base, Listing(folder.listing(base.base)))
-        if typed in {one.lower() for one in facts.ids}:
+        if typed.lower() in {one.lower() for one in facts.ids}:
             return facts
-    raise AtlasError(f"The base {name} is not in this atlas, and HF_HUB_OFFLINE is set.", "Unset it to ask the Hub.")
+    raise AtlasError(f"The base {name} is not in this atlas, and {source.offline}.", f"Unset it to ask {source.title}.")
 
 
 def facts_of_stored(base: StoredBase, listing: Listing) -> BaseFacts:
@@ -214,12 +202,12 @@ def facts_of_stored(base: StoredBase, listing: Listing) -> BaseFacts:
 
 
 def update_listing(build: Build, *, counts_only: bool = False) -> None:
-    """Crawl the Hub into the listing; an interrupted crawl is resumed. Does nothing offline.
+    """List what descends from the base in its source; an interrupted crawl is resumed. Does nothing offline.
 
     With ``counts_only`` untagged models whose weights would be compared are only counted.
     """
     options, watcher, listing = build.options, build.watcher, build.listing
-    if constants.HF_HUB_OFFLINE:
+    if build.source.offline:
         watcher.say("offline: using the listing as it is")
         return
     request = CrawlRequest(
@@ -239,13 +227,13 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         progress, resumed = listing.begin(request)
         if resumed:
             watcher.say("resuming the crawl where it was interrupted")
-        elif counts := count_children(request.base):
+        elif counts := build.source.count_children(request.base):
             most = request.max_questions
             more = f", and models made from those at most {most:,} more (`questions`)" if request.descendants else ""
             watcher.say(children_sentence(request.base, counts, request.relations, request.page_size) + more)
         gone_before = {model.id for model in listing.models() if model.deleted_at_hub}
         found, is_complete = 0, not request.is_narrowed
-        for page in crawl(request, progress):
+        for page in checked_pages(build.source, request, progress):
             found += listing.append_page(page)
             is_complete = is_complete and not page.is_cut
             pathless += sum(one.why == NO_PATH for one in page.of(Rejected))
@@ -266,7 +254,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             from indexer.builds.weight_discovery import Examination
 
             examination = Examination(build, progress.compared, counts_only)
-            for page in answers(Question("weights", examination.model_type), request, progress, examination):
+            for page in build.source.list_type(examination.model_type, request, progress, examination):
                 found += listing.append_page(page)
                 is_complete = is_complete and not page.is_cut
                 watcher.listed(f"listing {page.question.what}: {examination.claimed} with weights like the base's")
@@ -276,7 +264,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             left = [model.id for model in listing.models() if model.deleted_at_hub and model.id not in gone_before]
             gone -= len(build.follow(left))
         if gone:
-            watcher.say(f"{gone} models were deleted from the Hub; the atlas keeps what it has of them")
+            watcher.say(f"{gone} models were deleted from {build.source.title}; the atlas keeps what it has of them")
     finally:
         listing.remove_if_empty()
 

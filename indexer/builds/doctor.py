@@ -19,9 +19,7 @@ from huggingface_hub.utils._headers import get_token_to_send
 
 from indexer.arguments import plain_arguments
 from indexer.errors import AtlasError, without_user
-from indexer.listing.claims import relation_to
-from indexer.listing.questions import CrawlRequest, Question
-from indexer.names import is_hub_id, without_address
+from indexer.hub_ids import is_hub_id, without_address
 from indexer.network.hub import LARGEST_JSON, count_children, model_row
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import HubAnswer, RetryPolicy, fetch_small, get_json, is_own, parse_json
@@ -29,6 +27,9 @@ from indexer.network.rate_limit import date_in, listening, policy_in, quota_in, 
 from indexer.network.remote_file import RemoteFile, expiry_of
 from indexer.network.session import HttpLimits, current_session
 from indexer.quantities import duration_in_words, size_in_words
+from indexer.sources.claims import relation_to
+from indexer.sources.crawl import parameters_of
+from indexer.sources.questions import CrawlRequest, Question
 from indexer.untrusted import Reader, load_json, printable
 
 # A public model with fine-tunes on several pages, and one with a small safetensors file: both among the most used.
@@ -223,7 +224,7 @@ class _Doctor:
 
     def _listing(self) -> str:
         request = CrawlRequest((self.base,))
-        parameters = Question("tag", self.base, "finetune").parameters(request)
+        parameters = parameters_of(Question("tag", self.base, "finetune"), request)
         began, without = time.monotonic(), ""
         try:
             self.page = get_json("/api/models", parameters)

@@ -71,7 +71,7 @@ def requests_of(units: Sequence[Unit]) -> Requests:
     """The requests needed to read these models, from the files that their rows list."""
     models: list[tuple[Collection[str] | None, str]] = []  # files and relation of each model, and of those below
     for unit in units:
-        if unit.model.folder is None:
+        if unit.model.source.is_remote:
             models.append((unit.filenames, unit.relation))
         parent: Parent | None = unit.parent
         while parent is not None:

@@ -9,8 +9,8 @@ from typing import Any
 from indexer.builds.report import Watcher
 from indexer.database.connection import Connection, base_named, indexed_models, published_bases
 from indexer.errors import AtlasError, BadArgument
-from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel
+from indexer.sources.claims import BY_FOLDER
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ from indexer.names import (
     READS,
     RELATIONS,
     SORTS,
-    is_hub_id,
-    without_address,
 )
+from indexer.sources.registry import is_listed_id, typed_id
 
 Size = str | int | None
 ProbeName = Literal["random", "text", "image"]
@@ -228,8 +227,8 @@ class BuildOptions:
         if (given.pop("executor") == "dask") != (given["scheduler"] is not None):
             raise BadArgument("`executor='dask'` and `scheduler='ADDR'` must be given together.", "")
         mirrors = given["same_as"] or ()
-        mirrors = [without_address(one).strip() for one in ([mirrors] if isinstance(mirrors, str) else mirrors)]
-        if wrong := [one for one in mirrors if not is_hub_id(one)]:
+        mirrors = [typed_id(one.strip()) for one in ([mirrors] if isinstance(mirrors, str) else mirrors)]
+        if wrong := [one for one in mirrors if not is_listed_id(one)]:
             raise BadArgument(f"`same_as` {wrong[0][:100]!r} is not a Hub id.", "Give owner/name.")
         given["same_as"] = tuple(dict.fromkeys(mirrors))
         given["relations"] = tuple(dict.fromkeys(part.strip() for part in given.pop("relation").split(",")))

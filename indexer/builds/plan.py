@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from indexer.errors import AtlasError
-from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import Parents, named_base, names_another
-from indexer.names import ModelRef
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
 from indexer.records.identity import Identity, Spec, Unit
 from indexer.records.store import READER, FailureRecord, RecordHeader, RecordStore, current_record
+from indexer.sources.claims import BY_FOLDER
+from indexer.sources.registry import ModelRef
 
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
 _RECHECKED = frozenset({"gated", "disabled"})
@@ -57,17 +56,18 @@ def plan(
     template: Unit,
     retry_failed: bool,
     parents: Parents | None = None,
-    folders: Mapping[str, Path] | None = None,
+    places: Mapping[str, ModelRef] | None = None,
 ) -> list[Planned]:
     """Look at every listed model; only those in ``selected`` get a unit. ``parents`` looks up the bases of adapters.
 
-    ``folders``: the folders of local models, by id. The atlas does not store them, so other local models are not read
-    again. ``template`` holds what all units share. A model outside the selection keeps its record, and a model at a new
-    commit keeps the record of an earlier one until the new one is read.
+    ``places``: where models of folders lie, by id. The atlas does not store that, so others are not read again.
+    ``template`` holds what all units share. A model outside the selection keeps its record, and a model at a new commit
+    keeps the record of an earlier one until the new one is read.
     """
     chosen = {model.id for model in selected}
-    places = folders or {}
-    planned = [_planned(model, model.id in chosen, store, template, retry_failed, parents, places) for model in models]
+    planned = [
+        _planned(model, model.id in chosen, store, template, retry_failed, parents, places or {}) for model in models
+    ]
     present = {one.entry.record_key for one in planned if one.entry.record_key is not None}
     if len(present) == len(planned):
         return planned
@@ -107,7 +107,7 @@ def _planned(
     template: Unit,
     retry_failed: bool,
     parents: Parents | None,
-    folders: Mapping[str, Path],
+    places: Mapping[str, ModelRef],
 ) -> Planned:
     commit = commit_of(listed.row)
     if commit is None:
@@ -125,7 +125,7 @@ def _planned(
         spec=replace(template.spec, sample=template.spec.sample and not is_whole),
         parent=parent,
         is_on_base=is_known and parent is None,
-        model=ModelRef(listed.id, folder=folders.get(listed.id)),
+        model=places.get(listed.id) or ModelRef(listed.id),
         commit=commit,
         relation=listed.relation,
         filenames=listed_filenames(listed.row),
@@ -151,7 +151,7 @@ def _planned(
         is_due = is_due or not template.spec.sample  # the base is fetched whole for this build
     elif outcome is not None and outcome.status == "failed":
         is_due = is_due or retry_failed or outcome.is_due
-    is_here = listed.claimed_by != BY_FOLDER or listed.id in folders
+    is_here = listed.claimed_by != BY_FOLDER or listed.id in places
     is_wanted = is_selected and is_here and not listed.deleted_at_hub and is_due
     entry = Entry(listed, template.base, commit, found.digest if found else None, None if found else outcome)
     return Planned(entry, unit if is_wanted else None, lacks=lacks)

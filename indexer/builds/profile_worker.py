@@ -17,7 +17,6 @@ from indexer.builds.report import Result
 from indexer.builds.worker import classify_error
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.machine import available_memory
-from indexer.names import ModelRef
 from indexer.network.session import install_session
 from indexer.profiles.layers import States
 from indexer.profiles.measurement import ProfileRequest, make_profile
@@ -25,6 +24,7 @@ from indexer.profiles.probes import Probe, ProbeChoice, matching_probe
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import FullWeights, Source, Subject, read_subject, read_weights
 from indexer.profiles.tokenizer import IsolatedTokenizer
+from indexer.sources.registry import ModelRef
 
 # Called with a model's id, what was done (``layer`` for a finished layer), and the number of the layer or 0.
 OnProgress = Callable[[str, str, int], None]

@@ -25,7 +25,6 @@ from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, first_error_kept
 from indexer.listing.listing import Listing
 from indexer.machine import available_memory, check_device
-from indexer.names import ModelRef
 from indexer.network.rows import listed_filenames
 from indexer.profiles.layers import chosen_layers
 from indexer.profiles.measurement import ProfileRequest, parse_layers
@@ -36,6 +35,7 @@ from indexer.publish.publish import publish
 from indexer.publish.removal import finish_removals
 from indexer.publish.rows import Publication
 from indexer.quantities import duration_in_words, size_in_words
+from indexer.sources.registry import ModelRef
 
 # For the estimate: multiplications and additions a second of one thread, and the least that a model costs.
 _FLOPS = 6e10

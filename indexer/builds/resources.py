@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from huggingface_hub import constants
-
 from indexer.errors import AtlasError
 from indexer.machine import available_memory, processors
 from indexer.quantities import size_in_words
@@ -60,11 +58,11 @@ def resources_for(
     as ``share_out``.
     """
     most = options.workers or processors() * (1 + is_sampled)
-    is_remote = not constants.HF_HUB_OFFLINE and any(unit.model.folder is None for unit in units)
-    if is_remote and most > options.connections:
+    remote = {source.title for unit in units if (source := unit.model.source).is_remote and not source.offline}
+    if remote and most > options.connections:
         if options.workers:
             allowed = f"{options.connections} connection{'s' if options.connections > 1 else ''}"
-            say(f"{options.connections} of {most} workers: `connections` allows {allowed} to the Hub")
+            say(f"{options.connections} of {most} workers: `connections` allows {allowed} to {min(remote)}")
         most = options.connections
     wanted = workers_for(most, len(units))
     largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)

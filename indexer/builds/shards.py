@@ -133,7 +133,7 @@ def publish_records(
 def _publish(
     folder: AtlasFolder, base: StoredBase, listing: Listing, options: BuildOptions, watcher: Watcher
 ) -> BuildReport:
-    build = Build(folder, facts_of_stored(base, listing), options, watcher, listing, asks_hub=False)
+    build = Build(folder, facts_of_stored(base, listing), options, watcher, listing, asks=False)
     move_records(build.store, base.base, listing.renamed)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)

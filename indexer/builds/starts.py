@@ -18,20 +18,20 @@ from indexer.builds.options import BuildOptions, StartsArguments, check_options
 from indexer.builds.plan import Planned
 from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.builds.unknown_starts import UNKNOWN
-from indexer.cards.local import local_row, place_of
 from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, BadArgument
-from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
-from indexer.names import ModelRef
 from indexer.network.rows import listed_filenames
 from indexer.publish.removal import finish_removals
 from indexer.quantities import duration_in_words
 from indexer.records.identity import Unit
 from indexer.regular_files import read_regular
+from indexer.sources.claims import BY_FOLDER
+from indexer.sources.registry import ModelRef
+from indexer.sources.rows import row_of
 from indexer.starts.search import FurtherSearch
 
 # Of these more is looked through than at indexing, if no file names others: what the Trainer of transformers sets.
@@ -102,7 +102,7 @@ def find_starts(
         finish_removals(folder, say=watcher.say)
         with Reading(folder.database) as connection:
             listings = [Listing(folder.listing(one["base"])) for one in published_bases(connection)]
-            names, folders = _names_of_folders(names, listings)
+            names, places = _with_names(names, listings)
             found = choose_indexed(connection, names, base, UNKNOWN, "adapter of unknown start", where, limit)
             statement = f"SELECT model, start, adapter_kind, {UNKNOWN} AS is_unknown FROM models WHERE base = $base"
             known = {row["model"]: row for row in connection.rows(statement, {"base": found.base})}
@@ -116,10 +116,10 @@ def find_starts(
         for name in sorted(found.names) if names else ():
             _check(known[name], watcher)
         selected = [one for one in listing.models() if one.id in found.names and known[one.id]["is_unknown"]]
-        readable = {one.id for one in selected if one.claimed_by != BY_FOLDER} | set(folders)
+        readable = {one.id for one in selected if one.claimed_by != BY_FOLDER} | set(places)
         unread = [one for one in selected if one.id not in readable]
         refuse_folders(unread, bool(names), "Name its path.", "name its path", watcher)
-        planned = _planned(build, readable & {one.id for one in selected}, folders)
+        planned = _planned(build, readable & {one.id for one in selected}, places)
         report.discovered = sum(one.unit is not None for one in planned)
         seconds = search.seconds * report.discovered
         sentence = "no adapter whose start is unknown and can be looked for"
@@ -202,26 +202,27 @@ def _read_seeds(seeds: str | Path | Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _names_of_folders(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list[str], dict[str, Path]]:
-    """``names`` with the names of models for the paths of folders; and the folders by these names.
+def _with_names(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list[str], dict[str, ModelRef]]:
+    """``names`` with the names of models for the paths of folders; and where these lie, by these names.
 
     Raises AtlasError for a folder that was not added, or has changed since.
     """
-    found, folders = [], {}
+    found, places = [], {}
     for name in names:
-        folder = ModelRef.parse(name).folder
-        if folder is None:
+        reference = ModelRef.parse(name)
+        if reference.is_name:
             found.append(name)
             continue
+        row = row_of(reference)
         of_folders = [one for listing in listings for one in listing.models() if one.claimed_by == BY_FOLDER]
-        model = next((one for one in of_folders if one.row.get("folder") == place_of(folder)), None)
+        model = next((one for one in of_folders if one.row.get("folder") == row.get("folder")), None)
         if model is None:
             raise AtlasError(f"{name} is not in this atlas.", "Add it: `add(FOLDER, base)`")
-        if local_row(ModelRef.parse(name), model.id)["sha"] != model.row.get("sha"):
+        if row["sha"] != model.row.get("sha"):
             raise AtlasError(f"{name} has changed since it was added.", "Add it again: `add(FOLDER, base)`")
         found.append(model.id)
-        folders[model.id] = folder
-    return found, folders
+        places[model.id] = replace(reference, id=model.id)
+    return found, places
 
 
 def _check(row: dict[str, Any], watcher: Watcher) -> None:
@@ -236,7 +237,7 @@ def _check(row: dict[str, Any], watcher: Watcher) -> None:
         )
 
 
-def _planned(build: Build, chosen: Collection[str], folders: Mapping[str, Path]) -> list[Planned]:
+def _planned(build: Build, chosen: Collection[str], places: Mapping[str, ModelRef]) -> list[Planned]:
     """All listed models, those ``chosen`` with the units that their records were made of."""
     planned, previous = [], build.base.previous.rank
     for one in build.plan([]):
@@ -246,7 +247,7 @@ def _planned(build: Build, chosen: Collection[str], folders: Mapping[str, Path])
             continue
         identity = header.identity
         unit = Unit(
-            model=ModelRef(identity.model, folder=folders.get(identity.model), subfolder=identity.subfolder),
+            model=replace(places.get(identity.model) or ModelRef(identity.model), subfolder=identity.subfolder),
             commit=identity.commit,
             base=identity.base,
             base_commit=identity.base_commit,

@@ -25,15 +25,14 @@ from indexer.builds.build import Build
 from indexer.deltas.base import BaseMatrices, open_base
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, Failed, Skipped
-from indexer.listing.claim_filter import bad_row
-from indexer.listing.claims import Claim, stated_models
-from indexer.listing.questions import BadRow, CheckedRow, ClaimedRow, RawRow, Rejected
-from indexer.names import ModelRef, author_of
-from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.quantities import size_in_words
 from indexer.records.identity import Thresholds
 from indexer.records.row_plan import lines_to_read, stripes, stripes_of
+from indexer.sources.claims import Claim, stated_models
+from indexer.sources.questions import BadRow, CheckedRow, ClaimedRow, RawRow, Rejected
+from indexer.sources.registry import ModelRef, author_of
+from indexer.sources.rows import bad_row
 from indexer.untrusted import is_count, shown
 from indexer.weights.ahead import in_threads
 from indexer.weights.checkpoint import shards_of
@@ -133,7 +132,7 @@ class Examination:
 
     def _is_candidate(self, row: Any) -> bool:
         """Whether a row may be an untagged fine-tune of the base, according to the listing."""
-        if bad_row(row) or "id" not in row or commit_of(row) is None:
+        if bad_row(row, self.build.source.valid_id) or "id" not in row or commit_of(row) is None:
             return False
         if row["id"] in self.build.facts.ids or stated_models(row) or _BOTS.search(row["id"]):
             return False
@@ -205,7 +204,7 @@ class Examination:
             rows, digest = self._rows_of(identifier, commit, listed_filenames(row) or ())
         except Failed as error:
             if error.reason in ("network", "rate_limited"):
-                raise as_user_error(error, f"the weights of {identifier}") from error
+                raise self.build.source.stopped(error, f"the weights of {identifier}") from error
             return BadRow.of({"id": identifier}, f"its weights could not be compared: {error.detail}")
         except Skipped as error:
             return unrelated(error.detail)
@@ -224,7 +223,7 @@ class Examination:
     def _rows_of(self, identifier: str, commit: str, filenames: Sequence[str]) -> tuple[torch.Tensor, str | None]:
         """The probed rows of a candidate, and the hash of its weight file. Raises ModelError."""
         probe = self.probe
-        repository = open_repository(ModelRef(identifier), commit=commit, filenames=filenames)
+        repository = open_repository(ModelRef.of_atlas(identifier), commit=commit, filenames=filenames)
         choice = choose(repository.filenames, "finetune")
         path = choice.folder + choice.name
         if choice.is_index:

@@ -18,7 +18,6 @@ from indexer.builds.resources import Resources
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.vectorise import vectorise, with_start
 from indexer.errors import AtlasError, Failed, ModelError
-from indexer.network.hub import conversion_revision
 from indexer.network.hub_errors import as_model_error
 from indexer.network.rate_limit import limit_bandwidth
 from indexer.network.session import install_session
@@ -60,9 +59,7 @@ class RecordWorker:
             if isinstance(error, OSError) and error.errno in _OWN_TROUBLE:
                 raise
             problem = classify_error(error)
-            if unit.model.folder is not None:  # the atlas does not store paths of folders
-                detail = problem.detail.replace(str(unit.model.folder), unit.model.folder.name)
-                problem = type(problem)(problem.reason, detail)
+            problem = type(problem)(problem.reason, unit.model.source.without_private(unit.model, problem.detail))
             self.note_failure(unit, problem)
         seconds = time.perf_counter() - started
         return Result(unit, problem, traffic.read, traffic.total, seconds, is_unchanged=problem is None and not record)
@@ -90,7 +87,7 @@ class RecordWorker:
         return vectorise(
             unit,
             base,
-            lambda: conversion_revision(unit.model.id),
+            lambda: unit.model.source.conversion(unit.model),
             ahead_bytes=self.resources.ahead_bytes,
             connections=self.resources.connections,
             traffic=traffic,

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 
-from indexer.names import is_hub_id
-from indexer.untrusted import hub_address
+from indexer.hub_ids import hub_address, is_hub_id
 
 MAX_NAME = 100
 _MAX_ADDRESS = 300

@@ -23,8 +23,8 @@ from indexer.cards.datasets import (
 )
 from indexer.cards.readme import SENTENCE
 from indexer.errors import Failed
-from indexer.names import is_hub_id
-from indexer.untrusted import Reader, hub_address, printable
+from indexer.hub_ids import hub_address, is_hub_id
+from indexer.untrusted import Reader, printable
 
 _MAX_TAGS = 1_000
 _MAX_DATASETS = 200

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from indexer.cards.datasets import is_placeholder
-from indexer.names import is_hub_id
-from indexer.untrusted import hub_address, tidy
+from indexer.hub_ids import hub_address, is_hub_id
+from indexer.untrusted import tidy
 
 _MAX_FRONT_MATTER = 2**20  # characters; benchmark results can make it long
 _MAX_EVENTS = 200_000

@@ -12,7 +12,7 @@ import click
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import NOT_A_FAILED_ADD
 from indexer.errors import AtlasError
-from indexer.names import is_hub_id, is_local_id
+from indexer.sources.registry import is_model_id
 
 _MOST = 100
 
@@ -27,7 +27,7 @@ def _complete(statement: str, context: click.Context, _parameter: click.Paramete
     except (AtlasError, OSError):
         return []
     # A shell inserts them unquoted: in an atlas from elsewhere, a name could contain a command.
-    return [name for name in names if is_hub_id(name) or is_local_id(name)]
+    return [name for name in names if is_model_id(name)]
 
 
 # Ids that begin with the typed text, or whose name after the owner does.

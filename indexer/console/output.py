@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from indexer.console.messages import clean, is_coloured, say
-from indexer.names import is_hub_id
+from indexer.sources.registry import is_model_id
 
 _ROOM_FOR_TEXT = 24  # characters; before a text is cut to less, optional columns are dropped
 _NARROWEST_TEXT = 8  # characters; no text column is narrower
@@ -181,7 +181,7 @@ def _table(
         values = [row[name] for row in rows if row.get(name) is not None]
         of_head, of_cells = _width(columns[name][0]), max(map(_width, columns[name][1:]), default=0)
         # Ids are copied from the terminal. Unlike plain words, at least one of them has an owner before a slash.
-        are_ids = all(isinstance(one, str) and is_hub_id(one) for one in values) and any("/" in one for one in values)
+        are_ids = all(isinstance(one, str) and is_model_id(one) for one in values) and any("/" in one for one in values)
         if all(type(value) in (int, float) for value in values):
             numbers.add(name)
             narrowest[name] = max(_NARROWEST_TEXT, of_cells)

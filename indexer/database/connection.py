@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import mending
 from indexer.errors import AtlasError
-from indexer.names import LOCAL, ModelRef, nearest, with_dots, without_address
+from indexer.names import nearest, with_dots
+from indexer.sources.registry import ModelRef, typed_id
 
 if TYPE_CHECKING:
     import duckdb
@@ -216,16 +217,17 @@ NOT_A_FAILED_ADD = "(status = 'indexed' OR claimed_by IS NULL OR claimed_by NOT 
 
 
 def model_ending_in(connection: Connection, name: str) -> str | None:
-    """The listed id that is ``name`` after its owner; None if there is none, or if ``name`` includes an owner.
+    """The listed id that is ``name`` after its owner or its source.
 
-    Raises AtlasError if there are several.
+    None if there is none, or if ``name`` includes either. Raises AtlasError if there are several.
     """
     if "/" in name or ":" in name:
         return None
     rows = connection.rows(
-        "SELECT DISTINCT model FROM fine_tunes WHERE lower(model) IN (lower($1), lower($2)) "
+        "SELECT DISTINCT model FROM fine_tunes "
+        "WHERE lower(model) = lower($1) OR ends_with(lower(model), ':' || lower($1)) "
         f"OR (ends_with(lower(model), '/' || lower($1)) AND {NOT_A_FAILED_ADD}) ORDER BY model",
-        [name, LOCAL + name],
+        [name],
     )
     if len(rows) > 1:
         found = ", ".join(row["model"] for row in rows[:_NAMED]) + (" …" if len(rows) > _NAMED else "")
@@ -265,7 +267,7 @@ def base_named(connection: Connection, name: str) -> str:
     Raises AtlasError if there is no such base.
     """
     rows = connection.rows("SELECT base, aliases FROM bases ORDER BY base")
-    typed = without_address(name).partition("@")[0].lower()
+    typed = typed_id(name).lower()
     for spelled in dict.fromkeys((typed, with_dots(typed))):
         for row in rows:
             if spelled in {other.lower() for other in (row["base"], *row["aliases"])}:

@@ -30,12 +30,13 @@ from indexer.deltas.stored_base import (
 )
 from indexer.deltas.svd import spectrum
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
-from indexer.names import CONNECTIONS, DeltaKey, ModelRef
+from indexer.names import CONNECTIONS, DeltaKey
 from indexer.network.byterange import LocalFile
-from indexer.network.hub import BaseFacts
 from indexer.records.identity import RECORD_VERSION
 from indexer.records.row_plan import leading, lines_of, stripes_of
 from indexer.records.tokens import token_rows
+from indexer.sources.registry import ModelRef
+from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
 from indexer.weights.adapter_forms import MARKER

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from indexer.deltas.rounding import narrowest_name
 from indexer.deltas.stored_base import POSITIONS, TOKEN_TYPES, TOKENS
-from indexer.names import ModelRef
 from indexer.network.session import install_session
 from indexer.quantities import size_in_words
 from indexer.records.decay import Decay, classify_rows
 from indexer.records.record import TokenChanges
 from indexer.records.tokens import MISSING, RowChanges, row_changes, token_stripes
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import READABLE
 

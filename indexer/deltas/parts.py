@@ -22,12 +22,12 @@ from indexer.deltas.delta import LoraDelta, layout_against
 from indexer.deltas.rounding import narrowest_dtype
 from indexer.deltas.single import Described, model_errors
 from indexer.errors import ModelError, Skipped
-from indexer.listing.claims import untyped_relation
-from indexer.names import STACKS, DeltaKey, ModelRef
-from indexer.network.hub import conversion_revision
+from indexer.names import STACKS, DeltaKey
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.parts import Extent, Floats, LoraFactors, ModelParts
+from indexer.sources.claims import untyped_relation
+from indexer.sources.registry import ModelRef
 from indexer.vectors.published import PublishedBase
 from indexer.weights.adapter import adapter_plan
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -195,7 +195,7 @@ def _opened(
     with model_errors():
         checkpoint = open_checkpoint(
             reference, commit=commit, filenames=filenames, relation=relation, most_small=most_small,
-            conversion=lambda: conversion_revision(reference.id),
+            conversion=lambda: reference.source.conversion(reference),
         )  # fmt: skip
         with closing(checkpoint):
             yield checkpoint

@@ -9,23 +9,21 @@ from datetime import datetime
 from typing import Any
 
 import torch
-from huggingface_hub import constants
 
-from indexer.cards.local import facts_of, local_row
 from indexer.deltas.base import published_matrices
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, ModelError
-from indexer.listing.claim_filter import is_named_after
-from indexer.listing.claims import NO, classify_path, untyped_relation
-from indexer.listing.parents import Parents, ask_hub, named_base, names_another
-from indexer.listing.readmes import completed
-from indexer.names import CONNECTIONS, ModelRef, is_hub_id
-from indexer.network.hub import conversion_revision, model_row
+from indexer.listing.parents import Parents, ask_source, named_base, names_another
+from indexer.names import CONNECTIONS
 from indexer.network.hub_errors import as_model_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
+from indexer.sources.claims import NO, classify_path, is_named_after, untyped_relation
+from indexer.sources.readmes import completed
+from indexer.sources.registry import ModelRef, is_listed_id, source_of
+from indexer.sources.rows import facts_of, row_of
 from indexer.vectors.published import PublishedBase
 
 
@@ -44,17 +42,14 @@ class Described:
 
 
 def describe(reference: ModelRef) -> Described:
-    """Describe a Hub id or a folder.
+    """Describe a model of any source.
 
-    Raises ModelError ("not_found" if the Hub does not know it), AtlasError if the folder holds no checkpoint.
+    Raises ModelError ("not_found" if its source does not know it), AtlasError if a folder holds no checkpoint.
     """
     install_session()
-    if reference.folder is not None:
-        row = local_row(reference, whole=False)
-    else:
-        row = completed(model_row(reference.id, reference.revision))
+    row = completed(row_of(reference, whole=False))
     facts = facts_of(row)
-    created = facts.created if reference.folder is None else None
+    created = facts.created if reference.is_name else None
     return Described(reference, row, facts.bases, tuple(facts.dataset_names), created)
 
 
@@ -66,11 +61,13 @@ def read_model(described: Described, base: PublishedBase, read: str = "sample") 
     torch.set_num_threads(1)
     reference, row = described.reference, described.row
     matrices = published_matrices(base)
-    parents = Parents((base.base,), (), None if constants.HF_HUB_OFFLINE else ask_hub, hashes=matrices.file_hashes)
+    parents = Parents(
+        (base.base,), (), None if source_of(base.base).offline else ask_source, hashes=matrices.file_hashes
+    )
     parent = parents.of_row(row) if untyped_relation(row) == "adapter" else None
-    model = reference.id if reference.folder is not None else str(row["id"])
+    model = ModelRef(str(row["id"]), folder=reference.folder)
     unit = Unit(
-        model=ModelRef(model, folder=reference.folder),
+        model=model,
         commit=commit_of(row) or "main",
         base=base.base,
         base_commit=base.commit,
@@ -86,7 +83,7 @@ def read_model(described: Described, base: PublishedBase, read: str = "sample") 
     )
     matrices.check()
     with closing(matrices), model_errors():
-        return vectorise(unit, matrices, lambda: conversion_revision(model), connections=CONNECTIONS)
+        return vectorise(unit, matrices, lambda: model.source.conversion(model), connections=CONNECTIONS)
 
 
 @contextmanager
@@ -114,7 +111,7 @@ def names_another_model(named: str, model: str, base: str) -> bool:
     named = named.strip()
     if _letters(named) in (_letters(base), _letters(base.rpartition("/")[2])):
         return False
-    is_name = is_hub_id(f"owner/{named}")
+    is_name = is_listed_id(f"owner/{named}")
     return classify_path(named, model, (base,)) == NO or (is_name and is_named_after(named, (base,)))
 
 

@@ -20,10 +20,11 @@ from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, sampled_deltas
 from indexer.errors import Failed, Skipped
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import DeltaKey
 from indexer.records.identity import Parent
 from indexer.records.record import Record
 from indexer.records.row_plan import lines_of
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 # A model whose weights have a smaller cosine with the base's does not come from it, as for full fine-tunes.

@@ -22,12 +22,13 @@ from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix
 from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError
-from indexer.names import DeltaKey, ModelRef, is_hub_id
+from indexer.names import DeltaKey
 from indexer.network.byterange import LocalFile
 from indexer.records.identity import RECORD_VERSION, OtherVersion, check_version
 from indexer.records.row_plan import is_partial, lines_to_read
 from indexer.records.tokens import token_rows
 from indexer.regular_files import regular_status
+from indexer.sources.registry import ModelRef, is_listed_id
 from indexer.storage.checksums import check_once, stamp_of
 from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json
 from indexer.weights.safetensors_header import ITEM_BYTES, MOST_HEADER, SafetensorsHeader, read_header
@@ -259,7 +260,7 @@ def date_as_newest(path: Path) -> None:
 
 def base_in(path: Path) -> str:
     """The base that a file is named after. The first "--" separates the account, whose name hardly contains it."""
-    return path.name.rpartition("@")[0].replace("--", "/", 1)
+    return path.name.rpartition("@")[0].replace("--", "/", 1).replace("@", ":")
 
 
 def _check_description(found: Any) -> None:
@@ -267,7 +268,7 @@ def _check_description(found: Any) -> None:
     names = found["base"], found["commit"]
     if not all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_TEXT for name in names):
         raise ValueError("invalid name")
-    if not is_hub_id(found["base"]) or "/" in found["commit"] or not isinstance(found["config"], dict):
+    if not is_listed_id(found["base"]) or "/" in found["commit"] or not isinstance(found["config"], dict):
         raise ValueError("invalid id, commit or config")
     for shape in found["shapes"].values():
         if not all(type(size) is int and 0 < size <= MAX_INTEGER for size in shape):

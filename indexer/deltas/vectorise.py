@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 
 from indexer.architectures.layout import Layout
-from indexer.cards.local import without_paths
 from indexer.cards.modelcard import head_facts
 from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.adapter_starts import Learned, Search, adapter_start, in_usual_seeds
@@ -32,15 +31,16 @@ from indexer.deltas.spectra import Spectra
 from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadableParent, on_record, once
 from indexer.deltas.svd import Factors, lora_svd, sample_svd, truncated_svd
 from indexer.errors import Failed, Skipped
-from indexer.listing.claims import YES, classify_path
 from indexer.listing.parents import Parents, names_itself
 from indexer.names import DeltaKey
-from indexer.network.hub import model_row
 from indexer.records.identity import NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, AdapterBase, Parent, Traffic, Unit
 from indexer.records.record import DeltaRecord, Record, TokenChanges
 from indexer.records.representation import representation_named
 from indexer.records.row_plan import lines_of
 from indexer.records.row_space import row_space, row_space_of
+from indexer.sources.claims import YES, classify_path
+from indexer.sources.registry import ModelRef
+from indexer.sources.rows import row_of
 from indexer.untrusted import printable, shown
 from indexer.weights.adapter import adapter_plan, stated_base
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -402,12 +402,14 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit
     Raises Failed if the Hub cannot be asked what that is.
     """
     said = stated_base(checkpoint.adapter_config)
-    if unit.row_base is None or unit.model.folder is not None or said == unit.row_base or not isinstance(said, str):
+    if unit.row_base is None or said == unit.row_base or not isinstance(said, str):
+        return unit
+    if not unit.model.is_name:  # its row was made of this file, without paths
         return unit
 
     def ask(name: str) -> Mapping[str, Any] | None:
         try:
-            return model_row(name)
+            return row_of(ModelRef.of_atlas(name))
         except Skipped:
             return None
         except Failed as error:
@@ -444,8 +446,7 @@ def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterB
     named = stated_base(checkpoint.adapter_config)
     if not isinstance(named, str) or not named.strip():
         return None
-    if unit.model.folder is not None:
-        named = without_paths(named.strip())
+    named = unit.model.source.without_private(unit.model, named.strip())
     shown = printable(named.strip(), 200)
     row = printable(unit.row_base or "nothing", 200)
     why = f"{ROW_NAMES}{row}, and its adapter_config.json decides" if unit != planned else ""

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from indexer.listing.claims import Claim
-from indexer.listing.questions import COPY
-from indexer.names import author_of
+from indexer.sources.claims import Claim
+from indexer.sources.questions import COPY, in_utc
+from indexer.sources.registry import author_of
 from indexer.untrusted import Reader
 
 Line = dict[str, Any]
@@ -108,8 +108,3 @@ def select(
     else:
         chosen.sort(key=lambda model: model.count(sort), reverse=True)
     return chosen[:limit]
-
-
-def in_utc(moment: datetime | None) -> datetime | None:
-    """The moment; one without a time zone is taken to be in UTC."""
-    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

@@ -32,7 +32,6 @@ from uuid import uuid4
 
 from indexer.cards.readme import SENTENCE
 from indexer.errors import AtlasError
-from indexer.listing.claims import BY_FOLDER, Claim
 from indexer.listing.listed_models import Line, ListedModel, select
 from indexer.listing.listing_state import (
     RESTORED,
@@ -45,7 +44,9 @@ from indexer.listing.listing_state import (
     removed_line,
     step_line,
 )
-from indexer.listing.questions import (
+from indexer.regular_files import descriptor_of, open_regular
+from indexer.sources.claims import BY_FOLDER, Claim
+from indexer.sources.questions import (
     COPY,
     BadRow,
     ClaimedRow,
@@ -57,8 +58,7 @@ from indexer.listing.questions import (
     Step,
     UnlistedMember,
 )
-from indexer.names import is_hub_id
-from indexer.regular_files import descriptor_of, open_regular
+from indexer.sources.registry import is_listed_id
 from indexer.storage.atomic_files import link_or_copy, replacing, sync_file, sync_folder
 from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
 
@@ -362,7 +362,7 @@ class Listing:
             lines.insert(0, {"kind": "base", "ids": list(ids)})
         for one in models:
             claim = Claim(one.relation, one.claimed_by, one.parent)
-            key = RESTORED if is_hub_id(one.id) and one.claimed_by != BY_FOLDER else "user"
+            key = RESTORED if is_listed_id(one.id) and one.claimed_by != BY_FOLDER else "user"
             lines.append(replace(one, claims={} if one.deleted_at_hub else {key: (claim, "")}).as_line())
         if self._problems:
             kept = self.path.with_name(f"{self.path.name}.damaged")

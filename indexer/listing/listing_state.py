@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from indexer.cards.readme import SENTENCE
-from indexer.listing.claims import Claim
 from indexer.listing.listed_models import Line, ListedModel
-from indexer.listing.questions import COPY, WALKED, BadRow, CrawlProgress, RawRow, Step
-from indexer.names import RELATIONS, is_hub_id, is_local_id
+from indexer.names import RELATIONS
+from indexer.sources.claims import Claim
+from indexer.sources.questions import COPY, WALKED, BadRow, CrawlProgress, RawRow, Step
+from indexer.sources.registry import is_addable, is_listed_id
 from indexer.untrusted import is_too_deep
 
 # Fields that belong to one commit, and are not carried over to the next.
@@ -84,7 +84,7 @@ class State:
                     self.rejected[kind][str(line["id"])] = (str(line["sha"]), str(line["why"]))
                 case "renamed":
                     old, new = line["id"], line["to"]
-                    if not (isinstance(old, str) and isinstance(new, str) and is_hub_id(new)) or old == new:
+                    if not (isinstance(old, str) and isinstance(new, str) and is_listed_id(new)) or old == new:
                         raise ValueError("invalid new name")
                     self.renamed.pop(new, None)
                     self.renamed[old] = new
@@ -105,12 +105,12 @@ class State:
                     identifier, crawl_id = line["id"], str(line.get("crawl", ""))
                     step = Step(line["of"], line["relation"], int(line["downloads"]))
                     is_known = step.relation in (*RELATIONS, COPY)
-                    if not (is_hub_id(identifier) and is_hub_id(step.of) and is_known and step.downloads >= 0):
+                    if not (is_listed_id(identifier) and is_listed_id(step.of) and is_known and step.downloads >= 0):
                         raise ValueError("a step between models that is not valid")
                     self.steps[identifier] = (step, crawl_id)
                 case "base":
                     ids, licence = line["ids"], line.get("licence")
-                    if not isinstance(ids, list) or not all(isinstance(one, str) and is_hub_id(one) for one in ids):
+                    if not isinstance(ids, list) or not all(isinstance(one, str) and is_listed_id(one) for one in ids):
                         raise ValueError("a base without ids")
                     if licence is not None and not isinstance(licence, str):
                         raise ValueError("a licence that is not text")
@@ -258,8 +258,8 @@ class State:
         }
         was = _read_claim(line["was"]) if "was" in line else None
         row = line.get("row")
-        is_folder = isinstance(identifier, str) and (is_local_id(identifier) or Path(identifier).is_absolute())
-        if not (is_folder and "user" in claims) and not (isinstance(identifier, str) and is_hub_id(identifier)):
+        is_text = isinstance(identifier, str)
+        if not is_text or not (is_addable if "user" in claims else is_listed_id)(identifier):
             raise ValueError("a model without an id")
         if not claims and was is None:
             raise ValueError(f"{identifier} has no claim")
@@ -321,7 +321,7 @@ def removed_line(identifier: str, seen: str, pending: Removal | None = None) -> 
 
 def _read_removal(identifier: str, pending: Line) -> Removal:
     bases, with_records = pending["bases"], pending["records"]
-    if not isinstance(with_records, bool) or not isinstance(bases, list) or not all(map(is_hub_id, bases)):
+    if not isinstance(with_records, bool) or not isinstance(bases, list) or not all(map(is_listed_id, bases)):
         raise ValueError("a removal that is not valid")
     return Removal(identifier, tuple(bases), with_records)
 

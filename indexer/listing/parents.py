@@ -10,23 +10,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from indexer.errors import Failed, ModelError
-from indexer.listing.claim_filter import is_named_after
-from indexer.listing.claims import (
+from indexer.listing.listed_models import ListedModel
+from indexer.names import with_dots
+from indexer.network.rows import commit_of, listed_filenames
+from indexer.records.identity import Parent
+from indexer.sources.claims import (
     NO,
     UNSURE,
     classify_path,
     hub_spelling,
+    is_named_after,
     relation_to,
     stated_bases,
     untyped_relation,
 )
-from indexer.listing.listed_models import ListedModel
-from indexer.listing.mirrors import known_mirrors
-from indexer.names import is_hub_id, with_dots
-from indexer.network.hub import model_row
-from indexer.network.hub_errors import as_user_error
-from indexer.network.rows import commit_of, listed_filenames
-from indexer.records.identity import Parent
+from indexer.sources.registry import ModelRef, is_listed_id, source_of
+from indexer.sources.rows import row_of
 
 # Adapters on adapters on …: deeper chains are refused, and circular ones not followed.
 DEEPEST = 4
@@ -64,7 +63,7 @@ class Parents:
         copies: Mapping[str, str] | None = None,
         hashes: Collection[str | None] = (),
     ) -> None:
-        self._ids = (*ids, *known_mirrors(ids))
+        self._ids = (*ids, *source_of(next(iter(ids))).mirrors(ids))
         self._copies = copies or {}
         self._hashes = set() if None in hashes else {str(one) for one in hashes}
         self._rows: dict[str, Row | None] = {model.id.lower(): model.row for model in listed}
@@ -121,7 +120,7 @@ class Parents:
                 return None
             found = self._row(name)
             identifier = str(found.get("id")) if found else ""
-            if found is None or not is_hub_id(identifier):
+            if found is None:
                 raise LookupError(name)
             chain = " > ".join((*above, identifier.lower()))
             if identifier.lower() in above:
@@ -149,7 +148,7 @@ class Parents:
 
     def _row(self, name: str, *, again: bool = False) -> Row | None:
         """The listed row of a model, else the Hub's; ``again``: the Hub's, with the checksums of its files."""
-        if not is_hub_id(name):
+        if not is_listed_id(name):
             return None
         if (again or name.lower() not in self._rows) and self._ask is not None and self._left:
             self._left -= 1
@@ -192,14 +191,15 @@ def names_another(row: Row, base: str) -> bool:
     return classify_path(named_base(row), str(row.get("id")), (base,)) in (NO, UNSURE)
 
 
-def ask_hub(name: str) -> Row | None:
-    """The Hub's row of a model; None if no such model can be read.
+def ask_source(name: str) -> Row | None:
+    """The row of a model as its source gives it; None if no such model can be read.
 
-    Raises AtlasError if the Hub cannot be asked.
+    Raises AtlasError if the source cannot be asked.
     """
     try:
-        return model_row(name)
+        return row_of(ModelRef.of_atlas(name))
     except ModelError as error:
         if isinstance(error, Failed) and error.reason in _CANNOT_ASK:
-            raise as_user_error(error, f"the model {name}, which an adapter names as its base") from error
+            what = f"the model {name}, which an adapter names as its base"
+            raise source_of(name).stopped(error, what) from error
         return None

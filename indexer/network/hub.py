@@ -1,139 +1,35 @@
-"""Questions to the Hub about one model: a base, any model by name, a file of it, its safetensors conversion."""
+"""Questions to the Hub about one model: what it is by its name, a file of it, its safetensors conversion."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    GatedRepoError,
     HfHubHTTPError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
-from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision
-from indexer.names import RELATIONS, is_hub_id, nearest, without_address
-from indexer.network.hub_errors import as_model_error, as_user_error
+from indexer.errors import AtlasError, Failed, Skipped, UnknownRevision
+from indexer.hub_ids import is_hub_id
+from indexer.names import RELATIONS, nearest
+from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import fetch_small, get_json, parse_json
-from indexer.network.rows import filenames_in
-from indexer.untrusted import is_count, is_too_deep, printable
+from indexer.untrusted import is_count, printable
 
 LARGEST_JSON = 8 << 20
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
-
-# Patterns of ids that a base may have had before it was renamed; each is checked with the Hub.
-_FORMER_IDS = (("", "{name}"), ("meta-llama", "meta-llama/Meta-{name}"))
-
-# The folders that hold the denoising model in a repository of diffusers.
-_COMPONENTS = ("transformer", "unet")
 
 _CONVERTER = "SFconvertbot"
 _CONVERSION = "Adding `safetensors` variant of this model"
 _MOST_DISCUSSION_PAGES = 4
 
 
-@dataclass(frozen=True)
-class BaseFacts:
-    """A base model on the Hub: canonical id, other ids, commit, parsed config.json.
-
-    ``component``: the folder of the weights in a repository of diffusers ("transformer"), and of its config.json.
-    """
-
-    id: str
-    commit: str
-    aliases: tuple[str, ...] = ()
-    config: dict[str, Any] = field(default_factory=dict)
-    row: dict[str, Any] = field(default_factory=dict)
-    component: str = ""
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """All its ids, the canonical one first."""
-        return (self.id, *self.aliases)
-
-    @property
-    def filenames(self) -> tuple[str, ...]:
-        """The files of its repository."""
-        return filenames_in(self.row)
-
-
-def resolve_base(name: str) -> BaseFacts:
-    """Look up a base by its old or new id, or the address of its page.
-
-    Raises AtlasError if the Hub does not know it (the hint names the nearest ids), does not let this account read it,
-    or cannot be asked.
-    """
-    name = without_address(name).partition("@")[0]
-    if not is_hub_id(name):
-        raise AtlasError(
-            f"{printable(name, 100)!r} is not a Hub id.", "A base model is named owner/name, as on the Hub."
-        )
-    what = f"the base model {name}"
-    try:
-        row = get_json(f"/api/models/{name}").value
-        identifier, commit = _identity(row, what)
-        aliases = [name] if name != identifier else []
-        # Older ids that the Hub still redirects to this one.
-        owner, _, bare = identifier.rpartition("/")
-        for renamed_owner, pattern in _FORMER_IDS:
-            former = pattern.format(name=bare)
-            if former != identifier and renamed_owner in ("", owner):
-                with suppress(RepositoryNotFoundError, EntryNotFoundError):
-                    found = get_json(f"/api/models/{former}").value
-                    if isinstance(found, dict) and found.get("id") == identifier:
-                        aliases.append(former)
-        component = _component_of(filenames_in(row))
-        try:
-            config = fetch_json(identifier, f"{component}/config.json" if component else "config.json", commit)
-        except ModelError as error:
-            if error.reason not in ("not_found", "malformed", "malformed_row"):
-                raise
-            config = None
-        if not isinstance(config, dict):
-            raise _without_config(identifier, filenames_in(row))
-        if component and isinstance(config.get("_class_name"), str):
-            config["model_type"] = config["_class_name"]
-    except (GatedRepoError, EntryNotFoundError, RevisionNotFoundError) as error:
-        raise as_user_error(error, what) from error
-    except RepositoryNotFoundError as error:
-        raise unknown_model(name) from error
-    except Exception as error:
-        raise as_user_error(error, what) from error
-    return BaseFacts(identifier, commit, tuple(dict.fromkeys(aliases)), config, row, component)
-
-
-def _component_of(filenames: Collection[str]) -> str:
-    """The folder of the denoising model in a repository of diffusers; "" for any other repository."""
-    if "model_index.json" not in filenames or "config.json" in filenames:
-        return ""
-    return next((name for name in _COMPONENTS if f"{name}/config.json" in filenames), "")
-
-
-# Files that say what a repository without config.json is, and what to do.
-_INSTEAD_OF_CONFIG = (
-    ("adapter_config.json", "it is an adapter", "Name the base that it was trained on."),
-    ("model_index.json", "it is a pipeline without a separate folder for its denoising model", "Choose another base."),
-    ("params.json", "its weights are in Mistral's own format", "Choose the transformers version, often named …-hf."),
-)
-
-
-def _without_config(identifier: str, filenames: tuple[str, ...]) -> AtlasError:
-    for name, what, hint in _INSTEAD_OF_CONFIG:
-        if name in filenames and "config.json" not in filenames:
-            return AtlasError(f"{identifier} has no config.json: {what} ({name}).", hint)
-    return AtlasError(
-        f"{identifier} has no readable config.json, so the architecture of its weights is unknown.",
-        "Choose a base that transformers or diffusers can load.",
-    )
-
-
-def _identity(row: Any, what: str) -> tuple[str, str]:
+def identity_of(row: Any, what: str) -> tuple[str, str]:
+    """The id and the commit that an answer about one model names. Raises Failed("malformed_row") if it names none."""
     identifier, commit = (row.get("id"), row.get("sha")) if isinstance(row, dict) else (None, None)
     if not (isinstance(identifier, str) and is_hub_id(identifier)):
         raise Failed("malformed_row", f"the Hub's answer about {what} does not name a model")
@@ -182,7 +78,7 @@ def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
     Its ``id`` is the canonical one and its ``sha`` the commit of ``revision``. Raises ModelError: "not_found" if the
     Hub does not know the model, UnknownRevision if it does not know the revision.
     """
-    if not is_hub_id(identifier):
+    if not is_hub_id(identifier):  # it becomes a part of an address
         raise Skipped("malformed", f"{printable(identifier, 100)!r} is not a valid name on the Hub")
     path = f"/api/models/{identifier}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
     try:
@@ -192,9 +88,7 @@ def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
         raise UnknownRevision("not_found", sentence) from error
     except Exception as error:
         raise as_model_error(error) from error
-    _identity(row, identifier)
-    if is_too_deep(row):
-        raise Failed("malformed_row", f"the Hub's answer about {identifier} is nested too deeply")
+    identity_of(row, identifier)
     found: dict[str, Any] = row
     return found
 

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 )
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, access_hint, without_user
-from indexer.names import is_hub_id
+from indexer.hub_ids import is_hub_id
 from indexer.network.addresses import ForbiddenAddressError
 from indexer.network.session import INVALID_TOKEN, certificate_problem, current_session
 from indexer.network.transport import UnusableProxyError, proxy_for

@@ -20,7 +20,7 @@ from huggingface_hub import constants, get_session, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.names import is_hub_id
+from indexer.hub_ids import is_hub_id
 from indexer.network.hub_errors import as_model_error
 from indexer.network.session import HubClient, current_session, ensure_session
 from indexer.untrusted import load_json, printable, shown, tidy

@@ -27,17 +27,16 @@ import ssl
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 from huggingface_hub import constants, get_session, set_client_factory
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+from huggingface_hub.utils import build_hf_headers
 from huggingface_hub.utils._http import hf_request_event_hook
 
-from indexer.console.messages import Progress
 from indexer.environment import check
 from indexer.errors import AtlasError, Failed
 from indexer.network.direct import MinThroughput
@@ -531,9 +530,3 @@ def ensure_session() -> None:
         install_session()
     elif getattr(get_session(), "limits", None) is None:
         set_client_factory(_SharedClient)
-
-
-def our_progress_bars() -> AbstractContextManager[object]:
-    """Let huggingface_hub draw progress bars only where ours are drawn, unless its own variable says otherwise."""
-    is_free = constants.HF_HUB_DISABLE_PROGRESS_BARS is None
-    return disable_progress_bars() if is_free and not Progress.may_draw() else nullcontext()

@@ -15,7 +15,6 @@ import torch
 from indexer.architectures.architecture import load_architecture
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.machine import check_device
-from indexer.names import ModelRef
 from indexer.network.hub_errors import as_model_error
 from indexer.network.session import install_session
 from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, original_ascent
@@ -41,6 +40,7 @@ from indexer.profiles.statistics import spread_of
 from indexer.profiles.store import Profile, ProfileIdentity
 from indexer.profiles.subject import FullWeights, Source, Subject, download_base, read_subject, read_weights
 from indexer.profiles.tokenizer import require_tokenizer
+from indexer.sources.registry import ModelRef
 
 __all__ = [
     "Feature",

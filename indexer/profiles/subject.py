@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
 
 from indexer.architectures.architecture import load_architecture
 from indexer.deltas.adapter_deltas import adapter_deltas
 from indexer.deltas.delta import LoraDelta
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.names import DeltaKey, ModelRef
-from indexer.network.hub_errors import as_model_error
-from indexer.network.session import current_session, ensure_session
+from indexer.names import DeltaKey
 from indexer.profiles.layers import HookedLayers
 from indexer.profiles.loading import layers_of, load, load_untrained
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
+from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
 from indexer.weights.adapter import adapter_plan, whole_weights
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -191,23 +189,16 @@ def read_weights(source: Source) -> FullWeights:
 
 
 def download_base(source: Source) -> None:
-    """Download a base's weights into the Hugging Face cache, where every later read finds them.
+    """Keep a base's weights on this machine (those on the Hub in its cache), where every later read finds them.
 
     Raises Skipped and Failed as reading does.
     """
-    if source.reference.folder is not None:
-        return
     checkpoint = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
     checkpoint.close()
     if not checkpoint.is_remote:
         return
-    ensure_session()
-    hub = current_session().hub
-    try:
-        for file in checkpoint.files:
-            hf_hub_download(source.reference.id, file.name, revision=checkpoint.commit, **hub)
-    except Exception as error:
-        raise as_model_error(error) from error
+    reference = source.reference
+    reference.source.keep(reference, checkpoint.commit, [file.name for file in checkpoint.files])
 
 
 def _normalisation(checkpoint: Checkpoint) -> Normalisation | None:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.child_processes import start_child
 from indexer.errors import AtlasError, Skipped
-from indexer.names import ModelRef
 from indexer.network.session import install_session
 from indexer.profiles import tokenizer_process
 from indexer.profiles.tokenizer_process import START_SECONDS
+from indexer.sources.registry import ModelRef
 from indexer.untrusted import lone_surrogate, shown
 from indexer.weights.checkpoint_files import choose, read_config
 from indexer.weights.repository import open_repository

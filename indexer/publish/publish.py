@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import translated_errors
 from indexer.errors import AtlasError
-from indexer.listing.questions import BadRow
 from indexer.publish.duplicates import renew_duplicates, renew_initialisations, with_duplicates
 from indexer.publish.profile_tables import renew_profile_tables
 from indexer.publish.rows import Entry, Publication, record_rows, row_of_base, valid_listing_rows
@@ -25,6 +24,7 @@ from indexer.publish.vectors import PublishedVectors
 from indexer.quantities import some_of
 from indexer.records.identity import LEADS_BACK, NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, Thresholds
 from indexer.records.store import RecordStore, current_record
+from indexer.sources.questions import BadRow
 
 # Rows that are collected before they are inserted.
 _ROWS_AT_ONCE = 10_000

@@ -19,12 +19,13 @@ from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.listing_state import Removal
-from indexer.names import ModelRef, nearest, with_dots
+from indexer.names import nearest, with_dots
 from indexer.profiles.store import ProfileStore
 from indexer.publish.publish import publish
 from indexer.publish.rows import Publication
 from indexer.publish.stored_answers import forget_answers
 from indexer.records.store import RecordStore
+from indexer.sources.registry import ModelRef
 
 
 @plain_arguments

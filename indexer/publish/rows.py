@@ -18,12 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from indexer.cards.local import facts_of
 from indexer.cards.modelcard import MalformedRow, bounded_count
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import ListedModel
-from indexer.names import author_of
 from indexer.publish.tables import Row
 from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows, with_nulls
 from indexer.records.difference import signature_of
@@ -32,6 +30,8 @@ from indexer.records.representation import DEFAULT, Representation, Vector
 from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
+from indexer.sources.registry import author_of
+from indexer.sources.rows import facts_of
 from indexer.untrusted import printable
 from indexer.vectors.files import MOST_NUMBERS
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from indexer.errors import AtlasError
-from indexer.names import ModelRef
+from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
 
 # The version of everything that a record and a stored base hold. Change it when any of that changes, or how it is

@@ -19,10 +19,10 @@ from huggingface_hub import cached_assets_path, constants, hf_hub_download
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.network.hub_errors import as_model_error
-from indexer.network.session import current_session, our_progress_bars
+from indexer.network.session import current_session
 from indexer.publish.origin import read_origin
 from indexer.share.pull import Say, fetch
-from indexer.share.repository import Address, resolve
+from indexer.share.repository import Address, our_progress_bars, resolve
 from indexer.shared_state import usable_umask
 from indexer.storage.atomic_files import copy_file, link_or_copy
 from indexer.storage.own_files import is_own, make_own, not_own, read_own, write_own

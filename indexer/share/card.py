@@ -9,9 +9,9 @@ from collections.abc import Collection
 
 import yaml
 
-from indexer.names import is_hub_id
 from indexer.share.manifest import Manifest
 from indexer.share.staging import EXPORTS
+from indexer.sources.registry import page_of
 from indexer.version import __version__
 
 # By this tag atlases are found: HfApi().list_datasets(filter=TAG).
@@ -40,7 +40,7 @@ def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes
             TAG,
             "model-atlas",
             "weight-space-learning",
-            *(f"base_model:{one}" for one in bases if is_hub_id(one)),
+            *(f"base_model:{one}" for one in bases if page_of(one) is not None),
         ],
         "size_categories": [next((text for most, text in _SIZES if models < most), "n>1M")],
         "configs": [
@@ -127,4 +127,5 @@ text of its card is its author's. Names and descriptions are as their authors wr
 def _link(base: object) -> str:
     """A base's id in Markdown: a link, or code if it is not an id on the Hub."""
     text = str(base)
-    return f"[{text}](https://huggingface.co/{text})" if is_hub_id(text) else f"`{text.replace('`', '')[:100]}`"
+    page = page_of(text)
+    return f"`{text.replace('`', '')[:100]}`" if page is None else f"[{text}]({page})"

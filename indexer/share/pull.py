@@ -23,8 +23,7 @@ from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
 from indexer.builds.report import Progress, Watcher
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
-from indexer.names import is_hub_id, is_local_id
-from indexer.network.session import current_session, our_progress_bars
+from indexer.network.session import current_session
 from indexer.publish.origin import Origin, read_origin, write_origin
 from indexer.publish.staging import note_checksum
 from indexer.quantities import size_in_words
@@ -32,8 +31,16 @@ from indexer.regular_files import regular_status
 from indexer.share.contents import CARRIED, PACKED, files_in, named_files
 from indexer.share.manifest import ATLAS, NAME, RECORDS, FileEntry, Manifest
 from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, unpack, write_pack
-from indexer.share.repository import Address, RemoteCommit, read_commit, resolve, translated_hub_errors
+from indexer.share.repository import (
+    Address,
+    RemoteCommit,
+    our_progress_bars,
+    read_commit,
+    resolve,
+    translated_hub_errors,
+)
 from indexer.share.staging import DATABASE
+from indexer.sources.registry import is_model_id
 from indexer.storage.atomic_files import link_or_copy, sync_folder
 from indexer.storage.checksums import file_sha256
 from indexer.untrusted import printable
@@ -299,8 +306,8 @@ class _Pull:
                 "UNION SELECT base FROM fine_tunes UNION SELECT model FROM fine_tunes"
             )
             for row in rows:
-                if row["id"] is None or not (is_hub_id(row["id"]) or is_local_id(row["id"])):
-                    raise AtlasError(f"it holds {printable(str(row['id']), 60)!r}, which is not a valid id on the Hub.")
+                if row["id"] is None or not is_model_id(row["id"]):
+                    raise AtlasError(f"it holds {printable(str(row['id']), 60)!r}, which is not a valid id of a model.")
             self.generation = connection.rows("SELECT max(generation) AS last FROM atlas_info")[0]["last"] or 0
             self.models = connection.rows("SELECT count(*) AS models FROM models")[0]["models"]
             rows = connection.rows('SELECT base, "commit" FROM bases ORDER BY base')

@@ -23,10 +23,9 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.report import Progress, Watcher
 from indexer.errors import AtlasError, Failed, ModelError, without_user
-from indexer.network.hub import model_row
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import fetch_small
-from indexer.network.session import current_session, install_session, our_progress_bars
+from indexer.network.session import current_session, install_session
 from indexer.quantities import some_of
 from indexer.share.card import card
 from indexer.share.contents import packable
@@ -41,8 +40,19 @@ from indexer.share.packs import (
     plan_packs,
     write_pack,
 )
-from indexer.share.repository import LIMITS, Address, RemoteCommit, read_commit, resolve, tags, translated_hub_errors
+from indexer.share.repository import (
+    LIMITS,
+    Address,
+    RemoteCommit,
+    our_progress_bars,
+    read_commit,
+    resolve,
+    tags,
+    translated_hub_errors,
+)
 from indexer.share.staging import DATABASE, Staged, staged
+from indexer.sources.registry import ModelRef, page_of
+from indexer.sources.rows import row_of
 
 _CARD = "README.md"
 
@@ -192,6 +202,7 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
             "--with-private",
         ),
         (stage.local, options.get("with_local"), "were added from local folders", "--with-local"),
+        (stage.elsewhere, options.get("with_local"), "come from another source than the Hub", "--with-local"),
     ):
         if models and not is_wanted:
             raise AtlasError(
@@ -205,8 +216,10 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
             f"Remove each and add it again: index remove {stage.with_path[0]}, then index add FOLDER.",
         )
     for base in () if options.get("with_private") else stage.manifest.commits:
+        if page_of(base) is None:
+            raise AtlasError(f"The base {base} is not on the Hub.", "Push it anyway with --with-private.")
         try:
-            row = model_row(base)
+            row = row_of(ModelRef.of_atlas(base))
         except ModelError as error:
             if isinstance(error, Failed) and error.reason != "not_found":
                 raise as_user_error(error, f"the base model {base}") from error

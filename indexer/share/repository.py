@@ -5,17 +5,20 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 import httpx2
+from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import disable_progress_bars
 
 from indexer.atlas import ON_HUB
+from indexer.console.messages import Progress
 from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
-from indexer.names import is_hub_id
+from indexer.hub_ids import is_hub_id
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import fetch_small, get_json
 from indexer.network.session import HttpLimits, install_session
@@ -231,3 +234,9 @@ def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def our_progress_bars() -> AbstractContextManager[object]:
+    """Let huggingface_hub draw progress bars only where ours are drawn, unless its own variable says otherwise."""
+    is_free = constants.HF_HUB_DISABLE_PROGRESS_BARS is None
+    return disable_progress_bars() if is_free and not Progress.may_draw() else nullcontext()

@@ -20,13 +20,11 @@ from itertools import chain
 from pathlib import Path
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name, take_lock
-from indexer.cards.local import without_paths
 from indexer.database.catalog import empty_database
 from indexer.database.connection import Connection, translated_errors
 from indexer.database.reading import Reading
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
 from indexer.errors import AtlasError
-from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listed_models import Line
 from indexer.listing.listing import Listing
 from indexer.publish.previous_atlas import BY_RECORD
@@ -34,6 +32,8 @@ from indexer.regular_files import descriptor_of, regular_status
 from indexer.share.contents import CARRIED, files_in, known_digests, named_files
 from indexer.share.manifest import ATLAS, DATA, RECORDS, FileEntry, Manifest
 from indexer.shared_state import usable_umask
+from indexer.sources.claims import BY_FOLDER
+from indexer.sources.folder import without_paths
 from indexer.storage.atomic_files import copy_file, link_or_copy
 from indexer.storage.checksums import file_sha256
 from indexer.vectors.published import Published, read_published
@@ -71,6 +71,8 @@ _ALWAYS = ("models", "datasets", "neighbours", "bases")
 # Conditions on fine_tunes. The names of gated models are public; only their weights are not.
 _PRIVATE = f"private OR (gated IS NOT NULL AND status = 'indexed') OR claimed_by = '{BY_RECORD}'"
 _LOCAL = f"author = 'local' OR claimed_by = '{BY_FOLDER}'"
+# Models of other sources, whose names (of a bucket, say) may be private: their ids begin with a scheme.
+_ELSEWHERE = f"contains(model, ':') AND NOT ({_LOCAL})"
 # Texts from the files of local folders, by model.
 _LOCAL_TEXTS = (
     f"SELECT model, named AS text FROM fine_tunes JOIN adapter_bases USING (model_id) WHERE {_LOCAL} "
@@ -94,6 +96,7 @@ class Staged:
     sources: dict[str, Path] = field(default_factory=dict)
     private: tuple[str, ...] = ()  # models that are private or gated on the Hub, or in no listing
     local: tuple[str, ...] = ()  # models of local folders
+    elsewhere: tuple[str, ...] = ()  # models of other sources than the Hub
     with_path: tuple[str, ...] = ()  # local models whose record holds a path of this machine
     digests: frozenset[str] = frozenset()  # of records and profiles that may be pushed
     skipped: int = 0
@@ -236,6 +239,7 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
         models = "SELECT DISTINCT model FROM fine_tunes WHERE {} ORDER BY model"
         made.private = tuple(row["model"] for row in connection.rows(models.format(_PRIVATE)))
         made.local = tuple(row["model"] for row in connection.rows(models.format(_LOCAL)))
+        made.elsewhere = tuple(row["model"] for row in connection.rows(models.format(_ELSEWHERE)))
         texts = connection.rows(_LOCAL_TEXTS)
         made.with_path = tuple(row["model"] for row in texts if without_paths(row["text"]) != row["text"])
         counted = "SELECT count(*) AS models FROM fine_tunes WHERE status IN ('skipped', 'failed')"

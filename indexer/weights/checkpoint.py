@@ -17,15 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import is_offline_mode
 
 from indexer.architectures.nested import by_nested_config
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.names import ModelRef
 from indexer.network.byterange import ByteSource
 from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
 from indexer.records.record import StoredFile
+from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
 from indexer.weights.ahead import in_threads, read_ahead
 from indexer.weights.checkpoint_files import (
@@ -334,6 +333,7 @@ def open_checkpoint(
 
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """
+    repository = None
     try:
         repository = open_repository(
             reference, commit=commit, filenames=filenames, retries=retries, most_small=most_small
@@ -341,7 +341,7 @@ def open_checkpoint(
         choice = choose(repository.filenames, relation)
         config = read_config(repository, choice)
         adapter_config = read_adapter_config(repository, choice) if choice.kind == "adapter" else None
-        if choice.is_pickle and conversion is not None and reference.folder is None:
+        if choice.is_pickle and conversion is not None:
             try:
                 if (revision := conversion()) is not None:
                     other = open_repository(
@@ -353,9 +353,8 @@ def open_checkpoint(
                 pass
         return _open(repository, choice, config, adapter_config)
     except Skipped as skip:
-        if reference.folder is None and is_offline_mode():
-            # The cache may lack files of the repository, so this is not permanent.
-            raise Failed("network", f"{skip.detail} (in the cache; HF_HUB_OFFLINE forbids asking the Hub)") from skip
+        if repository is not None and repository.lacking:  # so this is not permanent
+            raise Failed("network", f"{skip.detail} ({repository.lacking})") from skip
         raise
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from indexer.console.option import Option
 from indexer.errors import AtlasError, require
-from indexer.names import MEASURES, ModelRef
+from indexer.names import MEASURES
+from indexer.sources.registry import ModelRef
 from query.figures import THEMES, add_legend, add_title, model_label, styled_grid
 from query.lookup import reference_of
 from query.options import Base, Model, OptionalModel
@@ -324,7 +325,7 @@ def _stored(atlas: AtlasReader, model: str, base: str | None) -> Profiled | None
         canonical = atlas.base_named(model)
     except AtlasError:
         reference = ModelRef.parse(model)
-        known = atlas.find(reference, base) if reference.folder is None else None
+        known = atlas.find(reference, base) if reference.is_name else None
         return _newest(atlas, known.base, subject="fine_tune", model=known.model) if known else None
     return _newest(atlas, canonical, subject="base")
 

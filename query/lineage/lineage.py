@@ -15,9 +15,9 @@ import numpy as np
 
 from indexer.console.messages import say
 from indexer.console.option import Option
-from indexer.errors import AtlasError, ModelError, Skipped, require, unreadable
-from indexer.names import ModelRef, author_of, is_local_id
+from indexer.errors import AtlasError, ModelError, require, unreadable
 from indexer.shared_state import one_blas_thread
+from indexer.sources.registry import ModelRef, author_of
 from indexer.vectors.centre import BY_OUTPUT, FULL
 from query.lineage.candidates import BY_CONFIG, SAME_DAY, Candidate, FactorStore, read_candidates, stated_model
 from query.lineage.evidence import cosine_with, energy
@@ -46,7 +46,7 @@ from query.lineage.thresholds import SURE, Thresholds, probability
 from query.lookup import describe_unindexed, indexed_model, names_base, read_described
 from query.options import Base, Model, OptionalModel
 from query.registry import Tool, question
-from query.resolved import NOT_ON_HUB, READERS, ResolvedModel, is_unrelated, no_record, thresholds, unknown_model
+from query.resolved import READERS, ResolvedModel, is_unrelated, no_record, not_there, thresholds, unknown_model
 from query.sampled import SAMPLE
 from query.wording import counted
 
@@ -260,7 +260,7 @@ def _known(
     atlas: AtlasReader, reference: ModelRef, base: str | None, expected: _Expected | None
 ) -> IndexedModel | None:
     """The indexed model; if no base is given, preferably that of the expected base."""
-    if reference.folder is not None:
+    if not reference.is_name:
         return None
     if base is None and expected is not None:
         with suppress(AtlasError):  # it has another base
@@ -403,8 +403,8 @@ class Tracer:
         try:
             parts = selection.parts.read_described(described)
         except ModelError as error:
-            if reference.folder is None and error.reason == "not_found":
-                raise unknown_model(self.atlas, reference.id, NOT_ON_HUB) from error
+            if reference.is_name and error.reason == "not_found":
+                raise unknown_model(self.atlas, reference.id, not_there(reference.source)) from error
             raise unreadable(reference.id, error) from error
         log.bytes += parts.bytes_read
         log.largest = max(log.largest, parts.bytes_read)
@@ -485,8 +485,6 @@ class Tracer:
         """The parts of a model of the atlas; ``depth``: of how many adapters on it they are read."""
         found = selection.models.get(one.model_id)
         is_new = found is None
-        if is_new and is_local_id(one.model):
-            return Skipped(_FOLDER, "was added from a folder, whose path is not stored")
         if found is None:
             try:
                 reference = ModelRef.of_atlas(one.model)

@@ -21,7 +21,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from indexer.console.messages import clean
-from indexer.names import is_hub_id
+from indexer.sources.registry import page_of
 from query.figures import THEMES
 from query.map.coloring import LEGEND, ColorGroups, Coloring, Scale
 from query.map.groups import Places, group_discs
@@ -112,7 +112,7 @@ def payload(
     x, y = ([_rounded(place, 5) for place in axis] for axis in places.T.tolist())
     return {
         "models": [shown(name) for name in names],
-        "onHub": [is_hub_id(name) and name not in from_folders for name in names],
+        "onHub": [page_of(name) is not None and name not in from_folders for name in names],
         "x": x,
         "y": y,
         "facets": facets,

@@ -17,7 +17,6 @@ import numpy as np
 from indexer.console.option import Option
 from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError
-from indexer.names import ModelRef
 from indexer.records.difference import (
     ALIKE,
     difference_of,
@@ -28,6 +27,7 @@ from indexer.records.difference import (
 )
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
+from indexer.sources.registry import ModelRef
 from indexer.vectors.table import VectorTable
 from query.lookup import indexed_model, resolve_model
 from query.options import Base, Model, OptionalModel, Representation

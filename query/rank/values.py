@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError, BadArgument
-from indexer.names import FAMILIES, RELATIONS, STACKS, UNMEASURABLE, UNTRAINED, DeltaKey, ModelRef
+from indexer.names import FAMILIES, RELATIONS, STACKS, UNMEASURABLE, UNTRAINED, DeltaKey
 from indexer.records.record import RANK_THRESHOLDS
+from indexer.sources.registry import ModelRef
 from query.population import LeftOut
 from query.resolved import base_in_hint, unknown_model
 from query.sampled import SAMPLE, copy_in_words, needs_all

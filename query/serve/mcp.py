@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 from indexer.child_processes import end_when_closed
 from indexer.console.messages import clean
 from indexer.errors import WRONG_KINDS, AtlasError, require
-from indexer.names import is_hub_id
 from indexer.processes import spawning
+from indexer.sources.registry import is_listed_id
 from indexer.version import __version__
 from query.glossary import definition, schema
 from query.serve.requests import readable_stdin
@@ -65,7 +65,7 @@ def _mcp_server(atlas: Atlas, workers: Workers) -> MCPServer[Any]:
     with opened(atlas) as reader:
         rows = reader.rows("SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base")
     # Only ids: a name that is not one could contain instructions for the agent.
-    bases = [f"{row['base']} ({row['models']} models)" for row in rows if is_hub_id(row["base"])]
+    bases = [f"{row['base']} ({row['models']} models)" for row in rows if is_listed_id(row["base"])]
     server: MCPServer[Any] = MCPServer(
         "vectors-in-the-wild",
         instructions=_ABOUT.format(bases=", ".join(bases[:_BASES_NAMED]) or "none"),
@@ -206,7 +206,7 @@ class _Worker:
 
 def _work(line: Connection, folder: Path, models: Path | None) -> None:
     """Answer calls until the server closes the pipe."""
-    from indexer.names import read_folders_in
+    from indexer.sources.registry import limit_reading
     from query.serve.tools import Tools
 
     if hasattr(os, "setsid"):
@@ -214,7 +214,7 @@ def _work(line: Connection, folder: Path, models: Path | None) -> None:
 
     if (server := parent_process()) is not None:
         end_when_closed(server.sentinel)
-    read_folders_in(models)
+    limit_reading(models)
     if models is not None:
         os.chdir(models)
     tools = Tools(folder)

@@ -21,7 +21,7 @@ from indexer.console.advice import IN_BACKTICKS, for_command_line, parse_call
 from indexer.console.option import Described, Option, described, types_in
 from indexer.console.terminal import as_plain
 from indexer.errors import AtlasError, ModelError
-from indexer.names import is_hub_id
+from indexer.sources.registry import is_listed_id
 from query.ask.ask import MOST_TEXTS
 from query.atlas import Atlas, contents, generations
 from query.registry import Entry, Tool, help_of, questions, tools
@@ -273,7 +273,7 @@ class Tools:
         return self._answer(
             answers.Bases,
             None,
-            bases=[row for row in generations(self._atlas).asked(contents) if is_hub_id(row["base"])],
+            bases=[row for row in generations(self._atlas).asked(contents) if is_listed_id(row["base"])],
         )
 
 

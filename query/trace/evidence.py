@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, ModelError, unreadable
-from indexer.names import ModelRef
 from indexer.records.tokens import KINDS, MISSING, UNSURE, token_rows
+from indexer.sources.registry import ModelRef
 
 if TYPE_CHECKING:
     from indexer.profiles.tokenizer import IsolatedTokenizer

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from indexer.console.messages import say as print_note
 from indexer.console.option import Option
 from indexer.errors import AtlasError, require
-from indexer.names import ModelRef
 from indexer.records.representation import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
+from indexer.sources.registry import ModelRef
 from query.lookup import resolve_model
 from query.options import Base, Model, Read
 from query.registry import Tool, question
@@ -302,7 +302,7 @@ def _others(atlas: AtlasReader, found: ResolvedModel, evidence: TokenEvidence) -
 def _place_of(found: ResolvedModel, name: str, row: dict[str, Any] | None) -> tuple[ModelRef, str | None, str]:
     """Where the files of a model are, at which commit, and its relation to the base."""
     reference = ModelRef.parse(name)
-    if reference.folder is None and row is not None:
+    if reference.is_name and row is not None:
         return ModelRef(found.name), row["commit"], str(row["relation"])
     return reference, reference.revision, "finetune"
 

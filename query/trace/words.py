@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from indexer.console.messages import say
 from indexer.errors import WRONG_KINDS, AtlasError
-from indexer.names import ModelRef
 from indexer.records.tokens import token_rows
+from indexer.sources.registry import ModelRef
 from indexer.storage.arrays import arrays_of, as_bytes, checksum
 from indexer.storage.checksums import user_cache
 from indexer.storage.own_files import read_own, write_own

@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from indexer.deltas.base import BaseMatrices, store_base
-from indexer.names import ModelRef
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.bench.measure import made_once
 from scripts.child import PROJECT

@@ -56,11 +56,12 @@ def vectorised(model: str, base_file: str, relation: str, read: str) -> dict[str
     from indexer.builds.resources import AHEAD_BYTES
     from indexer.deltas.base import BaseMatrices
     from indexer.deltas.vectorise import vectorise
-    from indexer.names import CONNECTIONS, ModelRef
+    from indexer.names import CONNECTIONS
     from indexer.network.session import install_session
     from indexer.records.identity import Spec, Unit
     from indexer.records.record import write_record
     from indexer.records.row_plan import lines_of, lines_to_read
+    from indexer.sources.registry import ModelRef
     from scripts.bench.vectors import by_transformers
 
     torch.set_num_threads(1)

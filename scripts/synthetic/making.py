@@ -18,15 +18,15 @@ import numpy as np
 from indexer.atlas import AtlasFolder
 from indexer.cards.modelcard import HeadFacts
 from indexer.deltas.base import BaseMatrices, store_base
-from indexer.listing.claims import Claim
 from indexer.listing.listing import Listing
-from indexer.listing.questions import ClaimedRow, CrawlRequest, Page, Question
-from indexer.names import ModelRef
 from indexer.records.identity import Identity, Spec
 from indexer.records.record import DeltaRecord, Record, StoredFile, TokenChanges
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from indexer.records.tokens import EXACT, codes_of_sizes, token_rows
+from indexer.sources.claims import Claim
+from indexer.sources.questions import ClaimedRow, CrawlRequest, Page, Question
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub.store import hub_time
 from scripts.synthetic.population import (

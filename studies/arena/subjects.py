@@ -20,10 +20,11 @@ from indexer.deltas.base import store_base
 from indexer.deltas.delta import LoraDelta, dense_deltas, layout_against
 from indexer.deltas.single import describe, read_model
 from indexer.deltas.svd import lora_svd
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import DeltaKey
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.representation import representation_named
 from indexer.records.store import RecordStore
+from indexer.sources.registry import ModelRef
 from indexer.vectors.published import PublishedBase
 from indexer.weights.checkpoint import open_checkpoint
 from query import Atlas

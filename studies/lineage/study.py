@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.architectures.architecture import load_architecture
-from indexer.names import ModelRef
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.child import call, run_shown
 from scripts.family import make_family

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 
 from indexer.deltas.embeddings import EmbeddingReader, embedding_names, is_head_tied
 from indexer.deltas.stored_base import TOKENS
-from indexer.names import ModelRef
 from indexer.records.tokens import EXACT, UNSURE, row_changes, sizes_of, token_rows
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from query.trace.evidence import TokenEvidence
 from query.trace.texts import CERTAIN, USUAL_LENGTH, ComparedTexts, compare_texts, kept_tokens

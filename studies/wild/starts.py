@@ -123,7 +123,7 @@ def of_strangers(models: str, base: str, adapters: Sequence[str]) -> Json:
     from indexer.deltas.adapter_deltas import deltas_on
     from indexer.deltas.base import store_base
     from indexer.errors import ModelError
-    from indexer.names import ModelRef
+    from indexer.sources.registry import ModelRef
     from indexer.weights.adapter import adapter_plan
     from indexer.weights.checkpoint import open_checkpoint
 

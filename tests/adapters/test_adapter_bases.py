@@ -15,10 +15,10 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.plan import plan
 from indexer.listing.listing import ListedModel, Listing
 from indexer.listing.parents import DEEPEST, Parents
-from indexer.names import ModelRef
 from indexer.records.identity import Identity, Parent, Spec, Unit
 from indexer.records.record import Record, read_record
 from indexer.records.store import RecordStore
+from indexer.sources.registry import ModelRef
 from scripts.loopback_hub import LoopbackHub
 from tests.database import read_rows
 from tests.tiny_hub import BASE, OLD_ID, SIZES, add_model, describe, served_shell

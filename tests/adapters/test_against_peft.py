@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file
 
 from indexer.errors import Skipped
-from indexer.names import ModelRef
+from indexer.sources.registry import ModelRef
 from indexer.weights.adapter import AdapterModule, adapter_plan, read_modules, whole_weights
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub

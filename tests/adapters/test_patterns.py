@@ -179,7 +179,7 @@ def test_names_and_keys_without_end_are_refused_or_cheap() -> None:
 
 
 def test_an_adapters_pairs_are_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from indexer.names import ModelRef
+    from indexer.sources.registry import ModelRef
     from indexer.weights import adapter
     from indexer.weights.checkpoint import open_checkpoint
 

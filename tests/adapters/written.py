@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from indexer.names import ModelRef
+from indexer.sources.registry import ModelRef
 from indexer.weights.adapter import AdapterModule, read_modules
 from indexer.weights.checkpoint import open_checkpoint
 

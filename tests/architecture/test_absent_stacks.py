@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from indexer.architectures.architecture import load_architecture
 from indexer.deltas.base import locate_matrices, store_base
 from indexer.errors import AtlasError, Skipped
-from indexer.names import ModelRef
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 
 

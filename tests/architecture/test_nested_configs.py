@@ -14,7 +14,7 @@ from indexer.architectures.architecture import load_architecture
 from indexer.architectures.nested import by_nested_config
 from indexer.deltas.base import locate_matrices, store_base
 from indexer.errors import Skipped
-from indexer.names import ModelRef
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 
 LLAMA = {

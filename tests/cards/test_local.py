@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from indexer.builds.commands import find_base
-from indexer.cards.local import local_row
 from indexer.errors import BadArgument
 from indexer.machine import refuses_connections
-from indexer.names import ModelRef
+from indexer.sources.folder import local_row
+from indexer.sources.registry import ModelRef
 
 SIZE = 64 << 20
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from indexer.cards.modelcard import read_row
 from indexer.cards.readme import SENTENCE, card_facts, sentence_bases, sentence_datasets, trainer_sentence
 from indexer.cards.sentence import lacks_sentence
-from indexer.untrusted import hub_address
+from indexer.hub_ids import hub_address
 from tests.conftest import ROOT
 
 SHARED = ROOT.parent / "shared" / "data"

@@ -14,11 +14,11 @@ import pytest
 
 from indexer.builds.profile_worker import ProfileUnit
 from indexer.errors import AtlasError, ModelError
-from indexer.names import ModelRef
 from indexer.profiles.single import Reference, read_now
 from indexer.profiles.store import ProfileIdentity
 from indexer.publish.maintenance import rebuild
 from indexer.regular_files import MOST_FILES, files_below
+from indexer.sources.registry import ModelRef
 from query import Atlas
 from query.texts import read_stdin
 from tests.halves import a_few

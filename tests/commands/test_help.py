@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from indexer.cli import main as index
-from indexer.names import is_hub_id
+from indexer.hub_ids import is_hub_id
 from indexer.records.representation import REPRESENTATIONS
 from query.cli import main as query
 from tests.conftest import ROOT

@@ -8,8 +8,12 @@ import socket
 import numpy as np
 import pytest
 
-from indexer.errors import AtlasError
-from indexer.names import ModelRef, nearest, without_address
+from indexer.errors import AtlasError, ModelError, Skipped
+from indexer.hub_ids import without_address
+from indexer.names import nearest
+from indexer.sources.registry import ModelRef
+from indexer.sources.rows import row_of
+from indexer.weights.repository import open_repository
 from query import Atlas
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.database import execute
@@ -173,3 +177,12 @@ def test_an_id_is_not_looked_up_where_the_hub_cannot_be_reached(tmp_path, monkey
     ):
         atlas.similar("ann/sentimnets")
     assert "The Hub was not asked" in caught.value.hint
+
+
+def test_the_name_of_a_folder_does_not_say_where_it_lies():
+    source = ModelRef.parse("local:run").source
+    with pytest.raises(ModelError) as caught:
+        row_of(ModelRef.parse("local:run"))
+    assert str(source.explain(caught.value, ModelRef("local:run"))).endswith("does not say where that folder lies. Give its path.")
+    with pytest.raises(Skipped, match="was added from a folder, whose path is not stored"):
+        open_repository(ModelRef("local:run"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.listing.claims import Claim
-from indexer.listing.crawl import crawl
-from indexer.listing.questions import ClaimedRow, CrawlRequest
+from indexer.sources.claims import Claim
+from indexer.sources.crawl import crawl
+from indexer.sources.questions import ClaimedRow, CrawlRequest
 from tests.hubs import BASE, SHORT, add_base, served
 
 IDS = (BASE, SHORT)

@@ -19,7 +19,7 @@ from indexer.builds.report import Watcher
 from indexer.builds.weight_discovery import Examination
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.network.hub import resolve_base
+from indexer.sources.hub_base import resolve_base
 from tests.checkpoints import roberta
 from tests.hubs import add_repo, served, tags
 from tests.sampling import made

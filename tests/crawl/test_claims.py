@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.listing.claim_filter import ClaimFilter
-from indexer.listing.claims import Claim, relation_to, stated_bases
-from indexer.listing.crawl import crawl
-from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Question, Rejected, UnlistedMember
+from indexer.sources.claim_filter import ClaimFilter
+from indexer.sources.claims import Claim, relation_to, stated_bases
+from indexer.sources.crawl import crawl
+from indexer.sources.questions import BadRow, ClaimedRow, CrawlRequest, Question, Rejected, UnlistedMember
 from indexer.untrusted import DEEPEST, is_too_deep
 from tests.crawl.conftest import IDS, REQUEST, claims, crawled
 from tests.hubs import BASE, SHORT, RawServer, add_repo, http, served, tags, use_endpoint
@@ -226,8 +226,8 @@ def test_depth_is_measured_without_recursion():
 
 
 def test_a_path_in_the_spelling_of_modelscope_names_the_base():
-    from indexer.listing.claims import NO, YES, classify_path
     from indexer.listing.parents import Parents
+    from indexer.sources.claims import NO, YES, classify_path
 
     base = "Qwen/Qwen2.5-7B"
     for path in ("Qwen/Qwen2___5-7B", "/root/.cache/modelscope/hub/Qwen/Qwen2___5-7B", "qwen2___5-7b"):

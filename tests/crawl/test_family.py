@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.listing.claims import Claim, classify_path, hub_spelling, relation_to
-from indexer.listing.crawl import Family, crawl
 from indexer.listing.listing import Listing
-from indexer.listing.mirrors import known_mirrors
-from indexer.listing.questions import CrawlProgress, CrawlRequest, Question, Step
+from indexer.sources.claims import Claim, classify_path, hub_spelling, relation_to
+from indexer.sources.crawl import Family, crawl
+from indexer.sources.mirrors import known_mirrors
+from indexer.sources.questions import CrawlProgress, CrawlRequest, Question, Step
 from tests.crawl.conftest import IDS, REQUEST, claims, crawled
 from tests.hubs import BASE, SHORT, RawServer, add_repo, http, requested, served, tags, update_listing, use_endpoint
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
-from indexer.listing.questions import ClaimedRow, CrawlRequest
+from indexer.sources.crawl import crawl
+from indexer.sources.questions import ClaimedRow, CrawlRequest
 from tests.crawl.conftest import claims
 from tests.hubs import BASE, RawServer, add_repo, http, requested, served, tags, use_endpoint
 
@@ -111,7 +111,7 @@ def test_cursors_without_end_and_without_news(monkeypatch):
 
 
 def test_rows_without_end(monkeypatch):
-    monkeypatch.setattr("indexer.listing.crawl.MOST_ROWS", 20)
+    monkeypatch.setattr("indexer.sources.crawl.MOST_ROWS", 20)
     answers = [
         http([{"id": f"a/b{number}", "tags": tags(BASE)}], Link=f'</api/models?cursor={number}>; rel="next"')
         for number in range(100)
@@ -120,7 +120,7 @@ def test_rows_without_end(monkeypatch):
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(AtlasError, match="more than 20 rows"):
             list(crawl(ONE))
-    monkeypatch.setattr("indexer.listing.crawl.MOST_PAGES", 5)
+    monkeypatch.setattr("indexer.sources.crawl.MOST_PAGES", 5)
     with RawServer(*answers) as server:
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(AtlasError, match="more than 5 pages"):

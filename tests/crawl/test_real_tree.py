@@ -18,7 +18,7 @@ import pytest
 from indexer.architectures.architecture import load_architecture
 from indexer.errors import ModelError
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest
+from indexer.sources.questions import CrawlRequest
 from indexer.weights.checkpoint_files import choose
 from tests.hubs import add_repo, served, update_listing
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.listing.claim_filter import is_named_after
-from indexer.listing.claims import classify_path
-from indexer.listing.crawl import crawl
-from indexer.listing.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Rejected
+from indexer.sources.claim_filter import is_named_after
+from indexer.sources.claims import classify_path
+from indexer.sources.crawl import crawl
+from indexer.sources.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Rejected
 from tests.crawl.conftest import IDS, claims, crawled
 from tests.hubs import BASE, SHORT, add_repo, requested, served, tags
 

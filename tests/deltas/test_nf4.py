@@ -17,8 +17,9 @@ from indexer.architectures.layout import Matrix, Rows
 from indexer.deltas import nf4, rounding
 from indexer.deltas.rounding import RoundingChoice
 from indexer.deltas.vectorise import vectorise
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import DeltaKey
 from indexer.records.identity import Spec, Unit
+from indexer.sources.registry import ModelRef
 from tests.deltas import made
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from indexer.deltas.base import store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, Skipped
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import DeltaKey
 from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from tests.architecture.mixed import build
 

@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 
 from indexer.deltas.base import store_base
 from indexer.errors import Skipped
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import DeltaKey
 from indexer.records.difference import ALIKE, difference_of, norms_fit, signature_of, signatures_from
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.weight_sample import agree, sampled_positions
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from tests.conftest import BASE
 from tests.deltas import made

@@ -13,7 +13,8 @@ from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.delta import LoraDelta
 from indexer.errors import Skipped
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import DeltaKey
+from indexer.sources.registry import ModelRef
 from indexer.weights.adapter import adapter_plan
 from indexer.weights.checkpoint import open_checkpoint
 from indexer.weights.checkpoint_files import choose

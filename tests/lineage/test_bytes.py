@@ -10,8 +10,8 @@ import pytest
 
 from indexer.deltas.parts import MATRICES, Parts
 from indexer.errors import AtlasError, ModelError
-from indexer.names import ModelRef
 from indexer.records.identity import RECORD_VERSION
+from indexer.sources.registry import ModelRef
 from indexer.vectors.published import PublishedBase
 from query.lineage.thresholds import Thresholds
 

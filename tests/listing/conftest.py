@@ -7,7 +7,7 @@ import json
 import pytest
 
 from indexer.listing.listing import ListedModel
-from indexer.listing.questions import CrawlRequest
+from indexer.sources.questions import CrawlRequest
 from tests.hubs import BASE, SHORT, add_base, add_repo, tags
 
 IDS = (BASE, SHORT)

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from indexer.listing.claims import Claim
 from indexer.listing.listing import ListedModel, Listing, select
-from indexer.listing.questions import CrawlRequest
+from indexer.sources.claims import Claim
+from indexer.sources.questions import CrawlRequest
 from tests.hubs import BASE, SHORT, add_repo, requested, served, tags, update_listing
 from tests.listing.conftest import IDS, ONE, by_id, lines, many
 

@@ -9,9 +9,9 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest
-from indexer.names import author_of
 from indexer.network.hub_requests import RetryPolicy
+from indexer.sources.questions import CrawlRequest
+from indexer.sources.registry import author_of
 from tests.hubs import BASE, SHORT, add_repo, served, tags, update_listing
 from tests.listing.conftest import IDS, ONE, by_id, lines, many
 

@@ -9,7 +9,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest
+from indexer.sources.questions import CrawlRequest
 from tests.conftest import start_python
 from tests.hubs import BASE, add_repo, requested, served, tags, update_listing
 from tests.listing.conftest import ONE, by_id, lines, many
@@ -119,7 +119,7 @@ CRAWLER = """
 import sys
 from pathlib import Path
 from indexer.listing.listing import Listing
-from indexer.listing.questions import CrawlRequest
+from indexer.sources.questions import CrawlRequest
 from tests.hubs import update_listing
 update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",), descendants=False))
 """

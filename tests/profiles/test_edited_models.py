@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from indexer.names import ModelRef
 from indexer.profiles.layers import States
 from indexer.profiles.measurement import LayerRow, ProfileRequest, measure
 from indexer.profiles.probes import image_probe, random_probe, shipped_images
 from indexer.profiles.subject import Source, read_subject
+from indexer.sources.registry import ModelRef
 
 WIDTH = 48
 SMALL = {"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": WIDTH, "intermediate_size": 64,

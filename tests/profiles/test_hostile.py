@@ -16,11 +16,11 @@ from tokenizers import Regex, pre_tokenizers
 from indexer.atlas import AtlasFolder
 from indexer.builds.executor import in_processes
 from indexer.builds.profile_worker import ProfileUnit, ProfileWorker
-from indexer.names import ModelRef
 from indexer.profiles.measurement import ProfileRequest
 from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import Source, read_subject
+from indexer.sources.registry import ModelRef
 from tests.profiles.test_loading import at_most, deadline
 from tests.profiles.test_tokenizer import tokenizer
 from tests.profiles.test_vocabulary import LocalUnit, saved

@@ -15,11 +15,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch import nn
 
 from indexer.errors import AtlasError, ModelError
-from indexer.names import ModelRef
 from indexer.profiles import tokenizer as module
 from indexer.profiles.layers import Layers
 from indexer.profiles.single import Reference, invert_words, read_now
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from tests.profiles.test_vocabulary import saved
 

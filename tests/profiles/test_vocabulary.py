@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, models
 from indexer.atlas import AtlasFolder
 from indexer.builds.profile_worker import ProfileUnit, ProfileWorker
 from indexer.errors import AtlasError
-from indexer.names import ModelRef
 from indexer.profiles.measurement import ProfileRequest
 from indexer.profiles.probes import ProbeChoice, text_probe
 from indexer.profiles.store import Profile, ProfileIdentity, ProfileStore
 from indexer.profiles.subject import Source, Subject, read_subject
+from indexer.sources.registry import ModelRef
 
 WORDS = 80
 

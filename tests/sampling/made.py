@@ -20,9 +20,10 @@ from safetensors.torch import save_file
 
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.vectorise import vectorise
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import DeltaKey
 from indexer.records.identity import Parent, Spec, Unit
 from indexer.records.record import Record
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from tests.checkpoints import Kind, Name, Place, gpt2, phi3, roberta
 

@@ -354,7 +354,7 @@ def test_a_parent_that_left_the_hub_does_not_cost_what_is_known(sampled, hub, mo
     assert store.read(before).identity.parent.startswith("ann/a@")
     for read in ("sample", "full"):
         with monkeypatch.context() as patch:
-            patch.setattr("indexer.builds.build.ask_hub", lambda name: None)
+            patch.setattr("indexer.builds.build.ask_source", lambda name: None)
             patch.setattr("indexer.listing.parents.Parents.of", nobody)
             build(sampled, read=read)
         assert keys(sampled)["ivy/stacked"] == before, read

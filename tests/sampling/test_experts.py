@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from indexer.deltas.base import store_base
 from indexer.deltas.delta import DenseDelta, layout_against, sampled_deltas
-from indexer.names import ModelRef
 from indexer.records.row_plan import lines_of
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 
 HIDDEN, FF, EXPERTS, HEADS = 640, 576, 3, 4

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from indexer.names import is_hub_id
+from indexer.hub_ids import is_hub_id
 from tests.database import execute
 from tests.serve.clients import ask, texts
 

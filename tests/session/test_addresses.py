@@ -15,10 +15,10 @@ from huggingface_hub import HfApi, constants, hf_hub_download
 from indexer.errors import AtlasError, Failed
 from indexer.network import addresses
 from indexer.network.addresses import ForbiddenAddressError, check_written, kind_of, permitted
-from indexer.network.hub import resolve_base
 from indexer.network.hub_requests import fetch_small
 from indexer.network.rate_limit import RateLimiter
 from indexer.network.session import RetryingTransport
+from indexer.sources.hub_base import resolve_base
 from scripts.loopback_hub import LoopbackHub
 from tests.byteranges.conftest import QUICK as RETRIES
 from tests.certificates import NAMES, Authority

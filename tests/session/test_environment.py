@@ -11,9 +11,9 @@ import pytest
 
 from indexer import environment
 from indexer.errors import AtlasError
-from indexer.network.hub import resolve_base
 from indexer.network.session import HttpLimits, install_session
 from indexer.network.transport import is_excepted
+from indexer.sources.hub_base import resolve_base
 from tests.hubs import QUICK, RawServer, reset_session, use_endpoint
 
 

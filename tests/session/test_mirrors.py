@@ -12,10 +12,10 @@ from huggingface_hub import constants
 from huggingface_hub.utils import _http
 
 from indexer.errors import AtlasError
-from indexer.listing.crawl import crawl
-from indexer.listing.questions import CrawlRequest
-from indexer.network.hub import resolve_base
 from indexer.network.remote_file import RemoteFile
+from indexer.sources.crawl import crawl
+from indexer.sources.hub_base import resolve_base
+from indexer.sources.questions import CrawlRequest
 from scripts.loopback_hub import LoopbackHub
 from tests.crawl.conftest import claims
 from tests.hubs import add_repo, reset_session, tags, use_endpoint

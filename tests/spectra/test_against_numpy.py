@@ -9,8 +9,9 @@ import torch
 from indexer.deltas.delta import LoraDelta, dense_deltas, layout_against
 from indexer.deltas.spectra import Spectra
 from indexer.errors import Skipped
-from indexer.names import DeltaKey, ModelRef
+from indexer.names import DeltaKey
 from indexer.records.record import Record
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from tests import checkpoints
 from tests.checkpoints import Kind

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import query.trace.words
 from indexer.errors import AtlasError
-from indexer.names import ModelRef
 from indexer.profiles.tokenizer import tokenizer_at
 from indexer.records.tokens import token_rows
+from indexer.sources.registry import ModelRef
 from query.trace.evidence import tokenizer_of_model
 from query.trace.words import BaseTokenizer
 
@@ -85,7 +85,7 @@ def test_a_model_without_a_tokenizer_is_an_error(folder) -> None:
 
 def test_words_are_named_without_torch(folder) -> None:
     code = (
-        "import sys; import query.trace.trace; from indexer.names import ModelRef; "
+        "import sys; import query.trace.trace; from indexer.sources.registry import ModelRef; "
         f"from indexer.profiles.tokenizer import tokenizer_at; found = tokenizer_at(ModelRef.parse({str(folder)!r}), None); "
         "print(found.words([7]), 'torch' in sys.modules)"
     )

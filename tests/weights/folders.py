@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from indexer.names import ModelRef
+from indexer.sources.registry import ModelRef
 
 
 def folder_reference(folder: Path) -> ModelRef:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from indexer.cards.local import local_row
 from indexer.errors import AtlasError, Skipped
-from indexer.names import ModelRef
+from indexer.sources.folder import local_row
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from tests.weights.folders import a_state, folder_reference, save_sharded, write_config
 

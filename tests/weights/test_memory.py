@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from indexer.weights.checkpoint import open_checkpoint
-from indexer.names import ModelRef
+from indexer.sources.registry import ModelRef
 
 def resident():
     fields = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from indexer.errors import Failed, Skipped
-from indexer.names import ModelRef
 from indexer.network.hub_requests import RetryPolicy
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import cleared, set_endpoint

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.errors import AtlasError, ModelError
-from indexer.names import ModelRef
+from indexer.sources.registry import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
 from tests.deltas.made import base_of, changed, record_of, save, save_bin, save_shards, weights
 

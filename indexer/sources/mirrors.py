@@ -23,7 +23,7 @@ def known_mirrors(ids: Iterable[str]) -> tuple[str, ...]:
 
 @cache
 def _table() -> dict[str, Any]:
-    table = tomllib.loads(files("indexer.listing").joinpath("mirrors.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads(files("indexer.sources").joinpath("mirrors.toml").read_text(encoding="utf-8"))
     table["owners"] = {owner.lower() for owner in table["owners"]}
     table["names"] = {name.lower(): stems for name, stems in table["names"].items()}
     return table

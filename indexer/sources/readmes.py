@@ -9,8 +9,9 @@ from typing import Any
 from indexer.cards.readme import MAX_README, SENTENCE, sentence_datasets
 from indexer.cards.sentence import lacks_sentence
 from indexer.errors import Failed, ModelError
-from indexer.network.hub_requests import fetch_small
 from indexer.network.rows import commit_of, listed_filenames
+from indexer.sources.registry import ModelRef
+from indexer.sources.rows import as_of_hub
 
 
 def readme_of(identifier: str, revision: str) -> str:
@@ -19,7 +20,8 @@ def readme_of(identifier: str, revision: str) -> str:
     Raises Failed if it cannot be read now, but may be readable later.
     """
     try:
-        content = fetch_small(identifier, "README.md", revision, MAX_README)
+        reference = ModelRef.of_atlas(identifier)
+        content = reference.source.read_small(reference, "README.md", revision, MAX_README)
     except ModelError as error:
         if isinstance(error, Failed) and error.reason not in ("not_found", "refused"):
             raise
@@ -30,7 +32,7 @@ def readme_of(identifier: str, revision: str) -> str:
 def needs_readme(row: Mapping[str, Any]) -> bool:
     """Whether the README of the model of this row is worth a request."""
     files = listed_filenames(row)
-    return (files is None or "README.md" in files) and lacks_sentence(row)
+    return (files is None or "README.md" in files) and lacks_sentence(as_of_hub(row))
 
 
 def datasets_of(row: Mapping[str, Any]) -> list[str]:
@@ -39,7 +41,7 @@ def datasets_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def completed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The Hub's row of a model, with the datasets of its README if it lacks them and the README can be read now."""
+    """A row with the datasets of its README if it lacks them and the README can be read now."""
     with suppress(Failed):
         return {**row, SENTENCE: datasets_of(row)} if needs_readme(row) else dict(row)
     return dict(row)

@@ -2,7 +2,7 @@
 
 One question after another: every id of the base by relation and without one; its mirrors; every model found so far that
 may have children, the most downloaded first (``Family``); on request, untagged models with the base's name. Pages are
-raw JSON, and each row is checked by itself (``indexer.listing.claim_filter``). Everything is bounded, because the
+raw JSON, and each row is checked by itself (``indexer.sources.claim_filter``). Everything is bounded, because the
 server controls every cursor and every row.
 """
 
@@ -20,10 +20,12 @@ import httpx2
 from huggingface_hub.errors import HfHubHTTPError
 
 from indexer.errors import AtlasError, Failed
-from indexer.listing.claim_filter import ClaimFilter
-from indexer.listing.claims import hub_spelling
-from indexer.listing.listed_models import in_utc
-from indexer.listing.questions import (
+from indexer.network.hub_errors import as_user_error
+from indexer.network.hub_requests import get_json, is_own, with_parameter
+from indexer.network.session import current_session
+from indexer.sources.claim_filter import ClaimFilter
+from indexer.sources.claims import hub_spelling
+from indexer.sources.questions import (
     WALKED,
     CheckedRow,
     ClaimedRow,
@@ -33,15 +35,20 @@ from indexer.listing.questions import (
     Question,
     Step,
     UnlistedMember,
+    in_utc,
 )
-from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import get_json, is_own, with_parameter
-from indexer.network.session import current_session
 from indexer.untrusted import Reader, printable
+
+# Fields that a listing can return (the Hub refuses childrenModelCount and usedStorage there).
+_EXPANDED = (
+    "author", "baseModels", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
+    "library_name", "likes", "pipeline_tag", "private", "safetensors", "sha", "siblings", "tags",
+)  # fmt: skip
 
 MOST_PAGES = 10_000
 MOST_ROWS = 2_000_000
 _MOST_ROWS_A_PAGE = 10_000
+_NAMES_A_PAGE = 100
 _MOST_PAGES_WITHOUT_NEWS = 3
 # Rows of a page that the server cannot make in time, one after the other; the rest of the question stays as small.
 _SMALLER_PAGES = (100, 50, 25)
@@ -191,7 +198,7 @@ class _Crawl:
         """The pages of one question."""
         if question.key in self.progress.finished:
             return
-        first = _first_page(question.parameters(self.request))
+        first = _first_page(parameters_of(question, self.request))
         address, oldest = first, None
         if self.progress.current == question.key and self.progress.link:
             address, oldest = self.progress.link, Reader().moment(self.progress.oldest, "createdAt")
@@ -301,6 +308,21 @@ class _Crawl:
                 f"The Hub's listing has more than {MOST_ROWS:,} rows.", "Narrow it with `since` or `author`."
             )
         return rows, answer.next_link, size
+
+
+def parameters_of(question: Question, request: CrawlRequest) -> list[tuple[str, str]]:
+    """The query of a question's first page, sorted by creation because the default order changes between pages."""
+    relation = f"{question.relation}:" if question.relation else ""
+    if question.kind == "names":
+        asked = [("search", question.asked)]
+    elif question.kind == "weights":
+        asked = [("filter", question.asked), ("filter", "safetensors")]
+    else:
+        asked = [("filter", f"base_model:{relation}{question.asked}")]
+    author = [("author", request.author)] if request.author else []
+    # Each untagged model costs requests of its own, whose results are stored a page at a time.
+    size = min(request.page_size, _NAMES_A_PAGE) if question.kind in ("names", "weights") else request.page_size
+    return [*asked, *author, ("sort", "createdAt"), ("limit", str(size)), *(("expand", name) for name in _EXPANDED)]
 
 
 def _created(rows: Collection[Any]) -> list[datetime]:

@@ -12,28 +12,33 @@ A local folder of the author does not name a base, unless its last part is the b
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from indexer.cards.readme import SENTENCE, sentence_bases, sentence_datasets
 from indexer.cards.sentence import lacks_sentence
 from indexer.errors import Failed, ModelError
-from indexer.listing.claims import (
+from indexer.hub_ids import is_hub_id
+from indexer.names import RELATIONS
+from indexer.network.hub import fetch_json
+from indexer.network.hub_errors import as_user_error
+from indexer.network.rows import filenames_in
+from indexer.sources.claims import (
     NO,
+    NO_PATH,
     UNSURE,
     YES,
     Claim,
     classify_base,
     classify_path,
     hub_spelling,
+    is_named_after,
     relation_to,
     stated_bases,
     stated_models,
     untyped_relation,
 )
-from indexer.listing.questions import (
+from indexer.sources.questions import (
     WALKED,
     BadRow,
     ClaimedRow,
@@ -44,25 +49,12 @@ from indexer.listing.questions import (
     Step,
     UnlistedMember,
 )
-from indexer.listing.readmes import readme_of
-from indexer.names import RELATIONS, is_hub_id
-from indexer.network.hub import fetch_json
-from indexer.network.hub_errors import as_user_error
-from indexer.network.rows import filenames_in
-from indexer.untrusted import Reader, is_too_deep
+from indexer.sources.readmes import readme_of
+from indexer.sources.rows import bad_row
+from indexer.untrusted import Reader
 
-_LARGEST_ROW = 4 << 20
 _LONGEST_NAME = 500
 
-# Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
-_OTHER_BASES = frozenset((
-    "albert", "bigbird", "biomed", "biomedical", "bne", "ca", "camembert", "chinese", "clip", "code", "deberta",
-    "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
-    "mdeberta", "mini", "mt", "multilingual", "norwegian", "small", "spanish", "tiny", "umt", "xlm",
-))  # fmt: skip
-# Why an untagged model is rejected whose config.json says less than it used to.
-NO_PATH = "nothing names the base, and its config.json has no _name_or_path, as transformers 5 saves it"
-_WORD = re.compile(r"[a-z0-9.]+")
 
 # (file, key, what a claim made there is called)
 _NAMED_IN = (
@@ -96,7 +88,7 @@ class ClaimFilter:
 
         Raises AtlasError if the files of an untagged model are needed and the Hub cannot be asked at all.
         """
-        if bad := bad_row(row):
+        if bad := bad_row(row, is_hub_id):
             return bad
         identifier = str(row.get("id", row.get("modelId")))
         if identifier.lower() in self.ids:
@@ -142,22 +134,6 @@ class ClaimFilter:
         if claim is None:
             return Rejected(identifier, commit, why)
         return ClaimedRow(row, claim) if claim.relation in self.request.relations else None
-
-
-def bad_row(row: Any) -> BadRow | None:
-    """What is wrong with a row of any kind; None for an object with a valid id, neither too deep nor too long."""
-    if is_too_deep(row):
-        identifier = row.get("id") if isinstance(row, dict) else None
-        named = identifier if isinstance(identifier, str) else None
-        return BadRow.of({"id": named}, "the row is nested too deeply")
-    if not isinstance(row, dict):
-        return BadRow.of(row, "the row is not an object")
-    identifier = row.get("id", row.get("modelId"))
-    if not isinstance(identifier, str) or not is_hub_id(identifier):
-        return BadRow.of(row, "the row has no valid model id")
-    if len(json.dumps(row)) > _LARGEST_ROW:
-        return BadRow.of({"id": identifier}, f"the row is longer than {_LARGEST_ROW:,} characters")
-    return None
 
 
 def _unlisted_member(row: RawRow, relation: str | None, parent: str) -> UnlistedMember | None:
@@ -218,15 +194,3 @@ def _find_claim(row: Mapping[str, Any], ids: Collection[str]) -> tuple[Claim | N
     if is_named_after(identifier, ids):
         return Claim(relation, "name", base), "its name", readme
     return None, NO_PATH if lacks_path else "nothing names the base", readme
-
-
-def is_named_after(identifier: str, ids: Collection[str]) -> bool:
-    """Whether the model's name contains the base's, word by word, and not as part of another base's name."""
-    words = _WORD.findall(identifier.lower().rpartition("/")[2])
-    for name in ids:
-        wanted = _WORD.findall(name.lower().rpartition("/")[2])
-        for start in range(len(words) - len(wanted) + 1):
-            if wanted and words[start : start + len(wanted)] == wanted:
-                around = words[max(start - 1, 0) : start] + words[start + len(wanted) :][:1]
-                return not _OTHER_BASES.intersection(around)
-    return False

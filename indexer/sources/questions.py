@@ -1,23 +1,17 @@
-"""The questions that a crawl asks the Hub's listing, and what a page of answers contains. Plain data."""
+"""What to look for in a source, the questions that are asked of it, and what a page of answers contains. Plain data."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
-from indexer.listing.claims import Claim
 from indexer.names import DEFAULT_RELATIONS, MOST_QUESTIONS, MOST_STEPS
+from indexer.sources.claims import Claim
 
 RawRow = dict[str, Any]
-
-# Fields that a listing can return (the Hub refuses childrenModelCount and usedStorage there).
-_EXPANDED = (
-    "author", "baseModels", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
-    "library_name", "likes", "pipeline_tag", "private", "safetensors", "sha", "siblings", "tags",
-)  # fmt: skip
 
 # Relations of models whose children belong to the family, too; and what a mirror is of the base.
 WALKED = ("finetune", "merge", "quantized")
@@ -25,7 +19,6 @@ COPY = "copy"
 
 _LONGEST_RAW = 2_000
 _FIRST_OF_BAD = ("id", "private")
-_NAMES_A_PAGE = 100
 
 
 @dataclass(frozen=True)
@@ -105,20 +98,6 @@ class Question:
             "tag": f"the {self.relation or 'tagged'} models of",
         }
         return f"{models[self.kind]} {self.asked}"
-
-    def parameters(self, request: CrawlRequest) -> list[tuple[str, str]]:
-        """The query of its first page, sorted by creation because the default order changes between pages."""
-        relation = f"{self.relation}:" if self.relation else ""
-        if self.kind == "names":
-            asked = [("search", self.asked)]
-        elif self.kind == "weights":
-            asked = [("filter", self.asked), ("filter", "safetensors")]
-        else:
-            asked = [("filter", f"base_model:{relation}{self.asked}")]
-        author = [("author", request.author)] if request.author else []
-        # Each untagged model costs requests of its own, whose results are stored a page at a time.
-        size = min(request.page_size, _NAMES_A_PAGE) if self.kind in ("names", "weights") else request.page_size
-        return [*asked, *author, ("sort", "createdAt"), ("limit", str(size)), *(("expand", name) for name in _EXPANDED)]
 
 
 @dataclass(frozen=True)
@@ -230,3 +209,8 @@ class CrawlProgress:
     compared: Mapping[str, tuple[str, Claim | None]] = field(default_factory=dict)
     calls: int = 0
     unasked: int = 0
+
+
+def in_utc(moment: datetime | None) -> datetime | None:
+    """The moment; one without a time zone is taken to be in UTC."""
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from indexer.names import RELATIONS, is_hub_id, with_dots
+from indexer.hub_ids import is_hub_id
+from indexer.names import RELATIONS, with_dots
 from indexer.network.rows import filenames_in
 
 # Where a model has several relations to one base, the first of these counts: what its files are comes first.
@@ -20,7 +21,8 @@ _RELATION_ORDER = ("adapter", "finetune", "merge", "quantized")
 # What a claim is based on, most trusted first; "alias" stands for "alias:<id>".
 _TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "weights", "name")
 
-# The claim of a local model that `index add` took from a folder; it is not on the Hub.
+# The claim of a model that a person added from a place that no atlas stores: a folder. Its name may be like one on the
+# Hub.
 BY_FOLDER = "folder"
 
 _PREFIX = "base_model:"
@@ -32,6 +34,16 @@ _CHECKPOINT = re.compile(r"checkpoint[-_]?\d+")
 _MOST_TAGS = 10_000
 _LONGEST_TAG = 300
 _MOST_BASES = 100
+
+# Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
+_OTHER_BASES = frozenset((
+    "albert", "bigbird", "biomed", "biomedical", "bne", "ca", "camembert", "chinese", "clip", "code", "deberta",
+    "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
+    "mdeberta", "mini", "mt", "multilingual", "norwegian", "small", "spanish", "tiny", "umt", "xlm",
+))  # fmt: skip
+# Why an untagged model is rejected whose config.json says less than it used to.
+NO_PATH = "nothing names the base, and its config.json has no _name_or_path, as transformers 5 saves it"
+_WORD = re.compile(r"[a-z0-9.]+")
 
 # What a path in a configuration names; see classify_path.
 YES, NO, UNSURE = "yes", "no", "unsure"
@@ -179,3 +191,15 @@ def classify_path(path: str | None, identifier: str, ids: Collection[str]) -> st
     if is_local:
         return YES if last in {name.rpartition("/")[2] for name in names} else UNSURE
     return NO if is_hub_id(text) else UNSURE
+
+
+def is_named_after(identifier: str, ids: Collection[str]) -> bool:
+    """Whether the model's name contains the base's, word by word, and not as part of another base's name."""
+    words = _WORD.findall(identifier.lower().rpartition("/")[2])
+    for name in ids:
+        wanted = _WORD.findall(name.lower().rpartition("/")[2])
+        for start in range(len(words) - len(wanted) + 1):
+            if wanted and words[start : start + len(wanted)] == wanted:
+                around = words[max(start - 1, 0) : start] + words[start + len(wanted) :][:1]
+                return not _OTHER_BASES.intersection(around)
+    return False

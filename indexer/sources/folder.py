@@ -1,4 +1,4 @@
-"""Checkpoint folders on this machine: a listing row as the Hub would give it, and names without paths."""
+"""Checkpoint folders on this machine: a listing row as the Hub would give it, files, and names without paths."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from indexer.cards.modelcard import ModelFacts, read_row
 from indexer.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.cards.sentence import lacks_sentence
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.formats import other_formats
-from indexer.names import LOCAL, ModelRef, folders_root, is_local_id
+from indexer.hub_ids import is_hub_id
+from indexer.network.byterange import LocalFile
 from indexer.regular_files import descriptor_of, files_below
-from indexer.untrusted import is_too_deep, load_json
+from indexer.sources import registry
+from indexer.sources.claims import BY_FOLDER
+from indexer.sources.registry import ModelRef
+from indexer.sources.rows import as_of_hub
+from indexer.sources.source import Row, Source, Version
+from indexer.untrusted import is_too_deep, load_json, shown
 
 # Files that decide the weights and claims of a folder.
 _HASHED = (".safetensors", ".bin", ".json")
@@ -30,6 +35,134 @@ _LARGEST_TEXT = 4 << 20
 _LONGEST_NAME = 80
 _PATH = re.compile(r"(?:file:/*|~|[A-Za-z]:)?[/\\].*?([^/\\]*)[/\\]*", re.DOTALL)
 _RUN_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model|output", re.IGNORECASE)
+
+# What a model that was added from a folder is called, by default; its path is private.
+LOCAL = "local:"
+_LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
+
+
+def folders_root() -> Path | None:
+    """The folder outside of which no file of a model's folder may be opened; None if there is no such limit."""
+    return registry.limits.folders if registry.limits else None
+
+
+def _leads_out(text: str, root: Path) -> AtlasError:
+    return AtlasError(
+        f"{text[:200]} leads out of {root} through a link, so nothing is read there.",
+        "Copy what it names into that folder.",
+    )
+
+
+def _folder_named(text: str) -> Path | None:
+    """The folder that ``text`` names, if it exists and models may be read from it.
+
+    Raises AtlasError if it lies in the folder of models by its path, but a link leads out.
+    """
+    root = folders_root()
+    if not text or (registry.limits and root is None):  # an empty path would be the current folder
+        return None
+    try:
+        path = Path(text).expanduser().resolve()
+        if root is not None and not path.is_relative_to(root):
+            typed = Path(os.path.normpath(Path(text).expanduser().absolute()))
+            if typed.is_relative_to(root):
+                raise _leads_out(text, root)
+            return None
+        return path if path.is_dir() else None
+    except (OSError, RuntimeError, ValueError):
+        return None  # too long for a path, or the home of an unknown user
+
+
+class Folder(Source):
+    """A folder that ``save_pretrained`` wrote.
+
+    Its path is private: an atlas calls it ``local:NAME``, or by the name that the user gave it.
+    """
+
+    title = "this machine"
+    examples = ("the path of a checkpoint folder",)
+    claimed_by = BY_FOLDER
+
+    # ---- ids
+
+    def valid_id(self, text: str) -> bool:
+        """``local:NAME``."""
+        return bool(_LOCAL_ID.fullmatch(text))
+
+    @property
+    def kind(self) -> str:
+        """A folder, or one inside the only folder that may be read."""
+        if registry.limits is None:
+            return "a folder here"
+        return f"a folder in {folders_root()}" if folders_root() else ""
+
+    @property
+    def limit(self) -> str:
+        """That no folder may be read, where that is so."""
+        return "" if self.kind else "; models are not read from folders here"
+
+    def parse(self, text: str) -> ModelRef | None:
+        """An existing folder, or the name of one in an atlas."""
+        if (folder := _folder_named(text)) is not None:
+            return ModelRef(str(folder), folder=folder)
+        return ModelRef(text) if self.valid_id(text) else None
+
+    def author(self, identifier: str) -> str:
+        """That it lies on this machine."""
+        return "local"
+
+    def check_name(self, reference: ModelRef, wanted: str | None) -> None:
+        """A folder may be called as a model of the Hub is."""
+        if wanted is not None and (not is_hub_id(wanted) or "/" not in wanted):
+            hint = "`name='OWNER/NAME'` gives a folder its name in the atlas."
+            raise AtlasError(f"{wanted!r} is not OWNER/NAME.", hint)
+
+    def name_in_atlas(self, reference: ModelRef, row: Row, wanted: str | None, places: Mapping[str, str]) -> str:
+        """The name that it was given, or one after the folder."""
+        assert reference.folder is not None
+        if wanted is None:
+            return local_name(reference.folder, {name: at for name, at in places.items() if self.valid_id(name)})
+        if places.get(wanted, place_of(reference.folder)) != place_of(reference.folder):
+            raise AtlasError(f"This atlas already has another model {wanted}.", "Choose another `name`.")
+        return wanted
+
+    def without_private(self, reference: ModelRef, text: str) -> str:
+        """Without the folder's path, and without any other in place of a name."""
+        folder = reference.folder
+        return str(without_paths(text if folder is None else text.replace(str(folder), folder.name)))
+
+    def explain(self, error: ModelError, reference: ModelRef) -> AtlasError:
+        """Asks for the path where only the name in an atlas was given."""
+        if reference.folder is None:
+            message = f"{reference.id} is a name in an atlas, which does not say where that folder lies."
+            return AtlasError(message, "Give its path.")
+        return super().explain(error, reference)
+
+    # ---- models
+
+    def row(self, reference: ModelRef, *, whole: bool = True) -> Row:
+        """See :func:`local_row`. Raises AtlasError if the folder holds no checkpoint."""
+        if reference.folder is None:
+            raise Failed("not_found", "its path is not stored")
+        return local_row(reference, whole=whole)
+
+    def open(
+        self,
+        reference: ModelRef,
+        *,
+        commit: str | None = None,
+        filenames: Sequence[str] | None = None,
+        retries: object = None,
+    ) -> Version:
+        """Its files as they are now. Raises Skipped if the atlas does not know where it lies."""
+        if reference.folder is None:
+            raise Skipped("folder", "was added from a folder, whose path is not stored")
+        folder, beneath = reference.folder / reference.subfolder, folders_root()
+        try:
+            names = files_below(folder, beneath)
+        except OSError as error:
+            raise Failed("not_found", f"the folder {shown(folder)} cannot be listed: {error.strerror}") from error
+        return Version(None, names, lambda path: LocalFile(folder / path, path, beneath))
 
 
 def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = True) -> dict[str, Any]:
@@ -75,7 +208,7 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
         "config": without_paths(config),
         "siblings": [{"rfilename": name} for name in names],
     }
-    if lacks_sentence(_as_of_hub(row)):
+    if lacks_sentence(as_of_hub(row)):
         row[SENTENCE] = without_paths(list(sentence_datasets(readme)))
     return row
 
@@ -118,18 +251,6 @@ def _sample_digest(file: BufferedReader) -> str:
         file.seek(place)
         found.update(file.read(_BLOCK))
     return f"{size} {found.hexdigest()}"
-
-
-def facts_of(row: Mapping[str, Any]) -> ModelFacts:
-    """The facts of a listing row of a repository or a folder. Raises MalformedRow if the row names no model."""
-    return read_row(_as_of_hub(row))
-
-
-def _as_of_hub(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row with an id that a repository could have."""
-    identifier = row.get("id")
-    is_folder = isinstance(identifier, str) and (is_local_id(identifier) or Path(identifier).is_absolute())
-    return {**row, "id": "local/folder"} if is_folder else row
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -1,0 +1,251 @@
+"""The Hugging Face Hub, or a mirror of it, and its cache on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision, without_user
+from indexer.hub_ids import is_hub_id, without_address
+from indexer.machine import refuses_connections
+from indexer.sources.registry import ModelRef
+from indexer.sources.source import LONGEST_REVISION, BaseFacts, Row, Source, Version, whole_file
+from indexer.untrusted import shown
+
+if TYPE_CHECKING:
+    from indexer.network.byterange import ByteSource, LocalFile
+    from indexer.network.hub_requests import RetryPolicy
+    from indexer.sources.crawl import RowCheck
+    from indexer.sources.questions import CrawlProgress, CrawlRequest, Page
+
+# If anything useful is in the cache, one of these files is.
+_LIKELY = (
+    "config.json",
+    "adapter_config.json",
+    "model.safetensors",
+    "adapter_model.safetensors",
+    "pytorch_model.bin",
+    "adapter_model.bin",
+)
+
+
+class Hub(Source):
+    """Models on the Hub, by ``owner/name``. What asks it is imported then: a question of an atlas needs none of it."""
+
+    title = "the Hub"
+    kind = "a Hub id"
+    examples = ("owner/name", "owner/name@revision", "its address")
+    access = "; for a private model, log in with `hf auth login`"
+    lists = checks_rows = True
+    is_remote = is_public = True
+
+    # ---- ids
+
+    def valid_id(self, text: str) -> bool:
+        """``owner/name``, or an old id without an owner."""
+        return is_hub_id(text)
+
+    def parse(self, text: str) -> ModelRef | None:
+        """An id, with or without a revision, or the address of a page."""
+        identifier, _, revision = without_address(text).partition("@")
+        if not is_hub_id(identifier) or len(revision) > LONGEST_REVISION:
+            return None
+        return ModelRef(identifier, revision or None)
+
+    def author(self, identifier: str) -> str:
+        """The owner."""
+        return identifier.partition("/")[0] if "/" in identifier else ""
+
+    def page(self, identifier: str, endpoint: str | None = None) -> str | None:
+        """Its page on the Hub, or on the mirror at ``endpoint``."""
+        return f"{endpoint or 'https://huggingface.co'}/{identifier}"
+
+    # ---- whether it can be asked
+
+    @property
+    def offline(self) -> str:
+        """Whether HF_HUB_OFFLINE is set."""
+        from huggingface_hub import constants
+
+        return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
+
+    def unreachable(self) -> str:
+        """Also if the endpoint refuses connections."""
+        from huggingface_hub import constants
+
+        refused = not self.offline and refuses_connections(constants.ENDPOINT)
+        return f"{without_user(constants.ENDPOINT)} cannot be reached" if refused else self.offline
+
+    def explain(self, error: ModelError, reference: ModelRef) -> AtlasError:
+        """Names the nearest ids where the Hub does not know the model."""
+        from indexer.network.hub import unknown_model
+
+        is_unknown = error.reason == "not_found" and not isinstance(error, UnknownRevision)
+        return unknown_model(reference.id) if is_unknown else super().explain(error, reference)
+
+    def stopped(self, error: ModelError, what: str) -> AtlasError:
+        """Names the endpoint, and what to do about it."""
+        from indexer.network.hub_errors import as_user_error
+
+        return as_user_error(error, what)
+
+    # ---- models
+
+    def row(self, reference: ModelRef, *, whole: bool = True) -> Row:
+        """Its row with the sizes and hashes of its files, under its present id."""
+        from indexer.network.hub import model_row
+
+        return model_row(reference.id, reference.revision)
+
+    def open(
+        self,
+        reference: ModelRef,
+        *,
+        commit: str | None = None,
+        filenames: Sequence[str] | None = None,
+        retries: RetryPolicy | None = None,
+    ) -> Version:
+        """Its files on the Hub, or in the cache if they are there; offline only there."""
+        from indexer.network.hub_requests import fetch_small
+        from indexer.network.remote_file import RemoteFile
+
+        if self.offline:
+            return self._in_cache_only(reference, commit)
+        if commit is None or filenames is None:
+            commit, filenames = _ask_for_files(reference, commit)
+        name, at = reference.id, str(commit)
+
+        def open_file(path: str) -> ByteSource:
+            return _cached_file(name, path, at) or RemoteFile(name, path, at, retries=retries)
+
+        def read_small(path: str, limit: int) -> bytes:
+            if (file := _cached_file(name, path, at)) is not None:
+                return whole_file(file, limit)
+            return fetch_small(name, path, at, limit, retries=retries, stay=True)
+
+        return Version(commit, filenames, open_file, read_small=read_small, subfolder=reference.subfolder)
+
+    def read_small(self, reference: ModelRef, path: str, commit: str, limit: int) -> bytes:
+        """One file, in one request."""
+        from indexer.network.hub_requests import fetch_small
+
+        return fetch_small(reference.id, path, commit, limit)
+
+    def conversion(self, reference: ModelRef) -> str | None:
+        """The pull request of the Hub's converter."""
+        from indexer.network.hub import conversion_revision
+
+        return conversion_revision(reference.id)
+
+    def keep(self, reference: ModelRef, commit: str | None, paths: Collection[str]) -> None:
+        """Downloads them into the Hugging Face cache."""
+        from huggingface_hub import hf_hub_download
+
+        from indexer.network.hub_errors import as_model_error
+        from indexer.network.session import current_session, ensure_session
+
+        ensure_session()
+        hub = current_session().hub
+        try:
+            for path in paths:
+                hf_hub_download(reference.id, path, revision=commit, **hub)
+        except Exception as error:
+            raise as_model_error(error) from error
+
+    def _in_cache_only(self, reference: ModelRef, commit: str | None) -> Version:
+        """The files of a model in the cache. Raises Failed("network") if it is not there."""
+        from indexer.network.byterange import LocalFile
+        from indexer.regular_files import files_below
+
+        for name in _LIKELY:
+            path = str(Path(reference.subfolder) / name)
+            if found := _in_cache(reference.id, path, commit or reference.revision):
+                folder, snapshot = found.parent, found.parents[len(Path(reference.subfolder).parts)]
+                try:
+                    names = files_below(folder)
+                except OSError as error:
+                    raise Failed("not_found", f"{shown(folder)} cannot be listed: {error.strerror}") from error
+
+                def open_file(path: str, folder: Path = folder) -> ByteSource:
+                    return LocalFile(folder / path, path)
+
+                return Version(
+                    snapshot.name, names, open_file, lacking="in the cache; HF_HUB_OFFLINE forbids asking the Hub"
+                )
+        raise Failed("network", f"{reference.id} is not in the cache, and HF_HUB_OFFLINE forbids asking the Hub for it")
+
+    # ---- what descends from a base
+
+    def base(self, name: str) -> BaseFacts:
+        """With its former ids."""
+        from indexer.sources.hub_base import resolve_base
+
+        return resolve_base(name)
+
+    def list(self, request: CrawlRequest, progress: CrawlProgress) -> Iterator[Page]:
+        """A crawl; see ``crawl``."""
+        from indexer.sources.crawl import crawl
+
+        return crawl(request, progress)
+
+    def list_type(
+        self, model_type: str, request: CrawlRequest, progress: CrawlProgress, check: RowCheck
+    ) -> Iterator[Page]:
+        """By the tag of the architecture."""
+        from indexer.sources.crawl import answers
+        from indexer.sources.questions import Question
+
+        return answers(Question("weights", model_type), request, progress, check)
+
+    def count_children(self, identifier: str) -> dict[str, int]:
+        """As the Hub counts them."""
+        from indexer.network.hub import count_children
+
+        return count_children(identifier)
+
+    def mirrors(self, ids: Iterable[str]) -> tuple[str, ...]:
+        """By the table ``mirrors.toml``."""
+        from indexer.sources.mirrors import known_mirrors
+
+        return known_mirrors(ids)
+
+
+def _ask_for_files(reference: ModelRef, commit: str | None) -> tuple[str, list[str]]:
+    """The commit and the file names. Raises ModelError."""
+    from huggingface_hub import HfApi
+
+    from indexer.network.hub_errors import as_model_error
+    from indexer.network.session import current_session, ensure_session
+
+    ensure_session()
+    try:
+        found = HfApi(**current_session().hub).model_info(reference.id, revision=commit or reference.revision)
+    except Exception as error:
+        problem = as_model_error(error)
+        revision = f" at {shown(reference.revision)}" if reference.revision else ""
+        raise type(problem)(problem.reason, f"{reference.id}{revision}: {problem.detail}") from error
+    if not found.sha:
+        raise Failed("server_error", f"the Hub names no commit of {shown(reference.id)}")
+    if found.id != reference.id and is_hub_id(str(found.id)):
+        raise Skipped("renamed", f"the model is called {found.id} now")
+    return found.sha, [sibling.rfilename for sibling in found.siblings or []]
+
+
+def _cached_file(identifier: str, path: str, commit: str) -> LocalFile | None:
+    from indexer.network.byterange import LocalFile
+
+    found = _in_cache(identifier, path, commit)
+    return LocalFile(found, path) if found else None
+
+
+def _in_cache(identifier: str, path: str, revision: str | None) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    from indexer.network.hub_errors import as_model_error
+
+    try:
+        found = try_to_load_from_cache(identifier, path, revision=revision)
+    except Exception as error:
+        raise as_model_error(error) from error
+    return Path(found) if isinstance(found, str) else None

@@ -1,0 +1,242 @@
+"""Which sources there are, and to which of them a model belongs.
+
+The form of an id decides: ``owner/name`` is a model of the Hub, ``SCHEME:…`` one of the source with that scheme. Other
+packages name their sources as entry points of the group ``model_atlas.sources``, by their schemes::
+
+    [project.entry-points."model_atlas.sources"]
+    s3 = "atlas_s3:Buckets"
+
+A source is imported when one of its models is asked for. No other package can add to the ids of the Hub or of folders.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indexer.entry_points import entry_points
+from indexer.errors import AtlasError, Skipped
+from indexer.untrusted import printable
+
+if TYPE_CHECKING:
+    from indexer.sources.source import Source
+
+GROUP = "model_atlas.sources"
+HUB, FOLDER = "hub", "local"
+# By scheme; the Hub's ids are written without one. An existing folder wins over an id of the same spelling.
+SOURCES = {FOLDER: "indexer.sources.folder:Folder", HUB: "indexer.sources.hub:Hub"}
+
+# The id of a model of any source but the Hub. What a source itself calls valid is a part of these.
+_ID = re.compile(r"([a-z][a-z0-9+.\-]{1,30}):([\w./\-+=]{1,200})", re.ASCII)
+_LONGEST_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a process may read that answers somebody else's questions: public models, and folders in ``folders``."""
+
+    folders: Path | None
+
+
+limits: Limits | None = None
+
+
+def limit_reading(folders: Path | None) -> None:
+    """From now on this process reads models only from public sources, and from folders in ``folders`` (None: none)."""
+    global limits
+    limits = Limits(None if folders is None else folders.resolve())
+
+
+def check_readable(reference: ModelRef) -> None:
+    """Raise AtlasError if this process may not have the newest version of a model read."""
+    source = reference.source
+    if limits is not None and not source.is_public and source.scheme != FOLDER:  # folders have a limit of their own
+        raise AtlasError(f"Models of {source.title} are not read here.", "Ask about a model that the atlas holds.")
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A model: ``owner/name``, ``owner/name@revision``, the address of its page, a folder, or ``SCHEME:…``.
+
+    ``id``: its name in an atlas; for a folder that is not in one, its path. ``folder``: where a model of a folder lies,
+    which no atlas stores. ``subfolder``: the part of its files that is read.
+    """
+
+    id: str
+    revision: str | None = None
+    folder: Path | None = None
+    subfolder: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> ModelRef:
+        """Read what a person typed. Raises AtlasError if it names no model of any source."""
+        for source in sources():
+            if (reference := source.parse(text)) is not None:
+                return reference
+        what = repr(text) if len(text) <= _LONGEST_SHOWN else f"A name of {len(text):,} characters"
+        kinds = [source.kind for source in sources() if source.kind]
+        why = f"neither {' nor '.join(kinds)}" if len(kinds) > 1 else f"not {''.join(kinds)}"
+        *examples, last = [one for source in reversed(list(sources())) for one in source.examples]
+        raise AtlasError(f"{what} is {why}{source_named(FOLDER).limit}.", f"Give {', '.join(examples)}, or {last}.")
+
+    @classmethod
+    def of_atlas(cls, name: str) -> ModelRef:
+        """A model by its name in an atlas; never a local folder, whatever exists on this machine.
+
+        Raises Skipped("malformed") if no model can have this name: the atlas may not be trustworthy.
+        """
+        if not is_model_id(name):
+            raise Skipped(
+                "malformed", f"the atlas names a model {name[:100]!r}, which is not a Hub id, and of no other source"
+            )
+        return cls(id=name)
+
+    @property
+    def source(self) -> Source:
+        """The source that it belongs to. Raises Skipped("malformed") if there is none."""
+        return source_of(self.id) if self.folder is None else source_named(FOLDER)
+
+    @property
+    def is_name(self) -> bool:
+        """Whether an atlas may know it by this id; else it is a path, and the content identifies the model."""
+        return self.folder is None
+
+    @property
+    def typed(self) -> str:
+        """As a person types it: the id, with its revision if it has one."""
+        return f"{self.id}@{self.revision}" if self.revision else self.id
+
+
+def sources() -> Iterator[Source]:
+    """Every source, ours first; those of other packages are only imported if the caller comes to them.
+
+    One that cannot be imported is left out: only a model of it needs it.
+    """
+    yield from map(source_named, SOURCES)
+    for scheme in sorted(_others()):
+        try:
+            source = source_named(scheme)
+        except AtlasError:
+            continue
+        yield source
+
+
+def source_named(scheme: str) -> Source:
+    """The source with this scheme. Raises AtlasError if there is none, or that of another package cannot be used."""
+    found = _known(scheme)
+    if found is None:
+        raise AtlasError(f"There is no source {printable(scheme, 60)!r}.", "Install the package that reads it.")
+    return found
+
+
+def source_of(identifier: str) -> Source:
+    """The source of a model, by the form of its id. Raises Skipped("malformed") if there is none."""
+    if (found := _source_by_form(identifier)) is None:
+        raise Skipped("malformed", f"{printable(identifier, 100)!r} is not the id of a model that can be read here")
+    return found
+
+
+def base_source(name: str) -> tuple[Source, str]:
+    """The source that lists the models made of a base, and the base's id as it was typed; never a folder.
+
+    Raises AtlasError if the name is none of a base.
+    """
+    for source in sources():
+        if source.lists and (reference := source.parse(name)) is not None:
+            if "--" in reference.id:  # it names files, where "--" stands for "/"
+                raise AtlasError(f"{reference.id} cannot be a base: its name holds '--'.", "Give it another name.")
+            return source, reference.id
+    raise AtlasError(f"{printable(name, 100)!r} is not a Hub id.", "A base model is named owner/name, as on the Hub.")
+
+
+def typed_id(text: str) -> str:
+    """The id in what a person typed, by its form alone: no folder is looked for. Any other text stays as it is.
+
+    Raises AtlasError for the address of something other than a model.
+    """
+    for source in sources():
+        if source.lists and (reference := source.parse(text)) is not None:
+            return reference.id
+    return text.partition("@")[0]
+
+
+def is_model_id(text: str) -> bool:
+    """Whether an atlas may hold a model of this name: its source is known here, and calls the id valid."""
+    source = _readable(text)
+    return source is not None and source.valid_id(text)
+
+
+def is_listed_id(text: str) -> bool:
+    """Whether ``text`` is the id of a model that a source can list. A base has such an id, one of a folder has not."""
+    source = _readable(text)
+    return source is not None and source.lists and source.valid_id(text)
+
+
+def is_addable(text: str) -> bool:
+    """Whether a person may list a model of this name: a valid id, or the path of a folder."""
+    source = _readable(text)
+    return source is not None and (source.valid_id(text) or (source.scheme == FOLDER and Path(text).is_absolute()))
+
+
+def author_of(identifier: str) -> str:
+    """Whose model it is: the owner in its id, "local" for a folder, "" where the id does not say."""
+    source = _readable(identifier)
+    return "" if source is None else source.author(identifier)
+
+
+def page_of(identifier: str, endpoint: str | None = None) -> str | None:
+    """The address of a model's page, at the Hub's ``endpoint``; None for a model without a public page."""
+    return source_of(identifier).page(identifier, endpoint) if is_model_id(identifier) else None
+
+
+def _readable(identifier: str) -> Source | None:
+    """The source of a model by the form of its id, if it can be used: many texts are only looked at."""
+    try:
+        return _source_by_form(identifier)
+    except AtlasError:
+        return None
+
+
+def _source_by_form(identifier: str) -> Source | None:
+    if ":" not in identifier:
+        return source_named(FOLDER if identifier.startswith(("/", "\\")) else HUB)
+    if identifier[1:2] == ":":  # a path of Windows
+        return source_named(FOLDER)
+    written = _ID.fullmatch(identifier)
+    if written is None or ".." in written[2]:
+        return None
+    return _known(written[1]) if written[1] != HUB else None
+
+
+@cache
+def _known(scheme: str) -> Source | None:
+    """The source with this scheme, imported now. Raises AtlasError if that of another package cannot be used."""
+    place = SOURCES.get(scheme) or _others().get(scheme)
+    if place is None:
+        return None
+    module, _, name = place.partition(":")
+    try:
+        found = getattr(import_module(module), name)()
+        if not hasattr(found, "scheme"):
+            raise TypeError(f"{place} is not derived from Source")
+    except Exception as error:
+        if scheme in SOURCES:
+            raise
+        raise AtlasError(f"The source {scheme!r} cannot be loaded: {type(error).__name__}: {error}.", "") from error
+    found.scheme = scheme
+    return found
+
+
+@cache
+def _others() -> dict[str, str]:
+    """The sources of other packages: module and class by scheme."""
+    found: dict[str, str] = {}
+    for entry in entry_points(GROUP):
+        if entry.name not in SOURCES and _ID.fullmatch(f"{entry.name}:x"):
+            found.setdefault(entry.name, entry.place.partition("[")[0].strip())  # without extras
+    return found
