@@ -35,7 +35,7 @@ from indexer.untrusted import printable
 from indexer.vectors.centre import Centre, GroupCentre, centre_of
 from indexer.vectors.published import Published, read_centre, read_published, with_output_sides
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import Vectors, normalised
+from indexer.vectors.stored import Vectors, normalised
 
 # Largest difference between two machines in a cosine, or in a number of a unit vector.
 TOLERANCE = 1e-4

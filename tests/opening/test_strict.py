@@ -89,7 +89,7 @@ def test_a_vector_that_its_record_does_not_make_is_found(atlas):
     forged = faiss.index_factory(matrix.shape[1], "IDMap,SQfp16", faiss.METRIC_INNER_PRODUCT)
     forged.add_with_ids(matrix, ids)
     faiss.write_index(forged, str(path))
-    change(atlas, f"UPDATE internal.segments SET faiss_sha256 = '{file_sha256(path)}'")
+    change(atlas, f"UPDATE representations SET faiss_sha256 = '{file_sha256(path)}'")
     assert verify(atlas) == []
     kinds = {one.kind for one in verify_deeply(atlas)}
     assert kinds == {"vectors", "neighbours"}

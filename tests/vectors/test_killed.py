@@ -35,7 +35,7 @@ point = sys.argv[2]
 if point == "centre written":
     centring.Centring._write = after(centring.Centring._write)
 elif point == "vectors written":
-    vectors.write_segment = after(vectors.write_segment)
+    vectors.write_index = after(vectors.write_index)
 elif point == "vectors named":
     vectors.PublishedVectors._write = after(vectors.PublishedVectors._write)
 elif point == "neighbours":
@@ -57,7 +57,7 @@ def _publish(root):
 def _state(root):
     """What readers see: the centres that vectors name, the published one, and the vectors with their neighbours."""
     with Atlas(root) as atlas:
-        named = {row["centre"] for row in atlas.rows("SELECT centre FROM internal.segments")}
+        named = {row["centre"] for row in atlas.rows("SELECT centre FROM representations")}
         vectors = atlas.index(BASE).vectors()
         neighbours = atlas.rows("FROM neighbours ORDER BY ALL")
         return named, atlas.centre(BASE).version, vectors.ids.tolist(), vectors.matrix.tolist(), neighbours
