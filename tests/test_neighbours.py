@@ -122,7 +122,8 @@ def test_a_file_of_the_same_content_is_left_alone_and_a_damaged_one_replaced(tmp
 def test_a_file_is_what_faiss_would_write(tmp_path, factory):
     import faiss
 
-    vectors = unit_rows(70, 24)
+    vectors = unit_rows(1500, 24)
+    vectors.matrix[:, :3] = (1 + np.arange(4500).reshape(1500, 3)) / 2**13  # many halfway between two of 16 bits
     path = tmp_path / write_vectors(tmp_path, "b", "input", vectors, factory).name
     index = faiss.index_factory(24, "IDMap,SQfp16" if factory == HALF else "IDMap,Flat", faiss.METRIC_INNER_PRODUCT)
     index.add_with_ids(vectors.matrix, vectors.ids)

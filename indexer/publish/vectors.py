@@ -15,11 +15,11 @@ from indexer.atlas import file_name
 from indexer.publish.tables import Tables
 from indexer.records.representation import DEFAULT, Representation
 from indexer.vectors.centre import unit_norm
-from indexer.vectors.files import HALF, SINGLE, VectorFile, write_index
+from indexer.vectors.files import HALF, SINGLE, VectorFile, stored_form, write_index
 from indexer.vectors.masks import Masks, changed_blocks
 from indexer.vectors.published import Published, read_published
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.stored import OpenVectors, normalised, positions, rows_of_block
+from indexer.vectors.stored import OpenVectors, normalised, read_rows, rows_of_block
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -65,13 +65,9 @@ class NewVectors:
 
     def rows(self, places: Iterable[int]) -> Floats:
         """The vectors at these places (n, d)."""
-        wanted = list(places)
-        found = np.empty((len(wanted), self.length), dtype="<f4")
-        if self._file is not None:
-            self._file.flush()
-            for row, place in zip(found, wanted, strict=True):
-                os.preadv(self._file.fileno(), [row.data], place * row.nbytes)
-        return found
+        assert self._file is not None
+        self._file.flush()
+        return read_rows(self._file, 0, places, self.length, "<f4")
 
     def chunks(self) -> Iterator[tuple[slice, Ids, Floats]]:
         """Places, ids and vectors, some at a time."""
@@ -183,11 +179,10 @@ class PublishedVectors:
             parts = {is_new: np.flatnonzero((found >= 0) == is_new) for is_new in (False, True)}
             rows = np.empty((len(some), length), dtype="<f2" if factory == HALF else "<f4")
             if len(parts[True]):
-                rows[parts[True]] = self.new.rows(found[parts[True]].tolist())
+                rows[parts[True]] = stored_form(self.new.rows(found[parts[True]].tolist()), factory)
             if len(parts[False]):
                 assert self.former is not None
-                stored = self.former.vectors
-                rows[parts[False]] = stored.stored[positions(stored.ids, some[parts[False]])]
+                rows[parts[False]] = self.former.read(some[parts[False]])
             yield rows
 
     def _masks(self, staying: Ids, places: dict[int, int]) -> Masks:

@@ -10,6 +10,7 @@ flat vectors. Checks are remembered (``indexer.storage.checksums``).
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -83,7 +84,6 @@ def write_index(
     so that memory stays bounded. An intact file of the same content is not replaced, so that readers need not check it
     again.
     """
-    kind = "<f2" if factory == HALF else "<f4"
     digest, size = hashlib.sha256(), 0
     temporary = root / f".{file_name(base)}.{representation}.{os.getpid()}.tmp"
     try:
@@ -92,7 +92,7 @@ def write_index(
                 factory,
                 len(ids),
                 length,
-                (np.ascontiguousarray(rows, dtype=kind).data.cast("B") for rows in blocks if len(rows)),
+                (stored_form(rows, factory).data.cast("B") for rows in blocks if len(rows)),
                 [np.ascontiguousarray(ids, dtype="<i8").tobytes()],
             ):
                 digest.update(part)
@@ -116,6 +116,16 @@ def write_index(
     finally:
         temporary.unlink(missing_ok=True)
     return found
+
+
+def stored_form(rows: NDArray[np.floating[Any]], factory: str = HALF) -> NDArray[np.floating[Any]]:
+    """Vectors (n, length) in the numbers in which a file stores them; FAISS rounds to 16 bits in its own way."""
+    import faiss
+
+    if factory != HALF or rows.dtype == np.float16:
+        return np.ascontiguousarray(rows, dtype="<f2" if factory == HALF else "<f4")
+    codes = faiss.ScalarQuantizer(rows.shape[1], _FP16).compute_codes(np.ascontiguousarray(rows, dtype=np.float32))
+    return np.asarray(codes.view("<f2"))
 
 
 def _stamp(status: os.stat_result, file: VectorFile) -> list[int | str]:
@@ -218,6 +228,12 @@ def check_format(path: Path, factory: str, count: int, length: int) -> None:
         raise MalformedIndex("a negative id")
     if not (ids[1:] > ids[:-1]).all():
         raise MalformedIndex("ids that do not ascend")
+
+
+def numbers_begin(file: VectorFile) -> int:
+    """The byte of a file at which the numbers of its vectors begin."""
+    fields = _fields(file.factory, file.count, file.length, [0], [0])
+    return sum(len(field) for field in itertools.takewhile(lambda field: isinstance(field, bytes), fields))
 
 
 def _fields(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from indexer.vectors.files import HALF, SINGLE, VectorFile, open_index, write_index
+from indexer.vectors.files import HALF, SINGLE, VectorFile, numbers_begin, open_index, write_index
 from indexer.vectors.masks import Masks
 
 # Vectors copied at a time.
@@ -68,7 +70,7 @@ class OpenVectors:
     def __init__(self, root: Path, file: VectorFile, masks: Masks | None = None) -> None:
         import faiss
 
-        self.file = file
+        self.file, self._path = file, root / file.name
         self.masks = masks or Masks.none()
         self.index = open_index(root, file)
         flat: Any = faiss.downcast_index(self.index.index)
@@ -91,6 +93,15 @@ class OpenVectors:
         """The ids, ascending."""
         return self.vectors.ids
 
+    def read(self, ids: NDArray[np.int64]) -> NDArray[np.floating]:
+        """The vectors of ``ids`` (ascending), all of which are here, with their stored bits.
+
+        They are read and not mapped, so that a process that reads all of them once does not hold them.
+        """
+        stored = self.vectors.stored
+        with self._path.open("rb") as file:
+            return read_rows(file, numbers_begin(self.file), positions(self.ids, ids), stored.shape[1], stored.dtype)
+
     def rows(self, ids: NDArray[np.int64]) -> Vectors:
         """The vectors of those of ``ids`` (ascending) that are here, without a copy."""
         places = positions(self.ids, ids)
@@ -109,6 +120,19 @@ def write_vectors(root: Path, base: str, representation: str, vectors: Vectors, 
     """Write vectors as one file."""
     parts = (block.matrix for block in blocks(vectors))
     return write_index(root, base, representation, vectors.ids, vectors.length, parts, factory)
+
+
+def read_rows(file: IO[bytes], begin: int, places: Iterable[int], length: int, kind: DTypeLike) -> NDArray[np.floating]:
+    """Rows (n, ``length``) at these places of a matrix of numbers that begins at byte ``begin`` of a file.
+
+    Raises OSError if the file is too short.
+    """
+    wanted = list(places)
+    found = np.empty((len(wanted), length), dtype=kind)
+    for row, place in zip(found, wanted, strict=True):
+        if os.preadv(file.fileno(), [row.view(np.uint8).data], begin + int(place) * row.nbytes) != row.nbytes:
+            raise OSError(errno.EIO, "cannot be read to its end", file.name)
+    return found
 
 
 def rows_of_block(length: int) -> int:
