@@ -89,7 +89,8 @@ class Publication:
     Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
     that are ``withdrawn`` are deleted: they were renamed or removed. ``renewed``: models whose record was written again
     under the same key. ``vector_length``: about how many numbers a vector has, and ``licence`` of the base; None leaves
-    them unchanged. ``centres``: by representation, centres to subtract instead of the stored ones and new ones.
+    them unchanged. ``centres``: by representation, centres to subtract instead of the stored ones and new ones;
+    ``with_neighbours``: also make lists of neighbours and null distributions.
     """
 
     base: StoredBase
@@ -103,6 +104,7 @@ class Publication:
     vector_length: int | None = None
     licence: str | None = None
     centres: Mapping[str, Centre] = field(default_factory=dict)
+    with_neighbours: bool = True
 
 
 def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:

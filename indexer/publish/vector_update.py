@@ -192,8 +192,8 @@ class VectorUpdates:
             change = vectors.publish(replaced)
             if change is None:
                 continue
-            if vectors.name == ADAPTER_OUTPUT:  # it has no neighbours of its own
-                continue
+            if vectors.name == ADAPTER_OUTPUT or not self.publication.with_neighbours:
+                continue  # output sides have no neighbours of their own
             index, added, removed = change
             if vectors.name == DEFAULT:
                 outputs = read_published(self.tables.connection, self.base, ADAPTER_OUTPUT)
