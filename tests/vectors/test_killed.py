@@ -107,3 +107,26 @@ def test_a_publish_killed_while_the_centre_moves_leaves_one_centre(point, growin
     assert len(ids) == 9
     assert verify(growing) == []
     assert not list(growing.root.glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_record_that_is_damaged_when_the_centre_moves_costs_only_its_model(growing):
+    """Its file is read for nothing else by then."""
+    with Atlas(growing.root) as atlas:
+        (row,) = atlas.rows("SELECT model, model_id, record_key FROM models ORDER BY model_id LIMIT 1")
+    path = growing.record(row["record_key"])
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+    _publish(growing.root)
+    with Atlas(growing.root) as atlas:
+        assert atlas.rows("SELECT status, reason FROM fine_tunes WHERE model_id = ?", [row["model_id"]]) == [
+            {"status": "skipped", "reason": "does_not_fit"}
+        ]
+        ids = atlas.index(BASE).ids.tolist()
+        assert len(ids) == 8
+        assert row["model_id"] not in ids
+        assert atlas.rows("SELECT 1 FROM neighbours WHERE ? IN (model_id, neighbour_id)", [row["model_id"]]) == []
+    assert {(one.kind, one.what) for one in verify(growing)} == {("record", row["record_key"])}
+    path.unlink()
+    assert verify(growing) == []
