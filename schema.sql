@@ -241,7 +241,7 @@ CREATE TABLE fused_matrices (
     weight_rank_99 INTEGER  -- The same for W itself, at 99 %.
 );
 
--- Published vectors: one row per (base, representation). The view indexes lists their files.
+-- Published vectors: one row per (base, representation). The view indexes describes them.
 CREATE TABLE representations (
     base VARCHAR NOT NULL,  -- Canonical id of the base.
     representation VARCHAR NOT NULL,  -- Name: input, input_v1, output, delta, seed, seed_scaled, spectrum, depth,
@@ -255,29 +255,12 @@ CREATE TABLE representations (
         -- changed; 0 where it is the cosine of the whole vector. A vocabulary vector has two, and each model has only
         -- one of them: sizes of changes, or shares of the change of a tied head.
     budget INTEGER,  -- Requested length of a vector (--vector-length), approximately; null if none was requested.
-    centre VARCHAR  -- Version of the centre that was subtracted from every vector, see internal.centres; null if none
-        -- was.
-);
-
--- FAISS files of exact vectors. A file is never changed; small files are merged into larger ones from time to time.
-CREATE TABLE internal.segments (
-    base VARCHAR NOT NULL,  -- Canonical id of the base.
-    representation VARCHAR NOT NULL,  -- Name of the representation.
-    segment INTEGER NOT NULL,  -- Number of the segment; older segments have smaller numbers.
-    vectors INTEGER NOT NULL,  -- Vectors in the file, including those listed in removed_vectors.
-    centre VARCHAR,  -- Version of the centre that was subtracted from its vectors, the same as that of the
-        -- representation. Centred vectors are stored in 16 bits. Null if not centred.
-    faiss_file VARCHAR NOT NULL,  -- Name of the FAISS file in the folder of this database.
+    centre VARCHAR,  -- Version of the centre that was subtracted from every vector, see internal.centres; null if none
+        -- was. Centred vectors are stored in 16 bits.
+    faiss_file VARCHAR NOT NULL,  -- Name of the FAISS file of all vectors, in the folder of this database. A file is
+        -- never changed: a publish that changes vectors writes another.
     faiss_sha256 VARCHAR NOT NULL,  -- sha256 of that file, verified before it is loaded.
     faiss_bytes BIGINT NOT NULL  -- Its size in bytes.
-);
-
--- Vectors of a segment that are no longer valid: withdrawn, or replaced by a newer segment.
-CREATE TABLE internal.removed_vectors (
-    base VARCHAR NOT NULL,  -- Canonical id of the base.
-    representation VARCHAR NOT NULL,  -- Name of the representation.
-    segment INTEGER NOT NULL,  -- The segment that contains the vector, see internal.segments.
-    model_id INTEGER NOT NULL  -- The model, see fine_tunes.
 );
 
 -- Models whose vectors have zero blocks, because they left some matrices unchanged (adapters, partly frozen models).
@@ -555,23 +538,11 @@ LEFT JOIN (
 ) AS named USING (model_id)
 WHERE status = 'indexed';
 
--- The vectors of each (base, representation) and their FAISS files.
+-- The vectors of each (base, representation) and their FAISS file.
 -- representation: Name: input, output, delta, seed, seed_scaled, spectrum, depth, vocabulary.
 -- vectors: Models that have a vector.
--- segments: Number of files of exact vectors.
--- faiss_bytes: Total size of its files in bytes.
--- faiss_files: Names of its files, in the folder of this database.
 CREATE VIEW indexes AS
-SELECT
-    base, representation, version, rank, representations.vectors, length,
-    coalesce(files.segments, 0) AS segments, coalesce(files.faiss_bytes, 0) AS faiss_bytes,
-    coalesce(files.faiss_files, []) AS faiss_files
-FROM representations
-LEFT JOIN (
-    SELECT base, representation, count(*) AS segments, sum(faiss_bytes)::BIGINT AS faiss_bytes,
-        list(faiss_file ORDER BY segment) AS faiss_files
-    FROM internal.segments GROUP BY base, representation
-) AS files USING (base, representation);
+SELECT base, representation, version, rank, vectors, length, faiss_bytes, faiss_file FROM representations;
 
 -- Indexed models and authors of each dataset, and its spellings.
 -- dataset: Canonical name.

@@ -68,6 +68,13 @@ class AtlasFolder:
         self.lineages = self.root / "lineage"
         self.predicted = self.root / "predictions"
 
+    def with_database_in(self, root: Path) -> AtlasFolder:
+        """The same listings, bases, records, profiles and answers with database and vectors in another folder."""
+        made = AtlasFolder(root)
+        for name in ("listings", "bases", "records", "profiles", "lineages", "predicted"):
+            setattr(made, name, getattr(self, name))
+        return made
+
     def listing(self, base: str) -> Path:
         """The listing of one base."""
         return self.listings / f"{file_name(base)}.jsonl"

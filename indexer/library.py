@@ -64,8 +64,8 @@ def status(atlas: str | Path = "atlas") -> dict[str, Any]:
 def verify(atlas: str | Path = "atlas", *, strict: bool = False) -> list[Disagreement]:
     """The disagreements between files, checksums and database, none if all is well: what `index verify` does.
 
-    ``strict``: also compute everything again and compare it with schema.sql and the records. Raises AtlasError where
-    there is no atlas.
+    ``strict``: also publish everything again in a temporary folder and compare; that takes as long as ``rebuild``, and
+    two to three times the space of database and vectors. Raises AtlasError where there is no atlas.
     """
     if strict:
         from indexer.publish.deep_verification import verify_deeply

@@ -325,7 +325,7 @@ class AtlasReader:
                         opened = with_output_sides(opened, self.connection, outputs, self.folder.root)
                     self._indexes[key] = opened
                 except AtlasError:
-                    if not all((self.folder.root / file.name).exists() for file in published.files):
+                    if not (self.folder.root / published.file.name).exists():
                         self.is_overtaken = self.is_outdated
                     raise
             return self._indexes[key]

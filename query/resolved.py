@@ -139,7 +139,7 @@ def vector_of_record(atlas: AtlasReader, record: Record, representation: str) ->
     Raises AtlasError if the representation is not published, or the record does not hold it.
     """
     from indexer.records.representation import representation_named
-    from indexer.vectors.segments import normalised
+    from indexer.vectors.stored import normalised
 
     published = atlas.published(record.identity.base, representation)
     whole = representation_named(representation, published.budget).vector(record)

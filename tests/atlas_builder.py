@@ -21,10 +21,10 @@ from indexer.publish.centring import Centring
 from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.tables import Tables
 from indexer.publish.vector_update import renew_null_similarity
-from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
+from indexer.publish.vectors import PublishedVectors
 from indexer.records.identity import Spec
 from indexer.records.representation import representation_named
-from indexer.vectors.segments import Vectors
+from indexer.vectors.stored import Vectors
 
 BASE = "org/base"
 DELTAS = [f"{layer}.{family}" for layer in range(6) for family in ("query", "value")]
@@ -112,37 +112,44 @@ def write_atlas(
 
 def publish(
     connection: duckdb.DuckDBPyConnection, folder: Path, models: Sequence[Model], first: int = 1,
-    log: list[str] | None = None,
-) -> None:  # fmt: skip
-    """Add ``models`` with blocks to an atlas of ``BASE``, with ids from ``first``."""
+    earlier: Sequence[Model] = (),
+) -> bool:  # fmt: skip
+    """Add ``models`` with blocks to an atlas of ``BASE``, with ids from ``first``; returns whether the centre moved.
+
+    ``earlier``: all models before, which are read again if the centre moves.
+    """
     tables = Tables(connection)
-    say = (log if log is not None else []).append
-    vectors = PublishedVectors(folder, tables, BASE, representation_named("input"), 8, say)
     blocks = len(models[0].vector) if models else 1
-    with UncentredVectors(folder, BASE, "input", blocks) as uncentred:
+    vectors = PublishedVectors(folder, tables, BASE, representation_named("input"), 8, print, blocks=blocks)
+    with vectors.new:
         _add(tables, first, models, BASE)
         for number, model in enumerate(models, first):
-            uncentred.add(number, model.vector.astype(np.float32).ravel())
-        writer, moved = Centring(tables, vectors, say).centred(uncentred, np.zeros(0, np.int64))
-    change = vectors.change(writer, (), replaces_all=moved)
+            vectors.new.add(number, model.vector.astype(np.float32).ravel())
+        centring = Centring(tables, vectors, ())
+        if centring.due:
+            for number, model in enumerate(earlier, 1):
+                vectors.new.add(number, model.vector.astype(np.float32).ravel())
+        centring.centre_all()
+        change = vectors.publish(())
     if change is not None:
         renew_neighbours(tables, BASE, "input", *change)
-        if moved:
+        if centring.due:
             renew_null_similarity(tables, BASE, "input", change[0])
+    return bool(centring.due)
 
 
 def publish_vectors(
     connection: duckdb.DuckDBPyConnection, folder: Path, base: str, name: str, vectors: Vectors, *,
-    stale: tuple[int, ...] = (), neighbours: bool = True, log: list[str] | None = None,
+    stale: tuple[int, ...] = (), neighbours: bool = True,
 ):  # fmt: skip
     """Add ``vectors`` as they are (those of ``stale`` ids count no more), and bring the neighbours up to date."""
     tables = Tables(connection)
     representation = representation_named(name)
-    say = (log if log is not None else []).append
-    writer = VectorWriter(folder, base, representation)
-    for model_id, vector in zip(vectors.ids.tolist(), vectors.matrix, strict=True):
-        writer.add(model_id, vector)
-    change = PublishedVectors(folder, tables, base, representation, 8, say).change(writer, stale)
+    published = PublishedVectors(folder, tables, base, representation, 8, print)
+    with published.new as new:
+        for model_id, vector in zip(vectors.ids.tolist(), vectors.matrix, strict=True):
+            new.add(model_id, vector)
+        change = published.publish(stale)
     if change is not None and neighbours:
         renew_neighbours(tables, base, name, *change)
     return change

@@ -1,9 +1,8 @@
-"""Segments, search and neighbour lists against brute force: made at once, or piece by piece with replacements."""
+"""Stored vectors, search and neighbour lists against brute force: made at once, or piece by piece with replacements."""
 
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import replace
 
 import duckdb
 import numpy as np
@@ -11,19 +10,10 @@ import pytest
 
 from indexer.atlas import schema_sql
 from indexer.publish.neighbours import COLUMNS, nearest
+from indexer.vectors.files import HALF, SINGLE
 from indexer.vectors.published import read_published
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import (
-    GROWTH,
-    OpenSegment,
-    Vectors,
-    blocks,
-    joined,
-    normalised,
-    positions,
-    to_merge,
-    write_segment,
-)
+from indexer.vectors.stored import OpenVectors, Vectors, blocks, normalised, write_vectors
 from indexer.vectors.table import VectorTable
 from tests.atlas_builder import publish_vectors
 from tests.halves import a_few
@@ -52,23 +42,23 @@ def brute_force(vectors: Vectors, k: int) -> list[tuple[int, int, int]]:
     return found
 
 
+def opened(root, vectors: Vectors, factory: str = SINGLE) -> VectorIndex:
+    return VectorIndex(OpenVectors(root, write_vectors(root, "owner/base", "input", vectors, factory)))
+
+
 def part(vectors: Vectors, chosen: slice | np.ndarray) -> Vectors:
     return Vectors(vectors.ids[chosen], vectors.matrix[chosen])
 
 
 @pytest.mark.parametrize("columns", a_few([17, COLUMNS, 33], 2))
 @pytest.mark.parametrize(("count", "k"), [(1, 5), (2, 5), (40, 7), (40, 50), (600, 20)])
-def test_nearest_is_brute_force_over_several_segments_and_in_small_tiles(tmp_path, monkeypatch, count, k, columns):
+def test_nearest_is_brute_force_in_small_tiles(tmp_path, monkeypatch, count, k, columns):
     monkeypatch.setattr("indexer.publish.neighbours.COLUMNS", columns)
     monkeypatch.setattr("indexer.publish.neighbours.SLACK", 1)
     vectors = unit_rows(count, 16)
     vectors.matrix[:] = exact_rows(count, np.random.default_rng(count))
     vectors.matrix[: count // 2] = vectors.matrix[0]  # more ties: half of the models are the same
-    segments = [
-        OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", part(vectors, slice(start, start + 250))))
-        for start in reversed(range(0, count, 250))  # of models that tie the earlier id comes later
-    ]
-    found, entering = nearest(VectorIndex(segments, 16), [vectors], k)
+    found, entering = nearest(opened(tmp_path, vectors), [vectors], k)
     pairs, rank = found.ranked()
     assert list(zip(pairs.owner, rank, pairs.neighbour, strict=True)) == brute_force(vectors, k)
     assert len(entering.owner) == 0
@@ -76,7 +66,7 @@ def test_nearest_is_brute_force_over_several_segments_and_in_small_tiles(tmp_pat
 
 def test_search_finds_what_numpy_finds_with_and_without_a_filter(tmp_path):
     vectors = unit_rows(300, 24, seed=2)
-    index = VectorIndex([OpenSegment(tmp_path, write_segment(tmp_path, "owner/base", "input", vectors))], 24)
+    index = opened(tmp_path, vectors)
     np.testing.assert_array_equal(index.vectors().ids, vectors.ids)
     np.testing.assert_array_equal(index.vectors().matrix, vectors.matrix)
     query = normalised(np.random.default_rng(5).normal(size=24).astype(np.float32))
@@ -94,7 +84,7 @@ def test_search_finds_what_numpy_finds_with_and_without_a_filter(tmp_path):
 def test_equal_similarities_come_in_order_of_id_even_at_the_cut(tmp_path):
     vectors = unit_rows(50, 8)
     vectors.matrix[:] = vectors.matrix[0]
-    index = VectorIndex([OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", vectors))], 8)
+    index = opened(tmp_path, vectors)
     assert [
         model_id for model_id, _ in index.search(VectorTable(vectors.matrix[0][None], index.masks.blocks), 5)
     ] == vectors.ids[:5].tolist()
@@ -109,7 +99,7 @@ def test_zero_and_broken_vectors_stay_out():
 
 def test_a_mapped_vector_outlives_what_it_was_read_from(tmp_path):
     vectors = unit_rows(30, 8)
-    rows = OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", vectors)).stored.matrix
+    rows = opened(tmp_path, vectors).opened.vectors.matrix
     (tmp_path / next(tmp_path.glob("*.faiss")).name).unlink()
     np.testing.assert_array_equal(rows, vectors.matrix)
     assert not rows.flags.writeable
@@ -117,36 +107,62 @@ def test_a_mapped_vector_outlives_what_it_was_read_from(tmp_path):
 
 def test_a_file_of_the_same_content_is_left_alone_and_a_damaged_one_replaced(tmp_path):
     vectors = unit_rows(30, 8)
-    path = tmp_path / write_segment(tmp_path, "b", "input", vectors).file.name
+    path = tmp_path / write_vectors(tmp_path, "b", "input", vectors).name
     before = path.stat()
-    write_segment(tmp_path, "b", "input", vectors)
+    write_vectors(tmp_path, "b", "input", vectors)
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    write_segment(tmp_path, "b", "input", vectors)
+    write_vectors(tmp_path, "b", "input", vectors)
     assert path.read_bytes() == content
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_what_counts_of_a_file_is_copied_block_by_block(tmp_path, monkeypatch):
-    """One withdrawn model is no reason to hold all others."""
+@pytest.mark.parametrize("factory", [SINGLE, HALF])
+def test_a_file_is_what_faiss_would_write(tmp_path, factory):
+    import faiss
+
+    vectors = unit_rows(1500, 24)
+    vectors.matrix[:, :3] = (1 + np.arange(4500).reshape(1500, 3)) / 2**13  # many halfway between two of 16 bits
+    path = tmp_path / write_vectors(tmp_path, "b", "input", vectors, factory).name
+    index = faiss.index_factory(24, "IDMap,SQfp16" if factory == HALF else "IDMap,Flat", faiss.METRIC_INNER_PRODUCT)
+    index.add_with_ids(vectors.matrix, vectors.ids)
+    faiss.write_index(index, str(tmp_path / "faiss"))
+    assert path.read_bytes() == (tmp_path / "faiss").read_bytes()
+
+
+def test_a_file_may_hold_no_vectors(tmp_path):
+    none = Vectors(np.zeros(0, np.int64), np.zeros((0, 5), np.float32))
+    index = opened(tmp_path, none)
+    assert len(index) == 0
+    assert index.search(VectorTable(np.ones((1, 5), np.float32)), 3) == []
+    assert index.vectors().matrix.shape == (0, 5)
+
+
+def test_a_file_that_changes_a_little_is_written_block_by_block(tmp_path, monkeypatch):
+    """Memory does not grow with the vectors that stay."""
     vectors = unit_rows(4000, 500)  # 8 MB
-    segment = replace(write_segment(tmp_path, "b", "input", vectors), removed=vectors.ids[5:6])
-    opened = OpenSegment(tmp_path, segment)
-    monkeypatch.setattr("indexer.vectors.segments.BLOCK_BYTES", 1 << 18)
-    tracemalloc.start()
-    try:
-        counting = opened.vectors()
-        seen = sum(len(block) for block in blocks([counting]))
-        assert tracemalloc.get_traced_memory()[1] < 2e6
-    finally:
-        tracemalloc.stop()
-    assert seen == 3999
-    whole = joined([counting], 500)
-    np.testing.assert_array_equal(whole.ids, np.delete(vectors.ids, 5))
-    np.testing.assert_array_equal(whole.matrix, np.delete(vectors.matrix, 5, axis=0))
-    asked = vectors.ids[[3, 5, 77]]
-    np.testing.assert_array_equal(counting.copied(positions(counting.ids, asked)), vectors.matrix[[3, 77]])
+    monkeypatch.setattr("indexer.vectors.stored.BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr("indexer.storage.checksums._MOST_MEMORY", 1 << 16)
+    with duckdb.connect() as connection:
+        connection.execute(schema_sql())
+        publish_vectors(connection, tmp_path, "b", "input", vectors, neighbours=False)
+        more = Vectors(vectors.ids[5:7], vectors.matrix[[6, 5]])
+        tracemalloc.start()
+        try:
+            index, added, removed = publish_vectors(
+                connection, tmp_path, "b", "input", more, stale=(int(vectors.ids[9]),), neighbours=False
+            )
+            assert tracemalloc.get_traced_memory()[1] < 2e6
+        finally:
+            tracemalloc.stop()
+    assert added.tolist() == more.ids.tolist()
+    assert removed.tolist() == vectors.ids[[5, 6, 9]].tolist()
+    expected = vectors.matrix.copy()
+    expected[5:7] = expected[[6, 5]]
+    np.testing.assert_array_equal(index.ids, np.delete(vectors.ids, 9))
+    found = np.concatenate([block.matrix for block in blocks(index.opened.vectors)])
+    np.testing.assert_allclose(found, np.delete(expected, 9, axis=0), atol=1e-7)
 
 
 def test_a_list_asks_for_no_more_vectors_than_are_compared_at_a_time(tmp_path, monkeypatch):
@@ -164,15 +180,6 @@ def test_a_list_asks_for_no_more_vectors_than_are_compared_at_a_time(tmp_path, m
     assert max(asked) <= 30
     assert sum(asked) >= 80
     assert store.lists() == brute_force(store.vectors(), 50)
-
-
-def test_parts_join_in_order_of_id():
-    vectors = unit_rows(40, 4, seed=3)
-    shuffled = np.random.default_rng(0).permutation(40)
-    whole = joined([part(vectors, np.sort(shuffled[:25])), part(vectors, np.sort(shuffled[25:]))], 4)
-    np.testing.assert_array_equal(whole.ids, vectors.ids)
-    np.testing.assert_array_equal(whole.matrix, vectors.matrix)
-    assert joined([], 4).matrix.shape == (0, 4)
 
 
 class Store:
@@ -244,7 +251,6 @@ def test_whatever_is_added_replaced_or_withdrawn_lists_are_those_of_brute_force(
             order
         ][:10].tolist()
         assert store.published().count == len(expected)
-        assert len(store.published().segments) <= 8
 
 
 def test_lists_shorter_than_fifty_grow(tmp_path):
@@ -256,7 +262,7 @@ def test_lists_shorter_than_fifty_grow(tmp_path):
 
 
 def test_a_vector_that_comes_back_as_it_was_is_found_again(tmp_path):
-    """Its new segment has the content, and so the name, of the one that holds it as removed."""
+    """Its new file has the content, and so the name, of one before."""
     rng = np.random.default_rng(1)
     store = Store(tmp_path)
     store.publish(draw(rng, list(range(1, 60))))
@@ -284,51 +290,12 @@ def test_old_lists_that_do_not_change_are_not_written_again(tmp_path):
     assert len(naming) < 200
 
 
-@pytest.mark.slow
-def test_segments_stay_few_and_large_ones_are_seldom_written_again(tmp_path):
-    rng = np.random.default_rng(3)
-    store = Store(tmp_path)
-    store.publish(draw(rng, list(range(1, 121))))
-    first = store.published().segments[0].file.name
-    for start in range(121, 141):
-        store.publish(draw(rng, [start]), neighbours=False)
-        assert len(store.published().segments) <= 5
-    assert first in {one.file.name for one in store.published().segments}
-    for start in range(141, 201, 5):
-        store.publish(draw(rng, list(range(start, start + 5))), neighbours=False)
-    assert first not in {one.file.name for one in store.published().segments}
-    assert len(store.published().opened(tmp_path)) == 200
-
-
-def test_merging_takes_the_newest_of_like_size(tmp_path):
-    def sized(*counts: int):
-        return [write_segment(tmp_path, "b", "input", unit_rows(count, 3, seed=count)) for count in counts]
-
-    assert to_merge([]) == []
-    assert to_merge(sized(100)) == []
-    assert to_merge(sized(GROWTH * 10 + 1, 10)) == []
-    assert to_merge(sized(GROWTH * 10, 10)) == [0, 1]
-    assert to_merge(sized(1000, 30, 10)) == [1, 2]
-
-
-def test_full_segments_are_passed_over_and_small_ones_behind_them_still_merge(tmp_path, monkeypatch):
-    """As after a first publish of very many: all alike, and merged four by four."""
-    segments = [write_segment(tmp_path, "b", "input", unit_rows(10, 3, seed=seed)) for seed in range(9)]
-    monkeypatch.setattr("indexer.vectors.segments.MOST_BYTES", 4 * segments[0].bytes)
-    assert to_merge(segments) == [5, 6, 7, 8]
-    full = write_segment(tmp_path, "b", "input", unit_rows(40, 3, seed=99))
-    assert to_merge([*segments[:5], full]) == [1, 2, 3, 4]
-    assert to_merge([segments[0], full, full]) == []
-
-
 def test_a_similarity_is_the_same_number_in_lists_and_searches_and_of_equal_vectors(tmp_path):
     """In products of any shape, in single precision, equal vectors would get different ones."""
     rng = np.random.default_rng(7)
     few = unit_rows(30, 300, seed=4).matrix
     vectors = Vectors(np.arange(1, 421, dtype=np.int64), few[rng.integers(0, 30, 420)])
-    parts = [part(vectors, slice(start, start + 70)) for start in reversed(range(0, 420, 70))]
-    segments = [OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", one, centre="a")) for one in parts]
-    index = VectorIndex(segments, 300)
+    index = opened(tmp_path, vectors, HALF)
     stored = index.vectors()
     for asked in (stored, part(stored, slice(0, 7)), part(stored, slice(3, 4))):
         pairs, _ = nearest(index, [asked], 25)[0].ranked()
@@ -348,7 +315,7 @@ def test_of_more_ties_than_a_search_asks_for_at_first_the_earliest_ids_are_found
     vectors.matrix[:1500] = vectors.matrix[0]
     order = np.random.default_rng(3).permutation(2000)
     shuffled = Vectors(vectors.ids, vectors.matrix[order])
-    index = VectorIndex([OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", shuffled))], 24)
+    index = opened(tmp_path, shuffled)
     equal = shuffled.ids[order < 1500]
     assert [found for found, _ in index.search(VectorTable(vectors.matrix[0][None], index.masks.blocks), 20)] == equal[
         :20

@@ -30,9 +30,9 @@ def made(made, tmp_path_factory):
     return folder
 
 
-def segment(atlas: AtlasFolder, representation: str = "input") -> Path:
+def faiss_file(atlas: AtlasFolder, representation: str = "input") -> Path:
     ((name,),) = read_rows(
-        atlas.database, "SELECT faiss_file FROM internal.segments WHERE representation = ?", representation
+        atlas.database, "SELECT faiss_file FROM representations WHERE representation = ?", representation
     )
     return atlas.root / name
 
@@ -65,7 +65,7 @@ def test_a_new_atlas_verifies(atlas):
 @pytest.mark.parametrize("position", [2000, -1, -60], ids=["vector", "id", "another id"])
 def test_a_byte_that_changed_with_its_file_s_time_kept_is_found_and_the_file_is_loaded_no_more(atlas, position):
     search(atlas)  # the check is remembered now
-    flip(segment(atlas), position)
+    flip(faiss_file(atlas), position)
     (found,) = verify(atlas)
     assert (found.kind, "checksum" in found.problem) == ("vectors", True)
     with pytest.raises(AtlasError, match="checksum"):
@@ -76,13 +76,8 @@ def test_a_byte_that_changed_with_its_file_s_time_kept_is_found_and_the_file_is_
     ("statement", "message"),
     [
         ("UPDATE representations SET length = length + 1 WHERE representation = 'input'", "vectors of"),
-        ("UPDATE representations SET vectors = vectors + 1 WHERE representation = 'input'", "should be"),
-        ("UPDATE internal.segments SET vectors = vectors + 1 WHERE representation = 'input'", "vectors of"),
-        (
-            "INSERT INTO internal.removed_vectors SELECT base, representation, segment, 999 FROM internal.segments "
-            "WHERE representation = 'input'",
-            "lacks vectors",
-        ),
+        ("UPDATE representations SET vectors = vectors + 1 WHERE representation = 'input'", "vectors of"),
+        ("UPDATE representations SET faiss_bytes = faiss_bytes + 1 WHERE representation = 'input'", "bytes instead of"),
     ],
 )
 def test_tables_that_do_not_fit_the_files_are_reported(atlas, statement, message):
@@ -119,11 +114,10 @@ def publish(atlas: AtlasFolder) -> None:
 def test_a_file_of_another_kind_is_refused_though_its_checksum_fits(atlas, kind):
     import faiss
 
-    path = segment(atlas)
+    path = faiss_file(atlas)
     with duckdb.connect(str(atlas.database), read_only=True) as connection:
         count, length = connection.execute(
-            "SELECT s.vectors, length FROM internal.segments AS s JOIN representations USING (base, representation) "
-            "WHERE representation = 'input'"
+            "SELECT vectors, length FROM representations WHERE representation = 'input'"
         ).fetchall()[0]
     if kind == "Flat":
         index = faiss.IndexFlatIP(length)
@@ -133,7 +127,7 @@ def test_a_file_of_another_kind_is_refused_though_its_checksum_fits(atlas, kind)
         path.write_bytes(b"nothing" * 100)
     edit(
         atlas,
-        f"UPDATE internal.segments SET faiss_sha256 = '{files.file_sha256(path)}', faiss_bytes = {path.stat().st_size} "
+        f"UPDATE representations SET faiss_sha256 = '{files.file_sha256(path)}', faiss_bytes = {path.stat().st_size} "
         f"WHERE faiss_file = '{path.name}'",
     )
     assert {one.kind for one in verify(atlas)} == {"vectors"}

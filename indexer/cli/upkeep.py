@@ -92,7 +92,8 @@ def doctor(context: click.Context, base: str | None, model: str | None, output: 
 @click.option(
     "--strict",
     is_flag=True,
-    help="Also recompute everything and compare it with schema.sql and the records: for an atlas by someone else.",
+    help="Also publish everything again in a temporary folder and compare: for an atlas by someone else. It takes as "
+    "long as `index rebuild`, and the space of the database and the vectors two to three times (in TMPDIR).",
 )
 @atlas_option
 @output_options

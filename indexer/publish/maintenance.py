@@ -40,8 +40,8 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
             "GROUP BY ALL ORDER BY base",
         )
         published = connection.rows(
-            "SELECT base, representation, version, rank, vectors, length, segments, faiss_bytes, faiss_files "
-            " FROM indexes ORDER BY base, representation",
+            "SELECT base, representation, version, rank, vectors, length, faiss_bytes, faiss_file "
+            "FROM indexes ORDER BY base, representation",
         )
         reasons = connection.rows("SELECT * FROM failures ORDER BY models DESC, reason")
         flags = connection.rows(
@@ -264,7 +264,7 @@ def represent(
             if found["models"]:
                 say(f"{row['base']}: {deepening(connection, row['base'])}")
         rows = connection.rows(
-            "SELECT base, vectors, length, faiss_files FROM indexes WHERE representation = ? ORDER BY base",
+            "SELECT base, vectors, length, faiss_file FROM indexes WHERE representation = ? ORDER BY base",
             (name,),
         )
     return {

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from indexer.atlas import NEIGHBOURS
 from indexer.publish.tables import Tables
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import Vectors, blocks, rows_of_block
+from indexer.vectors.stored import Vectors, blocks, positions, rows_of_block
 from indexer.vectors.table import by_output
 from indexer.vectors.ties import NEAR, Exact, nearest_first
 
@@ -113,24 +113,19 @@ class _Columns:
     """The stored vectors of one side, which are the columns of a similarity matrix."""
 
     def __init__(self, index: VectorIndex) -> None:
-        none = np.zeros(0, dtype=np.int64)
-        self.segments, self.masks = index.segments, index.masks
-        self.ids = np.concatenate([none, *(one.stored.ids for one in self.segments)])
-        gone = (np.isin(one.stored.ids, one.segment.removed) for one in self.segments)
-        self.is_gone = np.concatenate([none > 0, *gone])
-        self.kinds = self.masks.kinds_of(self.ids)
-        self.by_id = np.argsort(self.ids, kind="stable")
-        self.ordered = self.ids[self.by_id]
+        self.vectors, self.masks = index.opened.vectors, index.masks
+        self.kinds = self.masks.kinds_of(self.vectors.ids)
 
     def edges(self, known: tuple[Ids, NDArray[np.float32]] | None) -> NDArray[np.float32] | None:
         """(columns,) the similarity needed to enter the list of each column; infinite if there is no known list."""
         if known is None:
             return None
         owners, last = known
-        found = np.full(len(self.ids), np.inf, dtype=np.float32)
+        ids = self.vectors.ids
+        found = np.full(len(ids), np.inf, dtype=np.float32)
         if len(owners):
-            places = np.searchsorted(owners, self.ids).clip(max=len(owners) - 1)
-            is_known = (owners[places] == self.ids) & ~self.is_gone
+            places = np.searchsorted(owners, ids).clip(max=len(owners) - 1)
+            is_known = owners[places] == ids
             # Not −inf, which marks pairs that are not neighbours.
             found[is_known] = np.maximum(last[places[is_known]] - NEAR, _NOT_FULL)
         return found
@@ -140,34 +135,27 @@ class _Columns:
     ) -> Iterator[tuple[Ids, NDArray[np.float32], NDArray[np.float32] | None]]:
         """Some columns at a time: their ids, their similarities with (n, d) vectors, and their edges.
 
-        −inf for removed vectors, and for a model with itself; ``ids`` (n,) are those of the vectors.
+        −inf for a model with itself; ``ids`` (n,) ascending are those of the vectors.
         """
         length = matrix.shape[1]
         step = max(1, min(COLUMNS, _COPIED_BYTES // (4 * length)))
         aligned = np.empty((step, length), dtype=np.float32)
         divisors = self.masks.divisors_by_kind(matrix)
-        # The rows, and the columns of the same models.
-        starts = np.searchsorted(self.ordered, ids, side="left")
-        stops = np.searchsorted(self.ordered, ids, side="right")
-        own_rows = np.repeat(np.arange(len(ids)), stops - starts)
-        none = np.zeros(0, dtype=np.int64)
-        own_columns = np.concatenate([none, *(self.by_id[a:b] for a, b in zip(starts, stops, strict=True))])
-        before = 0
-        for one in self.segments:
-            for start in range(0, len(one.stored), step):
-                stored = one.stored.matrix[start : start + step]
-                tile = slice(before + start, before + start + len(stored))
-                # The numbers in a FAISS file are not aligned: NumPy would copy all of them for each product.
-                np.copyto(aligned[: len(stored)], stored)
-                similarities = matrix @ aligned[: len(stored)].T
-                if self.masks.blocks:
-                    similarities /= divisors[:, self.kinds[tile]]
-                np.clip(similarities, -1.0, 1.0, out=similarities)
-                similarities[:, self.is_gone[tile]] = -np.inf
-                is_here = (own_columns >= tile.start) & (own_columns < tile.stop)
-                similarities[own_rows[is_here], own_columns[is_here] - tile.start] = -np.inf
-                yield self.ids[tile], similarities, None if edges is None else edges[tile]
-            before += len(one.stored)
+        # The columns of the same models, and their rows.
+        own_columns = positions(self.vectors.ids, ids)
+        own_rows = positions(ids, self.vectors.ids[own_columns])
+        for start in range(0, len(self.vectors), step):
+            stored = self.vectors.stored[start : start + step]
+            tile = slice(start, start + len(stored))
+            # The numbers in a FAISS file are not aligned: NumPy would copy all of them for each product.
+            np.copyto(aligned[: len(stored)], stored)
+            similarities = matrix @ aligned[: len(stored)].T
+            if self.masks.blocks:
+                similarities /= divisors[:, self.kinds[tile]]
+            np.clip(similarities, -1.0, 1.0, out=similarities)
+            is_here = (own_columns >= tile.start) & (own_columns < tile.stop)
+            similarities[own_rows[is_here], own_columns[is_here] - tile.start] = -np.inf
+            yield self.vectors.ids[tile], similarities, None if edges is None else edges[tile]
 
 
 class _Lists:
@@ -231,7 +219,7 @@ def renew_neighbours(
             [representation, base],
         )
         # Block by block, so that memory stays bounded.
-        for block in blocks((one.vectors() for one in index.segments), step):
+        for block in blocks(index.opened.vectors, step):
             _insert(tables, representation, nearest(index, [block], NEIGHBOURS)[0])
         return
     with tables.listed(removed):

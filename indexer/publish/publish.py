@@ -131,18 +131,22 @@ class _Publisher:
             self._record_tables(reread, ids, updates, [one for one in of_records if one not in all_needed])
             if before:
                 all_needed += [one for one in updates.offered if one.is_new and updates.is_wanted(one)]
-            lost = updates.read_all(all_needed)
-            touched |= with_duplicates(self.tables, list(lost))
-            self.tables.delete(_RECORD_TABLES, list(lost))
-            for model_id, (model, why) in lost.items():
-                self._skip(model, model_id, why, again=True)
+            everyone = set(ids.values())
+            lost, of_lost = self._unpublish(updates.read_records(dict.fromkeys(all_needed, everyone)))
             # Before the centre is computed, because duplicates share one vote.
+            within = Thresholds().duplicate_within
             if changed or withdrawn or lost:
-                within = Thresholds().duplicate_within
-                renew_duplicates(self.tables, self.store, self.base, within, touched)
+                renew_duplicates(self.tables, self.store, self.base, within, touched | of_lost)
+            gone = [*stale, *lost]
+            while True:  # once, unless records turn out to be damaged
+                lost, of_lost = self._unpublish(updates.read_moving(gone))
+                if not lost:
+                    break
+                gone += lost
+                renew_duplicates(self.tables, self.store, self.base, within, of_lost)
             fresh = {ids[entry.listed.id] for entry in reread}
             renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
-            updates.publish([*stale, *lost], ids.values(), has_new_profiles)
+            updates.publish(gone, ids.values(), has_new_profiles)
         for kind in ANSWERS:
             renew_answers(kind, self.tables, self.folder, self.base)
         if self.publication.rejected_rows is not None:
@@ -273,6 +277,14 @@ class _Publisher:
                 "revision": NAMES_REVISION,
             },
         )
+
+    def _unpublish(self, lost: Mapping[int, tuple[str, InvalidValue]]) -> tuple[list[int], set[int]]:
+        """Skip models whose record turned out not to fit; returns their ids, and those of them and their duplicates."""
+        touched = with_duplicates(self.tables, list(lost))
+        self.tables.delete(_RECORD_TABLES, list(lost))
+        for model_id, (model, why) in lost.items():
+            self._skip(model, model_id, why, again=True)
+        return list(lost), touched
 
     def _skip(self, model: str, model_id: int, why: InvalidValue, *, again: bool = False) -> None:
         """Note that a model's record is not published. ``again``: the next publish tries it, without a fingerprint."""

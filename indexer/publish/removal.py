@@ -72,7 +72,7 @@ def finish_removals(
     publications = [
         Publication(
             StoredBase(folder.base(base, published[base]["commit"])),
-            (), (), published[base]["rank"], withdrawn=models, purged=True,
+            (), (), published[base]["rank"], withdrawn=models,
         )
         for base, models in withdrawn.items()
         if models

@@ -10,9 +10,9 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +33,7 @@ from indexer.records.tokens import KINDS
 from indexer.sources.registry import author_of
 from indexer.sources.rows import facts_of
 from indexer.untrusted import printable
+from indexer.vectors.centre import Centre
 from indexer.vectors.files import MOST_NUMBERS
 
 # Columns that are fields of a card's facts, dataset claims and results, and of a record.
@@ -86,10 +87,10 @@ class Publication:
     """Everything to publish for one base: its listing entries and the build that produced them.
 
     Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
-    that are ``withdrawn`` are deleted: they were renamed or removed. ``purged``: also rewrite the vector files that
-    contain them, which otherwise happens only some publishes later. ``renewed``: models whose record was written again
-    under the same key. ``vector_length``: about how many numbers a vector has, and ``licence`` of the base; None
-    leaves them unchanged.
+    that are ``withdrawn`` are deleted: they were renamed or removed. ``renewed``: models whose record was written again
+    under the same key. ``vector_length``: about how many numbers a vector has, and ``licence`` of the base; None leaves
+    them unchanged. ``centres``: by representation, centres to subtract instead of the stored ones and new ones;
+    ``with_neighbours``: also make lists of neighbours and null distributions.
     """
 
     base: StoredBase
@@ -98,11 +99,12 @@ class Publication:
     rank: int
     withdrawn: Sequence[str] = ()
     renewed: Collection[str] = ()
-    purged: bool = False
     rejected_rows: Sequence[Row] | None = None
     build: Row | None = None
     vector_length: int | None = None
     licence: str | None = None
+    centres: Mapping[str, Centre] = field(default_factory=dict)
+    with_neighbours: bool = True
 
 
 def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:

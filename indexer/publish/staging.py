@@ -78,7 +78,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
             if from_scratch:
                 statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
                 with earlier_database(copy) as earlier:  # what can be read of a database of any schema
-                    files = earlier(["internal.segments"], ["SELECT faiss_file FROM internal.segments"])
+                    files = earlier(["representations"], ["SELECT faiss_file FROM representations"])
                     rows, given = earlier(("fine_tunes", "atlas_info"), statements) or ([], [])
                 named = None if files is None else frozenset(row["faiss_file"] for found in files for row in found)
                 kept_ids = {(row["model"], row["base"]): row["model_id"] for row in rows}
@@ -151,7 +151,7 @@ def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
 
 def _named_files(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
     """The FAISS files that the staged database names."""
-    names = connection.execute(f"SELECT DISTINCT faiss_file FROM {NAME}.internal.segments").fetchall()
+    names = connection.execute(f"SELECT DISTINCT faiss_file FROM {NAME}.representations").fetchall()
     return frozenset(name for (name,) in names)
 
 

@@ -1,4 +1,4 @@
-"""The new vectors of a publish: for every representation of a base, from the records into segments.
+"""The new vectors of a publish: for every representation of a base, from the records into its file.
 
 With them change the lists of neighbours and, if the centre moves, the null distributions of similarity.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -20,7 +20,7 @@ from indexer.publish.profile_tables import depth_vectors
 from indexer.publish.rows import Publication, record_rows
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue
-from indexer.publish.vectors import PublishedVectors, UncentredVectors
+from indexer.publish.vectors import PublishedVectors
 from indexer.records.representation import ADAPTER_OUTPUT, DEFAULT, VOCABULARY, Vector, representation_named
 from indexer.records.store import RecordStore
 from indexer.vectors.background import Background, author_groups
@@ -34,7 +34,7 @@ MOST_MODELS = 1_024
 
 
 class VectorUpdates:
-    """The new vectors of one base within a publish. Uncentred vectors wait in files that are removed on exit.
+    """The new vectors of one base within a publish. They wait in files that are removed on exit.
 
     ``all``: the vectors of every representation. ``added``: representations to publish besides the default and those
     published before. ``offered`` is ``vocabulary`` if it was not asked for: it is published as soon as a model has such
@@ -56,26 +56,32 @@ class VectorUpdates:
         self.offered: list[PublishedVectors] = []
         self._without = Counter[tuple[str, bool]]()  # models without a representation: whether a sample was read
         self._added = added
+        self._centrings: dict[str, Centring] = {}
         self._files = ExitStack()
 
     def __enter__(self) -> VectorUpdates:
         published = self.tables.rows(
             "SELECT representation FROM representations WHERE base = ? ORDER BY representation", [self.base]
         )
-        root, publication = self.folder.root, self.publication
-        blocks = len(publication.base.layout.matrices)
+        publication = self.publication
+        matrices = len(publication.base.layout.matrices)
         with ExitStack() as files:
             asked = dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added])
             # The output sides of adapters first: neighbours by the default representation need them.
             for name in dict.fromkeys([ADAPTER_OUTPUT, *asked, VOCABULARY]):
                 representation = representation_named(name)
+                blocks = (representation.blocks or matrices) if representation.centred else 0
                 vectors = PublishedVectors(
-                    root, self.tables, self.base, representation, publication.rank, self.say, publication.vector_length
+                    self.folder.root,
+                    self.tables,
+                    self.base,
+                    representation,
+                    publication.rank,
+                    self.say,
+                    publication.vector_length,
+                    blocks,
                 )
-                if representation.centred:
-                    vectors.writer = files.enter_context(
-                        UncentredVectors(root, self.base, name, representation.blocks or blocks)
-                    )
+                files.enter_context(vectors.new)
                 if name not in asked:
                     self.offered.append(vectors)
                 self.all.append(vectors)
@@ -90,13 +96,14 @@ class VectorUpdates:
     ) -> None:
         """Add the vectors of one model, by representation, to those of ``updates`` that its record holds."""
         for vectors in updates:
+            vectors.read.add(model_id)
             if vectors.name in found:
-                vectors.writer.add(model_id, found[vectors.name])
+                vectors.new.add(model_id, found[vectors.name])
             else:
                 self._without[vectors.name, is_sampled] += 1
 
-    def read_all(self, updates: Sequence[PublishedVectors]) -> dict[int, tuple[str, InvalidValue]]:
-        """Add the vectors of every record, for representations that are new or have another length.
+    def read_records(self, updates: Mapping[PublishedVectors, Container[int]]) -> dict[int, tuple[str, InvalidValue]]:
+        """Add the vectors of the records of these models, unless they were read before, in one pass over the records.
 
         Returns the models whose record cannot be published, by id, with their name and the reason; none of their
         vectors is added.
@@ -104,13 +111,12 @@ class VectorUpdates:
         lost: dict[int, tuple[str, InvalidValue]] = {}
         signatures: list[Row] = []
         store = RecordStore(self.folder)
-        are_here = {vectors.name: set(vectors.writer.ids) for vectors in updates}
         for model_id, model, record_key in self.tables.rows(
             "SELECT model_id, model, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' "
             "ORDER BY model_id",
             [self.base],
         ):
-            needed = [vectors for vectors in updates if model_id not in are_here[vectors.name]]
+            needed = [one for one, wanted in updates.items() if model_id in wanted and model_id not in one.read]
             if not needed:
                 continue
             try:
@@ -127,44 +133,67 @@ class VectorUpdates:
             self.tables.update("records", {"signature": "VARCHAR"}, signatures)
         return lost
 
+    def read_moving(self, stale: Collection[int]) -> dict[int, tuple[str, InvalidValue]]:
+        """Read the records of all models of the representations whose centre moves; returns as ``read_records``.
+
+        ``stale``: models whose former vectors do not stay. Call it again with those that are returned.
+        """
+        moving: dict[PublishedVectors, Container[int]] = {}
+        for vectors in self._wanted():
+            if vectors.representation.centred:
+                given = self.publication.centres.get(vectors.name)
+                found = self._centrings[vectors.name] = Centring(self.tables, vectors, stale, given)
+                if found.due and len(found.staying):
+                    moving[vectors] = set(found.staying.tolist())
+        if not moving:
+            return {}
+        lost = self.read_records(moving)
+        for vectors in moving if not lost else ():
+            self.say(
+                f"{self.base}, {vectors.name}: the centre of the full fine-tunes moves, because they have grown by "
+                f"half: all {len(vectors.new.ids):,} vectors are rewritten"
+            )
+        return lost
+
+    def _wanted(self) -> list[PublishedVectors]:
+        return [one for one in self.all if one not in self.offered or self.is_wanted(one)]
+
     def is_wanted(self, vectors: PublishedVectors) -> bool:
         """Whether offered vectors are to be published; once they are, they stay."""
-        if not vectors.writer.ids:
+        if not vectors.new.ids:
             return False
         if vectors.name != ADAPTER_OUTPUT:
             return True
         statement = "SELECT 1 FROM records JOIN fine_tunes USING (model_id) WHERE base = ? AND vector_group = ? LIMIT 1"
         return bool(self.tables.rows(statement, [self.base, BY_OUTPUT]))
 
-    def publish(self, stale: Sequence[int], ids: Iterable[int], has_new_profiles: bool) -> None:
+    def publish(self, stale: Collection[int], ids: Iterable[int], has_new_profiles: bool) -> None:
         """Write the FAISS files, their rows and the neighbours, without the vectors of ``stale`` ids.
 
         ``ids``: all models of the base. The vectors of profiles are scaled by all profiles, so each new profile changes
         all of them.
         """
-        for vectors in self.all:
-            if vectors in self.offered and not self.is_wanted(vectors):
-                continue
-            writer, replaced, moved = vectors.writer, stale, False
+        for vectors in self._wanted():
+            replaced, moved = stale, False
             for is_sampled, why in ((False, "whose records have no factors"), (True, "that were only sampled")):
                 count = self._without[vectors.name, is_sampled]
                 if count and not (vectors.representation.of_tokens or vectors.representation.of_adapters):
                     self.say(f"{self.base}, {vectors.name}: skipped models {why}: {count}")
-            if isinstance(writer, UncentredVectors):
-                removed = np.array(sorted(set(stale)), dtype=np.int64)
-                # If the centre has moved, the writer holds all vectors of the base.
-                writer, moved = Centring(self.tables, vectors, self.say).centred(writer, removed)
+            if vectors.representation.centred:
+                centring = self._centrings[vectors.name]
+                centring.centre_all()
+                moved = bool(centring.due)
             elif vectors.representation.of_profiles:
                 if not (has_new_profiles or stale or vectors.is_new or self.publication.vector_length):
                     continue
                 for model_id, vector in depth_vectors(self.tables.connection, self.base).items():
-                    writer.add(model_id, vector)
+                    vectors.new.add(model_id, vector)
                 replaced = list(ids)
-            change = vectors.change(writer, replaced, replaces_all=moved, purged=self.publication.purged)
+            change = vectors.publish(replaced)
             if change is None:
                 continue
-            if vectors.name == ADAPTER_OUTPUT:  # it has no neighbours of its own
-                continue
+            if vectors.name == ADAPTER_OUTPUT or not self.publication.with_neighbours:
+                continue  # output sides have no neighbours of their own
             index, added, removed = change
             if vectors.name == DEFAULT:
                 outputs = read_published(self.tables.connection, self.base, ADAPTER_OUTPUT)

@@ -1,12 +1,12 @@
-"""How a publish changes the vectors of one base and representation: its segments."""
+"""How a publish changes the vectors of one base and representation: a new file of those that stay and the new ones."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,132 +15,93 @@ from indexer.atlas import file_name
 from indexer.publish.tables import Tables
 from indexer.records.representation import DEFAULT, Representation
 from indexer.vectors.centre import unit_norm
-from indexer.vectors.masks import Masks
-from indexer.vectors.published import read_published
+from indexer.vectors.files import HALF, SINGLE, VectorFile, stored_form, write_index
+from indexer.vectors.masks import Masks, changed_blocks
+from indexer.vectors.published import Published, read_published
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import (
-    OpenSegment,
-    Segment,
-    Vectors,
-    joined,
-    normalised,
-    rows_of_block,
-    to_merge,
-    write_segment,
-)
+from indexer.vectors.stored import OpenVectors, normalised, read_rows, rows_of_block
 
 Ids = NDArray[np.int64]
-
-# Bytes of vectors that are collected in memory before they are written as a segment.
-_MOST_HELD = 256 << 20
+Floats = NDArray[np.float32]
 
 
-class UncentredVectors:
-    """Vectors with unit blocks in a temporary file, until the centre that is subtracted from them is known.
+class NewVectors:
+    """Vectors that a publish has computed, in a temporary file until they are published, so that memory stays bounded.
 
-    ``blocks``: blocks of a vector. If a publish is killed, the next one removes the file.
+    ``blocks``: blocks of a vector, each scaled to unit norm; 0 if the whole vector is. ``ids``: models in the order in
+    which they were added. ``changed``: the blocks that each changed. If a publish is killed, the next one removes the
+    file.
     """
 
-    def __init__(self, root: Path, base: str, representation: str, blocks: int) -> None:
-        self._path = root / f".{file_name(base)}.{representation}.{os.getpid()}.uncentred.tmp"
-        self.ids: list[int] = []
-        self.changed: list[NDArray[np.bool_]] = []  # the blocks that each model changed
-        self.length = 0
+    def __init__(self, root: Path, base: str, representation: str, blocks: int = 0) -> None:
+        self._path = root / f".{file_name(base)}.{representation}.{os.getpid()}.new.tmp"
+        self._file: IO[bytes] | None = None
         self.blocks = blocks
+        self.length = 0
+        self.ids: list[int] = []
+        self.changed: list[NDArray[np.bool_]] = []
 
     def __enter__(self) -> Self:
-        self._file = self._path.open("w+b")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
 
-    def add(self, model_id: int, vector: NDArray[np.float32]) -> None:
-        """Add the vector (d,) of a model; zero vectors are skipped."""
-        self.length = len(vector)
-        if vector.any():
-            self._file.write(np.ascontiguousarray(vector, dtype="<f4").data)
-            self.ids.append(model_id)
-            self.changed.append(np.asarray(vector.reshape(self.blocks, -1).any(axis=1)))
-
-    def chunks(self) -> Iterator[tuple[Ids, NDArray[np.float32]]]:
-        """Ids and vectors, some at a time, in the order in which they were added."""
-        self._file.flush()
-        self._file.seek(0)
-        step = rows_of_block(self.length)
-        for start in range(0, len(self.ids), step):
-            ids = np.array(self.ids[start : start + step], dtype=np.int64)
-            read = self._file.read(4 * self.length * len(ids))
-            vectors = np.frombuffer(read, dtype="<f4").reshape(len(ids), self.length)
-            yield ids, with_unit_blocks(vectors, self.blocks)
-
-
-def with_unit_blocks(vectors: NDArray[np.float32], blocks: int) -> NDArray[np.float32]:
-    """(n, d) vectors with every block scaled to norm 1, or 0 if it is zero; a record may come from elsewhere."""
-    shaped = unit_norm(vectors.astype(np.float64).reshape(len(vectors), blocks, -1))
-    return shaped.reshape(len(vectors), -1).astype(np.float32)
-
-
-class VectorWriter:
-    """Writes new vectors into segments; holds only ``_MOST_HELD`` bytes at a time.
-
-    ``centre``: version of the centre that was subtracted. ``blocks``: blocks of unit norm, or 0 if the whole vector has
-    unit norm.
-    """
-
-    def __init__(
-        self, root: Path, base: str, representation: Representation, centre: str | None = None, blocks: int = 0
-    ) -> None:
-        self.root, self.base, self.representation = root, base, representation
-        self.centre, self.blocks = centre, blocks
-        self.segments: list[Segment] = []
-        self.ids: list[int] = []
-        self.length: int | None = None
-        self.kinds: dict[bytes, list[int]] = {}  # models that lack blocks, see Masks
-        self._held: dict[int, NDArray[np.float32]] = {}
-
-    def add(self, model_id: int, vector: NDArray[np.float32]) -> None:
-        """Add the vector (d,) of a model; zero vectors are skipped. Without blocks it is scaled to unit norm."""
+    def add(self, model_id: int, vector: Floats) -> None:
+        """Add the vector (d,) of a model; one that is zero or not finite is left out."""
         self.length = len(vector)
         unit = normalised(vector)
         if unit is None:
             return
         if self.blocks:
-            unit = np.asarray(vector, dtype=np.float32)
-            changed = unit.reshape(self.blocks, -1).any(axis=1)
-            if not changed.all():
-                self.kinds.setdefault(changed.astype(np.uint8).tobytes(), []).append(model_id)
-        self._held[model_id] = unit
+            unit = with_unit_blocks(vector[None, :], self.blocks)[0]
+        if self._file is None:
+            self._file = self._path.open("w+b")
+        self._file.write(np.ascontiguousarray(unit, dtype="<f4").data)
         self.ids.append(model_id)
-        if len(self._held) * unit.nbytes >= _MOST_HELD:
-            self.flush()
+        self.changed.append(changed_blocks(unit[None, :], max(self.blocks, 1))[0])
 
-    def add_all(self, ids: Ids, vectors: NDArray[np.float32]) -> None:
-        """Add several vectors (n, d)."""
-        for model_id, vector in zip(ids.tolist(), vectors, strict=True):
-            self.add(model_id, vector)
+    def rows(self, places: Iterable[int]) -> Floats:
+        """The vectors at these places (n, d)."""
+        assert self._file is not None
+        self._file.flush()
+        return read_rows(self._file, 0, places, self.length, "<f4")
 
-    def flush(self) -> None:
-        """Write the vectors in memory as a segment."""
-        if self._held:
-            ids = sorted(self._held)
-            vectors = Vectors(np.array(ids, dtype=np.int64), np.stack([self._held[model_id] for model_id in ids]))
-            self.segments.append(write_segment(self.root, self.base, self.representation.name, vectors, self.centre))
-            self._held.clear()
+    def chunks(self) -> Iterator[tuple[slice, Ids, Floats]]:
+        """Places, ids and vectors, some at a time."""
+        for start in range(0, len(self.ids), rows_of_block(self.length)):
+            chosen = slice(start, min(start + rows_of_block(self.length), len(self.ids)))
+            yield chosen, np.array(self.ids[chosen], np.int64), self.rows(range(chosen.start, chosen.stop))
+
+    def replace(self, chosen: slice, vectors: Floats) -> None:
+        """Put other vectors at these places; those that are zero now will not be published."""
+        assert self._file is not None
+        self._file.flush()
+        self._file.seek(4 * self.length * chosen.start)
+        self._file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
+        self._file.seek(0, os.SEEK_END)
+        self.changed[chosen] = list(changed_blocks(vectors, max(self.blocks, 1)))
+
+
+def with_unit_blocks(vectors: Floats, blocks: int) -> Floats:
+    """(n, d) vectors with every block scaled to norm 1, or 0 if it is zero; a record may come from elsewhere."""
+    shaped = unit_norm(vectors.astype(np.float64).reshape(len(vectors), blocks, -1))
+    return shaped.reshape(len(vectors), -1).astype(np.float32)
 
 
 # The tables that describe the vectors.
-_TABLES = (
-    "representations", "internal.segments", "internal.removed_vectors", "internal.vector_masks",
-)  # fmt: skip
+_TABLES = ("representations", "internal.vector_masks")
 
 
 class PublishedVectors:
     """The published vectors of one (base, representation), and how a publish changes them.
 
-    ``writer``: collects the new vectors. ``vector_length``: the length asked for, approximately;
-    None leaves it unchanged.
+    ``new``: collects the new vectors, of ``blocks`` of unit norm each (0: of unit norm as a whole); ``read``: the
+    models whose record was read for them, also those that have no vector. ``centre``: version of the centre that was
+    subtracted. ``vector_length``: the length asked for, approximately; None leaves it unchanged. ``is_new``: there are
+    no former vectors that could stay.
     """
 
     def __init__(
@@ -152,6 +113,7 @@ class PublishedVectors:
         rank: int,
         say: Callable[[str], None],
         vector_length: int | None = None,
+        blocks: int = 0,
     ) -> None:
         self.root, self.tables, self.base, self.rank, self.say = root, tables, base, rank, say
         self.name = representation.name
@@ -167,104 +129,99 @@ class PublishedVectors:
             before = (found.version, found.rank, representation.of_length(found.budget))
             if before != (representation.version, rank, self.representation):
                 kept = None
+        self.before: Published | None = kept
         self.is_new = kept is None
-        self.length = kept.length if kept else None
-        self.segments = list(kept.segments) if kept else []
-        self.masks = kept.masks if kept else Masks.none()
         self.centre = kept.centre if kept else None
-        self.writer: VectorWriter | UncentredVectors = VectorWriter(root, base, self.representation)
+        self.new = NewVectors(root, base, self.name, blocks)
+        self.read: set[int] = set()
 
-    def ids(self) -> Ids:
-        """Ids of all models that have a vector, ascending."""
-        return np.unique(np.concatenate([_no_ids(), *(OpenSegment(self.root, one).ids for one in self.segments)]))
+    @cached_property
+    def former(self) -> OpenVectors | None:
+        """The former vectors. Raises AtlasError if their file is missing or damaged."""
+        return OpenVectors(self.root, self.before.file, self.before.masks) if self.before else None
 
-    def change(
-        self, writer: VectorWriter, stale: Iterable[int], *, replaces_all: bool = False, purged: bool = False
-    ) -> tuple[VectorIndex, Ids, Ids] | None:
-        """Add the vectors of ``writer``. Former vectors of the ``stale`` ids are removed, or all with ``replaces_all``.
+    def staying(self, stale: Iterable[int]) -> Ids:
+        """Ids of the former vectors that stay: not those of ``stale`` ids, nor those that new vectors replace."""
+        if self.former is None:
+            return np.zeros(0, np.int64)
+        return np.setdiff1d(self.former.ids, _ids([*stale, *self.new.ids]))
 
-        ``purged``: also rewrite the segments that contain removed vectors.
+    def publish(self, stale: Iterable[int]) -> tuple[VectorIndex, Ids, Ids] | None:
+        """Write a file of the new vectors and of those that stay (see ``staying``), and its rows.
 
         Returns all vectors, the ids with a new vector, and the ids whose former vector is no longer valid; None if
         nothing changes.
         """
-        added = np.unique(np.array(writer.ids, dtype=np.int64))
-        wanted = self.ids() if replaces_all else np.unique(np.array(list(stale), dtype=np.int64))
-        removed = [_no_ids()]
-        for position, segment in enumerate(self.segments if len(wanted) else ()):
-            there = np.intersect1d(OpenSegment(self.root, segment).ids, wanted)
-            if len(there):
-                self.segments[position] = replace(segment, removed=np.union1d(segment.removed, there))
-                removed.append(there)
-        former = np.unique(np.concatenate(removed))
-        if not (self.is_new or self.budget != self.budget_before or len(added) or len(former)):
+        places = {one: place for place, one in enumerate(self.new.ids) if self.new.changed[place].any()}
+        added = _ids(places)
+        staying = self.staying(stale)
+        removed = np.setdiff1d(self.former.ids, staying) if self.former is not None else staying
+        if not (self.is_new or self.budget != self.budget_before or len(added) or len(removed)):
             return None
-        writer.flush()
-        if replaces_all:
-            self.segments = []
-        blocks = writer.blocks or self.masks.blocks
-        changed = np.union1d(former, added)
-        kinds = self.masks.members() if self.masks.blocks == blocks else {}
-        kinds = {kind: np.setdiff1d(ids, changed) for kind, ids in kinds.items()}
-        for kind, models in writer.kinds.items():
-            kinds[kind] = np.union1d(kinds.get(kind, _no_ids()), np.array(models, dtype=np.int64))
-        self.masks = Masks.of(blocks, kinds)
-        self.centre = writer.centre or self.centre
         # The length is known only once there are vectors.
-        self.length = (self.length if self.segments else None) or writer.length or self.length or 1
-        self.segments += writer.segments
-        # Merge segments of similar size.
-        while chosen := [self.segments[position] for position in to_merge(self.segments)]:
-            place = self.segments.index(chosen[0])
-            self.segments = [one for one in self.segments if one not in chosen]
-            self.segments[place:place] = self._rewritten(chosen)
-        if purged:
-            parts = [self._rewritten([one]) if len(one.removed) else [one] for one in self.segments]
-            self.segments = [one for part in parts for one in part]
-        self._write()
-        opened = [OpenSegment(self.root, one, self.masks) for one in self.segments]
-        return VectorIndex(opened, self.length, masks=self.masks), added, former
+        length = self.new.length or (self.before.file.length if self.before else 1)
+        if len(staying) and self.before is not None:
+            length = self.before.file.length
+        factory = SINGLE if self.centre is None else HALF
+        ids = np.union1d(staying, added)
+        rows = self._rows(ids, places, length, factory)
+        file = write_index(self.root, self.base, self.name, ids, length, rows, factory)
+        masks = self._masks(staying, places)
+        self._write(file, masks)
+        return VectorIndex(OpenVectors(self.root, file, masks)), added, removed
 
-    def _rewritten(self, segments: Sequence[Segment]) -> list[Segment]:
-        """One new segment with the valid vectors of several; none if there are none."""
-        vectors = joined([OpenSegment(self.root, one).vectors() for one in segments], self.length or 1)
-        if not len(vectors):
-            return []
-        return [write_segment(self.root, self.base, self.name, vectors, segments[0].centre)]
+    def _rows(self, ids: Ids, places: dict[int, int], length: int, factory: str) -> Iterator[NDArray[np.floating]]:
+        """The vectors of ``ids``, some at a time: at their ``places`` among the new ones, or else the former ones."""
+        step = rows_of_block(length)
+        for start in range(0, len(ids), step):
+            some = ids[start : start + step]
+            found = np.array([places.get(one, -1) for one in some.tolist()])
+            parts = {is_new: np.flatnonzero((found >= 0) == is_new) for is_new in (False, True)}
+            rows = np.empty((len(some), length), dtype="<f2" if factory == HALF else "<f4")
+            if len(parts[True]):
+                rows[parts[True]] = stored_form(self.new.rows(found[parts[True]].tolist()), factory)
+            if len(parts[False]):
+                assert self.former is not None
+                rows[parts[False]] = self.former.read(some[parts[False]])
+            yield rows
 
-    def _write(self) -> None:
+    def _masks(self, staying: Ids, places: dict[int, int]) -> Masks:
+        """The changed blocks of the vectors that stay and of the new ones; none if nothing was subtracted from them."""
+        blocks = self.new.blocks if self.centre is not None else 0
+        if not blocks:
+            return Masks.none()
+        kinds: dict[bytes, list[int]] = {}
+        if self.before is not None and self.before.masks.blocks == blocks:
+            former = self.before.masks.members()
+            kinds = {kind: np.intersect1d(ids, staying).tolist() for kind, ids in former.items()}
+        for model_id, place in places.items():
+            kinds.setdefault(self.new.changed[place].astype(np.uint8).tobytes(), []).append(model_id)
+        return Masks.of(blocks, {kind: sorted(ids) for kind, ids in kinds.items()})
+
+    def _write(self, file: VectorFile, masks: Masks) -> None:
         key = {"base": self.base, "representation": self.name}
         for table in _TABLES:
             self.tables.run(f"DELETE FROM {table} WHERE base = $base AND representation = $representation", key)
         row = {
             "version": self.representation.version,
             "rank": self.rank,
-            "length": self.length,
-            "vectors": sum(one.count for one in self.segments),
+            "length": file.length,
+            "vectors": file.count,
             "per_delta": self.representation.per_delta,
-            "blocks": self.masks.blocks,
+            "blocks": masks.blocks,
             "budget": self.budget,
             "centre": self.centre,
+            "faiss_file": file.name,
+            "faiss_sha256": file.sha256,
+            "faiss_bytes": file.size,
         }
         self.tables.insert("representations", [key | row])
-        for number, one in enumerate(self.segments):
-            row = {
-                "segment": number,
-                "vectors": one.file.count,
-                "centre": one.centre,
-                "faiss_file": one.file.name,
-                "faiss_sha256": one.file.sha256,
-                "faiss_bytes": one.file.size,
-            }
-            self.tables.insert("internal.segments", [key | row])
-            removed = [key | {"segment": number, "model_id": int(model_id)} for model_id in one.removed]
-            self.tables.insert("internal.removed_vectors", removed)
-        masks = [
+        rows = [
             key | {"changed": "".join(map(str, kind)), "model_ids": ids.tolist()}
-            for kind, ids in self.masks.members().items()
+            for kind, ids in masks.members().items()
         ]
-        self.tables.insert("internal.vector_masks", masks)
+        self.tables.insert("internal.vector_masks", rows)
 
 
-def _no_ids() -> Ids:
-    return np.zeros(0, dtype=np.int64)
+def _ids(ids: Iterable[int]) -> Ids:
+    return np.array(sorted(set(ids)), dtype=np.int64)

@@ -27,7 +27,7 @@ from indexer.records.store import RecordStore
 from indexer.vectors.files import check_file
 from indexer.vectors.masks import changed_blocks
 from indexer.vectors.published import Published, read_centre, read_published
-from indexer.vectors.segments import blocks
+from indexer.vectors.stored import blocks
 
 # The advice at the end of a message, after a colon, semicolon or full stop. It does not apply to a pulled atlas.
 _ADVICE = re.compile(r"[:;.] [^:;.]*(?:index (?:rebuild|build|publish)|build\(|again: ).*\Z", re.DOTALL)
@@ -36,9 +36,7 @@ _ADVICE = re.compile(r"[:;.] [^:;.]*(?:index (?:rebuild|build|publish)|build\(|a
 _OF_MODELS = (
     "records", "tags", "model_datasets", "evaluations", "deltas", "fused_matrices", "predictions", "neighbours",
 )  # fmt: skip
-_OF_BASES = (
-    "fine_tunes", "representations", "rejected_listing_rows", "internal.segments", "internal.removed_vectors",
-)  # fmt: skip
+_OF_BASES = ("fine_tunes", "representations", "rejected_listing_rows")
 _REFERENCES = (
     *((table, "model_id", "fine_tunes", "model_id") for table in _OF_MODELS),
     ("neighbours", "neighbour_id", "fine_tunes", "model_id"),
@@ -235,16 +233,12 @@ class _Verifier:
     def _check_vectors(self, without: Mapping[str, set[int]] | None) -> None:
         """Check every file, and which models have a vector. ``without``: see _check_records; None without records."""
         for one, centre_problems in self.vectors:
-            is_damaged = False
-            for file in one.files:
-                try:
-                    check_file(self.folder.root, file, recheck=True)
-                except AtlasError as error:
-                    is_damaged = True
-                    self.report("vectors", file.name, str(error))
-            if is_damaged:
-                continue
             what = f"{one.base}, {one.representation}"
+            try:
+                check_file(self.folder.root, one.file, recheck=True)
+            except AtlasError as error:
+                self.report("vectors", one.file.name, str(error))
+                continue
             try:
                 index = one.opened(self.folder.root)
             except AtlasError as error:
@@ -252,18 +246,12 @@ class _Verifier:
                 continue
             for problem in centre_problems:
                 self.report("centre", what, problem)
-            if one.count != len(index):
-                self.report("vectors", what, f"holds {len(index)} vectors; there should be {one.count}")
-            for part in index.segments:
-                name = part.segment.file.name
-                if not np.isin(part.segment.removed, part.stored.ids).all():
-                    self.report("vectors", what, f"{name} lacks vectors that are marked as removed from it")
-                if index.masks.blocks and not all(
-                    np.array_equal(changed_blocks(block.matrix, part.masks.blocks), part.masks.rows(block.ids))
-                    for block in blocks([part.vectors()])
-                ):
-                    why = f"{name} holds models whose changed matrices are not those in their masks"
-                    self.report("vectors", what, why)
+            if index.masks.blocks and not all(
+                np.array_equal(changed_blocks(block.matrix, index.masks.blocks), index.masks.rows(block.ids))
+                for block in blocks(index.opened.vectors)
+            ):
+                why = f"{one.file.name} holds models whose changed matrices are not those in their masks"
+                self.report("vectors", what, why)
             rows = {row["model_id"] for row in self.models if row["base"] == one.base and row["record_key"]}
             allowed, needed = rows - self.copies, set[int]()
             if one.representation in REPRESENTATIONS and REPRESENTATIONS[one.representation].of_profiles:
@@ -274,8 +262,6 @@ class _Verifier:
             for odd, why in ((needed - ids, "lacks {} models"), (ids - allowed, "holds {} models the database lacks")):
                 if odd:
                     self.report("vectors", what, f"{why.format(len(odd))} (first id {min(odd)})")
-            if len(ids) < len(index.ids):
-                self.report("vectors", what, f"holds {len(index.ids) - len(ids)} models more than once")
 
     def _check_profiles(self) -> None:
         """Check every profile against its checksum, and the files against the rows."""
@@ -345,18 +331,16 @@ class _Verifier:
 
 
 def _problems_of_centre(published: Published, connection: Connection) -> list[str]:
-    """Whether all vectors were centred with the published centre."""
-    found = []
-    if {one.centre for one in published.segments} - {published.centre}:
-        found.append("holds vectors of several centres")
+    """Whether the centre that the vectors name is the published one."""
     if published.centre is None:
-        return found
+        return []
     try:
         centre = read_centre(connection, published.base, published.representation)
     except AtlasError as error:
-        return [*found, str(error)]
+        return [str(error)]
     if centre is None:
-        return [*found, "names a centre that is missing"]
+        return ["names a centre that is missing"]
+    found = []
     if centre.version != published.centre:
         found.append(f"names the centre {published.centre}, but the stored one is {centre.version}")
     if any(one.blocks.size != published.length for one in centre.groups.values()):

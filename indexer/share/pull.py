@@ -281,8 +281,8 @@ class _Pull:
         with self._refusing(), Reading(self.staging / DATABASE) as connection:
             for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
                 published = read_published(connection, row["base"], row["representation"])
-                for file in published.files if published is not None else ():
-                    check_file(self.staging, file)
+                if published is not None:
+                    check_file(self.staging, published.file)
         for path, pack in new.items():
             source = self._fetch(wanted[path])
             unpack(pack, source, self.staging)

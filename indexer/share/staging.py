@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name, take_lock
 from indexer.database.catalog import empty_database
 from indexer.database.connection import Connection, translated_errors
@@ -37,7 +39,7 @@ from indexer.sources.folder import without_paths
 from indexer.storage.atomic_files import copy_file, link_or_copy
 from indexer.storage.checksums import file_sha256
 from indexer.vectors.published import Published, read_published
-from indexer.vectors.segments import OpenSegment
+from indexer.vectors.stored import OpenVectors
 from indexer.version import __version__
 
 DATABASE = "atlas.duckdb"
@@ -46,6 +48,7 @@ _COPY = "published.duckdb"  # in the staging folder; removed before the manifest
 _TRIES = 5
 ROWS = 10_000  # of a row group
 _VECTOR_ROWS = 1_000
+_IDS_OF_PART = 4_000  # in each Parquet file of vectors
 
 # The SELECT of each table, by the name of its file and of the card's configuration.
 EXPORTS = {
@@ -127,8 +130,8 @@ class Staged:
     def add_vectors(self, connection: Connection, published: Published) -> None:
         """Add the vectors of one (base, representation) as Parquet: model_id, model, vector of a fixed length.
 
-        One file per segment, named after it, so that the next push sends only new ones. Raises AtlasError if a file of
-        the atlas is missing or damaged.
+        One file for each ``_IDS_OF_PART`` ids, so that the next push sends only those that changed. Raises AtlasError
+        if the FAISS file is missing or damaged.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -138,10 +141,10 @@ class Staged:
         schema = pa.schema(
             [("model_id", pa.int32()), ("model", pa.string()), ("vector", pa.list_(pa.float32(), published.length))]
         )
-        for segment in published.segments:
-            vectors = OpenSegment(self.folder, segment).vectors()
-            digest = segment.file.name.removesuffix(".faiss").rpartition(".")[2]
-            path = f"vectors/{file_name(published.base)}.{published.representation}/{digest}.parquet"
+        opened = OpenVectors(self.folder, published.file)
+        for number in np.unique(opened.ids // _IDS_OF_PART).tolist():
+            vectors = opened.rows(opened.ids[opened.ids // _IDS_OF_PART == number])
+            path = f"vectors/{file_name(published.base)}.{published.representation}/{number:05}.parquet"
             (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
             # Unit vectors do not compress, and dictionaries of them only cost time.
             with pq.ParquetWriter(self.folder / path, schema, use_dictionary=["model"], compression="none") as writer:

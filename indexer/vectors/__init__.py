@@ -1,1 +1,1 @@
-"""Vectors on disk: immutable segments, and exact search in them."""
+"""Vectors on disk: one file for each (base, representation), and exact search in it."""

@@ -98,24 +98,6 @@ class Centre:
         rest = (blocks - centre) * blocks.any(axis=2, keepdims=True)
         return unit_norm(rest, _NOTHING).reshape(len(vectors), -1).astype(np.float32)
 
-    def uncentred(self, vectors: NDArray[np.floating], group: str) -> Floats:
-        """(n, d) the vectors of unit blocks that were centred to (n, d) ``vectors``: no record need be read again.
-
-        With p the published block, c the centre and s > 0 what was left: b = c + s·p has norm 1, and as ‖c‖ < 1 there
-        is one such s: (−c·p + √((c·p)² + ‖p‖²(1 − ‖c‖²))) / ‖p‖².
-        """
-        if group not in self.groups:
-            return vectors.astype(np.float32)
-        centre = self.groups[group].blocks.astype(np.float64)
-        blocks = vectors.astype(np.float64).reshape(len(vectors), *centre.shape)
-        along = np.einsum("nbm,bm->nb", blocks, centre)
-        square = np.einsum("nbm,nbm->nb", blocks, blocks)
-        room = 1 - np.einsum("bm,bm->b", centre, centre)
-        root = np.sqrt(np.maximum(along**2 + square * room, 0)) - along
-        left = np.divide(root, square, out=np.zeros_like(root), where=square > 0)
-        whole = (centre + left[:, :, None] * blocks) * blocks.any(axis=2, keepdims=True)
-        return whole.reshape(len(vectors), -1).astype(np.float32)
-
 
 def unit_norm(rows: NDArray[Number], nothing: float = 0.0) -> NDArray[Number]:
     """(…, d) scaled to unit norm; zeros for rows of a norm of at most ``nothing``."""

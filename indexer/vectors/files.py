@@ -1,4 +1,6 @@
-"""FAISS files: written once under the hash of their content, and checked before FAISS loads them.
+"""FAISS files: one for each (base, representation), under the hash of its content, and checked before FAISS loads it.
+
+A publish that changes vectors writes a new file, some rows at a time; readers of the former generation keep theirs.
 
 FAISS trusts the sizes in a file and crashes if they are wrong. So a file is loaded only if its checksum is that in the
 database and, because the database may come from anybody, if its format is one that this program writes: an id map over
@@ -7,13 +9,17 @@ flat vectors. Checks are remembered (``indexer.storage.checksums``).
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexer.atlas import copied_hint, file_name, mending
 from indexer.errors import AtlasError
@@ -24,8 +30,9 @@ from indexer.untrusted import printable
 
 HINT = "Run `index rebuild` to rebuild it from the records."
 
-# Formats: vectors of 32-bit and of 16-bit numbers.
-SEGMENT = ""
+# Formats: vectors of 32-bit and of 16-bit numbers. Centred vectors are stored in 16 bits: that changes similarities by
+# about 1e-5 and halves the file.
+SINGLE = ""
 HALF = "fp16"
 
 MOST_NUMBERS = 1 << 24  # of a vector
@@ -35,12 +42,14 @@ _INNER_PRODUCT = 0
 _UNUSED = 1 << 20
 _FP16 = 4  # ScalarQuantizer::QT_fp16
 
+Part = TypeVar("Part", bound="bytes | memoryview | int")
+
 
 @dataclass(frozen=True)
 class VectorFile:
     """A published FAISS file as described by the database: its size in bytes, its vectors, and their length.
 
-    ``factory``: SEGMENT or HALF.
+    ``factory``: SINGLE or HALF.
     """
 
     name: str
@@ -48,38 +57,79 @@ class VectorFile:
     size: int
     count: int
     length: int
-    factory: str = SEGMENT
+    factory: str = SINGLE
 
     @property
-    def number_bytes(self) -> int:
-        """Bytes of a number of an exact vector."""
-        return 2 if self.factory == HALF else 4
+    def bytes_of_vectors(self) -> int:
+        """Bytes of all numbers."""
+        return _number_bytes(self.factory) * self.count * self.length
 
 
-def write_index(root: Path, base: str, representation: str, index: Any, factory: str = SEGMENT) -> VectorFile:
-    """Write a FAISS index under a name that contains the hash of its content.
+def _number_bytes(factory: str) -> int:
+    return 2 if factory == HALF else 4
 
-    An intact file of the same content is not replaced, so that readers need not check it again.
+
+def write_index(
+    root: Path,
+    base: str,
+    representation: str,
+    ids: NDArray[np.int64],
+    length: int,
+    blocks: Iterable[NDArray[np.floating[Any]]],
+    factory: str = SINGLE,
+) -> VectorFile:
+    """Write a FAISS index of inner products under a name that contains the hash of its content.
+
+    ``ids`` (n,): ascending. ``blocks``: their n vectors of ``length`` numbers in the same order, some rows at a time,
+    so that memory stays bounded. An intact file of the same content is not replaced, so that readers need not check it
+    again.
     """
-    import faiss
-
+    digest, size = hashlib.sha256(), 0
     temporary = root / f".{file_name(base)}.{representation}.{os.getpid()}.tmp"
     try:
-        faiss.write_index(index, str(temporary))
-        sha256 = file_sha256(temporary)
-        size = temporary.stat().st_size
-        target = root / f"{file_name(base)}.{representation}.{sha256[:16]}.faiss"
+        with temporary.open("wb") as file:
+            for part in _fields(
+                factory,
+                len(ids),
+                length,
+                (stored_form(rows, factory).data.cast("B") for rows in blocks if len(rows)),
+                [np.ascontiguousarray(ids, dtype="<i8").tobytes()],
+            ):
+                digest.update(part)
+                size += file.write(part)
+            file.flush()
+            sync_file(file.fileno())
+        sha256 = digest.hexdigest()
+        found = VectorFile(
+            f"{file_name(base)}.{representation}.{sha256[:16]}.faiss", sha256, size, len(ids), length, factory
+        )
+        check_format(temporary, factory, len(ids), length)
+        target = root / found.name
         try:
             is_there = file_sha256(target) == sha256
         except OSError:
             is_there = False
         if not is_there:
-            with temporary.open("rb") as file:
-                sync_file(file.fileno())
             temporary.replace(target)
+        # What was written need not be hashed again by whoever opens it.
+        check_once(target, _stamp(target.stat(), found), lambda: True, recheck=True)
     finally:
         temporary.unlink(missing_ok=True)
-    return VectorFile(target.name, sha256, size, int(index.ntotal), int(index.d), factory)
+    return found
+
+
+def stored_form(rows: NDArray[np.floating[Any]], factory: str = HALF) -> NDArray[np.floating[Any]]:
+    """Vectors (n, length) in the numbers in which a file stores them; FAISS rounds to 16 bits in its own way."""
+    import faiss
+
+    if factory != HALF or rows.dtype == np.float16:
+        return np.ascontiguousarray(rows, dtype="<f2" if factory == HALF else "<f4")
+    codes = faiss.ScalarQuantizer(rows.shape[1], _FP16).compute_codes(np.ascontiguousarray(rows, dtype=np.float32))
+    return np.asarray(codes.view("<f2"))
+
+
+def _stamp(status: os.stat_result, file: VectorFile) -> list[int | str]:
+    return stamp_of(status, file.sha256, file.count, file.length, file.factory)
 
 
 def open_index(root: Path, file: VectorFile) -> Any:
@@ -139,7 +189,7 @@ def check_file(root: Path, file: VectorFile, *, recheck: bool = False) -> Path:
                 hint,
             ) from error
 
-    check_once(path, stamp_of(status, file.sha256, file.count, file.length, file.factory), check, recheck=recheck)
+    check_once(path, _stamp(status, file), check, recheck=recheck)
     # Each time, though the checksum is remembered: whoever writes a file can set its times, and FAISS must not crash.
     check_fields()
     return path
@@ -159,15 +209,8 @@ def check_format(path: Path, factory: str, count: int, length: int) -> None:
     """
     if count < 0 or not 0 < length <= MOST_NUMBERS:
         raise MalformedIndex(f"{count} vectors of {length} numbers")
-    header = struct.pack("<iqqqBi", length, count, _UNUSED, _UNUSED, 1, _INNER_PRODUCT)
     # The fields in their order: bytes that must be there, or the size of something else. An array follows its length.
-    fields: list[bytes | int] = [b"IxMp" + header]
-    if factory == SEGMENT:
-        fields += [b"IxFI" + header + struct.pack("<Q", count * length), 4 * count * length]
-    else:
-        quantizer = struct.pack("<iifQQQ", _FP16, 0, 0.0, length, 2 * length, 0)
-        fields += [b"IxSQ" + header + quantizer + struct.pack("<Q", count * 2 * length), 2 * count * length]
-    fields += [struct.pack("<Q", count), 8 * count]
+    fields = list(_fields(factory, count, length, [_number_bytes(factory) * count * length], [8 * count]))
     sizes = [one if isinstance(one, int) else len(one) for one in fields]
     if path.stat().st_size != sum(sizes):
         raise MalformedIndex(f"{path.stat().st_size} bytes instead of {sum(sizes)}")
@@ -185,3 +228,25 @@ def check_format(path: Path, factory: str, count: int, length: int) -> None:
         raise MalformedIndex("a negative id")
     if not (ids[1:] > ids[:-1]).all():
         raise MalformedIndex("ids that do not ascend")
+
+
+def numbers_begin(file: VectorFile) -> int:
+    """The byte of a file at which the numbers of its vectors begin."""
+    fields = _fields(file.factory, file.count, file.length, [0], [0])
+    return sum(len(field) for field in itertools.takewhile(lambda field: isinstance(field, bytes), fields))
+
+
+def _fields(
+    factory: str, count: int, length: int, vectors: Iterable[Part], ids: Iterable[Part]
+) -> Iterator[bytes | Part]:
+    """All fields of a FAISS index in their order, with ``vectors`` and ``ids`` where their bytes are."""
+    header = struct.pack("<iqqqBi", length, count, _UNUSED, _UNUSED, 1, _INNER_PRODUCT)
+    yield b"IxMp" + header
+    if factory == SINGLE:
+        yield b"IxFI" + header + struct.pack("<Q", count * length)
+    else:
+        quantizer = struct.pack("<iifQQQ", _FP16, 0, 0.0, length, 2 * length, 0)
+        yield b"IxSQ" + header + quantizer + struct.pack("<Q", count * 2 * length)
+    yield from vectors
+    yield struct.pack("<Q", count)
+    yield from ids

@@ -12,10 +12,10 @@ import numpy as np
 
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.vectors.centre import CENTRED, Centre, GroupCentre
-from indexer.vectors.files import HALF, HINT, SEGMENT, VectorFile
+from indexer.vectors.files import HALF, HINT, SINGLE, VectorFile
 from indexer.vectors.masks import Masks
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import OpenSegment, Segment
+from indexer.vectors.stored import OpenVectors
 from indexer.vectors.table import AdapterIds
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class PublishedBase:
 
 @dataclass(frozen=True)
 class Published:
-    """The vectors of one (base, representation): ``count`` vectors of ``length`` numbers, in ``segments``.
+    """The vectors of one (base, representation): ``count`` vectors of ``length`` numbers, in ``file``.
 
     ``per_delta``: a vector is a concatenation of equally long blocks in the order of the base's deltas. ``masks``: the
     blocks each model changed, if blocks are compared separately. ``centre``: the version of the centre that was
@@ -51,22 +51,16 @@ class Published:
     count: int
     per_delta: bool
     budget: int | None
-    segments: tuple[Segment, ...]
+    file: VectorFile
     masks: Masks
     centre: str | None = None
 
-    @property
-    def files(self) -> list[VectorFile]:
-        """All their FAISS files."""
-        return [one.file for one in self.segments]
-
     def opened(self, root: Path) -> VectorIndex:
-        """Open the files for search. Raises AtlasError if one is missing, damaged, or not what the database says."""
+        """Open the file for search. Raises AtlasError if it is missing, damaged, or not what the database says."""
         try:
-            segments = [OpenSegment(root, one, self.masks) for one in self.segments]
+            return VectorIndex(OpenVectors(root, self.file, self.masks))
         except (RuntimeError, AttributeError) as error:  # FAISS found an index of another kind
             raise AtlasError(f"The vectors of {self.base}, {self.representation}, cannot be opened.", HINT) from error
-        return VectorIndex(segments, self.length, self.masks)
 
 
 def with_output_sides(
@@ -74,7 +68,7 @@ def with_output_sides(
 ) -> VectorIndex:
     """The same index, with the output sides of adapters if the start of one is not known.
 
-    Adapters without such a vector are compared by their input sides. Raises AtlasError if their files are damaged.
+    Adapters without such a vector are compared by their input sides. Raises AtlasError if their file is damaged.
     """
     if outputs is None or outputs.masks.blocks != index.masks.blocks:
         return index
@@ -125,22 +119,15 @@ def _read_published(
         return connection.execute(statement, key).fetchall()
 
     found = rows(
-        "SELECT version, rank, length, vectors, per_delta, blocks, centre, budget "
-        "FROM representations WHERE base = ? AND representation = ?"
+        "SELECT version, rank, length, vectors, per_delta, blocks, centre, budget, faiss_file, faiss_sha256, "
+        "faiss_bytes FROM representations WHERE base = ? AND representation = ?"
     )
     if not found:
         return None
-    version, rank, length, count, per_delta, blocks, centre, budget = found[0]
-    segments = rows(
-        "SELECT faiss_file, faiss_sha256, faiss_bytes, vectors, segments.centre, "
-        "(SELECT coalesce(list(model_id), []) FROM internal.removed_vectors AS removed "
-        "WHERE removed.base = segments.base AND removed.representation = segments.representation "
-        "AND removed.segment = segments.segment) "
-        "FROM internal.segments WHERE base = ? AND representation = ? ORDER BY segment"
-    )
+    version, rank, length, count, per_delta, blocks, centre, budget, name, sha256, size = found[0]
     masks = Masks.none()
     if blocks:
-        if segments and length % blocks:  # without vectors the length says nothing
+        if count and length % blocks:  # without vectors the length says nothing
             why = f"have {length} numbers, which {blocks} blocks do not divide"
             raise AtlasError(f"The vectors of {base}, {representation}, {why}.", HINT)
         members = rows("SELECT changed, model_ids FROM internal.vector_masks WHERE base = ? AND representation = ?")
@@ -156,14 +143,7 @@ def _read_published(
         count=count,
         per_delta=per_delta,
         budget=budget,
-        segments=tuple(
-            Segment(
-                VectorFile(name, sha256, size, stored, length, SEGMENT if of_centre is None else HALF),
-                np.unique(np.array(removed, dtype=np.int64)),
-                of_centre,
-            )
-            for name, sha256, size, stored, of_centre, removed in segments
-        ),
+        file=VectorFile(name, sha256, size, count, length, SINGLE if centre is None else HALF),
         masks=masks,
         centre=centre,
     )

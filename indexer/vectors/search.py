@@ -1,4 +1,4 @@
-"""Search: the nearest of all valid vectors, over every segment. A search compares all of them.
+"""Search: the nearest of all vectors. A search compares all of them.
 
 FAISS compares whole vectors. If vectors consist of blocks, an inner product is divided by the number of blocks that
 both models changed (``indexer.vectors.masks``). The order of FAISS is right only among models with the same divisor, so
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -17,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.machine import processors
-from indexer.vectors.masks import Masks, changed_blocks, shared_blocks
-from indexer.vectors.segments import (
-    OpenSegment,
+from indexer.vectors.masks import changed_blocks, shared_blocks
+from indexer.vectors.stored import (
+    OpenVectors,
     Vectors,
     ascending,
     id_selector,
-    joined,
     one_thread,
     rows_of_block,
 )
@@ -53,35 +51,32 @@ class VectorIndex:
     """
 
     def __init__(
-        self,
-        segments: Sequence[OpenSegment],
-        length: int,
-        masks: Masks | None = None,
-        outputs: VectorIndex | None = None,
-        adapters: AdapterIds | None = None,
+        self, opened: OpenVectors, outputs: VectorIndex | None = None, adapters: AdapterIds | None = None
     ) -> None:
-        self.segments = segments
-        self.length = length
-        self.masks = masks or Masks.none()
+        self.opened = opened
+        self.length, self.masks = opened.file.length, opened.masks
         self.outputs = outputs
         self.adapters = adapters or AdapterIds.none()
 
     def __len__(self) -> int:
-        return sum(one.segment.count for one in self.segments)
+        return len(self.opened)
 
-    @cached_property
+    @property
     def ids(self) -> NDArray[np.int64]:
         """Ids of all models that have a vector, ascending."""
-        return np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *(one.ids for one in self.segments)]))
+        return self.opened.ids
 
     def vectors(self) -> Vectors:
         """A copy of all vectors."""
-        return joined([one.vectors() for one in self.segments], self.length)
+        return self._copied(self.opened.vectors)
 
     def rows(self, ids: Sequence[int] | NDArray[np.int64]) -> Vectors:
         """A copy of the vectors of those of ``ids`` that have one."""
-        wanted = ascending(ids)
-        return joined([one.rows(wanted) for one in self.segments], self.length)
+        return self._copied(self.opened.rows(ascending(ids)))
+
+    @staticmethod
+    def _copied(vectors: Vectors) -> Vectors:
+        return Vectors(vectors.ids, vectors.copied(slice(None)), vectors.blocks)
 
     def table(self, ids: NDArray[np.int64]) -> VectorTable:
         """The vectors of these models (ascending), all of which have one of the input side."""
@@ -179,31 +174,30 @@ class VectorIndex:
 
     def _matrix(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """A copy of the vectors of ``ids`` (ascending), all of which have one."""
-        return joined([one.rows(ids) for one in self.segments], self.length).matrix
+        return self.opened.rows(ids).matrix
 
     def _compared(self, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None) -> list[_Compared]:
-        """The k nearest of each segment and all that nearly tie with the last of them."""
+        """The k nearest of each part and all that nearly tie with the last of them."""
         # Kinds of models by their divisor; None stands for all models.
         classes: list[tuple[float, NDArray[np.bool_] | None]] = [(1.0, None)]
         if self.masks.blocks:
             each = self.masks.divisors_by_kind(query[None, :])[0]
             different = np.unique(each)
             classes = [(float(one), None if len(different) == 1 else each == one) for one in different]
-        parts = [
-            (one, divisor, kinds, part) for divisor, kinds in classes for one in self.segments for part in _parts(one)
-        ]
+        opened = self.opened
+        parts = [(divisor, kinds, part) for divisor, kinds in classes for part in _parts(opened)]
 
-        def nearest(one: OpenSegment, divisor: float, kinds: NDArray[np.bool_] | None, part: _Part | None) -> _Compared:
+        def nearest(divisor: float, kinds: NDArray[np.bool_] | None, part: _Part | None) -> _Compared:
             count = k + TIES
             while True:
-                ids, products = _search(one, query, min(count, one.segment.count), allowed, kinds, part)
+                ids, products = _search(opened, query, min(count, len(opened)), allowed, kinds, part)
                 similarities = np.clip(products / divisor, -1.0, 1.0)
                 # A tie with the last result may be missing only if the last is as near as the k-th.
                 if len(ids) < count or similarities[k - 1] - similarities[-1] > NEAR:
                     return ids, similarities
                 count *= 4
 
-        threads = sum(one.segment.bytes for one in self.segments) // _BYTES_OF_THREAD
+        threads = opened.file.bytes_of_vectors // _BYTES_OF_THREAD
         if threads < 2 or (threads := min(threads, processors())) < 2:
             return [nearest(*part) for part in parts]
         with ThreadPoolExecutor(threads) as pool:  # FAISS releases Python's lock
@@ -221,39 +215,34 @@ def _first_equal(parts: Iterable[NDArray[np.float32]]) -> NDArray[np.int64]:
 _Part = tuple[int, int]
 
 
-def _parts(one: OpenSegment) -> list[_Part | None]:
-    """Ranges of the ids of a segment that threads compare one by one; None for all of them."""
-    count = max(1, one.segment.bytes // _BYTES_OF_PART)
+def _parts(opened: OpenVectors) -> list[_Part | None]:
+    """Ranges of ids that threads compare one by one; None for all of them."""
+    count = max(1, opened.file.bytes_of_vectors // _BYTES_OF_PART)
     if count == 1:
         return [None]
-    ids = np.sort(one.stored.ids)
+    ids = opened.ids
     bounds = [int(ids[len(ids) * number // count]) for number in range(count)]
     return list(zip(bounds, [*bounds[1:], int(ids[-1]) + 1], strict=True))
 
 
 def _search(
-    one: OpenSegment,
+    opened: OpenVectors,
     query: NDArray[np.float32],
     count: int,
     allowed: NDArray[np.int64] | None,
     kinds: NDArray[np.bool_] | None,
     part: _Part | None,
 ) -> _Compared:
-    """At most ``count`` valid and allowed models of a ``part`` and some ``kinds`` of masks, with inner products."""
+    """At most ``count`` allowed models of a ``part`` and some ``kinds`` of masks, with inner products."""
     import faiss
 
-    removed = one.segment.removed
     selector: Any = None
     if allowed is not None or kinds is not None:
-        ids = one.stored.ids if allowed is None else allowed
+        ids = opened.ids if allowed is None else allowed
         if kinds is not None:
-            ids = ids[kinds[one.masks.kinds_of(ids)]]
-        ids = np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids
+            ids = ids[kinds[opened.masks.kinds_of(ids)]]
         count = min(count, len(ids))
         selector = id_selector(ids) if len(ids) else None
-    elif len(removed):
-        invalid = faiss.IDSelectorBatch(removed)
-        selector = faiss.IDSelectorNot(invalid)
     if count < 1:
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
     if part is not None:
@@ -261,5 +250,5 @@ def _search(
         selector = within if selector is None else faiss.IDSelectorAnd(selector, within)
     parameters = faiss.SearchParameters(sel=selector) if selector is not None else None  # type: ignore[call-arg]
     with one_thread():
-        (similarities,), (ids,) = one.index.search(query[None, :], count, params=parameters)
+        (similarities,), (ids,) = opened.index.search(query[None, :], count, params=parameters)
     return ids[ids >= 0], similarities[ids >= 0]  # −1 if there are fewer

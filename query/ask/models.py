@@ -99,18 +99,18 @@ class Candidates:
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.floating], NDArray[np.intp] | slice]]:
         """Places of some models, a tile of stored vectors, and the rows of it that are theirs."""
         step = max(1, _TILE_BYTES // (4 * self.index.length))
-        for segment in self.index.segments:
-            held = segment.rows(ids)
-            places = np.searchsorted(ids, held.ids)
-            rows = np.arange(len(held)) if held.places is None else held.places
-            for start in range(0, len(held), step):
-                tile = slice(start, start + step)
-                some, first = rows[tile], int(rows[tile].min())
-                # Neighbouring rows are converted without a copy before, which takes a third longer.
-                if int(some.max()) - first < 2 * len(some):
-                    yield places[tile], held.stored[first : int(some.max()) + 1], some - first
-                else:
-                    yield places[tile], held.stored[some], slice(None)
+        found = self.index.opened.rows(ids)
+        assert found.places is not None
+        places = np.searchsorted(ids, found.ids)
+        for start in range(0, len(found), step):
+            tile = slice(start, start + step)
+            rows = found.places[tile]
+            first, last = int(rows[0]), int(rows[-1])
+            # Neighbouring rows are converted without a copy before, which takes a third longer.
+            if last - first < 2 * len(rows):
+                yield places[tile], found.stored[first : last + 1], rows - first
+            else:
+                yield places[tile], found.stored[rows], slice(None)
 
     def by_vocabulary(self, groups: Sequence[Features], reference: NDArray[np.float32]) -> list[Floats]:
         """For each group (sets, n) the cosine of √rates minus √reference with the change of a model, minus their mean.

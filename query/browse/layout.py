@@ -96,15 +96,14 @@ def _compute_layout(atlas: AtlasReader, base: str, method: str | None = None) ->
 
 
 def _cache_key(atlas: AtlasReader, base: str, method: str | None) -> str:
-    """A hash of what a layout depends on: the vectors' files, which models count and what they name, the method."""
-    files = atlas.rows("SELECT faiss_files FROM indexes WHERE base = ? AND representation = 'input'", [base])
-    removed = atlas.rows("SELECT segment, model_id FROM internal.removed_vectors WHERE base = ? ORDER BY ALL", [base])
+    """A hash of what a layout depends on: the vectors' file, which models count and what they name, the method."""
+    files = atlas.rows("SELECT faiss_file FROM indexes WHERE base = ? AND representation = 'input'", [base])
     (models,) = atlas.rows(
         "SELECT md5(string_agg(concat_ws(' ', model_id, is_copy, is_unrelated, duplicate_of, datasets), ';' "
         "ORDER BY model_id)) AS digest FROM models WHERE base = ?",
         [base],
     )
-    depends_on = json.dumps([__version__, base, method, files, removed, models])
+    depends_on = json.dumps([__version__, base, method, files, models])
     return hashlib.sha256(depends_on.encode()).hexdigest()
 
 

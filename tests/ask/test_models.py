@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from indexer.records.tokens import MISSING, UNSURE, codes_of_sizes
-from indexer.vectors.masks import Masks
 from indexer.vectors.search import VectorIndex
+from indexer.vectors.stored import OpenVectors, Vectors, write_vectors
 from query import Atlas
 from query.ask import models
 from query.ask.evidence import Features
@@ -65,7 +65,7 @@ def test_codes_that_an_atlas_should_not_hold_are_left_out(made, tmp_path) -> Non
         assert not read_candidates(atlas, BASE, ROWS - 1).has_vocabulary.any()
 
 
-def test_sizes_are_centred_among_their_kind() -> None:
+def test_sizes_are_centred_among_their_kind(tmp_path) -> None:
     """Unit norm, minus the mean of the models of a kind; then cosines with √rates."""
     random = np.random.default_rng(0)
     sizes = random.random((9, ROWS)) * (random.random((9, ROWS)) < 0.5)
@@ -73,7 +73,8 @@ def test_sizes_are_centred_among_their_kind() -> None:
     codes = np.where(sizes > 0, codes_of_sizes(np.maximum(sizes, 1e-9)), 0).astype(np.uint8)
     codes[0, :2] = UNSURE, MISSING
     is_share = np.array([False] * 7 + [True] * 2)  # two models have no mean worth subtracting
-    index = VectorIndex([], 8, masks=Masks.none())
+    none = Vectors(np.zeros(0, np.int64), np.zeros((0, 8), np.float32))
+    index = VectorIndex(OpenVectors(tmp_path, write_vectors(tmp_path, BASE, "input", none)))
     found = Candidates(BASE, index, np.arange(9), codes, is_share)
     rates, reference = random.dirichlet(np.ones(ROWS), 2), random.dirichlet(np.ones(ROWS))
     groups, pooled = [Features(np.empty((2, 0), np.float32), rates.astype(np.float32))], reference.astype(np.float32)

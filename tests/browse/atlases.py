@@ -9,7 +9,7 @@ import duckdb
 import numpy as np
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
-from indexer.vectors.segments import Vectors
+from indexer.vectors.stored import Vectors
 from tests.atlas_builder import BASE, BEGAN, Model, family, publish_vectors, write_atlas
 from tests.report.conftest import BUILDS, EVIL, population
 

@@ -41,7 +41,7 @@ REFUSED = {
     ),
     "a view that is called as one of DuckDB's": (["CREATE VIEW duckdb_views AS SELECT 1 AS a"], "view 'duckdb_views'"),
     "a table of its own": (["CREATE TABLE system (x INTEGER)"], "table 'system'"),
-    "a table less": (["DROP TABLE internal.removed_vectors"], "lacks the table 'removed_vectors'"),
+    "a table less": (["DROP TABLE internal.null_groups"], "lacks the table 'null_groups'"),
     "a column more": (["ALTER TABLE tags ADD COLUMN more INTEGER"], "table 'tags'"),
     "a column of another type": (
         ["ALTER TABLE rejected_listing_rows ALTER why TYPE BLOB USING why::BLOB"],
@@ -97,7 +97,7 @@ REFUSED = {
         ],
         "trigger 'thief'",
     ),
-    "a billion rows": (["INSERT INTO internal.removed_vectors SELECT 'b', 'input', 0, 1 FROM range(9000000)"], "rows"),
+    "a billion rows": (["INSERT INTO internal.null_groups SELECT 'b', 'input', 'full', 1 FROM range(9000000)"], "rows"),
 }
 
 # Not used: those of schema.sql stand in.

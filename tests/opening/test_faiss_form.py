@@ -10,12 +10,12 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.storage.checksums import file_sha256
-from indexer.vectors.files import HALF, SEGMENT, MalformedIndex, VectorFile, check_file, check_format, open_index
+from indexer.vectors.files import HALF, SINGLE, MalformedIndex, VectorFile, check_file, check_format, open_index
 from tests.conftest import run_python
 
 LENGTH, COUNT = 32, 200
-KINDS = [SEGMENT, HALF]
-FACTORIES = {SEGMENT: "Flat", HALF: "SQfp16"}
+KINDS = [SINGLE, HALF]
+FACTORIES = {SINGLE: "Flat", HALF: "SQfp16"}
 
 
 def written(path, factory):
@@ -90,7 +90,7 @@ def test_no_altered_file_crashes_faiss(tmp_path, factory):
 
 @pytest.mark.parametrize("name", ["../a.faiss", "/etc/passwd", "a/../a.faiss", "a.faiss\0", "..", "", "lock"])
 def test_a_name_stays_in_the_folder(tmp_path, name):
-    written(tmp_path / "a.faiss", SEGMENT)
+    written(tmp_path / "a.faiss", SINGLE)
     with pytest.raises(AtlasError, match="as a FAISS file"):
         check_file(tmp_path, VectorFile(name, "0" * 64, 1, COUNT, LENGTH))
 
@@ -158,7 +158,7 @@ def test_a_hostile_index_behind_a_right_checksum_gets_one_line(tmp_path, kind, m
 
 def test_a_file_is_looked_at_each_time_though_its_checksum_is_remembered(tmp_path):
     """Whoever changes a file can set its times."""
-    path = written(tmp_path / "a.faiss", SEGMENT)
+    path = written(tmp_path / "a.faiss", SINGLE)
     status = path.stat()
     file = VectorFile(path.name, file_sha256(path), status.st_size, COUNT, LENGTH)
     check_file(tmp_path, file)

@@ -32,6 +32,17 @@ def test_a_good_atlas_passes_every_check(atlas):
         ("UPDATE deltas SET norm = norm * 2 WHERE model_id = 3 AND layer = 0", "row"),
         ("DELETE FROM deltas WHERE model_id = 3 AND layer = 0", "row"),
         ("UPDATE records SET delta_norm = 7 WHERE model_id = 3", "row"),
+        ("UPDATE records SET is_unrelated = true, verified = false WHERE model_id = 3", "row"),
+        ("UPDATE records SET weight_files = [] WHERE model_id = 3", "row"),
+        ("UPDATE deltas SET singular_values = list_transform(singular_values, lambda s: s * 1.01) WHERE model_id = 3", "row"),
+        ("UPDATE deltas SET layer = layer + 7 WHERE model_id = 3 AND layer = 0", "row"),
+        ("INSERT INTO adapter_bases VALUES (3, 'a/b', 'foreign', 'a/b', 'it does not fit')", "row"),
+        ("UPDATE fine_tunes SET downloads = 12345 WHERE model_id = 3", "row"),
+        ("UPDATE fine_tunes SET author = 'eve' WHERE model_id = 3", "row"),
+        ("DELETE FROM tags WHERE model_id = 3", "row"),
+        ("UPDATE tags SET tag = 'bent' WHERE model_id = 3", "row"),
+        ("INSERT INTO model_datasets (model_id, dataset, raw, source) VALUES (3, 'a/b', 'a/b', 'card')", "row"),
+        ("UPDATE representations SET version = version + 1", "vectors"),
         ("UPDATE bases SET deltas = deltas[2:], config = '{}'", "row"),
         ("UPDATE representations SET blocks = 7", "vectors"),
         ("UPDATE representations SET blocks = 0", "vectors"),
@@ -55,10 +66,10 @@ def test_values_that_no_publish_writes_are_found(atlas):
 
 
 @pytest.mark.parametrize(
-    "broken", ["indexer.publish.verification.depth_vectors", "indexer.publish.deep_verification.row_of_base"]
+    "broken", ["indexer.publish.verification.depth_vectors", "indexer.publish.deep_verification.publish"]
 )
 def test_values_that_end_a_check_are_a_problem(atlas, monkeypatch, broken):
-    def fail(*_):
+    def fail(*_, **__):
         raise TypeError("'NoneType' object is not iterable")
 
     monkeypatch.setattr(broken, fail)
@@ -89,7 +100,7 @@ def test_a_vector_that_its_record_does_not_make_is_found(atlas):
     forged = faiss.index_factory(matrix.shape[1], "IDMap,SQfp16", faiss.METRIC_INNER_PRODUCT)
     forged.add_with_ids(matrix, ids)
     faiss.write_index(forged, str(path))
-    change(atlas, f"UPDATE internal.segments SET faiss_sha256 = '{file_sha256(path)}'")
+    change(atlas, f"UPDATE representations SET faiss_sha256 = '{file_sha256(path)}'")
     assert verify(atlas) == []
     kinds = {one.kind for one in verify_deeply(atlas)}
     assert kinds == {"vectors", "neighbours"}
@@ -102,3 +113,18 @@ def test_what_is_not_a_file_is_found_by_name(atlas, tmp_path):
     (atlas.bases / "elsewhere").symlink_to(tmp_path / "elsewhere")
     found = {one.what for one in verify_deeply(atlas) if one.kind == "file"}
     assert found == {"listing/pipe.jsonl", "records/pipe", "bases/elsewhere"}
+
+
+def test_nothing_is_left_of_a_check_that_is_interrupted(atlas, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        assert list(tmp_path.glob("temporary/*/*"))
+        raise KeyboardInterrupt
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr("indexer.publish.deep_verification.publish", interrupted)
+    before = sorted(path for path in atlas.root.rglob("*"))
+    with pytest.raises(KeyboardInterrupt):
+        verify_deeply(atlas)
+    assert not list((tmp_path / "temporary").iterdir())
+    assert sorted(path for path in atlas.root.rglob("*")) == before

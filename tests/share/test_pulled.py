@@ -80,7 +80,7 @@ def test_an_older_tag_and_then_what_is_new(ann, atlas, tmp_path):
     assert report.generation == 1
     report = pull(NAME, got.root, progress=ann.note)
     assert report.generation == 2
-    assert report.fetched_files < report.files  # segments that did not change were there
+    assert report.fetched_files < report.files  # the vectors of "input" did not change
     with Atlas(got.root) as opened:
         assert opened.is_published("org/tiny-base", "output")
         assert opened.similar("ann/glue-0", 2, representation="output")
@@ -241,3 +241,14 @@ def test_verify_misses_records_that_were_pulled(ann, atlas, tmp_path):
     (problem,) = verify(got)
     assert problem.kind == "record"
     assert f"index pull {NAME} --with-records" in problem.problem
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_records", [True, False])
+def test_a_strict_check_of_a_pulled_atlas_finds_what_was_altered_and_nothing_else(ann, atlas, tmp_path, with_records):
+    ann.push(atlas, with_records=with_records)
+    got, _ = get(ann, tmp_path, with_records=with_records)
+    assert verify_deeply(got) == []
+    execute(got.database, "UPDATE neighbours SET similarity = 0.999 WHERE model_id = 2 AND rank = 1")
+    got.checksums.unlink(missing_ok=True)
+    assert [one.kind for one in verify_deeply(got)] == ["neighbours"]

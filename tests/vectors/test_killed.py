@@ -35,7 +35,7 @@ point = sys.argv[2]
 if point == "centre written":
     centring.Centring._write = after(centring.Centring._write)
 elif point == "vectors written":
-    vectors.write_segment = after(vectors.write_segment)
+    vectors.write_index = after(vectors.write_index)
 elif point == "vectors named":
     vectors.PublishedVectors._write = after(vectors.PublishedVectors._write)
 elif point == "neighbours":
@@ -57,7 +57,7 @@ def _publish(root):
 def _state(root):
     """What readers see: the centres that vectors name, the published one, and the vectors with their neighbours."""
     with Atlas(root) as atlas:
-        named = {row["centre"] for row in atlas.rows("SELECT centre FROM internal.segments")}
+        named = {row["centre"] for row in atlas.rows("SELECT centre FROM representations")}
         vectors = atlas.index(BASE).vectors()
         neighbours = atlas.rows("FROM neighbours ORDER BY ALL")
         return named, atlas.centre(BASE).version, vectors.ids.tolist(), vectors.matrix.tolist(), neighbours
@@ -107,3 +107,26 @@ def test_a_publish_killed_while_the_centre_moves_leaves_one_centre(point, growin
     assert len(ids) == 9
     assert verify(growing) == []
     assert not list(growing.root.glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_record_that_is_damaged_when_the_centre_moves_costs_only_its_model(growing):
+    """Its file is read for nothing else by then."""
+    with Atlas(growing.root) as atlas:
+        (row,) = atlas.rows("SELECT model, model_id, record_key FROM models ORDER BY model_id LIMIT 1")
+    path = growing.record(row["record_key"])
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+    _publish(growing.root)
+    with Atlas(growing.root) as atlas:
+        assert atlas.rows("SELECT status, reason FROM fine_tunes WHERE model_id = ?", [row["model_id"]]) == [
+            {"status": "skipped", "reason": "does_not_fit"}
+        ]
+        ids = atlas.index(BASE).ids.tolist()
+        assert len(ids) == 8
+        assert row["model_id"] not in ids
+        assert atlas.rows("SELECT 1 FROM neighbours WHERE ? IN (model_id, neighbour_id)", [row["model_id"]]) == []
+    assert {(one.kind, one.what) for one in verify(growing)} == {("record", row["record_key"])}
+    path.unlink()
+    assert verify(growing) == []

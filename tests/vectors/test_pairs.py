@@ -14,7 +14,7 @@ from indexer.records.sketch import OUTPUT_POWER
 from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL
 from indexer.vectors.masks import Masks, changed_blocks
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import OpenSegment, Vectors, write_segment
+from indexer.vectors.stored import OpenVectors, Vectors, write_vectors
 from indexer.vectors.table import AdapterIds, VectorTable, by_output, group_codes
 from query.statistics.likeness import points
 from query.statistics.neighbours import neighbour_order
@@ -94,7 +94,7 @@ def test_parts_sum_to_the_similarity_and_cosines_are_those_of_the_side_that_is_c
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory) -> VectorIndex:
-    """Both sides in two segments each, as a publish may leave them; full fine-tunes have no output side."""
+    """Both sides; full fine-tunes have no output side."""
     root = tmp_path_factory.mktemp("pairs")
 
     def opened(name: str, side: np.ndarray, rows: list[int]) -> VectorIndex:
@@ -105,9 +105,7 @@ def index(tmp_path_factory) -> VectorIndex:
                 int(IDS[row])
             )
         masks = Masks.of(BLOCKS, kinds)
-        parts = [rows[:4], rows[4:]]
-        segments = [write_segment(root, "b", name, Vectors(IDS[part], flat[part])) for part in parts]
-        return VectorIndex([OpenSegment(root, one, masks) for one in segments], flat.shape[1], masks=masks)
+        return VectorIndex(OpenVectors(root, write_vectors(root, "b", name, Vectors(IDS[rows], flat[rows])), masks))
 
     found = opened("input", INPUTS, list(range(len(GROUPS))))
     adapters = [row for row, group in enumerate(GROUPS) if group != FULL]

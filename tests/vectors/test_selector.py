@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from indexer.vectors.segments import id_selector
+from indexer.vectors.stored import id_selector
 
 
 @pytest.mark.parametrize("ids", [np.arange(0, 90, 3), np.array([5]), np.array([7, 2_000_000_011])])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from indexer.vectors import search
 from indexer.vectors.masks import Masks, changed_blocks
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import OpenSegment, Vectors, write_segment
+from indexer.vectors.stored import OpenVectors, Vectors, write_vectors
 from indexer.vectors.table import VectorTable
 from tests.vectors.test_pairs import blocks_of
 
@@ -20,7 +19,7 @@ BLOCKS, LENGTH, COUNT = 6, 12, 400
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    """Two segments with the same vector many times, removed ones, and vectors that lack blocks."""
+    """The same vector many times, and vectors that lack blocks."""
     folder, vectors = tmp_path_factory.mktemp("threads"), blocks_of(3, COUNT).reshape(COUNT, -1).astype(np.float32)
     vectors[50:300:7] = vectors[50]
     ids = np.arange(5, 5 + 3 * COUNT, 3)
@@ -28,11 +27,8 @@ def index(tmp_path_factory):
     for model_id, mask in zip(ids.tolist(), changed_blocks(vectors, BLOCKS).astype(np.uint8), strict=True):
         kinds.setdefault(mask.tobytes(), []).append(model_id)
     masks = Masks.of(BLOCKS, kinds)
-    segments = []
-    for rows in (np.arange(0, COUNT, 2), np.arange(1, COUNT, 2)):
-        segment = write_segment(folder, "base", "input", Vectors(ids[rows], vectors[rows], BLOCKS))
-        segments.append(OpenSegment(folder, replace(segment, removed=ids[rows][3:30:4]), masks))
-    return VectorIndex(segments, BLOCKS * LENGTH, masks), ids, vectors
+    opened = OpenVectors(folder, write_vectors(folder, "base", "input", Vectors(ids, vectors, BLOCKS)), masks)
+    return VectorIndex(opened), ids, vectors
 
 
 @pytest.mark.parametrize("part", [1 << 10, 4 << 10, 20 << 10], ids=["few vectors", "more", "two parts"])
@@ -46,13 +42,13 @@ def test_threads_find_what_one_thread_finds(index, monkeypatch, part, some):
     monkeypatch.setattr(search, "_BYTES_OF_PART", part)
     monkeypatch.setattr(search, "processors", lambda: 4)
     assert [opened.search(one, k, allowed) for one in asked for k in (1, 30, COUNT)] == alone
-    assert len(search._parts(opened.segments[0])) > 1
+    assert len(search._parts(opened.opened)) > 1
 
 
 def test_every_id_is_in_one_part(index, monkeypatch):
     monkeypatch.setattr(search, "_BYTES_OF_PART", 1 << 10)
     opened, _, _ = index
-    parts = search._parts(opened.segments[1])
-    held = opened.segments[1].ids
+    parts = search._parts(opened.opened)
+    held = opened.ids
     assert sum(((first <= held) & (held < last)).sum() for first, last in parts) == len(held)
     assert all(one[1] == other[0] for one, other in pairwise(parts))
