@@ -19,6 +19,7 @@ from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_mode
 from indexer.publish.publish import publish
 from indexer.publish.removal import conclude, finish_removals, forget, unfinished_removals
 from indexer.publish.rows import Entry, Publication
+from indexer.publish.stored_answers import published_answers, restore_answers
 from indexer.quantities import some_of
 from indexer.records.identity import OtherVersion
 from indexer.records.representation import representation_named
@@ -117,8 +118,17 @@ def rebuild(
     plans = []
     with earlier_database(folder.database) as earlier:
         before = PreviousAtlas.read(earlier) if before is None else before
+        listings = {name: Listing(folder.listing(name)) for name in newest}
+        # Of bases whose database is missing or damaged.
+        answers = {
+            name: published_answers(earlier, name)
+            for name, listing in listings.items()
+            if not listing.path.is_file() or listing.problems()
+        }
         removals = unfinished_removals(folder, newest)
         for one in removals:
+            for name in answers.keys() & set(one.bases):
+                listings[name].repair()
             forget(folder, one)
         for name in sorted(newest):
             of_base = [one for one in records if one.identity.base == name]
@@ -157,8 +167,10 @@ def rebuild(
         say(f"records of another version, {until}: {len(unread)}")
     for publication, listing, restored in plans:
         base = publication.base.base
-        if restored or listing.problems() or not listing.path.is_file():
+        if restored or base in answers:
+            listing.repair()
             listing.restore(restored, [base, *publication.aliases])
+            restore_answers(folder, base, answers.get(base, {}))
             say(
                 f"{base}: restored {len(restored)} models of the listing from database and records; "
                 f"run `index build --base {base}` to list them again"
