@@ -171,7 +171,7 @@ class ListingTables:
         number, name, first, last, claim = known
         claims = self._all_claims("WHERE number = ?", (number,)).get(number, {})
         seen = (_moment(first), _moment(last))
-        return ListedModel(name, self._row_of(number), *asdict(claim).values(), *seen, not claims, claims)
+        return ListedModel(name, self._row_of(number), *claim.parts, *seen, not claims, claims)
 
     def row(self, identifier: str) -> RawRow | None:
         """The row of a listed model; None if it is not listed."""
@@ -237,8 +237,6 @@ class ListingTables:
             identifier, row = name, None  # the row under the new name counts
         if "user" not in claims and names.is_removed(identifier):
             return False
-        if row is not None and is_too_deep(row):
-            raise ValueError(f"the row of {identifier} is nested too deeply")
         known = self._member(identifier)
         if known is not None:
             number, _, first, last, effective = known
@@ -253,7 +251,7 @@ class ListingTables:
             (number,) = self.tables.execute("SELECT coalesce(max(number), 0) + 1 FROM models")[0]
             self.tables.put("hub_rows", number, _text(row))
             claim = self._note_claims(number, claims, None, was)
-        self.tables.put("models", number, identifier, first, last, *map(plain, asdict(claim).values()))
+        self.tables.put("models", number, identifier, first, last, *claim.parts)
         names.listed(identifier)
         return known is None
 
@@ -268,9 +266,9 @@ class ListingTables:
         """Complete the row of a known model; nothing is written if it says nothing new."""
         if row is None:
             return
-        stored, text = self.tables.get("hub_rows", number), _text(row)
+        stored = self.tables.get("hub_rows", number)
         if stored is not None:
-            if stored[1] == text:
+            if stored[1] == _encoded(row):
                 return
             before = _row(stored[1])
             if row.get("sha") not in (None, before.get("sha")):
@@ -283,20 +281,23 @@ class ListingTables:
         self.tables.put("hub_rows", number, text)
 
     def _note_claims(self, number: int, claims: Claims, effective: Claim | None, was: Claim | None) -> Claim:
-        """Store claims; returns the model's most trusted one."""
-        is_same = effective is not None
+        """Store claims; returns the model's most trusted one. ``effective``: the one it had; None: it is new."""
+        is_same = effective is not None and bool(claims)
         for question, (claim, crawl) in claims.items():
             values = (claim.relation, claim.claimed_by, plain(claim.parent))
-            known = self.tables.get("claims", number, question) if is_same else None
-            is_same = is_same and known is not None and known[2:5] == values
+            if is_same:
+                known = self.tables.get("claims", number, question)
+                before = known[2:5] if known is not None else effective.parts if effective else ()
+                is_same = before == values
             self.tables.put("claims", number, question, *values, crawl)
-        if is_same and claims and effective is not None:
+        if is_same and effective is not None:
             return effective
-        all_claims = self._all_claims("WHERE number = ?", (number,)).get(number, {})
-        found = min((claim for claim, _ in all_claims.values()), key=lambda claim: claim.rank, default=was or effective)
+        others = {} if effective is None else self._all_claims("WHERE number = ?", (number,)).get(number, {})
+        made = [claim for claim, _ in (others or claims).values()]
+        found = min(made, key=lambda claim: claim.rank, default=was or effective)
         if found is None:
             raise ValueError("a model without a claim")
-        return found
+        return Claim(found.relation, found.claimed_by, plain(found.parent))
 
     def lose(self, identifier: str, questions: Iterable[str]) -> bool:
         """Take claims of a model away; returns whether it has none left. Its last claim is kept beside it."""
@@ -307,7 +308,7 @@ class ListingTables:
         for question in questions:
             self.tables.execute("DELETE FROM claims WHERE number = ? AND question = ?", (number, question))
         claim = self._note_claims(number, {}, effective, None)
-        self.tables.put("models", number, name, first, last, *asdict(claim).values())
+        self.tables.put("models", number, name, first, last, *claim.parts)
         return not self.tables.execute("SELECT 1 FROM claims WHERE number = ? LIMIT 1", (number,))
 
     def rename(self, old: str, new: str) -> None:
@@ -319,7 +320,7 @@ class ListingTables:
         before, after = self._member(old), self._member(new)
         if before is not None and after is not None:
             number, name, first, last, claim = after
-            self.tables.put("models", number, name, min(first, before[2]), last, *asdict(claim).values())
+            self.tables.put("models", number, name, min(first, before[2]), last, *claim.parts)
         self._drop(old)
 
     def remove(self, identifier: str, seen: str, pending: Removal | None = None) -> None:
@@ -609,9 +610,15 @@ def downloads_of(row: RawRow) -> int:
     return Reader().count(row.get("downloads"), "downloads") or 0
 
 
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _text(row: RawRow) -> str:
+    """A row as it is stored. Raises ValueError if it is nested too deeply."""
+    if is_too_deep(row):
+        raise ValueError(f"the row of {row.get('id')} is nested too deeply")
     # ASCII, so that any text from the Hub can be stored, lone surrogates included.
-    return json.dumps(row, separators=(",", ":"))
+    return _encoded(row)
 
 
 def _row(text: str) -> RawRow:

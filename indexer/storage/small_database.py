@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import sqlite3
 import tempfile
@@ -64,7 +63,7 @@ class Schema:
     version: int
     objects: tuple[Values, ...] = field(init=False)
     columns: dict[str, tuple[str, ...]] = field(init=False)
-    keys: dict[str, tuple[str, ...]] = field(init=False)
+    statements: dict[str, _Statements] = field(init=False)
 
     def __post_init__(self) -> None:
         with closing(sqlite3.connect(":memory:")) as connection:
@@ -78,10 +77,8 @@ class Schema:
         columns = {name: tuple(row[1] for row in rows)[:-1] for name, rows in found.items()}
         keys = {name: tuple(row[1] for row in rows if row[5]) for name, rows in found.items()}
         object.__setattr__(self, "columns", columns)
-        object.__setattr__(self, "keys", keys)
-
-    def __hash__(self) -> int:
-        return hash((self.sql, self.kind, self.version))
+        statements = {name: _statements(columns[name], keys[name], name) for name in found}
+        object.__setattr__(self, "statements", statements)
 
 
 def _objects(connection: sqlite3.Connection) -> tuple[Values, ...]:
@@ -90,7 +87,7 @@ def _objects(connection: sqlite3.Connection) -> tuple[Values, ...]:
 
 def row_checksum(values: Sequence[Any]) -> str:
     """The checksum of a row's other values: texts, whole numbers and None."""
-    return hashlib.sha256(json.dumps(values).encode("ascii")).hexdigest()[:16]
+    return hashlib.sha256("\x1f".join(map(str, values)).encode()).hexdigest()[:16]
 
 
 class SmallTables:
@@ -107,18 +104,18 @@ class SmallTables:
 
     def get(self, table: str, *key: Any) -> Values | None:
         """The row with this key, without its checksum; None if there is none or it is damaged."""
-        rows = self.execute(_statements(self.schema, table).get, key)
+        rows = self.execute(self.schema.statements[table].get, key)
         return checked(rows[0]) if rows else None
 
     def put(self, table: str, *values: Any) -> None:
         """Insert a row, or replace the values of the one with its key."""
         assert self.connection is not None
-        self.connection.execute(_statements(self.schema, table).put, (*values, row_checksum(values)))
+        self.connection.execute(self.schema.statements[table].put, (*values, row_checksum(values)))
 
     def put_all(self, table: str, rows: Iterator[Values]) -> None:
         """``put`` of many rows."""
         assert self.connection is not None
-        put = _statements(self.schema, table).put
+        put = self.schema.statements[table].put
         self.connection.executemany(put, ((*values, row_checksum(values)) for values in rows))
 
     def all(self, table: str, where: str = "", values: Sequence[Any] = ()) -> Iterator[Values]:
@@ -160,9 +157,7 @@ class _Statements:
     put: str
 
 
-@cache
-def _statements(schema: Schema, table: str) -> _Statements:
-    columns, key = schema.columns[table], schema.keys[table]
+def _statements(columns: Sequence[str], key: Sequence[str], table: str) -> _Statements:
     all_columns = (*columns, "checksum")
     changed = ", ".join(f"{name} = excluded.{name}" for name in all_columns if name not in key)
     asked = " AND ".join(f"{name} = ?" for name in key)
@@ -178,7 +173,7 @@ def checked(row: Values) -> Values | None:
     values = row[:-1]
     try:
         return values if row_checksum(values) == row[-1] else None
-    except TypeError:  # bytes, which no row has
+    except UnicodeEncodeError:
         return None
 
 
