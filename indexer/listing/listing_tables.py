@@ -273,12 +273,10 @@ class ListingTables:
             before = _row(stored[1])
             if row.get("sha") not in (None, before.get("sha")):
                 before = {name: value for name, value in before.items() if name not in _OF_COMMIT}
-            text = _text(
-                before | {name: value for name, value in row.items() if value is not None or name not in before}
-            )
-            if stored[1] == text:
-                return
-        self.tables.put("hub_rows", number, text)
+            row = before | {name: value for name, value in row.items() if value is not None or name not in before}
+        text = _text(row)
+        if stored is None or stored[1] != text:
+            self.tables.put("hub_rows", number, text)
 
     def _note_claims(self, number: int, claims: Claims, effective: Claim | None, was: Claim | None) -> Claim:
         """Store claims; returns the model's most trusted one. ``effective``: the one it had; None: it is new."""

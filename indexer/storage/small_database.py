@@ -137,13 +137,13 @@ class SmallTables:
             for row in self.connection.execute(statement, values):
                 last = row[0]
                 yield row
-        except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if isinstance(error, sqlite3.Error) and not _is_damage(error):
                 raise
             if len(self.problems) < MOST_PROBLEMS:
                 self.problems.append(f"pages of {table} are damaged: {error}")
             rest: list[Values] = []
-            with suppress(sqlite3.DatabaseError):
+            with suppress(sqlite3.DatabaseError, UnicodeDecodeError):
                 for row in self.connection.execute(f"{statement} DESC", values):
                     if row[0] <= last:
                         break
@@ -208,8 +208,8 @@ class SmallDatabase:
                         return function(SmallTables(self.schema, None))
                     with closing(self._connected(has_locks, for_writing=False)) as connection:
                         connection.execute("BEGIN")
-                        self._check_schema(connection)
-                        answer = function(SmallTables(self.schema, connection))
+                        has_tables = self._check_schema(connection)
+                        answer = function(SmallTables(self.schema, connection if has_tables else None))
                     if has_locks or self.state() == before:
                         return answer
             except sqlite3.Error as error:
@@ -217,6 +217,8 @@ class SmallDatabase:
                 is_written = not has_locks and _primary(error) in (*_BUSY, sqlite3.SQLITE_READONLY)
                 if not is_written or time.monotonic() > deadline:
                     raise self._translated(error, "read") from error
+            except UnicodeDecodeError as error:  # in the schema
+                raise self._damaged("its texts are not UTF-8") from error
             except OSError as error:
                 raise self.unusable("read", error.strerror or str(error)) from error
             if time.monotonic() > deadline:
@@ -238,6 +240,8 @@ class SmallDatabase:
                     return self._write(function, is_new, can_sync=False)
         except sqlite3.Error as error:
             raise self._translated(error, "written") from error
+        except UnicodeDecodeError as error:
+            raise self._damaged("its texts are not UTF-8") from error
         except OSError as error:
             raise self.unusable("written", error.strerror or str(error)) from error
 
@@ -245,9 +249,8 @@ class SmallDatabase:
         with closing(self._connected(_has_locks(self.path.parent), for_writing=True)) as connection:
             connection.execute(f"PRAGMA synchronous = {'FULL' if can_sync else 'OFF'}")
             connection.execute("BEGIN IMMEDIATE")
-            if not _objects(connection):
+            if not self._check_schema(connection):
                 self._make_tables(connection)
-            self._check_schema(connection)
             answer = function(SmallTables(self.schema, connection))
             connection.execute("COMMIT")
         if is_new:
@@ -292,6 +295,11 @@ class SmallDatabase:
             for name in self.schema.columns:
                 for _ in tables.all(name):
                     pass
+            pages, size = (tables.execute(f"PRAGMA {name}") for name in ("page_count", "page_size"))
+            if pages and pages[0][0] * size[0][0] != self.path.stat().st_size:
+                tables.problems.append(
+                    f"it has {self.path.stat().st_size:,} bytes in place of {pages[0][0] * size[0][0]:,}"
+                )
             found = tables.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})")
             said = [str(row[0]).strip().splitlines()[-1] for row in found]
             return (tables.problems + [text for text in said if text != "ok"])[:MOST_PROBLEMS]
@@ -331,11 +339,11 @@ class SmallDatabase:
         connection.execute(f"PRAGMA application_id = {self.schema.kind}")
         connection.execute(f"PRAGMA user_version = {self.schema.version}")
 
-    def _check_schema(self, connection: sqlite3.Connection) -> None:
-        """Raise DamagedDatabase unless the tables are exactly those of the schema, or there are none yet."""
+    def _check_schema(self, connection: sqlite3.Connection) -> bool:
+        """Whether there are tables. Raises DamagedDatabase unless they are exactly those of the schema."""
         found = _objects(connection)
-        if not found:
-            return
+        if not found and not self.path.stat().st_size:
+            return False
         kind, version = (
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
         )
@@ -346,6 +354,7 @@ class SmallDatabase:
             )
         if (kind, found) != (self.schema.kind, self.schema.objects):
             raise self._damaged("its tables are not those of a listing")
+        return True
 
     def _translated(self, error: sqlite3.Error, verb: str) -> AtlasError:
         if _is_damage(error):

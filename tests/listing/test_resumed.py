@@ -10,9 +10,10 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
+from indexer.storage.small_database import row_checksum
 from tests.conftest import start_python
 from tests.hubs import BASE, add_repo, requested, served, tags, update_listing
-from tests.listing.conftest import ONE, by_id, lines, many
+from tests.listing.conftest import ONE, by_id, execute, many
 from tests.patience import wait_for
 
 
@@ -82,9 +83,9 @@ def test_an_old_crawl_starts_over(store, monkeypatch, path):
     with served(store, monkeypatch, page_size=2) as hub:
         interrupt(hub, path, since=2)
         long_ago = (datetime.now(UTC) - timedelta(hours=25)).isoformat()
-        written = lines(path)
-        started = next(line for line in written if line["kind"] == "start")
-        path.write_text(path.read_text().replace(started["seen"], long_ago))
+        ((*values, _),) = execute(path, "SELECT * FROM crawls")
+        values[1] = long_ago
+        execute(path, "UPDATE crawls SET started = ?, checksum = ?", long_ago, row_checksum(values))
         assert not update_listing(Listing(path), ONE).resumed
 
 
@@ -120,6 +121,7 @@ import sys
 from pathlib import Path
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
+from indexer.storage.small_database import row_checksum
 from tests.hubs import update_listing
 update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",), descendants=False))
 """

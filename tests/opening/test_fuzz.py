@@ -22,7 +22,7 @@ from tests.opening.fuzz import outcomes, read, use
 
 pytestmark = pytest.mark.slow
 
-READ_ALONE = ("listing", "base", "record", "outcome", "profile", "lineage", "checksums")
+READ_ALONE = ("listing", "base", "record", "outcome", "profile", "checksums")
 USED = ("database", *READ_ALONE, "faiss")
 
 
