@@ -12,7 +12,7 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
-from indexer.publish.stored_answers import write_lines
+from indexer.publish.stored_answers import LINEAGE, write_answers
 from indexer.publish.verification import verify
 from query import Atlas
 from scripts.loopback_hub import LoopbackHub
@@ -93,7 +93,7 @@ def snapshot(atlas):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gone", ["listing", f"listing/{SECOND.replace('/', '--')}.jsonl"])
+@pytest.mark.parametrize("gone", ["listing", f"listing/{SECOND.replace('/', '--')}.sqlite"])
 def test_what_the_database_knows_takes_the_place_of_a_listing(atlas, shell, gone):
     answer, near = rows(atlas, TOLD), rows(atlas, NEAR)
     assert len(answer) == 9
@@ -138,7 +138,7 @@ def test_an_atlas_of_another_schema_is_rebuilt_with_its_stored_answers(atlas):
     (child, key), (parent, parent_key) = rows(
         atlas, f"SELECT model, record_key FROM models WHERE base = '{SECOND}' ORDER BY model LIMIT 2"
     )
-    write_lines(atlas.lineage(SECOND), [{
+    write_answers(LINEAGE, atlas, SECOND, [{
         "model": child, "record_key": key, "parent": parent, "parent_key": parent_key, "kind": "continued",
         "method": None, "coefficient": 1.0, "left": 0.25, "card": "confirmed", "direction": "known",
         "evidence": "an answer", "same": [], "bytes_read": 1000, "answered_at": "2026-01-01T00:00:00",
@@ -178,12 +178,10 @@ def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, in
 def test_a_listing_of_which_half_is_damaged_is_whole_again(atlas):
     answer = rows(atlas, TOLD)
     path = atlas.listing(BASE)
-    lines = path.read_bytes().splitlines(keepends=True)
-    position = 0
-    for number, line in enumerate(lines):
-        if number % 2:
-            flip(path, position + len(line) // 2, 2)
-        position += len(line)
+    content, position = path.read_bytes(), 0
+    while (position := content.find(b'"id":"', position + 1)) > 0:
+        if position % 2:
+            flip(path, position, 2)
     damaged = path.read_bytes()
     assert len(Listing(path).models()) < 6
     assert "`index rebuild`" in verify(atlas)[0].problem
@@ -265,16 +263,15 @@ def test_a_base_of_which_only_one_is_forced_out_leaves_the_other(atlas):
 
 
 def test_a_listing_without_a_base_is_reported(atlas):
-    shutil.copy(atlas.listing(BASE), atlas.listings / "org--third.jsonl")
+    shutil.copy(atlas.listing(BASE), atlas.listings / "org--third.sqlite")
     (found,) = verify(atlas)
     assert "does not belong to a base" in found.problem
     assert "`index build --base org/third`" in found.problem
 
 
 def test_a_listing_that_lacks_what_is_published_is_reported(atlas):
-    path = atlas.listing(BASE)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(line for line in lines if b"imdb-1" not in line))
+    listing = Listing(atlas.listing(BASE))
+    listing.write([line for line in listing.as_lines() if "imdb-1" not in line.get("id", "")])
     (found,) = verify(atlas)
     assert "lacks 1 models that are published (bob/imdb-1" in found.problem
     rebuild(atlas)

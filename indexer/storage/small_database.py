@@ -248,6 +248,7 @@ class SmallDatabase:
     def _write(self, function: Callable[[SmallTables], Answer], is_new: bool, can_sync: bool) -> Answer:
         with closing(self._connected(_has_locks(self.path.parent), for_writing=True)) as connection:
             connection.execute(f"PRAGMA synchronous = {'FULL' if can_sync else 'OFF'}")
+            connection.execute("PRAGMA secure_delete = ON")  # nothing is left of a model that is removed
             connection.execute("BEGIN IMMEDIATE")
             if not self._check_schema(connection):
                 self._make_tables(connection)
