@@ -1,9 +1,4 @@
-"""The database of one base, and how its listing is written as JSON lines.
-
-JSON lines are for other people: an atlas is pushed and pulled with them, because a database file by somebody else is
-not opened. Each line is an object with a checksum and a ``kind``: ``base``, ``model``, ``bad``, ``rejected``,
-``unrelated``, ``step``, ``renamed`` or ``removed``.
-"""
+"""The database of one base: its listing and its stored answers, in the tables of ``listing.sql``."""
 
 from __future__ import annotations
 
@@ -19,7 +14,6 @@ _REPAIR = (
     "Run `index rebuild`, which keeps what can be read, and then `index build`. If nothing was published yet, remove "
     "the file instead."
 )
-SUFFIX = ".sqlite"
 
 
 @cache

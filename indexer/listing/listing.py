@@ -7,7 +7,6 @@ listing is read, and reported as problems.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
-from indexer.atlas import AtlasFolder
 from indexer.cards.readme import SENTENCE
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.base_database import base_database, schema
@@ -36,8 +34,7 @@ from indexer.listing.questions import (
 )
 from indexer.names import is_hub_id
 from indexer.storage.atomic_files import link_or_copy
-from indexer.storage.checksummed_jsonl import LineReader
-from indexer.storage.small_database import DamagedDatabase, SmallTables, in_memory
+from indexer.storage.small_database import DamagedDatabase, SmallTables
 
 __all__ = ["ListedModel", "Listing", "select"]
 
@@ -45,12 +42,6 @@ Answer = TypeVar("Answer")
 
 # A crawl older than this starts over, because it would miss what was uploaded since.
 _RESUME_WITHIN_SECONDS = 24 * 3600.0
-
-# Later kinds win: a model that one listing rejected and another shows is listed, a rename is known to all, and a model
-# that the user took out of one listing stays out.
-_JOINING_ORDER = ("base", "step", "rejected", "unrelated", "model", "bad", "renamed", "removed")
-
-_MOST_BYTES = 16 << 30  # of a file of JSON lines
 
 
 class Listing:
@@ -112,9 +103,13 @@ class Listing:
         """The licence of the base, by its card."""
         return self._read(ListingTables.licence)
 
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the base, the canonical one first."""
+        return self._read(ListingTables.ids)
+
     def aliases(self) -> tuple[str, ...]:
         """The other ids of the base."""
-        return self._read(ListingTables.ids)[1:]
+        return self.ids()[1:]
 
     def problems(self) -> list[str]:
         """What of the file is damaged; at most a hundred problems."""
@@ -329,51 +324,6 @@ class Listing:
             return self.database.state()
         except OSError as error:
             raise self.database.unusable("read", error.strerror or str(error)) from error
-
-
-def exported_lines(folder: AtlasFolder, base: str) -> list[Line]:
-    """The lines of a base's listing: of its database or, in an atlas that was pulled, of the file it came with.
-
-    Lines that are not valid are left out. Raises AtlasError if it cannot be read.
-    """
-    path = folder.listing(base)
-    return Listing(path).as_lines() if path.exists() else read_exported(folder.exported("listing", base))[0]
-
-
-def read_exported(path: Path) -> tuple[list[Line], list[str]]:
-    """The listing in a file of JSON lines, as lines, and the problems of those that are left out."""
-    reader = LineReader(path, _MOST_BYTES)
-
-    def imported(tables: SmallTables) -> list[Line]:
-        listing = ListingTables(tables)
-        names = Names(listing)
-        for number, line in reader:
-            try:
-                listing.apply(line, names)
-            except WRONG_KINDS as error:
-                reader.note(number, error)
-        return list(listing.lines())
-
-    return in_memory(schema(), imported), reader.problems
-
-
-def join_listings(folders: Sequence[AtlasFolder], base: str, target: Path) -> tuple[str, ...]:
-    """Write one listing of a base from those of several atlases; returns the ids of models that several of them list.
-
-    A missing file is an empty listing. Of a model in several listings the row that was seen last counts, its first
-    appearance is the earliest, and it has gone only if no listing shows it any more. Raises AtlasError if a file
-    cannot be read or written.
-    """
-    counted = Counter[str]()
-    lines: list[Line] = []
-    for folder in folders:
-        of_folder = exported_lines(folder, base)
-        counted.update(line["id"] for line in of_folder if line["kind"] == "model")
-        lines += of_folder
-    lines.sort(key=lambda line: (_JOINING_ORDER.index(line["kind"]), str(line.get("seen", ""))))
-    joined = Listing(target)
-    joined.write(lines)
-    return tuple(sorted(model.id for model in joined.models() if counted[model.id] > 1))
 
 
 def _current(listing: ListingTables) -> CrawlState:

@@ -13,7 +13,8 @@ from indexer.atlas import AtlasFolder
 from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
 from indexer.errors import WRONG_KINDS, AtlasError
-from indexer.listing.listing import Listing, read_exported
+from indexer.listing.exchange import read_exported
+from indexer.listing.listing import Listing
 from indexer.publish.stored_answers import ANSWERS, exported_answers, write_answers
 from indexer.regular_files import read_regular
 from indexer.storage.atomic_files import write_atomically

@@ -16,7 +16,8 @@ from indexer.database.connection import Connection
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, base_in
 from indexer.errors import WRONG_KINDS, AtlasError
-from indexer.listing.listing import Listing, read_exported
+from indexer.listing.exchange import read_exported
+from indexer.listing.listing import Listing
 from indexer.profiles.store import ProfileStore
 from indexer.publish.origin import fetched_again, read_origin
 from indexer.publish.profile_tables import depth_vectors

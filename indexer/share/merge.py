@@ -18,7 +18,7 @@ from indexer.builds.report import Progress, Watcher
 from indexer.database.reading import earlier_database
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
-from indexer.listing.listing import join_listings
+from indexer.listing.exchange import join_listings
 from indexer.publish.maintenance import rebuild
 from indexer.publish.origin import read_origin
 from indexer.publish.previous_atlas import PreviousAtlas, published_rank

@@ -27,8 +27,8 @@ from indexer.database.reading import Reading
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
 from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER
+from indexer.listing.exchange import exported_lines
 from indexer.listing.listed_models import Line
-from indexer.listing.listing import exported_lines
 from indexer.publish.previous_atlas import BY_RECORD
 from indexer.publish.stored_answers import ANSWERS, exported_answers
 from indexer.regular_files import descriptor_of, regular_status

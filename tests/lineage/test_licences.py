@@ -10,7 +10,8 @@ import pytest
 
 from indexer import build
 from indexer.atlas import AtlasFolder
-from indexer.listing.listing import Listing, join_listings
+from indexer.listing.exchange import join_listings
+from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from tests.atlas_builder import Model, write_atlas

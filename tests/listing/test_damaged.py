@@ -20,7 +20,8 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.listing.claims import Claim
-from indexer.listing.listing import ListedModel, Listing, read_exported, select
+from indexer.listing.exchange import read_exported
+from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.questions import CrawlRequest
 from indexer.storage import small_database
 from indexer.storage.checksummed_jsonl import add_checksum, write_lines

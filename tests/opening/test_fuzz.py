@@ -10,7 +10,8 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
-from indexer.listing.listing import Listing, read_exported
+from indexer.listing.exchange import read_exported
+from indexer.listing.listing import Listing
 from indexer.profiles.store import read_profile
 from indexer.publish.stored_answers import LINEAGE, exported_answers, read_answers
 from indexer.records.record import read_record

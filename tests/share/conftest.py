@@ -15,7 +15,8 @@ from huggingface_hub import constants
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder
 from indexer.builds.report import BuildEvent
-from indexer.listing.listing import Listing, read_exported
+from indexer.listing.exchange import read_exported
+from indexer.listing.listing import Listing
 from indexer.share.manifest import ATLAS, RECORDS
 from indexer.share.push import PushReport, push
 from scripts.loopback_hub import LoopbackHub
