@@ -12,8 +12,9 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
-from indexer.publish.stored_answers import LINEAGE, write_answers
+from indexer.publish.stored_answers import LINEAGE, exported_answers, store_answers, write_answers
 from indexer.publish.verification import verify
+from indexer.storage.checksummed_jsonl import write_lines
 from query import Atlas
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
@@ -135,15 +136,7 @@ def test_what_the_records_know_takes_the_place_of_listing_and_database(atlas):
 
 def test_an_atlas_of_another_schema_is_rebuilt_with_its_stored_answers(atlas):
     """Tables that have no longer, or not yet, all columns of today count as unreadable: files hold the rest."""
-    (child, key), (parent, parent_key) = rows(
-        atlas, f"SELECT model, record_key FROM models WHERE base = '{SECOND}' ORDER BY model LIMIT 2"
-    )
-    write_answers(LINEAGE, atlas, SECOND, [{
-        "model": child, "record_key": key, "parent": parent, "parent_key": parent_key, "kind": "continued",
-        "method": None, "coefficient": 1.0, "left": 0.25, "card": "confirmed", "direction": "known",
-        "evidence": "an answer", "same": [], "bytes_read": 1000, "answered_at": "2026-01-01T00:00:00",
-        "probability": 0.9,
-    }])  # fmt: skip
+    write_answers(LINEAGE, atlas, SECOND, [an_answer(atlas)])
     with duckdb.connect(str(atlas.database)) as connection:
         connection.execute("UPDATE atlas_info SET schema_version = 6")
         connection.execute("ALTER TABLE fine_tunes RENAME deleted_at_hub TO gone")
@@ -155,6 +148,48 @@ def test_an_atlas_of_another_schema_is_rebuilt_with_its_stored_answers(atlas):
     assert verify(atlas) == []
     assert rows(atlas, "SELECT evidence, answered_at FROM lineage") == [("an answer", datetime(2026, 1, 1))]
     assert rows(atlas, "SELECT count(*) FROM models") == [(8,)]
+
+
+def an_answer(atlas):
+    """A stored answer about two models of the second base."""
+    (child, key), (parent, parent_key) = rows(
+        atlas, f"SELECT model, record_key FROM models WHERE base = '{SECOND}' ORDER BY model LIMIT 2"
+    )
+    return {
+        "model": child, "record_key": key, "parent": parent, "parent_key": parent_key, "kind": "continued",
+        "method": None, "coefficient": 1.0, "left": 0.25, "card": "confirmed", "direction": "known",
+        "evidence": "an answer", "same": [], "bytes_read": 1000, "answered_at": "2026-01-01T00:00:00",
+        "probability": 0.9,
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["missing", "noise"])
+def test_published_answers_outlive_the_database_of_their_base(atlas, damage):
+    answer = an_answer(atlas)
+    store_answers(atlas, LINEAGE, SECOND, [answer["model"]], [answer])
+    if damage == "missing":
+        atlas.listing(SECOND).unlink()
+    else:
+        atlas.listing(SECOND).write_bytes(b"x" * 9000)
+    rebuild(atlas)
+    assert verify(atlas) == []
+    assert rows(atlas, "SELECT evidence, answered_at FROM lineage") == [("an answer", datetime(2026, 1, 1))]
+    assert exported_answers(LINEAGE, atlas, SECOND) == ([answer], [])
+
+
+@pytest.mark.slow
+def test_listings_and_answers_in_json_lines_are_read_by_a_rebuild(atlas):
+    answer, before = an_answer(atlas), Listing(atlas.listing(SECOND)).as_lines()
+    write_lines(atlas.exported("listing", SECOND), before)
+    write_lines(atlas.exported("lineage", SECOND), [answer])
+    atlas.listing(SECOND).unlink()
+    rebuild(atlas)
+    assert verify(atlas) == []
+    assert Listing(atlas.listing(SECOND)).as_lines() == before
+    assert rows(atlas, "SELECT evidence FROM lineage") == [("an answer",)]
+    assert not list(atlas.root.rglob("*.jsonl"))
+    assert not (atlas.root / "lineage").exists()
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
+from indexer.publish.origin import import_lines
 from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_models, rank_of
 from indexer.publish.publish import publish
 from indexer.publish.removal import conclude, finish_removals, forget, unfinished_removals
@@ -115,6 +116,9 @@ def rebuild(
             damaged_failures.append(digest)
 
     newest = {base.base: base for base in reversed(stored_bases(folder))}
+    for name in newest:
+        if folder.exported("listing", name).exists() and not folder.listing(name).exists():
+            import_lines(folder, name)
     plans = []
     with earlier_database(folder.database) as earlier:
         before = PreviousAtlas.read(earlier) if before is None else before

@@ -73,13 +73,16 @@ def adopt(folder: AtlasFolder) -> Origin | None:
         with Reading(folder.database) as connection:
             bases = [row["base"] for row in published_bases(connection)]
         for base in bases:
-            _import(folder, base)
+            import_lines(folder, base)
         folder.origin.unlink()
     return origin
 
 
-def _import(folder: AtlasFolder, base: str) -> None:
-    """Read the files of JSON lines that a base came with into a database, and remove them."""
+def import_lines(folder: AtlasFolder, base: str) -> None:
+    """Read the files of JSON lines that a base came with into its database, and remove them.
+
+    The caller holds the lock of the writer. Lines that cannot be read are left out.
+    """
     listing = Listing(folder.listing(base))
     listing.database.remove()  # of an adoption that was interrupted
     answers = {kind: exported_answers(kind, folder, base)[0] for kind in ANSWERS}

@@ -38,7 +38,8 @@ Values = tuple[Any, ...]
 
 MOST_PROBLEMS = 100
 _MOST_BYTES_A_VALUE = 64 << 20
-_WAIT_SECONDS = 30.0  # for another process
+_WAIT_SECONDS = 60.0  # of a reader, for a writer in another process
+_WRITER_WAIT_SECONDS = 600.0  # for readers, which may read a whole large file
 _HEADER = 100  # bytes
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_TOOBIG)
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -238,6 +239,9 @@ class SmallDatabase:
                     if error.sqlite_errorcode not in _CANNOT_SYNC or not _lacks_sync(self.path):
                         raise
                     return self._write(function, is_new, can_sync=False)
+                finally:
+                    if is_new and self.path.exists() and not self.path.stat().st_size:
+                        self.remove()  # nothing was written
         except sqlite3.Error as error:
             raise self._translated(error, "written") from error
         except UnicodeDecodeError as error:
@@ -370,7 +374,7 @@ class SmallDatabase:
 
     def _busy(self) -> AtlasError:
         return AtlasError(
-            f"Another process has been using the {self.what} {self.path} for {_WAIT_SECONDS:.0f} s.",
+            f"Another process has been using the {self.what} {self.path} for too long.",
             "Wait for it to finish, and run it again.",
         )
 
@@ -393,9 +397,9 @@ def in_memory(schema: Schema, function: Callable[[SmallTables], Answer]) -> Answ
 
 
 def _connect(path: Path, parameters: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"file:{quote(os.fsencode(path))}?{parameters}", uri=True, timeout=_WAIT_SECONDS, isolation_level=None
-    )
+    wait = _WRITER_WAIT_SECONDS if parameters.startswith("mode=rwc") else _WAIT_SECONDS
+    address = f"file:{quote(os.fsencode(path))}?{parameters}"
+    connection = sqlite3.connect(address, uri=True, timeout=wait, isolation_level=None)
     for setting in ("trusted_schema = OFF", "mmap_size = 0", "cell_size_check = ON", "temp_store = MEMORY"):
         connection.execute(f"PRAGMA {setting}")
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES_A_VALUE)

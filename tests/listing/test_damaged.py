@@ -22,6 +22,7 @@ from indexer.errors import AtlasError
 from indexer.listing.claims import Claim
 from indexer.listing.exchange import read_exported
 from indexer.listing.listing import ListedModel, Listing, select
+from indexer.listing.listing_tables import ListingTables
 from indexer.listing.questions import CrawlRequest
 from indexer.storage import small_database
 from indexer.storage.checksummed_jsonl import add_checksum, write_lines
@@ -232,6 +233,12 @@ def leave_a_journal(path) -> None:
     assert path.with_name(f"{path.name}-journal").stat().st_size > 0
 
 
+def test_a_first_write_that_fails_leaves_no_file(path):
+    with pytest.raises(ValueError, match="no row"):
+        Listing(path).database.write(lambda tables: ListingTables(tables).see("a/b", {}, None, datetime.now(UTC)))
+    assert not path.exists()
+
+
 def test_a_write_that_was_killed_is_undone(listed_at):
     before = Listing(listed_at).as_lines()
     leave_a_journal(listed_at)
@@ -240,7 +247,7 @@ def test_a_write_that_was_killed_is_undone(listed_at):
 
 
 def test_a_writer_waits_for_a_reader_and_says_so_in_the_end(listed_at, monkeypatch):
-    monkeypatch.setattr(small_database, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(small_database, "_WRITER_WAIT_SECONDS", 0.1)
     with closing(sqlite3.connect(listed_at, isolation_level=None)) as other:
         other.execute("BEGIN")
         other.execute("SELECT * FROM models").fetchall()
