@@ -48,7 +48,7 @@ class Listing:
     """The listing in the database at ``path``, which need not exist yet; read when needed.
 
     There must be one writer at a time. Raises AtlasError if the file cannot be read or written, and DamagedDatabase if
-    a damaged file would have to be written.
+    it is damaged as a whole. Single rows and pages that are damaged are left out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -279,7 +279,10 @@ class Listing:
             link_or_copy(self.path, kept)
         except OSError as error:
             raise self.database.unusable("copied", error.strerror or str(error)) from error
-        readable = self._read(lambda listing: {name: list(listing.tables.all(name)) for name in schema().columns})
+        try:
+            readable = self._read(lambda listing: {name: list(listing.tables.all(name)) for name in schema().columns})
+        except DamagedDatabase:
+            readable = {}
         self.database.replace(lambda tables: [tables.put_all(name, iter(rows)) for name, rows in readable.items()])
 
     def write(self, lines: Iterable[Line]) -> list[str]:
@@ -305,11 +308,8 @@ class Listing:
         return problems
 
     def _read(self, function: Callable[[ListingTables], Answer]) -> Answer:
-        """Of a file that is damaged as a whole nothing is read."""
         try:
             return self.database.read(lambda tables: function(ListingTables(tables)))
-        except DamagedDatabase:
-            return function(ListingTables(SmallTables(schema(), None)))
         except WRONG_KINDS as error:
             raise AtlasError(
                 f"The listing {self.path} contains values that this program does not write ({error}).",

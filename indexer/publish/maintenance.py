@@ -84,7 +84,8 @@ def rebuild(
     length asked for, approximately; None for that asked for before. ``say`` receives messages for the user. The caller
     holds the lock of the writer.
 
-    Models that are missing in a listing are restored from the old database or from the records. Removals that were
+    A damaged listing is written again with what can be read of it, before anything else, and kept beside it. Models
+    that are missing in a listing are restored from the old database or from the records. Removals that were
     interrupted are finished. Damaged records are deleted, so that the next build reads their models again; records of
     a version that this program does not read are kept, and their models published without them. Raises
     AtlasError if there is nothing to rebuild from and, unless ``force``, if the result would lose models; nothing that
@@ -129,10 +130,10 @@ def rebuild(
             for name, listing in listings.items()
             if not listing.path.is_file() or listing.problems()
         }
+        for name in answers:
+            listings[name].repair()
         removals = unfinished_removals(folder, newest)
         for one in removals:
-            for name in answers.keys() & set(one.bases):
-                listings[name].repair()
             forget(folder, one)
         for name in sorted(newest):
             of_base = [one for one in records if one.identity.base == name]
@@ -172,7 +173,6 @@ def rebuild(
     for publication, listing, restored in plans:
         base = publication.base.base
         if restored or base in answers:
-            listing.repair()
             listing.restore(restored, [base, *publication.aliases])
             restore_answers(folder, base, answers.get(base, {}))
             say(

@@ -81,13 +81,7 @@ def read_answers(kind: AnswerKind, folder: AtlasFolder, base: str) -> tuple[list
     of the table is checked when they are inserted.
     """
     reader = _Reader(kind, folder, base)
-    lines = []
-    for number, line in reader.lines():
-        try:
-            lines.append(_checked(kind, line))
-        except WRONG_KINDS as error:
-            reader.note(number, error)
-    return lines, reader.problems
+    return list(reader.checked()), reader.problems
 
 
 def exported_answers(kind: AnswerKind, folder: AtlasFolder, base: str) -> tuple[list[Line], list[str]]:
@@ -189,6 +183,7 @@ class _Reader:
         self.database = base_database(folder.listing(base))
         self.file = LineReader(folder.exported(kind.table, base), _MOST_BYTES)
         self.problems = self.file.problems
+        self.is_damaged = False  # whether the database turned out to be
 
     def lines(self) -> Iterator[tuple[int, Line]]:
         """The answers that can be read, with their numbers."""
@@ -196,9 +191,12 @@ class _Reader:
             yield from self.file
             return
         try:
-            rows = self.database.read(lambda tables: list(tables.all("answers", "WHERE kind = ?", (self.kind.table,))))
+            rows, problems = self.database.read(self._rows)
+            self.problems += problems
+            self.is_damaged = bool(problems)
         except AtlasError as error:
             self.problems.append(error.message)
+            self.is_damaged = True
             return
         for number, _, _, text in rows:
             try:
@@ -209,6 +207,17 @@ class _Reader:
                 self.note(number, error)
                 continue
             yield number, line
+
+    def checked(self) -> Iterator[Line]:
+        """The answers that have all keys of the kind."""
+        for number, line in self.lines():
+            try:
+                yield _checked(self.kind, line)
+            except WRONG_KINDS as error:
+                self.note(number, error)
+
+    def _rows(self, tables: SmallTables) -> tuple[list[tuple[Any, ...]], list[str]]:
+        return list(tables.all("answers", "WHERE kind = ?", (self.kind.table,))), tables.problems
 
     def note(self, number: int, why: object) -> None:
         """Add the problem of an answer."""
@@ -241,13 +250,21 @@ def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: s
             "SELECT model, model_id, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed'", [base]
         )
     }
+    reader = _Reader(kind, folder, base)
+    lines = list(reader.checked())
+    if reader.is_damaged:  # until `index rebuild` mends it, what is published stays
+        tables.run(
+            f"DELETE FROM {kind.table} WHERE NOT EXISTS (SELECT 1 FROM fine_tunes WHERE "
+            f"fine_tunes.model_id = {kind.table}.model_id AND fine_tunes.record_key = {kind.table}.record_key)"
+        )
+        return
     tables.run(
         f"DELETE FROM {kind.table} WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) "
         "OR model_id NOT IN (SELECT model_id FROM fine_tunes)",
         [base],
     )
     rows: list[Row] = []
-    for line in read_answers(kind, folder, base)[0]:
+    for line in lines:
         child, parent = indexed.get(line["model"]), indexed.get(line.get("parent") or "")
         parent_key = line.get("parent_key")
         if child is None or child[1] != line["record_key"]:

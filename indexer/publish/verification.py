@@ -25,6 +25,7 @@ from indexer.publish.staging import HINT, damage
 from indexer.publish.stored_answers import ANSWERS, read_answers
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import RecordStore
+from indexer.storage.small_database import DamagedDatabase
 from indexer.vectors.files import check_file
 from indexer.vectors.masks import changed_blocks
 from indexer.vectors.published import Published, read_centre, read_published
@@ -308,13 +309,13 @@ class _Verifier:
             repair = f"run `index rebuild`, which keeps what can be read, and then `index build --base {base}`"
             try:
                 listing = Listing(self.folder.listing(base))
-                if path == listing.path:
-                    listed, problems = {model.id for model in listing.models()}, listing.problems()
-                else:
-                    lines, problems = read_exported(path)
-                    listed = {line["id"] for line in lines if line["kind"] == "model"}
+                lines, problems = ([], listing.problems()) if path == listing.path else read_exported(path)
                 for problem in problems:
                     self.report("listing", path.name, f"{problem}; {repair}")
+                names = {line["id"] for line in lines if line["kind"] == "model"}
+                listed = names or {model.id for model in listing.models()}
+            except DamagedDatabase:
+                continue
             except AtlasError as error:
                 self.report("listing", path.name, error.message)
                 continue
@@ -342,6 +343,8 @@ class _Verifier:
     def _withdrawn(self, base: str) -> frozenset[str]:
         """Models that the user removed, and former names."""
         listing = Listing(self.folder.listing(base))
+        if listing.problems():
+            return frozenset()
         return listing.removed | listing.renamed.keys()
 
     def _base_of(self, path: Path) -> str:
