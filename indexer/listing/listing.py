@@ -34,7 +34,7 @@ from indexer.listing.questions import (
 )
 from indexer.names import is_hub_id
 from indexer.storage.atomic_files import link_or_copy
-from indexer.storage.small_database import DamagedDatabase, SmallTables
+from indexer.storage.small_database import DamagedDatabase, FileState, SmallTables
 
 __all__ = ["ListedModel", "Listing", "select"]
 
@@ -54,7 +54,7 @@ class Listing:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.database = base_database(path)
-        self._models: tuple[tuple[int, ...], list[ListedModel]] | None = None  # of one state of the file
+        self._models: tuple[FileState, list[ListedModel]] | None = None  # of one state of the file
 
     def models(self) -> list[ListedModel]:
         """Every model that was ever listed, gone or not, in the order of their first appearance."""
@@ -319,7 +319,7 @@ class Listing:
     def _write(self, function: Callable[[ListingTables], Answer]) -> Answer:
         return self.database.write(lambda tables: function(ListingTables(tables)))
 
-    def _state(self) -> tuple[int, ...] | None:
+    def _state(self) -> FileState | None:
         try:
             return self.database.state()
         except OSError as error:

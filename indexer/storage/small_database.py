@@ -178,6 +178,16 @@ def checked(row: Values) -> Values | None:
         return None
 
 
+@dataclass(frozen=True)
+class FileState:
+    """What differs after every write: ``changes`` is SQLite's count of them; ``has_journal``: one is not over."""
+
+    inode: int
+    size: int
+    changes: int
+    has_journal: bool
+
+
 class SmallDatabase:
     """The database at ``path``, which need not exist yet; ``what`` it is, for messages ("listing").
 
@@ -200,30 +210,32 @@ class SmallDatabase:
 
         It may be called again if another process writes meanwhile. Of a damaged file it sees what can be read.
         """
-        deadline, has_locks = time.monotonic() + _WAIT_SECONDS, _has_locks(self.path.parent)
+        deadline, before = time.monotonic() + _WAIT_SECONDS, None
+        # Nobody else writes, or all wait for each other.
+        is_undisturbed = _has_locks(self.path.parent) or is_locked_here(self.path.parent.parent)
         while True:
             try:
                 with _ONE_AT_A_TIME:
                     before = self.state()
-                    if before is None:
+                    if before is None or not before.size:
                         return function(SmallTables(self.schema, None))
-                    with closing(self._connected(has_locks, for_writing=False)) as connection:
-                        connection.execute("BEGIN")
-                        has_tables = self._check_schema(connection)
-                        answer = function(SmallTables(self.schema, connection if has_tables else None))
-                    if has_locks or self.state() == before:
-                        return answer
+                    # Without locks, the journal of a write that goes on looks like that of one that was killed.
+                    if is_undisturbed or not before.has_journal:
+                        with closing(self._connected(for_writing=False)) as connection:
+                            connection.execute("BEGIN")
+                            self._check_schema(connection)
+                            answer = function(SmallTables(self.schema, connection))
+                        if is_undisturbed or self.state() == before:
+                            return answer
             except sqlite3.Error as error:
-                # Without locks, a write by another process looks like one that was killed.
-                is_written = not has_locks and _primary(error) in (*_BUSY, sqlite3.SQLITE_READONLY)
-                if not is_written or time.monotonic() > deadline:
+                if is_undisturbed or self.state() == before:
                     raise self._translated(error, "read") from error
             except UnicodeDecodeError as error:  # in the schema
                 raise self._damaged("its texts are not UTF-8") from error
             except OSError as error:
                 raise self.unusable("read", error.strerror or str(error)) from error
             if time.monotonic() > deadline:
-                raise self._busy()
+                raise self._left_open() if before.has_journal else self._busy()
             time.sleep(0.05)
 
     def write(self, function: Callable[[SmallTables], Answer]) -> Answer:
@@ -250,7 +262,7 @@ class SmallDatabase:
             raise self.unusable("written", error.strerror or str(error)) from error
 
     def _write(self, function: Callable[[SmallTables], Answer], is_new: bool, can_sync: bool) -> Answer:
-        with closing(self._connected(_has_locks(self.path.parent), for_writing=True)) as connection:
+        with closing(self._connected(for_writing=True)) as connection:
             connection.execute(f"PRAGMA synchronous = {'FULL' if can_sync else 'OFF'}")
             connection.execute("PRAGMA secure_delete = ON")  # nothing is left of a model that is removed
             connection.execute("BEGIN IMMEDIATE")
@@ -314,17 +326,19 @@ class SmallDatabase:
         except DamagedDatabase as error:
             return [error.message]
 
-    def state(self) -> tuple[int, ...] | None:
-        """A value that changes with every write; None without a file. Raises OSError unless it is a regular file."""
+    def state(self) -> FileState | None:
+        """The state of the file; None without a file. Raises OSError unless it is a regular file."""
         try:
             with _ONE_AT_A_TIME, open_regular(self.path) as file:
                 header, status = file.read(_HEADER), os.fstat(file.fileno())
         except FileNotFoundError:
             return None
-        return status.st_ino, status.st_size, int.from_bytes(header[24:28], "big"), os.path.lexists(self.journal)
+        changes = int.from_bytes(header[24:28], "big")
+        return FileState(status.st_ino, status.st_size, changes, os.path.lexists(self.journal))
 
-    def _connected(self, has_locks: bool, *, for_writing: bool) -> sqlite3.Connection:
-        # Undoing a write that was killed needs the right to write; a write that goes on must not be undone.
+    def _connected(self, *, for_writing: bool) -> sqlite3.Connection:
+        # Undoing a write that was killed needs the right to write.
+        has_locks = _has_locks(self.path.parent)
         can_write = os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
         can_write = can_write and (has_locks or is_locked_here(self.path.parent.parent))
         mode = "rwc" if for_writing else "rw" if can_write else "ro"
@@ -369,8 +383,14 @@ class SmallDatabase:
         if _primary(error) == sqlite3.SQLITE_FULL:
             return self.unusable(verb, os.strerror(errno.ENOSPC))
         if _primary(error) == sqlite3.SQLITE_READONLY and os.path.lexists(self.journal):
-            return self.unusable(verb, "a write was interrupted, and undoing it needs the right to write there")
+            return self._left_open()
         return self.unusable(verb, str(error))
+
+    def _left_open(self) -> AtlasError:
+        return AtlasError(
+            f"The {self.what} {self.path} cannot be read: a write was interrupted, or goes on.",
+            "Run `index build` again, which undoes it; that needs the right to write there.",
+        )
 
     def _busy(self) -> AtlasError:
         return AtlasError(
