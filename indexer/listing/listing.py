@@ -85,8 +85,13 @@ class Listing:
         """Remember other names of the base's weights."""
         known = self.mirrors()
         new = [name for name in mirrors if name not in known]
+
+        def note(listing: ListingTables) -> None:
+            for name in new:
+                listing.note_step(name, Step(base, COPY), "")
+
         if new:
-            self._write(lambda listing: [listing.note_step(name, Step(base, COPY), "") for name in new])
+            self._write(note)
 
     @property
     def is_crawled(self) -> bool:
@@ -283,7 +288,12 @@ class Listing:
             readable = self._read(lambda listing: {name: list(listing.tables.all(name)) for name in schema().columns})
         except DamagedDatabase:
             readable = {}
-        self.database.replace(lambda tables: [tables.put_all(name, iter(rows)) for name, rows in readable.items()])
+
+        def put(tables: SmallTables) -> None:
+            for name, rows in readable.items():
+                tables.put_all(name, iter(rows))
+
+        self.database.replace(put)
 
     def write(self, lines: Iterable[Line]) -> list[str]:
         """Replace the listing by that of exported lines; returns the problems of lines that are left out.

@@ -210,7 +210,8 @@ class SmallDatabase:
 
         It may be called again if another process writes meanwhile. Of a damaged file it sees what can be read.
         """
-        deadline, before = time.monotonic() + _WAIT_SECONDS, None
+        deadline = time.monotonic() + _WAIT_SECONDS
+        before: FileState | None = None
         # Nobody else writes, or all wait for each other.
         is_undisturbed = _has_locks(self.path.parent) or is_locked_here(self.path.parent.parent)
         while True:
@@ -235,7 +236,7 @@ class SmallDatabase:
             except OSError as error:
                 raise self.unusable("read", error.strerror or str(error)) from error
             if time.monotonic() > deadline:
-                raise self._left_open() if before.has_journal else self._busy()
+                raise self._left_open() if before is not None and before.has_journal else self._busy()
             time.sleep(0.05)
 
     def write(self, function: Callable[[SmallTables], Answer]) -> Answer:
