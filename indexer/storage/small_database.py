@@ -224,8 +224,8 @@ class SmallDatabase:
                     if is_undisturbed or not before.has_journal:
                         with closing(self._connected(for_writing=False)) as connection:
                             connection.execute("BEGIN")
-                            self._check_schema(connection)
-                            answer = function(SmallTables(self.schema, connection))
+                            has_tables = self._check_schema(connection)
+                            answer = function(SmallTables(self.schema, connection if has_tables else None))
                         if is_undisturbed or self.state() == before:
                             return answer
             except sqlite3.Error as error:

@@ -248,6 +248,27 @@ def test_a_write_that_was_killed_is_undone(listed_at):
     assert Listing(listed_at).problems() == []
 
 
+def test_a_first_write_that_was_killed_is_undone(path):
+    path.parent.mkdir(parents=True)
+    code = (
+        "import sqlite3, os, sys\n"
+        "connection = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "connection.execute('PRAGMA cache_size = 1')\n"
+        "connection.execute('BEGIN IMMEDIATE')\n"
+        "connection.execute('CREATE TABLE models (a)')\n"
+        "for number in range(5):\n"
+        "    connection.execute('INSERT INTO models VALUES (zeroblob(400000))')\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert path.stat().st_size > 0
+    assert path.with_name(f"{path.name}-journal").exists()
+    assert Listing(path).models() == []
+    Listing(path).add({"id": "a/b"}, "finetune", BASE)
+    assert [model.id for model in Listing(path).models()] == ["a/b"]
+    assert Listing(path).problems() == []
+
+
 def test_a_writer_waits_for_a_reader_and_says_so_in_the_end(listed_at, monkeypatch):
     monkeypatch.setattr(small_database, "_WRITER_WAIT_SECONDS", 0.1)
     with closing(sqlite3.connect(listed_at, isolation_level=None)) as other:
