@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from indexer.builds.doctor import doctor
     from indexer.builds.shards import publish_records, work
     from indexer.builds.starts import find_starts
-    from indexer.library import profile, rebuild, represent, status, verify
+    from indexer.library import listed_models, profile, rebuild, represent, status, verify
     from indexer.publish.removal import remove
     from indexer.share.merge import merge
     from indexer.share.pull import pull
     from indexer.share.push import push
 
 __all__ = [
-    "__version__", "add", "build", "deepen", "doctor", "find_starts", "merge", "profile", "publish_records", "pull",
-    "push", "rebuild", "remove", "represent", "status", "verify", "work",
+    "__version__", "add", "build", "deepen", "doctor", "find_starts", "listed_models", "merge", "profile",
+    "publish_records", "pull", "push", "rebuild", "remove", "represent", "status", "verify", "work",
 ]  # fmt: skip
 
 find_caches()  # before anything imports huggingface_hub

@@ -33,6 +33,9 @@ def fewest_shared(blocks: int) -> int:
 
 ON_HUB = "hf://"
 
+# Atlases whose lock a process holds: folder and process, because forks inherit this.
+_LOCKED_HERE: set[tuple[Path, int]] = set()
+
 # Files that a DuckDB 1.4 shell can open too.
 STORAGE_VERSION = "v1.4.0"
 
@@ -42,8 +45,8 @@ class AtlasFolder:
 
     - ``database``: metadata, and the names of the FAISS files that belong to it; ``checksums``: its possible checksums
     - ``origin``: the source of a pulled atlas; while this file exists, the atlas is read-only
-    - folders: ``listings``, ``bases`` (block matrices of bases), ``records`` (and stored failures), ``profiles`` (by
-      depth), ``lineages`` and ``predicted`` (stored answers)
+    - folders: ``listings`` (one database for each base, with its stored answers), ``bases`` (block matrices of bases),
+      ``records`` (and stored failures), ``profiles`` (by depth)
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -65,8 +68,6 @@ class AtlasFolder:
         self.bases = self.root / "bases"
         self.records = self.root / "records"
         self.profiles = self.root / "profiles"
-        self.lineages = self.root / "lineage"
-        self.predicted = self.root / "predictions"
 
     def with_database_in(self, root: Path) -> AtlasFolder:
         """The same listings, bases, records, profiles and answers with database and vectors in another folder."""
@@ -76,16 +77,15 @@ class AtlasFolder:
         return made
 
     def listing(self, base: str) -> Path:
-        """The listing of one base."""
-        return self.listings / f"{file_name(base)}.jsonl"
+        """The database of one base: its listing and stored answers."""
+        return self.listings / f"{file_name(base)}.sqlite"
 
-    def lineage(self, base: str) -> Path:
-        """The stored lineages of one base."""
-        return self.lineages / f"{file_name(base)}.jsonl"
+    def exported(self, kind: str, base: str) -> Path:
+        """The listing of one base (``kind``: listing) or its stored answers (lineage, predictions) as JSON lines.
 
-    def predictions(self, base: str) -> Path:
-        """The stored predictions of one base."""
-        return self.predicted / f"{file_name(base)}.jsonl"
+        Only an atlas that was pulled and not adopted has these files: a database by somebody else is not opened.
+        """
+        return self.root / kind / f"{file_name(base)}.jsonl"
 
     def base(self, base: str, commit: str) -> Path:
         """The block matrices of one base at one commit."""
@@ -150,9 +150,11 @@ class AtlasFolder:
                 }
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, json.dumps(claim).encode(), 0)
+                _LOCKED_HERE.add((self.root, os.getpid()))
                 try:
                     yield
                 finally:
+                    _LOCKED_HERE.discard((self.root, os.getpid()))
                     os.ftruncate(handle, 0)
                     self._remove_if_empty(made)
             finally:
@@ -199,6 +201,11 @@ class AtlasFolder:
                 own["lock"].unlink()
                 for folder in made:
                     folder.rmdir()
+
+
+def is_locked_here(root: Path) -> bool:
+    """Whether this process is the writer of the atlas in ``root``."""
+    return (root, os.getpid()) in _LOCKED_HERE
 
 
 def take_lock(handle: int, root: Path, *, wait: bool = False) -> None:

@@ -5,7 +5,7 @@ Each has the arguments of its command, reports progress by callback, and returns
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -58,6 +58,19 @@ def status(atlas: str | Path = "atlas") -> dict[str, Any]:
     from indexer.publish.maintenance import status as status_of
 
     return status_of(AtlasFolder(atlas))
+
+
+@plain_arguments
+def listed_models(atlas: str | Path = "atlas", base: str | None = None) -> Iterator[dict[str, Any]]:
+    """The models that the Hub listed for all bases, or for ``base``: what `index listing` prints.
+
+    Each is an object with ``base``, ``model``, ``relation``, ``claimed_by``, ``parent``, ``path``, ``first_seen``,
+    ``last_seen``, ``deleted_at_hub``, ``claims`` and ``row``, the fields of the Hub's own listing. Raises AtlasError if
+    there is no such listing, or it is damaged.
+    """
+    from indexer.listing.exchange import listed_rows
+
+    return listed_rows(AtlasFolder(atlas), base)
 
 
 @plain_arguments

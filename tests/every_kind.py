@@ -12,7 +12,7 @@ from indexer.errors import Failed
 from indexer.listing.listing import Listing
 from indexer.profiles.store import Profile, ProfileIdentity, ProfileStore
 from indexer.publish.maintenance import represent
-from indexer.publish.stored_answers import write_lines
+from indexer.publish.stored_answers import LINEAGE, write_answers
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import RecordStore
 from tests.tiny_hub import BASE, indexed, make_store
@@ -36,8 +36,10 @@ def make_every_kind(folder: Path) -> None:
     for number, row in enumerate(models, start=1):
         _profile(atlas, ProfileIdentity("fine_tune", row["model"], row["commit"], BASE, commit), number)
     parent = models[0]
-    write_lines(
-        atlas.lineage(BASE),
+    write_answers(
+        LINEAGE,
+        atlas,
+        BASE,
         [
             {
                 "model": row["model"], "record_key": row["record_key"], "parent": parent["model"],

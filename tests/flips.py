@@ -23,12 +23,11 @@ def files_by_kind(atlas: AtlasFolder) -> dict[str, list[Path]]:
     root = atlas.root
     kinds = {
         "database": [atlas.database],
-        "listing": sorted(root.glob("listing/*.jsonl")),
+        "listing": sorted(root.glob("listing/*.sqlite")),
         "base": sorted(root.glob("bases/*.safetensors")),
         "record": sorted(root.glob("records/*/*.safetensors")),
         "outcome": sorted(root.glob("records/*/*.json")),
         "profile": sorted(root.glob("profiles/*/*.safetensors")),
-        "lineage": sorted(root.glob("lineage/*.jsonl")),
         "faiss": sorted(root.glob("*.faiss")),
         "checksums": sorted(root.glob("checksums.json")),
     }

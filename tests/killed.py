@@ -1,7 +1,7 @@
 """Runs a command again and again in a child that is killed at one of its moments, whose number is read from stdin; 0 for none.
 
-A moment is a file that is opened for writing, renamed, linked, removed or made, or a request that goes out or has been
-answered. Libraries are loaded once, before the first child; each answer is a line: the exit status (negative: killed)
+A moment is a file that is opened for writing, renamed, linked, removed or made, a transaction of SQLite that begins or is
+about to end, or a request that goes out or has been answered. Libraries are loaded once, before the first child; each answer is a line: the exit status (negative: killed)
 and how many moments there were.
 """
 
@@ -68,8 +68,14 @@ class Moments:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def hear(self, event: str, arguments: tuple) -> None:
+        if event == "sqlite3.connect/handle":
+            arguments[0].set_trace_callback(self.hear_statement)
         is_written = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if event in _EVENTS or is_written:
+            self.pass_one()
+
+    def hear_statement(self, statement: str) -> None:
+        if statement.startswith(("BEGIN IMMEDIATE", "COMMIT")):
             self.pass_one()
 
 

@@ -303,7 +303,7 @@ def test_problems_of_a_cluster_are_reported_before_any_work(shell):
     ran = shell("index", "build", "--base", BASE, "--executor", "dask", "--scheduler", f"tcp://127.0.0.1:{free_port()}")
     assert ran.code == 1
     assert "No Dask scheduler answers at tcp://127.0.0.1:" in ran.err
-    assert not list((shell.folder / "atlas").glob("**/*.jsonl"))  # nor before the crawl
+    assert not list((shell.folder / "atlas").glob("listing/*"))  # nor before the crawl
     assert shell("index", "build", "--base", BASE, "--executor", "dask").code == 2
     with ExitStack() as stack:
         running = Cluster(shell, stack)

@@ -86,7 +86,7 @@ def test_an_atlas_where_a_call_is_missing(atlas, monkeypatch, call):
 
 def test_a_damaged_listing_is_kept_where_there_are_no_hard_links(atlas, monkeypatch):
     lacking(monkeypatch, "links")
-    path = next(atlas.listings.glob("*.jsonl"))
+    path = next(atlas.listings.glob("*.sqlite"))
     damaged = b"nonsense\n" + path.read_bytes()
     path.write_bytes(damaged)
     rebuild(atlas)

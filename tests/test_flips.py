@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -11,7 +13,6 @@ from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.publish.stored_answers import LINEAGE, read_answers
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
 from tests.every_kind import make_every_kind
@@ -21,8 +22,8 @@ from tests.tiny_hub import BASE, served_shell
 
 pytestmark = pytest.mark.slow
 
-KINDS = ["database", "listing", "base", "record", "outcome", "profile", "lineage", "faiss", "checksums"]
-SMALL = ["listing", "outcome", "lineage", "checksums"]
+KINDS = ["database", "listing", "base", "record", "outcome", "profile", "faiss", "checksums"]
+SMALL = ["outcome", "checksums"]
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +47,10 @@ def found(atlas, kind, count):
     """Of the flips that were not found: where they lie."""
     paths = files_by_kind(atlas)[kind]
     missed = []
+    before = Listing(atlas.listing(BASE)).as_lines()
     for path, position, bit in flipped(paths, count, kind):
         said = what_verify_says(atlas)
-        if not said:
+        if not said and not (kind == "listing" and Listing(path).as_lines() == before):
             missed.append((path.name, position, bit, said))
     return missed
 
@@ -67,19 +69,12 @@ def test_every_byte_of_a_small_file_counts(atlas, kind):
 
     path = files_by_kind(atlas)[kind][0]
     content = path.read_bytes()
-    if kind in ("listing", "lineage"):
-        content = b"".join(content.splitlines(keepends=True)[:3])
-        path.write_bytes(content)
     missed = []
     for position in range(len(content)):
         for bit in (0, 3, 6):
             flip(path, position, bit)
-            if kind == "listing":
-                is_found = bool(Listing(path).problems())
-            elif kind == "outcome":
+            if kind == "outcome":
                 is_found = RecordStore(atlas).failure(path.stem) is None
-            elif kind == "lineage":
-                is_found = bool(read_answers(LINEAGE, path)[1])
             else:
                 is_found = damage(atlas) is not None
             if not is_found:
@@ -125,10 +120,12 @@ def commands_in(said):
     return [words.split() for words in ADVISED.findall(said)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("profile", "lineage")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "profile"])
 def test_what_is_advised_mends_it(atlas, shell, kind):
     path = files_by_kind(atlas)[kind][0]
-    flip(path, path.stat().st_size // 2, 4)
+    # A page of a listing may have room, whose bits say nothing.
+    place = path.read_bytes().index(b'"id":"ann/glue-0"') if kind == "listing" else path.stat().st_size // 2
+    flip(path, place, 4)
     ran = shell("index", "verify", "--json")
     assert ran.code == 1
     said = " ".join(one["problem"] for one in ran.json["disagreements"]) if ran.out else ran.err
@@ -175,13 +172,15 @@ def test_a_base_is_hashed_once(atlas, monkeypatch):
 
 
 def test_without_its_checksum_nothing_is_believed(atlas):
-    """A line of a listing, a stored failure and the block matrices of a base."""
-    listing, failure = next(atlas.listings.glob("*.jsonl")), next(atlas.records.glob("*/*.json"))
-    for path in (listing, failure):
-        path.write_bytes(re.sub(rb',"sum":"[0-9a-f]{16}"', b"", path.read_bytes()))
+    """A row of a listing, a stored failure and the block matrices of a base."""
+    listing, failure = atlas.listing(BASE), next(atlas.records.glob("*/*.json"))
+    failure.write_bytes(re.sub(rb',"sum":"[0-9a-f]{16}"', b"", failure.read_bytes()))
+    with closing(sqlite3.connect(listing)) as connection, connection:
+        connection.execute("UPDATE models SET checksum = ''")
     (base,) = atlas.bases.iterdir()
     base.write_bytes(base.read_bytes().replace(b'"sha256":"', b'"sha257":"', 1))
-    assert all("it has no checksum" in one for one in Listing(listing).problems())
+    assert len(Listing(listing).problems()) == 6
+    assert Listing(listing).models() == []
     with pytest.raises(AtlasError, match="it has no checksum"):
         RecordStore(atlas).checked_failure(failure.stem)
     with pytest.raises(AtlasError, match="its checksum cannot be read"):

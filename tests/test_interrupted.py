@@ -18,6 +18,7 @@ from indexer.listing.listing import Listing
 from indexer.publish import removal
 from indexer.publish.maintenance import rebuild
 from indexer.publish.removal import remove
+from indexer.publish.stored_answers import PREDICTIONS, exported_answers
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
 from query import Atlas
@@ -49,7 +50,7 @@ def traces(folder: AtlasFolder) -> dict[str, int]:
         "rows": len(rows),
         "records": sum(one.identity.model == MODEL for one in RecordStore(folder).headers()),
         "listed": sum(one.id == MODEL for one in Listing(folder.listing(BASE)).models()),
-        "answers": sum(MODEL in path.read_text() for path in folder.predicted.glob("*.jsonl")),
+        "answers": int(any(MODEL in str(line) for line in exported_answers(PREDICTIONS, folder, BASE)[0])),
     }
 
 

@@ -116,7 +116,7 @@ def test_one_that_can_go_on_is_kept(shell):
     shell.hub._api.page_size = 1
     shell.hub.faults.add("cursor", status=403, since=2)
     assert shell("index", "build", "--base", BASE).code == 1
-    assert [name for name in left(shell) if name.endswith(".jsonl")] == ["atlas/listing/org--tiny-base.jsonl"]
+    assert [name for name in left(shell) if "listing/" in name] == ["atlas/listing/org--tiny-base.sqlite"]
     shell.hub.faults.clear()
     ran = shell("index", "build", "--base", BASE, "--workers", "1")
     assert ran.code == 0
@@ -141,7 +141,7 @@ def test_ctrl_c(shell, path, learnt):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert ("atlas/listing/org--tiny-base.jsonl" in left(shell)) == learnt
+    assert ("atlas/listing/org--tiny-base.sqlite" in left(shell)) == learnt
     assert "atlas/atlas.duckdb" not in left(shell)
     assert learnt or left(shell) == []
 

@@ -12,8 +12,9 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
-from indexer.publish.stored_answers import write_lines
+from indexer.publish.stored_answers import LINEAGE, exported_answers, store_answers, write_answers
 from indexer.publish.verification import verify
+from indexer.storage.checksummed_jsonl import write_lines
 from query import Atlas
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
@@ -93,7 +94,7 @@ def snapshot(atlas):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gone", ["listing", f"listing/{SECOND.replace('/', '--')}.jsonl"])
+@pytest.mark.parametrize("gone", ["listing", f"listing/{SECOND.replace('/', '--')}.sqlite"])
 def test_what_the_database_knows_takes_the_place_of_a_listing(atlas, shell, gone):
     answer, near = rows(atlas, TOLD), rows(atlas, NEAR)
     assert len(answer) == 9
@@ -135,15 +136,7 @@ def test_what_the_records_know_takes_the_place_of_listing_and_database(atlas):
 
 def test_an_atlas_of_another_schema_is_rebuilt_with_its_stored_answers(atlas):
     """Tables that have no longer, or not yet, all columns of today count as unreadable: files hold the rest."""
-    (child, key), (parent, parent_key) = rows(
-        atlas, f"SELECT model, record_key FROM models WHERE base = '{SECOND}' ORDER BY model LIMIT 2"
-    )
-    write_lines(atlas.lineage(SECOND), [{
-        "model": child, "record_key": key, "parent": parent, "parent_key": parent_key, "kind": "continued",
-        "method": None, "coefficient": 1.0, "left": 0.25, "card": "confirmed", "direction": "known",
-        "evidence": "an answer", "same": [], "bytes_read": 1000, "answered_at": "2026-01-01T00:00:00",
-        "probability": 0.9,
-    }])  # fmt: skip
+    write_answers(LINEAGE, atlas, SECOND, [an_answer(atlas)])
     with duckdb.connect(str(atlas.database)) as connection:
         connection.execute("UPDATE atlas_info SET schema_version = 6")
         connection.execute("ALTER TABLE fine_tunes RENAME deleted_at_hub TO gone")
@@ -155,6 +148,66 @@ def test_an_atlas_of_another_schema_is_rebuilt_with_its_stored_answers(atlas):
     assert verify(atlas) == []
     assert rows(atlas, "SELECT evidence, answered_at FROM lineage") == [("an answer", datetime(2026, 1, 1))]
     assert rows(atlas, "SELECT count(*) FROM models") == [(8,)]
+
+
+def an_answer(atlas):
+    """A stored answer about two models of the second base."""
+    (child, key), (parent, parent_key) = rows(
+        atlas, f"SELECT model, record_key FROM models WHERE base = '{SECOND}' ORDER BY model LIMIT 2"
+    )
+    return {
+        "model": child, "record_key": key, "parent": parent, "parent_key": parent_key, "kind": "continued",
+        "method": None, "coefficient": 1.0, "left": 0.25, "card": "confirmed", "direction": "known",
+        "evidence": "an answer", "same": [], "bytes_read": 1000, "answered_at": "2026-01-01T00:00:00",
+        "probability": 0.9,
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["missing", "noise"])
+def test_published_answers_outlive_the_database_of_their_base(atlas, damage):
+    answer = an_answer(atlas)
+    store_answers(atlas, LINEAGE, SECOND, [answer["model"]], [answer])
+    if damage == "missing":
+        atlas.listing(SECOND).unlink()
+    else:
+        atlas.listing(SECOND).write_bytes(b"x" * 9000)
+    rebuild(atlas)
+    assert verify(atlas) == []
+    assert rows(atlas, "SELECT evidence, answered_at FROM lineage") == [("an answer", datetime(2026, 1, 1))]
+    assert exported_answers(LINEAGE, atlas, SECOND) == ([answer], [])
+
+
+@pytest.mark.slow
+def test_a_damaged_listing_stops_builds_in_one_line_and_costs_no_published_answer(atlas, shell):
+    answer = an_answer(atlas)
+    store_answers(atlas, LINEAGE, SECOND, [answer["model"]], [answer])
+    atlas.listing(SECOND).write_bytes(b"x" * 9000)
+    for words in (["build", "--base", SECOND], ["remove", answer["model"]], ["listing", "--base", SECOND]):
+        for offline in ("0", "1"):
+            ran = Shell(shell.endpoint, shell.folder, {**shell.environment, "HF_HUB_OFFLINE": offline})("index", *words)
+            assert (ran.code, ran.out) == (1, "")
+            assert f"The listing {atlas.listing(SECOND)} is damaged" in ran.err
+            assert "index rebuild" in ran.err
+    assert shell("index", "represent", "output").code == 0
+    assert rows(atlas, "SELECT evidence FROM lineage") == [("an answer",)]
+    assert shell("index", "rebuild").code == 0
+    assert verify(atlas) == []
+    assert rows(atlas, "SELECT evidence FROM lineage") == [("an answer",)]
+
+
+@pytest.mark.slow
+def test_listings_and_answers_in_json_lines_are_read_by_a_rebuild(atlas):
+    answer, before = an_answer(atlas), Listing(atlas.listing(SECOND)).as_lines()
+    write_lines(atlas.exported("listing", SECOND), before)
+    write_lines(atlas.exported("lineage", SECOND), [answer])
+    atlas.listing(SECOND).unlink()
+    rebuild(atlas)
+    assert verify(atlas) == []
+    assert Listing(atlas.listing(SECOND)).as_lines() == before
+    assert rows(atlas, "SELECT evidence FROM lineage") == [("an answer",)]
+    assert not list(atlas.root.rglob("*.jsonl"))
+    assert not (atlas.root / "lineage").exists()
 
 
 @pytest.mark.slow
@@ -178,12 +231,10 @@ def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, in
 def test_a_listing_of_which_half_is_damaged_is_whole_again(atlas):
     answer = rows(atlas, TOLD)
     path = atlas.listing(BASE)
-    lines = path.read_bytes().splitlines(keepends=True)
-    position = 0
-    for number, line in enumerate(lines):
-        if number % 2:
-            flip(path, position + len(line) // 2, 2)
-        position += len(line)
+    content, position = path.read_bytes(), 0
+    while (position := content.find(b'"id":"', position + 1)) > 0:
+        if position % 2:
+            flip(path, position, 2)
     damaged = path.read_bytes()
     assert len(Listing(path).models()) < 6
     assert "`index rebuild`" in verify(atlas)[0].problem
@@ -265,16 +316,15 @@ def test_a_base_of_which_only_one_is_forced_out_leaves_the_other(atlas):
 
 
 def test_a_listing_without_a_base_is_reported(atlas):
-    shutil.copy(atlas.listing(BASE), atlas.listings / "org--third.jsonl")
+    shutil.copy(atlas.listing(BASE), atlas.listings / "org--third.sqlite")
     (found,) = verify(atlas)
     assert "does not belong to a base" in found.problem
     assert "`index build --base org/third`" in found.problem
 
 
 def test_a_listing_that_lacks_what_is_published_is_reported(atlas):
-    path = atlas.listing(BASE)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(line for line in lines if b"imdb-1" not in line))
+    listing = Listing(atlas.listing(BASE))
+    listing.write([line for line in listing.as_lines() if "imdb-1" not in line.get("id", "")])
     (found,) = verify(atlas)
     assert "lacks 1 models that are published (bob/imdb-1" in found.problem
     rebuild(atlas)

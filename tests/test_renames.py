@@ -239,8 +239,7 @@ def test_the_listing_is_read_back_as_it_was(shell):
     rename(shell, "ann/imdb-0", "new/name")
     build(shell)
     listing = Listing(AtlasFolder(shell.folder / "atlas").listing(BASE))
-    lines = listing._read().as_lines()
-    other = Listing(shell.folder / "copy.jsonl")
-    other._append(lines)
+    other = Listing(shell.folder / "copy.sqlite")
+    assert other.write(listing.as_lines()) == []
     assert other.renamed == listing.renamed == {"ann/imdb-0": "new/name"}
     assert {one.id for one in other.models()} == {one.id for one in listing.models()}

@@ -231,7 +231,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             most = request.max_questions
             more = f", and models made from those at most {most:,} more (`questions`)" if request.descendants else ""
             watcher.say(children_sentence(request.base, counts, request.relations, request.page_size) + more)
-        gone_before = {model.id for model in listing.models() if model.deleted_at_hub}
+        gone_before = listing.gone()
         found, is_complete = 0, not request.is_narrowed
         for page in checked_pages(build.source, request, progress):
             found += listing.append_page(page)
@@ -261,7 +261,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             watcher.say(examination.sentence())
         gone = listing.finish(is_complete=is_complete)
         if gone:
-            left = [model.id for model in listing.models() if model.deleted_at_hub and model.id not in gone_before]
+            left = sorted(listing.gone() - gone_before)
             gone -= len(build.follow(left))
         if gone:
             watcher.say(f"{gone} models were deleted from {build.source.title}; the atlas keeps what it has of them")
@@ -283,7 +283,7 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
         is_wanted = build.watcher.confirm(expected)
     finally:
         if not is_wanted and not was_listed:
-            build.listing.path.unlink(missing_ok=True)
+            build.listing.database.remove()
     if not is_wanted:
         raise AtlasError("Nothing was read.", "Take fewer with `limit`.")
     build.read_readmes(build.selected())

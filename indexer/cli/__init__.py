@@ -22,6 +22,7 @@ EXAMPLES = {
     "profile": "index profile --base roberta-base --limit 10 --with-untrained",
     "status": "index status --json",
     "doctor": "index doctor --json",
+    "listing": "index listing --base roberta-base --format jsonl",
     "verify": "index verify --strict",
     "rebuild": "index rebuild",
     "represent": "index represent output",

@@ -89,6 +89,19 @@ def doctor(context: click.Context, base: str | None, model: str | None, output: 
 
 
 @click.command()
+@click.option("--base", metavar="ID", help="Only the listing of this base.")
+@atlas_option
+@output_options
+def listing(base: str | None, atlas: str, output: str) -> None:
+    """Print the models that the Hub listed, with what they claim; with --format jsonl also the Hub's own fields."""
+    from indexer import library
+
+    columns = ["base", "model", "relation", "claimed_by", "parent", "first_seen", "last_seen", "deleted_at_hub"]
+    rows = library.listed_models(atlas, base)
+    emit(rows if output in ("json", "jsonl") else ({name: row[name] for name in columns} for row in rows), output)
+
+
+@click.command()
 @click.option(
     "--strict",
     is_flag=True,
@@ -222,4 +235,4 @@ def merge(sources: tuple[str, ...], atlas: str, output: str) -> None:
     emit(asdict(merge_atlases(sources, atlas, progress=print_note)), output)
 
 
-UPKEEP = (status, doctor, verify, rebuild, represent, push, pull, merge)
+UPKEEP = (status, doctor, listing, verify, rebuild, represent, push, pull, merge)

@@ -15,10 +15,12 @@ from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
+from indexer.publish.origin import import_lines
 from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_models, rank_of
 from indexer.publish.publish import publish
 from indexer.publish.removal import conclude, finish_removals, forget, unfinished_removals
 from indexer.publish.rows import Entry, Publication
+from indexer.publish.stored_answers import published_answers, restore_answers
 from indexer.quantities import some_of
 from indexer.records.identity import OtherVersion
 from indexer.records.representation import representation_named
@@ -82,7 +84,8 @@ def rebuild(
     length asked for, approximately; None for that asked for before. ``say`` receives messages for the user. The caller
     holds the lock of the writer.
 
-    Models that are missing in a listing are restored from the old database or from the records. Removals that were
+    A damaged listing is written again with what can be read of it, before anything else, and kept beside it. Models
+    that are missing in a listing are restored from the old database or from the records. Removals that were
     interrupted are finished. Damaged records are deleted, so that the next build reads their models again; records of
     a version that this program does not read are kept, and their models published without them. Raises
     AtlasError if there is nothing to rebuild from and, unless ``force``, if the result would lose models; nothing that
@@ -114,9 +117,21 @@ def rebuild(
             damaged_failures.append(digest)
 
     newest = {base.base: base for base in reversed(stored_bases(folder))}
+    for name in newest:
+        if folder.exported("listing", name).exists() and not folder.listing(name).exists():
+            import_lines(folder, name)
     plans = []
     with earlier_database(folder.database) as earlier:
         before = PreviousAtlas.read(earlier) if before is None else before
+        listings = {name: Listing(folder.listing(name)) for name in newest}
+        # Of bases whose database is missing or damaged.
+        answers = {
+            name: published_answers(earlier, name)
+            for name, listing in listings.items()
+            if not listing.path.is_file() or listing.problems()
+        }
+        for name in answers:
+            listings[name].repair()
         removals = unfinished_removals(folder, newest)
         for one in removals:
             forget(folder, one)
@@ -157,8 +172,9 @@ def rebuild(
         say(f"records of another version, {until}: {len(unread)}")
     for publication, listing, restored in plans:
         base = publication.base.base
-        if restored or listing.problems() or not listing.path.is_file():
+        if restored or base in answers:
             listing.restore(restored, [base, *publication.aliases])
+            restore_answers(folder, base, answers.get(base, {}))
             say(
                 f"{base}: restored {len(restored)} models of the listing from database and records; "
                 f"run `index build --base {base}` to list them again"

@@ -6,10 +6,16 @@ As long as the file exists, the atlas is read-only.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from indexer.atlas import AtlasFolder
+from indexer.database.connection import published_bases
+from indexer.database.reading import Reading
 from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.listing.exchange import read_exported
+from indexer.listing.listing import Listing
+from indexer.publish.stored_answers import ANSWERS, exported_answers, write_answers
 from indexer.regular_files import read_regular
 from indexer.storage.atomic_files import write_atomically
 from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
@@ -64,5 +70,28 @@ def adopt(folder: AtlasFolder) -> Origin | None:
             f"Fetch them first: {fetched_again(folder, origin, with_records=True)}",
         )
     with folder.locked("index build --adopt", pulled=True):
+        with Reading(folder.database) as connection:
+            bases = [row["base"] for row in published_bases(connection)]
+        for base in bases:
+            import_lines(folder, base)
         folder.origin.unlink()
     return origin
+
+
+def import_lines(folder: AtlasFolder, base: str) -> None:
+    """Read the files of JSON lines that a base came with into its database, and remove them.
+
+    The caller holds the lock of the writer. Lines that cannot be read are left out.
+    """
+    listing = Listing(folder.listing(base))
+    listing.database.remove()  # of an adoption that was interrupted
+    answers = {kind: exported_answers(kind, folder, base)[0] for kind in ANSWERS}
+    listing.write(read_exported(folder.exported("listing", base))[0])
+    for kind, lines in answers.items():
+        write_answers(kind, folder, base, lines)
+    for name in ("listing", *(kind.table for kind in ANSWERS)):
+        path = folder.exported(name, base)
+        path.unlink(missing_ok=True)
+        if name != "listing":
+            with suppress(OSError):
+                path.parent.rmdir()  # unless it has more files

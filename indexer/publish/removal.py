@@ -18,7 +18,7 @@ from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.listing.listing_state import Removal
+from indexer.listing.listing_tables import Removal
 from indexer.names import nearest, with_dots
 from indexer.profiles.store import ProfileStore
 from indexer.publish.publish import publish

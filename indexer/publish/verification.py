@@ -16,6 +16,7 @@ from indexer.database.connection import Connection
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, base_in
 from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.listing.exchange import read_exported
 from indexer.listing.listing import Listing
 from indexer.profiles.store import ProfileStore
 from indexer.publish.origin import fetched_again, read_origin
@@ -24,6 +25,7 @@ from indexer.publish.staging import HINT, damage
 from indexer.publish.stored_answers import ANSWERS, read_answers
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import RecordStore
+from indexer.storage.small_database import DamagedDatabase
 from indexer.vectors.files import check_file
 from indexer.vectors.masks import changed_blocks
 from indexer.vectors.published import Published, read_centre, read_published
@@ -127,11 +129,11 @@ class _Verifier:
         else:
             self._check_vectors(None)
         for kind in ANSWERS:
-            for path in sorted(kind.folder(self.folder).glob("*.jsonl")):
-                base = self._base_of(path)
-                repair = f"run `{kind.command} --base {base}`, which writes it again, or remove it"
-                for problem in read_answers(kind, path)[1]:
-                    self.report(kind.table, path.name, f"{problem}; {repair}")
+            files = [*self._listings(), *sorted((self.folder.root / kind.table).glob("*.jsonl"))]
+            for base in dict.fromkeys(self._base_of(path) for path in files):
+                repair = f"run `{kind.command} --base {base}`, which computes them again"
+                for problem in read_answers(kind, self.folder, base)[1]:
+                    self.report(kind.table, base, f"a stored answer: {problem}; {repair}")
 
     def _check_database(self) -> None:
         problem = damage(self.folder)
@@ -282,19 +284,24 @@ class _Verifier:
 
     def _check_listings(self) -> None:
         """Check every line, that bases and listings match, and that every published model is listed."""
-        bases = {self.folder.listing(row["base"]): row["base"] for row in self.bases}
+        of_base = {row["base"]: self._listing_of(row["base"]) for row in self.bases}
+        bases = {path: base for base, path in of_base.items()}
         for path, base in bases.items():
             if not path.is_file():
                 repair = f"run `index rebuild`, which uses all other sources, and then `index build --base {base}`"
                 self.report("listing", base, f"its listing {path.name} is missing: {repair}")
-        for path in sorted(self.folder.listings.glob("*.jsonl")):
+        for path in self._listings():
             base = self._base_of(path)
             repair = f"run `index rebuild`, which keeps what can be read, and then `index build --base {base}`"
             try:
-                listing = Listing(path)
-                for problem in listing.problems():
+                listing = Listing(self.folder.listing(base))
+                lines, problems = ([], listing.problems()) if path == listing.path else read_exported(path)
+                for problem in problems:
                     self.report("listing", path.name, f"{problem}; {repair}")
-                listed = {model.id for model in listing.models()}
+                names = {line["id"] for line in lines if line["kind"] == "model"}
+                listed = names or {model.id for model in listing.models()}
+            except DamagedDatabase:
+                continue
             except AtlasError as error:
                 self.report("listing", path.name, error.message)
                 continue
@@ -322,12 +329,24 @@ class _Verifier:
     def _withdrawn(self, base: str) -> frozenset[str]:
         """Models that the user removed, and former names."""
         listing = Listing(self.folder.listing(base))
+        if listing.problems():
+            return frozenset()
         return listing.removed | listing.renamed.keys()
 
     def _base_of(self, path: Path) -> str:
         """The base that a file of listings or answers belongs to."""
-        names = {self.folder.listing(row["base"]).name: str(row["base"]) for row in self.bases}
-        return names.get(path.name, path.stem.replace("--", "/", 1))
+        names = {self.folder.listing(row["base"]).stem: str(row["base"]) for row in self.bases}
+        return names.get(path.stem, path.stem.replace("--", "/", 1))
+
+    def _listing_of(self, base: str) -> Path:
+        """The file of a base's listing: its database or, in an atlas that was pulled, JSON lines."""
+        own, exported = self.folder.listing(base), self.folder.exported("listing", base)
+        return exported if exported.exists() and not own.exists() else own
+
+    def _listings(self) -> list[Path]:
+        """The files of all listings, also of bases that are not published."""
+        own = {path.stem: path for path in self.folder.listings.glob("*.sqlite")}
+        return sorted({**{path.stem: path for path in self.folder.listings.glob("*.jsonl")}, **own}.values())
 
 
 def _problems_of_centre(published: Published, connection: Connection) -> list[str]:

@@ -18,11 +18,11 @@ from indexer.builds.report import Progress, Watcher
 from indexer.database.reading import earlier_database
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
-from indexer.listing.listing import join_listings
+from indexer.listing.exchange import join_listings
 from indexer.publish.maintenance import rebuild
 from indexer.publish.origin import read_origin
 from indexer.publish.previous_atlas import PreviousAtlas, published_rank
-from indexer.publish.stored_answers import ANSWERS, Line, read_answers, write_lines
+from indexer.publish.stored_answers import ANSWERS, Line, exported_answers, write_answers
 from indexer.records.store import RecordStore
 from indexer.share.contents import packable
 from indexer.storage.atomic_files import link_or_copy, write_atomically
@@ -151,7 +151,7 @@ def _gather(
         holders = [source for source, found in zip(sources, bases, strict=True) if name in found]
         stored = next(found[name] for found in bases if name in found)
         link_or_copy(stored.path, target.bases / stored.path.name)
-        joined = join_listings([source.listing(name) for source in holders], target.listing(name))
+        joined = join_listings(holders, name, target.listing(name))
         in_several += len(joined)
         if joined:
             shown = ", ".join(joined[:3]) + (" …" if len(joined) > 3 else "")
@@ -159,12 +159,12 @@ def _gather(
         for kind in ANSWERS:  # stored lineage and predictions
             answers: list[Line] = []
             for source in sources:
-                lines, problems = read_answers(None, kind.path(source, name))
+                lines, problems = exported_answers(kind, source, name)
                 answers += lines
                 for problem in problems[:1]:
-                    say(f"{kind.path(source, name)}: {problem}; the other lines are used")
+                    say(f"{source.root}: the stored {kind.table} of {name}: {problem}; the others are used")
             if answers:
-                write_lines(kind.path(target, name), answers)
+                write_answers(kind, target, name, answers)
     store = RecordStore(target)
     differing = 0
     for source in sources:

@@ -393,5 +393,8 @@ def _put_in_place(
     for path, source in files_in(folder, (*CARRIED, "listing", "bases", *PACKED) if with_records else CARRIED):
         if path not in paths:
             source.unlink(missing_ok=True)
+    # Left by an adoption that was interrupted; what was pulled takes its place.
+    for base in folder.listings.glob("*.sqlite*"):
+        base.unlink(missing_ok=True)
     if origin.has_records:
         write_origin(folder, origin)

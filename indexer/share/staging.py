@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -27,16 +27,18 @@ from indexer.database.connection import Connection, translated_errors
 from indexer.database.reading import Reading
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
 from indexer.errors import AtlasError
+from indexer.listing.exchange import exported_lines
 from indexer.listing.listed_models import Line
-from indexer.listing.listing import Listing
 from indexer.publish.previous_atlas import BY_RECORD
+from indexer.publish.stored_answers import ANSWERS, exported_answers
 from indexer.regular_files import descriptor_of, regular_status
-from indexer.share.contents import CARRIED, files_in, known_digests, named_files
+from indexer.share.contents import known_digests, named_files
 from indexer.share.manifest import ATLAS, DATA, RECORDS, FileEntry, Manifest
 from indexer.shared_state import usable_umask
 from indexer.sources.claims import BY_FOLDER
 from indexer.sources.folder import without_paths
 from indexer.storage.atomic_files import copy_file, link_or_copy
+from indexer.storage.checksummed_jsonl import write_lines
 from indexer.storage.checksums import file_sha256
 from indexer.vectors.published import Published, read_published
 from indexer.vectors.stored import OpenVectors
@@ -249,30 +251,36 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
         made.skipped = connection.rows(counted)[0]["models"]
         if with_records:
             made.digests = known_digests(atlas, connection)
-    for path, source in files_in(atlas, CARRIED):
-        made.add(path, ATLAS, source)
+    exported = AtlasFolder(folder)
+    for base in made.manifest.commits:
+        for kind in ANSWERS:
+            answers, _ = exported_answers(kind, atlas, base)
+            if answers:
+                target = exported.exported(kind.table, base)
+                write_lines(target, answers)
+                made.add(target.relative_to(folder).as_posix(), ATLAS)
     for base in made.manifest.commits if with_records else ():
         # The listing of a base and its block matrices, which a build needs.
         matrices = atlas.base(base, made.manifest.commits[base])
         if matrices.is_file():
             regular_status(matrices)
             made.add(matrices.relative_to(atlas.root).as_posix(), RECORDS, matrices)
-        listing = Listing(atlas.listing(base))
-        if listing.path.is_file():
-            target = made.folder / listing.path.relative_to(atlas.root)
-            Listing(target).write(_listing_lines(listing))
-            made.add(target.relative_to(made.folder).as_posix(), RECORDS)
+        lines = list(exported_lines(atlas, base))
+        if lines:
+            target = exported.exported("listing", base)
+            write_lines(target, _without_secrets(lines))
+            made.add(target.relative_to(folder).as_posix(), RECORDS)
     return made
 
 
-def _listing_lines(listing: Listing) -> Iterator[Line]:
-    """A listing's models and their former names, without crawls, whose addresses may be those of a mirror.
+def _without_secrets(lines: Sequence[Line]) -> Iterator[Line]:
+    """The models of a listing and their former names.
 
     Removed models are left out, and so are models that were examined and do not belong to this base: they may be
     private models of the person who crawled.
     """
-    removed, listed = listing.removed, {model.id for model in listing.models()}
-    for line in listing.as_lines():
+    removed, listed = ({line["id"] for line in lines if line["kind"] == kind} for kind in ("removed", "model"))
+    for line in lines:
         kind = line["kind"]
         is_named = kind == "renamed" and line["to"] in listed and line["id"] not in removed
         if kind == "model" and line["was"]["claimed_by"] == BY_FOLDER:

@@ -64,6 +64,11 @@ class Claim:
     parent: str
 
     @property
+    def parts(self) -> tuple[str, str, str]:
+        """Its three values."""
+        return self.relation, self.claimed_by, self.parent
+
+    @property
     def rank(self) -> tuple[int, int]:
         """Sort key: the most trusted claim is the smallest."""
         kind = self.claimed_by.partition(":")[0]

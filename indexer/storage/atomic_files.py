@@ -115,14 +115,14 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def remove_leftovers(folder: AtlasFolder) -> None:
-    """Remove temporary files of killed writers from the folders of records, profiles, bases, listings and answers.
+    """Remove temporary files of killed writers from the folders of records, profiles, bases and listings.
 
     Other processes may be writing records meanwhile, with or without the lock, so only old files are removed.
     """
     now = time.time()
     # Records and profiles lie in subfolders by their first two letters.
     inner = [entry for parent in (folder.records, folder.profiles) for entry in _listed(parent)]
-    folders = [folder.bases, folder.listings, folder.lineages, folder.predicted]
+    folders = [folder.bases, folder.listings]
     folders += [Path(entry.path) for entry in inner if entry.is_dir(follow_symlinks=False)]
     for entry in (one for each in folders for one in _listed(each)):
         if entry.name.startswith(".") and entry.name.endswith((".tmp", ".data")):

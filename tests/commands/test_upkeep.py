@@ -87,7 +87,7 @@ def test_a_crawl_brings_no_removed_model_back_but_adding_it_does(atlas, run):
         assert opened.rows("SELECT 1 FROM fine_tunes WHERE model = 'ann/glue-0'") == []
     line = {"kind": "model", "id": "ann/glue-0", "row": listed.row, "crawl": "x", "seen": "2026-01-01T00:00:00+00:00",
             "claims": {"tag:finetune:x": {"relation": "finetune", "claimed_by": "tag", "parent": BASE}}}  # fmt: skip
-    listing._append([line])
+    assert listing.write([*listing.as_lines(), line]) == []
     assert "ann/glue-0" not in [one.id for one in Listing(listing.path).models()]
     listing.add(listed.row, "finetune", BASE)
     assert "ann/glue-0" in [one.id for one in Listing(listing.path).models()]

@@ -60,7 +60,7 @@ def test_models_of_a_relation_that_is_not_wanted_are_passed_through(store, monke
 
 def test_paths_name_every_step(store, monkeypatch, tmp_path):
     add_family(store)
-    listing = Listing(tmp_path / "listing.jsonl")
+    listing = Listing(tmp_path / "listing.sqlite")
     with served(store, monkeypatch):
         update_listing(listing, REQUEST)
     paths = {model.id: model.path for model in listing.models()}
@@ -78,8 +78,8 @@ def test_paths_name_every_step(store, monkeypatch, tmp_path):
     )
     assert paths["a/qlora"] == (("quantized", COPY_4BIT), ("adapter", "a/qlora"))
     assert listing.copies() == {COPY_4BIT: BASE, "a/child-4bit": "a/child"}
-    Listing(tmp_path / "again.jsonl").write(listing.as_lines())
-    assert {model.id: model.path for model in Listing(tmp_path / "again.jsonl").models()} == paths
+    Listing(tmp_path / "again.sqlite").write(listing.as_lines())
+    assert {model.id: model.path for model in Listing(tmp_path / "again.sqlite").models()} == paths
 
 
 def test_depth_and_questions_are_bounded_and_what_is_left_out_is_counted(store, monkeypatch):
@@ -119,7 +119,7 @@ def test_circles_end(store, monkeypatch):
 
 
 def test_a_path_of_claims_in_a_circle_ends(tmp_path):
-    listing = Listing(tmp_path / "listing.jsonl")
+    listing = Listing(tmp_path / "listing.sqlite")
     listing.note_base([BASE])
     listing.add({"id": "a/one"}, "finetune", "a/two")
     listing.add({"id": "a/two"}, "finetune", "a/one")
@@ -162,7 +162,7 @@ def test_hostile_cursors_of_a_child_end_the_crawl(store, monkeypatch):
 )
 def test_an_interrupted_crawl_asks_nothing_twice(store, monkeypatch, tmp_path, at):
     add_family(store)
-    straight, broken = Listing(tmp_path / "straight.jsonl"), Listing(tmp_path / "broken.jsonl")
+    straight, broken = Listing(tmp_path / "straight.sqlite"), Listing(tmp_path / "broken.sqlite")
     with served(store, monkeypatch) as hub:
         update_listing(straight, REQUEST)
         questions = set(requested(hub, "filter="))
@@ -182,7 +182,7 @@ def test_an_interrupted_crawl_asks_nothing_twice(store, monkeypatch, tmp_path, a
 
 def test_a_narrowed_crawl_asks_about_the_models_of_others_that_are_known(store, monkeypatch, tmp_path):
     add_repo(store, "a/child", tags=tags(BASE))
-    listing = Listing(tmp_path / "listing.jsonl")
+    listing = Listing(tmp_path / "listing.sqlite")
     with served(store, monkeypatch):
         update_listing(listing, REQUEST)
         add_repo(store, "b/grandchild", tags=tags("a/child"))
@@ -192,7 +192,7 @@ def test_a_narrowed_crawl_asks_about_the_models_of_others_that_are_known(store, 
 
 def test_a_child_of_a_child_that_leaves_the_hub_is_gone(store, monkeypatch, tmp_path):
     add_family(store)
-    listing = Listing(tmp_path / "listing.jsonl")
+    listing = Listing(tmp_path / "listing.sqlite")
     with served(store, monkeypatch):
         update_listing(listing, REQUEST)
         (store / "a/adapter.repo.json").write_text('{"tags": []}')
@@ -219,7 +219,7 @@ def test_children_of_mirrors_belong_to_the_base(store, monkeypatch, tmp_path):
     add_repo(store, "b/tuned", tags=["base_model:someone--same-weights", "base_model:finetune:someone--same-weights"])
     request = CrawlRequest(IDS, mirrors=("someone/same-weights",))
     assert crawled(store, monkeypatch) == {}
-    listing = Listing(tmp_path / "listing.jsonl")
+    listing = Listing(tmp_path / "listing.sqlite")
     with served(store, monkeypatch):
         update_listing(listing, request)
     found = {model.id: model for model in listing.models()}

@@ -221,7 +221,7 @@ def test_cursors_that_are_never_accepted_are_an_error(store, monkeypatch):
 
 def test_a_crawl_that_is_resumed_later_takes_a_refused_cursor_up_at_its_date(store, monkeypatch, tmp_path):
     many(store, 24)
-    listing = Listing(tmp_path / "listing.jsonl")
+    listing = Listing(tmp_path / "listing.sqlite")
     with served(store, monkeypatch, page_size=2) as hub:
         progress, _ = listing.begin(ONE)
         pages = crawl(ONE, progress)
@@ -229,7 +229,7 @@ def test_a_crawl_that_is_resumed_later_takes_a_refused_cursor_up_at_its_date(sto
             listing.append_page(next(pages))
         hub.faults.add("expand=tags.*cursor=", first=1, status=400)
         hub.reset_log()
-        progress, resumed = Listing(tmp_path / "listing.jsonl").begin(ONE)
+        progress, resumed = Listing(tmp_path / "listing.sqlite").begin(ONE)
         assert resumed
         found = claims(crawl(ONE, progress))
         assert len(heavy(hub)) == 6  # refused, the last page before, four more

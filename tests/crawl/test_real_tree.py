@@ -50,7 +50,7 @@ def mirror(tree, tmp_path_factory):
 
 def test_the_whole_tree_is_found(tree, mirror, monkeypatch, tmp_path):
     known = set(tree) - {ROOT}
-    listing = Listing(tmp_path / "listing.jsonl")
+    listing = Listing(tmp_path / "listing.sqlite")
     with served(mirror, monkeypatch) as hub:
         update_listing(listing, CrawlRequest((ROOT,)))
         assert len(hub.requests) < 100  # a fifth of what may be asked in five minutes without a token

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ElementTree
 
 import duckdb
 import pytest
 
-from indexer.publish.stored_answers import write_lines
+from indexer.atlas import AtlasFolder
+from indexer.publish.stored_answers import LINEAGE, exported_answers, write_answers
 from query import Atlas
 from query.lineage.thresholds import SURE
 from tests.conftest import Shell
@@ -183,18 +183,14 @@ def test_a_model_that_changed_has_no_lineage_until_it_is_asked_again(forest, tre
     import shutil
 
     shutil.copytree(forest.atlas, tmp_path / "atlas")
-    file = next((tmp_path / "atlas" / "lineage").glob("*.jsonl"))
-    child = forest.one("child")
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    folder, child = AtlasFolder(tmp_path / "atlas"), forest.one("child")
+    lines, _ = exported_answers(LINEAGE, folder, forest.base)
     for line in lines:
-        del line["sum"]
         if line["model"] == child:
             line["record_key"] = "0" * 64
         if line["parent"] == child:
             line["parent_key"] = "0" * 64
-    write_lines(file, lines)
-    with file.open("a") as opened:
-        opened.write('no line\n{"model": 3}\n["told"]\n')
+    write_answers(LINEAGE, folder, forest.base, [*lines, {"model": 3}, {"model": child}])
     ran = Shell(trees.endpoint, tmp_path)("index", "rebuild")
     assert ran.code == 0, ran.err
     kept = rows_of(

@@ -10,7 +10,8 @@ import pytest
 
 from indexer import build
 from indexer.atlas import AtlasFolder
-from indexer.listing.listing import Listing, join_listings
+from indexer.listing.exchange import join_listings
+from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from tests.atlas_builder import Model, write_atlas
@@ -71,13 +72,13 @@ def test_the_licence_of_a_base_is_kept(tiny_store, tmp_path, monkeypatch):
     folder = AtlasFolder(atlas)
     listing = folder.listing(BASE)
     assert Listing(listing).licence == "gemma"
-    join_listings([tmp_path / "missing.jsonl", listing], tmp_path / "joined.jsonl")
-    assert Listing(tmp_path / "joined.jsonl").licence == "gemma"
+    join_listings([AtlasFolder(tmp_path / "missing"), folder], BASE, tmp_path / "joined.sqlite")
+    assert Listing(tmp_path / "joined.sqlite").licence == "gemma"
     rebuild(folder)
     assert licence() == "gemma"
     assert verify(folder) == []
     # Without a listing the database says it, and with a database of an earlier schema nothing is lost.
-    shutil.move(listing, tmp_path / "moved.jsonl")
+    shutil.move(listing, tmp_path / "moved.sqlite")
     rebuild(folder)
     assert licence() == "gemma"
     with duckdb.connect(str(folder.database)) as connection:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -26,8 +27,10 @@ def by_id(listing) -> dict[str, ListedModel]:
     return {model.id: model for model in listing.models()}
 
 
-def lines(path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def execute(path, statement: str, *values) -> list[tuple]:
+    """Run SQL on a listing, as somebody who damages it would."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(statement, values).fetchall()
 
 
 @pytest.fixture
@@ -39,4 +42,4 @@ def store(tmp_path):
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "atlas/listing/FacebookAI--roberta-base.jsonl"
+    return tmp_path / "atlas/listing/FacebookAI--roberta-base.sqlite"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,9 +12,11 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.sources.questions import CrawlRequest
+from indexer.storage import small_database
+from indexer.storage.small_database import row_checksum
 from tests.conftest import start_python
 from tests.hubs import BASE, add_repo, requested, served, tags, update_listing
-from tests.listing.conftest import ONE, by_id, lines, many
+from tests.listing.conftest import ONE, by_id, execute, many
 from tests.patience import wait_for
 
 
@@ -82,9 +86,9 @@ def test_an_old_crawl_starts_over(store, monkeypatch, path):
     with served(store, monkeypatch, page_size=2) as hub:
         interrupt(hub, path, since=2)
         long_ago = (datetime.now(UTC) - timedelta(hours=25)).isoformat()
-        written = lines(path)
-        started = next(line for line in written if line["kind"] == "start")
-        path.write_text(path.read_text().replace(started["seen"], long_ago))
+        ((*values, _),) = execute(path, "SELECT * FROM crawls")
+        values[1] = long_ago
+        execute(path, "UPDATE crawls SET started = ?, checksum = ?", long_ago, row_checksum(values))
         assert not update_listing(Listing(path), ONE).resumed
 
 
@@ -120,6 +124,8 @@ import sys
 from pathlib import Path
 from indexer.listing.listing import Listing
 from indexer.sources.questions import CrawlRequest
+from indexer.storage import small_database
+from indexer.storage.small_database import row_checksum
 from tests.hubs import update_listing
 update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",), descendants=False))
 """
@@ -142,3 +148,60 @@ def test_a_killed_crawl_goes_on(store, monkeypatch, path):
         assert pages_asked(hub)[0] == before[-1]
         assert len(hub.requests) == 5 + 10 + 1
     assert len(by_id(Listing(path))) == 20
+
+
+@pytest.mark.slow
+def test_a_crawl_killed_again_and_again_asks_no_page_twice(store, monkeypatch, path):
+    many(store, 20)
+    chance, kills = random.Random(3), 0
+    with served(store, monkeypatch, page_size=2) as hub:
+        while not (path.exists() and Listing(path).is_crawled):
+            process = start_python("-c", CRAWLER, path, env={"HF_ENDPOINT": hub.endpoint})
+            before = len(hub.requests)
+            wait_for(lambda before=before, process=process: len(hub.requests) > before or process.poll() is not None)
+            time.sleep(chance.random() * 0.2)
+            process.send_signal(signal.SIGKILL)
+            kills += process.wait() != 0
+            assert Listing(path).problems() == []
+        asked = requested(hub, "/api/models?")
+        assert len(asked) <= len(set(asked)) + kills  # the page of a kill that came before it was stored
+    assert kills
+    assert set(by_id(Listing(path))) == {f"a/model{number}" for number in range(20)}
+    assert not path.with_name(f"{path.name}-journal").exists()
+
+
+WRITER = """
+import sys
+import time
+from pathlib import Path
+from indexer.listing.listing import Listing
+from tests.listing.test_resumed import WITHOUT_LOCKS
+exec(sys.argv[2])
+path, number = Path(sys.argv[1]), 0
+while not path.with_name("stop").exists():
+    Listing(path).add({"id": f"a/model{number}", "text": "x" * 20_000}, "finetune", "org/base")
+    number += 1
+    time.sleep(0.1)  # as a crawl waits for its next page
+"""
+WITHOUT_LOCKS = """
+import errno, fcntl
+def refuse(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+fcntl.lockf = refuse
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_listing_is_read_while_it_is_written(monkeypatch, path, has_locks):
+    if not has_locks:
+        monkeypatch.setattr(small_database, "_has_locks", lambda folder: False)
+    process, counts = start_python("-c", WRITER, path, "" if has_locks else WITHOUT_LOCKS), [0]
+    while len(set(counts)) < 8 and process.poll() is None:
+        listing = Listing(path)
+        counts.append(len(listing.models()))
+        assert listing.problems() == []
+    path.with_name("stop").touch()
+    assert process.wait() == 0
+    assert counts == sorted(counts)
+    assert [model.id for model in Listing(path).models()][:3] == ["a/model0", "a/model1", "a/model2"]

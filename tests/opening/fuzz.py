@@ -181,6 +181,32 @@ def bend_database(path: Path, chance: random.Random) -> None:
                 connection.execute(f'DELETE FROM "{table}" {where}')
 
 
+def bend_listing(path: Path, chance: random.Random) -> None:
+    """One value of one row set to something that SQLite can hold, under a checksum that fits."""
+    import sqlite3
+
+    from indexer.storage.small_database import row_checksum
+
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        filled = [name for name in tables if connection.execute(f"SELECT 1 FROM {name}").fetchone()]
+        table = chance.choice(filled)
+        rows = connection.execute(f"SELECT rowid, * FROM {table}")
+        names = [column[0] for column in rows.description][1:-1]
+        rowid, *values, _ = chance.choice(rows.fetchall())
+        place = chance.randrange(len(values))
+        with contextlib.suppress(TypeError, ValueError):
+            values[place] = json.dumps(bent_value(json.loads(values[place]), chance))
+        if chance.random() < 0.5:
+            values[place] = chance.choice(
+                (None, -1, 1 << 62, 0.5, b"\xff", "", "x" * 1000, "../x", "[", "\x1b[2J", "9999")
+            )
+        changes = ", ".join(f"{name} = ?" for name in names)
+        with contextlib.suppress(sqlite3.Error, UnicodeEncodeError):
+            statement = f"UPDATE {table} SET {changes}, checksum = ? WHERE rowid = ?"
+            connection.execute(statement, (*values, row_checksum(values), rowid))
+
+
 def bend(atlas: AtlasFolder, kind: str, path: Path, chance: random.Random) -> None:
     """Bend one file of the atlas; its database's checksum fits again, as its maker can see to it."""
     from indexer.publish.staging import note_checksum
@@ -192,7 +218,9 @@ def bend(atlas: AtlasFolder, kind: str, path: Path, chance: random.Random) -> No
         bend_database(path, chance)
     elif path.suffix == ".safetensors":
         path.write_bytes(bent_safetensors(content, chance))
-    elif path.suffix in (".json", ".jsonl"):
+    elif path.suffix == ".sqlite":
+        bend_listing(path, chance)
+    elif path.suffix == ".json":
         path.write_bytes(bent_object(content, chance))
     else:
         path.write_bytes(bent_bytes(content, chance))
@@ -207,9 +235,10 @@ def read(atlas: AtlasFolder, kind: str, path: Path) -> None:
     from indexer.listing.listing import Listing
     from indexer.profiles.store import read_profile
     from indexer.publish.staging import damage
-    from indexer.publish.stored_answers import LINEAGE, read_answers
+    from indexer.publish.stored_answers import ANSWERS, read_answers
     from indexer.records.record import read_identity, read_record
     from indexer.records.store import RecordStore
+    from tests.tiny_hub import BASE
 
     def base() -> None:
         stored = StoredBase(path)
@@ -225,12 +254,13 @@ def read(atlas: AtlasFolder, kind: str, path: Path) -> None:
             lambda: Listing(path).models(),
             lambda: Listing(path).rejected_rows(),
             lambda: Listing(path).problems(),
+            lambda: Listing(path).as_lines(),
+            lambda: [read_answers(kind, atlas, BASE) for kind in ANSWERS],
         ],
         "base": [base],
         "record": [lambda: read_record(path), identity],
         "outcome": [lambda: RecordStore(atlas).checked_failure(path.stem)],
         "profile": [lambda: read_profile(path)],
-        "lineage": [lambda: read_answers(LINEAGE, path)],
         "checksums": [lambda: damage(atlas)],
     }
     _all_told(ways.get(kind, []))

@@ -123,7 +123,7 @@ def test_only_regular_files_are_opened(atlas, tmp_path, kind):
         else:
             path.mkdir()
 
-    listing = next(atlas.listings.glob("*.jsonl"))
+    listing = next(atlas.listings.glob("*.sqlite"))
     record = next(atlas.records.glob("*/*.safetensors"))
     base = next(atlas.bases.glob("*.safetensors"))
     vectors = next(atlas.root.glob("*.faiss"))

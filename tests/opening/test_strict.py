@@ -107,12 +107,12 @@ def test_a_vector_that_its_record_does_not_make_is_found(atlas):
 
 
 def test_what_is_not_a_file_is_found_by_name(atlas, tmp_path):
-    os.mkfifo(atlas.root / "listing" / "pipe.jsonl")
+    os.mkfifo(atlas.root / "listing" / "pipe.sqlite")
     os.mkfifo(atlas.records / "pipe")
     (tmp_path / "elsewhere").write_text("{}")
     (atlas.bases / "elsewhere").symlink_to(tmp_path / "elsewhere")
     found = {one.what for one in verify_deeply(atlas) if one.kind == "file"}
-    assert found == {"listing/pipe.jsonl", "records/pipe", "bases/elsewhere"}
+    assert found == {"listing/pipe.sqlite", "records/pipe", "bases/elsewhere"}
 
 
 def test_nothing_is_left_of_a_check_that_is_interrupted(atlas, tmp_path, monkeypatch):

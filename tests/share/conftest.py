@@ -15,6 +15,7 @@ from huggingface_hub import constants
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder
 from indexer.builds.report import BuildEvent
+from indexer.listing.exchange import read_exported
 from indexer.listing.listing import Listing
 from indexer.share.manifest import ATLAS, RECORDS
 from indexer.share.push import PushReport, push
@@ -139,14 +140,24 @@ def rows_of(database: Path) -> dict[str, list[tuple[Any, ...]]]:
         }
 
 
+def listed_in(path: Path) -> list[dict[str, Any]]:
+    """The lines of models in a listing: a database, or JSON lines where it was pulled."""
+    lines = Listing(path).as_lines() if path.suffix == ".sqlite" else read_exported(path)[0]
+    return [line for line in lines if line["kind"] == "model"]
+
+
 def atlas_content(folder: Path) -> dict[str, Any]:
     """Every file of an atlas but those that say who holds it; of the database its rows, of listings their models."""
     found: dict[str, Any] = {}
     for path in folder.rglob("*"):
         if path.is_file() and path.name not in ("lock", "pulled.json", "checksums.json"):
             is_listing, is_database = path.parent.name == "listing", path.name == "atlas.duckdb"
-            read = Listing.models if is_listing else rows_of if is_database else Path.read_bytes
-            found[path.relative_to(folder).as_posix()] = read(Listing(path) if is_listing else path)
+            read = listed_in if is_listing else rows_of if is_database else Path.read_bytes
+            found[
+                path.relative_to(folder).with_suffix("").as_posix()
+                if is_listing
+                else path.relative_to(folder).as_posix()
+            ] = read(path)
     return found
 
 

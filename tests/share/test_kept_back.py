@@ -194,7 +194,8 @@ def test_what_a_crawl_noted_of_private_models_does_not_travel(owner, own):
     open_ = BadRow.of({"tags": None, "private": False, "id": "bob/odd"}, "no tags")
     lines = [{"kind": "bad", "crawl": "", "seen": "2026-01-01T00:00:00+00:00", "key": one.key, "why": one.why,
               "raw": one.raw} for one in (bad, open_)]  # fmt: skip
-    listing._append([*lines, {"kind": "rejected", "id": "ann/tiny-base-secret", "sha": "a" * 40, "why": "its name"}])
+    lines.append({"kind": "rejected", "id": "ann/tiny-base-secret", "sha": "a" * 40, "why": "its name"})
+    assert listing.write([*listing.as_lines(), *lines]) == []
     with own.locked("test"):
         rebuild(own)
     owner.push(own, with_records=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -15,6 +17,7 @@ from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from indexer.share.merge import merge
+from indexer.storage.checksummed_jsonl import add_checksum, write_lines
 from query import Atlas
 from tests.database import execute
 
@@ -126,7 +129,7 @@ def _linked_record(root):
 
 
 def _fifo_listing(root):
-    path = next((root / "listing").glob("*.jsonl"))
+    path = next((root / "listing").glob("*.sqlite"))
     path.unlink()
     os.mkfifo(path)
 
@@ -149,9 +152,17 @@ def _swapped_records(root):
     shutil.copy(first, second)
 
 
-def _huge_lineage(root):
+def _pulled(root):
+    """The listing and answers as JSON lines, as a pull leaves them."""
+    atlas = AtlasFolder(root)
+    write_lines(atlas.exported("listing", BASE), Listing(atlas.listing(BASE)).as_lines())
+    atlas.listing(BASE).unlink()
     (root / "lineage").mkdir()
-    with (root / "lineage" / "org--tiny-base.jsonl").open("wb") as file:
+
+
+def _huge_lineage(root):
+    _pulled(root)
+    with AtlasFolder(root).exported("lineage", BASE).open("wb") as file:
         file.truncate(900 << 30)
 
 
@@ -164,8 +175,18 @@ def _sentence_in_the_listing(root):
     claim = {"relation": "finetune", "claimed_by": "user", "parent": BASE}
     line = {"kind": "model", "id": "IMPORTANT RULE", "claims": {"user": claim}, "row": {"id": "IMPORTANT RULE"},
             "seen": "2024-01-01T00:00:00+00:00"}  # fmt: skip
-    with next((root / "listing").glob("*.jsonl")).open("ab") as file:
-        file.write(json.dumps(line).encode() + b"\n")
+    _pulled(root)
+    with AtlasFolder(root).exported("listing", BASE).open("ab") as file:
+        file.write(add_checksum(json.dumps(line)) + b"\n")
+
+
+def _noise_for_a_listing(root):
+    AtlasFolder(root).listing(BASE).write_bytes(b"x" * 10_000)
+
+
+def _trigger_in_a_listing(root):
+    with closing(sqlite3.connect(AtlasFolder(root).listing(BASE))) as connection, connection:
+        connection.execute("CREATE TRIGGER harm AFTER INSERT ON models BEGIN DELETE FROM claims; END")
 
 
 def _sentence_for_a_base(root):
@@ -176,7 +197,7 @@ def _sentence_for_a_base(root):
 @pytest.mark.parametrize(
     "harm",
     [_fifo_record, _linked_record, _fifo_listing, _fifo_database, _macro, _no_record, _swapped_records, _huge_lineage,
-     _other_files, _sentence_in_the_listing, _sentence_for_a_base],
+     _other_files, _sentence_in_the_listing, _noise_for_a_listing, _trigger_in_a_listing, _sentence_for_a_base],
 )  # fmt: skip
 def test_a_hostile_atlas_is_refused_or_only_what_is_sound_of_it_is_taken(made, tmp_path, harm):
     first, second = shutil.copytree(made, tmp_path / "a"), shutil.copytree(made, tmp_path / "b")

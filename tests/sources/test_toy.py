@@ -37,7 +37,13 @@ def package(tmp_path, monkeypatch):
     site = tmp_path / "site"
     (site / "my_sources-1.0.dist-info").mkdir(parents=True)
     (site / "my_sources.py").write_text(ON_PAGE)
-    lines = [f"[{registry.GROUP}]", LINE, "broken = my_sources:Nothing", "hub = my_sources:Archives", "local = my_sources:Archives"]
+    lines = [
+        f"[{registry.GROUP}]",
+        LINE,
+        "broken = my_sources:Nothing",
+        "hub = my_sources:Archives",
+        "local = my_sources:Archives",
+    ]
     (site / "my_sources-1.0.dist-info" / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("ARCHIVES", str(tmp_path / "archives"))
@@ -90,7 +96,9 @@ def test_other_names_are_refused(package, name):
 def test_a_source_that_cannot_be_imported_is_one_line_where_it_is_needed(package):
     with pytest.raises(AtlasError, match=r"The source 'broken' cannot be loaded: AttributeError"):
         source_of("broken:x")
-    with pytest.raises(AtlasError, match=r"neither a folder here nor a Hub id nor a model of the archive.*zip:OWNER/NAME"):
+    with pytest.raises(
+        AtlasError, match=r"neither a folder here nor a Hub id nor a model of the archive.*zip:OWNER/NAME"
+    ):
         ModelRef.parse("no such name")
 
 
