@@ -16,10 +16,10 @@ from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.database.reading import Reading
+from indexer.database.validation import valid_rows
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.publish.staging import staged_publish
 from indexer.publish.tables import Row, Tables
-from indexer.publish.validation import valid_rows
 from indexer.regular_files import read_regular
 from indexer.storage.atomic_files import write_atomically
 from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed

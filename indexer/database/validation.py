@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.database.catalog import definitions
-from indexer.publish.tables import Row
 from indexer.untrusted import shown
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class InvalidValue(ValueError):
     """A value that its column cannot hold; the message names the column and the value."""
 
 
-def check_rows(table: str, rows: Sequence[Row]) -> None:
+def check_rows(table: str, rows: Sequence[dict[str, Any]]) -> None:
     """Raises InvalidValue for the first value that does not fit its column. All ``rows`` have the same columns."""
     for column in rows[0] if rows else ():
         problem = _problem(table, column, [row[column] for row in rows])
@@ -48,7 +47,7 @@ def check_rows(table: str, rows: Sequence[Row]) -> None:
             raise InvalidValue(f"{table}.{column} cannot hold it: {problem}")
 
 
-def with_nulls(table: str, row: Row) -> tuple[Row, list[str]]:
+def with_nulls(table: str, row: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The row with null in place of each value that does not fit, and the names of those columns.
 
     Raises InvalidValue if such a column must not be null.
@@ -59,7 +58,7 @@ def with_nulls(table: str, row: Row) -> tuple[Row, list[str]]:
     return cleaned, odd
 
 
-def valid_rows(table: str, rows: Sequence[Row]) -> list[Row]:
+def valid_rows(table: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that fit."""
     try:
         check_rows(table, rows)
