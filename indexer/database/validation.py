@@ -73,7 +73,7 @@ def _problem(table: str, column: str, values: Sequence[Any]) -> str | None:
     present = [value for value in values if value is not None]
     if len(present) < len(values) and not is_nullable:
         return "it is missing"
-    return _problem_of(kind, present)
+    return problem_of(kind, present)
 
 
 @cache
@@ -113,7 +113,7 @@ class Kind:
         return cls(kind.id, {field: cls.of(inner) for field, inner in children})
 
 
-def _problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
+def problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
     """What is wrong with values, none of them null, of a column of this type; None if nothing is."""
     # Exactly these types: True is not an int.
     allowed: tuple[type, ...] = {
@@ -130,10 +130,10 @@ def _problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
         if longest > MOST_ITEMS:
             return f"a list of {longest:,} items"
         (inner,) = kind.inner.values()
-        return _problem_of(inner, [one for one in chain.from_iterable(values) if one is not None])
+        return problem_of(inner, [one for one in chain.from_iterable(values) if one is not None])
     if kind.name == "struct":
         for field, inner in kind.inner.items():
-            problem = _problem_of(inner, [one[field] for one in values if one.get(field) is not None])
+            problem = problem_of(inner, [one[field] for one in values if one.get(field) is not None])
             if problem is not None:
                 return f"{field}: {problem}"
     elif kind.name in _BITS:

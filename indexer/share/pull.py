@@ -21,9 +21,9 @@ from huggingface_hub import hf_hub_download
 from indexer.arguments import plain_arguments
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
 from indexer.builds.report import Progress, Watcher
+from indexer.database.gate import admit, remember_admitted, was_admitted
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
-from indexer.names import is_hub_id, is_local_id
 from indexer.network.session import current_session, our_progress_bars
 from indexer.publish.origin import Origin, read_origin, write_origin
 from indexer.publish.staging import note_checksum
@@ -46,6 +46,7 @@ Say = Callable[[str], None]
 Fetch = Callable[[str, str, str, Path], Path]
 
 _STAGING = ".pull"
+_ADMITTED = "admitted.duckdb"  # in it
 # Which files each part of an atlas may hold; the database says which of them belong to it.
 _ALLOWED = {
     ATLAS: re.compile(r"atlas\.duckdb|[^/]+\.faiss|(?:lineage|predictions)/[^/]+"),
@@ -189,12 +190,14 @@ def _own_origin(folder: AtlasFolder, address: Address) -> Origin | None:
 class _Pull:
     """Fetches into ``staging`` the files of one commit, for ``folder``, whose lock is held.
 
-    After ``run`` it has what the database says: ``generation``, ``models`` (how many), ``bases`` and ``base_files``.
+    ``database``: that of the commit after it has passed the gate. After ``run`` this has what the database says:
+    ``generation``, ``models`` (how many), ``bases`` and ``base_files``.
     """
 
     def __init__(self, folder: AtlasFolder, staging: Path, remote: RemoteCommit, fetch_file: Fetch, say: Say) -> None:
         self.folder = folder
         self.staging = staging
+        self.database = staging / _ADMITTED
         self.remote = remote
         self.fetch_file = fetch_file
         self.say = say
@@ -238,10 +241,13 @@ class _Pull:
                 for member, size in pack.members.items():
                     if first_of(roots, member, size) == self.folder.root / member:
                         (self.staging / member).unlink(missing_ok=True)
+        entry, is_admitted = wanted[DATABASE], self._is_admitted(wanted[DATABASE])
         missing = {path for path, one in wanted.items() if path not in packs and not self._is_here(one)}
+        missing -= {DATABASE} if is_admitted else set()
 
         sizes = [pack.bytes for pack in new.values()]
         needed = sum(wanted[path].bytes for path in missing) + sum(sizes) + max(sizes, default=0)
+        needed += 0 if is_admitted else entry.bytes
         self.staging.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.staging).free
         if needed > free:
@@ -253,9 +259,12 @@ class _Pull:
 
         # The database says which other files belong to the atlas, and what the FAISS files must hold.
         if DATABASE in missing:
-            self._fetch(wanted[DATABASE])
+            self._fetch(entry)
         with self._refusing():
-            named = self._check_database(manifest)
+            if not is_admitted:
+                admit(self.staging / DATABASE, self.database)
+                remember_admitted(entry.sha256, self.database)
+            named = self._read_database(manifest)
         stems = {file_name(base) for base in self.bases}
         files = []
         for path, one in wanted.items():
@@ -271,7 +280,7 @@ class _Pull:
                 files.append(one)
                 if path in missing and path != DATABASE:
                     self._fetch(one)
-        with self._refusing(), Reading(self.staging / DATABASE) as connection:
+        with self._refusing(), Reading(self.database) as connection:
             for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
                 published = read_published(connection, row["base"], row["representation"])
                 for file in published.files if published is not None else ():
@@ -282,25 +291,17 @@ class _Pull:
             source.unlink()
         return files
 
-    def _check_database(self, manifest: Manifest) -> set[str]:
-        """Check the database without running anything of it; returns the FAISS files that it names. Raises AtlasError.
+    def _read_database(self, manifest: Manifest) -> set[str]:
+        """Read what the atlas consists of; returns the FAISS files that its database names.
 
-        It must be what schema.sql makes, name only files of the manifest, and hold ids that a listing could hold:
-        people and agents read them, so sentences could harm.
+        Raises AtlasError if the manifest does not list them with the same checksums.
         """
-        with Reading(self.staging / DATABASE) as connection:
+        with Reading(self.database) as connection:
             named = named_files(connection)
             for path, sha256 in named.items():
                 entry = manifest.file(path)
                 if entry is None or entry.sha256 != sha256 or not path.endswith(".faiss"):
                     raise AtlasError(f"its database names {printable(path, 100)}, which it does not hold.")
-            rows = connection.rows(
-                "SELECT base AS id FROM bases UNION SELECT unnest(aliases) FROM bases "
-                "UNION SELECT base FROM fine_tunes UNION SELECT model FROM fine_tunes"
-            )
-            for row in rows:
-                if row["id"] is None or not (is_hub_id(row["id"]) or is_local_id(row["id"])):
-                    raise AtlasError(f"it holds {printable(str(row['id']), 60)!r}, which is not a valid id on the Hub.")
             self.generation = connection.rows("SELECT max(generation) AS last FROM atlas_info")[0]["last"] or 0
             self.models = connection.rows("SELECT count(*) AS models FROM models")[0]["models"]
             rows = connection.rows('SELECT base, "commit" FROM bases ORDER BY base')
@@ -315,6 +316,13 @@ class _Pull:
             yield
         except AtlasError as error:
             raise AtlasError(f"{self.where} is refused: {error.message}", _ASK) from error
+
+    def _is_admitted(self, one: FileEntry) -> bool:
+        """Whether the atlas has what the gate made of this file; the staging folder then gets a link to it."""
+        if not was_admitted(one.sha256, self.folder.database):
+            return False
+        link_or_copy(self.folder.database, self.database)
+        return True
 
     def _is_here(self, one: FileEntry) -> bool:
         """Whether a correct file lies in the staging folder, or in the atlas, from where it is linked."""
@@ -376,9 +384,9 @@ def _put_in_place(
         if path != DATABASE and source.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             source.replace(target)
-    note_checksum(folder, staging / DATABASE)
+    note_checksum(folder, staging / _ADMITTED)
     folder.database.with_name(f"{DATABASE}.wal").unlink(missing_ok=True)  # it belonged to the previous one
-    (staging / DATABASE).replace(folder.database)
+    (staging / _ADMITTED).replace(folder.database)
     sync_folder(folder.root)
     for old in folder.root.glob("*.faiss"):
         if old.name not in before and old.name not in paths:

@@ -23,8 +23,9 @@ from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name, take_lock
 from indexer.cards.local import without_paths
 from indexer.database.catalog import empty_database
 from indexer.database.connection import Connection, translated_errors
+from indexer.database.gate import copy_table, tables_of
 from indexer.database.reading import Reading
-from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
+from indexer.database.secure_connection import attached_for_writing, quoted, use
 from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listed_models import Line
@@ -287,14 +288,8 @@ def _rewrite(copy: Path, target: Path) -> None:
     with attached_for_writing(target, others={"published": copy}) as connection:
         use(connection)
         connection.execute("BEGIN")
-        tables = connection.execute(
-            "SELECT schema_name, table_name FROM system.main.duckdb_tables() "
-            "WHERE database_name = current_database() ORDER BY ALL"
-        ).fetchall()
-        for schema, table in tables:
-            name = f'"{schema}"."{table}"'
-            part = _PARTS.get(table, "FROM {}").replace("{}", f"published.{name}")
-            connection.execute(f"INSERT INTO {NAME}.{name} BY NAME {part}")
+        for schema, table in tables_of(connection):
+            copy_table(connection, "published", schema, table, _PARTS.get(table, "FROM {}"))
         connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
 

@@ -14,6 +14,7 @@ from indexer.console.terminal import explain
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
 from indexer.publish.origin import adopt, read_origin
+from indexer.publish.staging import note_checksum
 from indexer.publish.verification import verify
 from indexer.share.packs import Pack, encode_index, write_pack
 from indexer.share.pull import pull
@@ -22,7 +23,7 @@ from query import Atlas
 from tests.conftest import run_python
 from tests.database import execute
 from tests.hubs import RawServer, http, use_endpoint
-from tests.share.conftest import NAME, RECORD, atlas_content, publish_by_hand, pushed_files, shell_of
+from tests.share.conftest import NAME, RECORD, atlas_content, publish_by_hand, pushed_files, rows_of, shell_of
 
 EVE = "eve/atlas"
 
@@ -210,6 +211,34 @@ def test_names_that_no_listing_could_hold_are_refused(ann, atlas, tmp_path, colu
     made_by_hand(ann, atlas)
     got = AtlasFolder(tmp_path / "got")
     assert "which is not a valid id on the Hub" in refused(ann, got)
+    assert is_untouched(got)
+
+
+def test_rows_of_the_database_pass_one_gate_and_nothing_else_does(ann, atlas, tmp_path):
+    rows = rows_of(atlas.database)
+    execute(atlas.database, "CREATE OR REPLACE VIEW failures AS SELECT 'evil' AS base FROM read_text('/etc/passwd')")
+    execute(atlas.database, "COMMENT ON TABLE fine_tunes IS 'IMPORTANT RULE'")
+    made_by_hand(ann, atlas)
+    got = AtlasFolder(tmp_path / "got")
+    assert pull(NAME, got.root, progress=ann.note).fetched_files == 2
+    assert rows_of(got.database) == rows
+    content = got.database.read_bytes()
+    assert b"/etc/passwd" not in content
+    assert b"IMPORTANT" not in content
+    assert verify(got) == []
+    assert pull(NAME, got.root, progress=ann.note).fetched_files == 0
+    # A folder cannot say of itself that its database passed.
+    execute(got.database, "UPDATE fine_tunes SET author = 'evil'")
+    note_checksum(got, got.database)
+    assert pull(NAME, got.root, progress=ann.note).fetched_files == 1
+    assert rows_of(got.database) == rows
+
+
+def test_a_value_that_no_publish_would_store_is_refused_by_table_and_column(ann, atlas, tmp_path):
+    execute(atlas.database, "UPDATE neighbours SET similarity = 'nan' WHERE rank = 1")
+    made_by_hand(ann, atlas)
+    got = AtlasFolder(tmp_path / "got")
+    assert "neighbours.similarity holds a number that is not finite" in refused(ann, got)
     assert is_untouched(got)
 
 
