@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from indexer.atlas import schema_sql
 from indexer.child_processes import bare_environment, end_with_parent, kill_after, lower_limits, start_child
 from indexer.database.catalog import empty_database, examine, refuse
-from indexer.database.connection import translated_errors
+from indexer.database.connection import Connection, translated_errors
 from indexer.database.secure_connection import NAME, attached, attached_for_writing, quoted, use
 from indexer.database.validation import MOST_CHARACTERS, MOST_ITEMS, Kind, columns, problem_of
 from indexer.errors import AtlasError
@@ -54,19 +54,20 @@ _IDS = {("bases", "base"): "base", ("bases", "aliases"): "unnest(aliases)", ("fi
         ("fine_tunes", "model"): "model"}  # fmt: skip
 
 
-def admit(source: Path, target: Path, tables: Collection[str] | None = None) -> None:
+def admit(source: Path, target: Path) -> None:
     """Copy the rows of ``source``, a database of somebody else, into the new file ``target`` of the same folder.
 
-    ``tables``: the names of those to copy; None for all. Raises AtlasError, one line, and leaves no ``target``, if the
-    file is damaged, is not what schema.sql makes, holds a value that its column cannot hold (the line names table and
-    column), or needs too much memory, time or space. Raises OSError if the disk is full.
+    Raises AtlasError, one line, and leaves no ``target``, if the file is damaged, is not what schema.sql makes, holds a
+    value that its column cannot hold (the line names table and column), or needs too much memory, time or space.
+    Raises OSError if the disk is full.
     """
     size = source.stat().st_size
     request = {
-        "source": str(source.absolute()), "target": str(target.absolute()),
-        "tables": None if tables is None else list(tables),
-        "seconds": _LEAST_SECONDS + size / _BYTES_A_SECOND, "bytes": _LEAST_BYTES + _GROWTH * size,
-    }  # fmt: skip
+        "source": str(source.absolute()),
+        "target": str(target.absolute()),
+        "seconds": _LEAST_SECONDS + size / _BYTES_A_SECOND,
+        "bytes": _LEAST_BYTES + _GROWTH * size,
+    }
     is_complete = False
     try:
         target.unlink(missing_ok=True)
@@ -80,6 +81,21 @@ def admit(source: Path, target: Path, tables: Collection[str] | None = None) -> 
     finally:
         for path in () if is_complete else (target, target.with_name(f"{target.name}.wal")):
             path.unlink(missing_ok=True)
+
+
+def check_tables(connection: Connection, tables: Collection[str]) -> None:
+    """Check the values of some tables where they lie, in an open database of somebody else.
+
+    Raises AtlasError that names table and column, as ``admit`` does.
+    """
+    cursor, give_back = connection.cursor()
+    try:
+        with translated_errors(connection.path):
+            for table in tables:
+                if problem := _odd_value(cursor, NAME, "main", table, MOST_ITEMS):
+                    raise AtlasError(f"{connection.path} is refused: {problem}.", _ASK)
+    finally:
+        give_back(cursor)
 
 
 def tables_of(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
@@ -171,7 +187,7 @@ def _serve() -> None:
     answer: dict[str, Any] = {}
     try:
         with translated_errors(source):
-            _copy(source, Path(request["target"]), request["tables"])
+            _copy(source, Path(request["target"]))
     except AtlasError as error:
         cause = error.__cause__
         answer = {"error": error.message, "hint": error.hint}
@@ -188,7 +204,7 @@ def _serve() -> None:
     os._exit(0)  # everything is on the disk
 
 
-def _copy(source: Path, target: Path, tables: Collection[str] | None) -> None:
+def _copy(source: Path, target: Path) -> None:
     import duckdb
 
     settings = [f"SET memory_limit = '{_MEMORY}'", f"SET threads = {_THREADS}"]
@@ -200,8 +216,6 @@ def _copy(source: Path, target: Path, tables: Collection[str] | None) -> None:
         use(connection)
         connection.execute("BEGIN")
         for schema, table in tables_of(connection):
-            if tables is not None and table not in tables:
-                continue
             try:
                 copy_table(connection, _FOREIGN, schema, table)
                 problem = _odd_value(connection, NAME, schema, table, most_items)
