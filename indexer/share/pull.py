@@ -31,7 +31,7 @@ from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
 from indexer.share.contents import CARRIED, PACKED, files_in, named_files
 from indexer.share.manifest import ATLAS, NAME, RECORDS, FileEntry, Manifest
-from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, unpack, write_pack
+from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, is_on_disk, unpack
 from indexer.share.repository import Address, RemoteCommit, read_commit, resolve, translated_hub_errors
 from indexer.share.staging import DATABASE
 from indexer.storage.atomic_files import link_or_copy, sync_folder
@@ -232,11 +232,7 @@ class _Pull:
         # Members of a pack may lie in the atlas or, after a pull that was killed, in the staging folder.
         roots, new = (self.folder.root, self.staging), dict(packs)
         for path, pack in packs.items():
-            try:
-                is_here = write_pack(pack, roots) == (wanted[path].bytes, wanted[path].sha256)
-            except OSError:
-                is_here = False
-            if is_here:
+            if is_on_disk(pack, roots, wanted[path]):
                 del new[path]
                 for member, size in pack.members.items():
                     if first_of(roots, member, size) == self.folder.root / member:

@@ -88,8 +88,9 @@ _PARTS = {
 
 @dataclass
 class Staged:
-    """Files of one generation by path in the repository; ``manifest`` lists all but packs and the card."""
+    """Files of one generation of ``atlas`` by path in the repository; ``manifest`` lists all but packs and the card."""
 
+    atlas: AtlasFolder
     folder: Path
     manifest: Manifest
     sources: dict[str, Path] = field(default_factory=dict)
@@ -214,7 +215,7 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
     (folder / _COPY).unlink()
 
     with Reading(folder / DATABASE) as connection:
-        made = Staged(folder, replace(_manifest(connection), source=checksum))
+        made = Staged(atlas, folder, replace(_manifest(connection), source=checksum))
         made.add(DATABASE, ATLAS)
         for path, sha256 in named.items():
             if made.add(path, ATLAS).sha256 != sha256:
