@@ -22,7 +22,7 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
 from indexer.builds.report import Progress, Watcher
 from indexer.database.gate import admit, remember_admitted, was_admitted
-from indexer.database.reading import Reading
+from indexer.database.reading import Reading, remember_published
 from indexer.errors import AtlasError
 from indexer.network.session import current_session, our_progress_bars
 from indexer.publish.origin import Origin, read_origin, write_origin
@@ -383,6 +383,7 @@ def _put_in_place(
     note_checksum(folder, staging / _ADMITTED)
     folder.database.with_name(f"{DATABASE}.wal").unlink(missing_ok=True)  # it belonged to the previous one
     (staging / _ADMITTED).replace(folder.database)
+    remember_published(folder.database)
     sync_folder(folder.root)
     for old in folder.root.glob("*.faiss"):
         if old.name not in before and old.name not in paths:
