@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,8 +70,8 @@ def admit(source: Path, target: Path) -> None:
         "bytes": _LEAST_BYTES + _GROWTH * size,
     }
     is_complete = False
+    _remove(target)  # left by a process that was killed
     try:
-        target.unlink(missing_ok=True)
         target.write_bytes(empty_database())
         answer = _answer_to(request)
         if "errno" in answer:
@@ -79,8 +80,18 @@ def admit(source: Path, target: Path) -> None:
             raise AtlasError(answer["error"], answer["hint"])
         is_complete = True
     finally:
-        for path in () if is_complete else (target, target.with_name(f"{target.name}.wal")):
-            path.unlink(missing_ok=True)
+        if not is_complete:
+            _remove(target)
+
+
+def _remove(target: Path) -> None:
+    for path in (target, target.with_name(f"{target.name}.wal")):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(_spill(target), ignore_errors=True)
+
+
+def _spill(target: Path) -> Path:
+    return target.with_name(f"{target.name}.spill")
 
 
 def check_tables(connection: Connection, tables: Collection[str]) -> None:
@@ -211,8 +222,8 @@ def _copy(source: Path, target: Path) -> None:
     with attached(source, settings=settings) as connection:
         refuse(source, examine(connection, source))
     most_items = max(MOST_ITEMS, source.stat().st_size)
-    spill = f"SET temp_directory = {quoted(target.with_name(f'{target.name}.spill'))}"
-    with attached_for_writing(target, settings=[*settings, spill], others={_FOREIGN: source}) as connection:
+    settings.append(f"SET temp_directory = {quoted(_spill(target))}")
+    with attached_for_writing(target, settings=settings, others={_FOREIGN: source}) as connection:
         use(connection)
         connection.execute("BEGIN")
         for schema, table in tables_of(connection):

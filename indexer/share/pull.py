@@ -101,6 +101,8 @@ def fetch(
         if there.size != one.bytes or there.sha256 not in (None, one.sha256):
             raise AtlasError(f"{address} is incomplete: {one.path} is not the file that its {NAME} names.", _ASK)
     with folder.locked(f"index pull {address}", wait=True, pulled=True):
+        for path in folder.root.glob(".*.tmp"):  # left by a pull that was killed; its lock is held here
+            path.unlink(missing_ok=True)
         origin = _own_origin(folder, address)
         # Records that were pulled before stay if they belong to the same commit.
         has_records = with_records or (origin is not None and origin.has_records and origin.commit == sha)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 
 import duckdb
@@ -13,7 +14,7 @@ from indexer.database import gate
 from indexer.database.catalog import empty_database
 from indexer.errors import AtlasError
 from query import Atlas
-from tests.database import replace_bytes
+from tests.database import leave_log, replace_bytes
 from tests.halves import a_few
 from tests.opening.conftest import IGNORED, NAMES, REFUSED, SECRET, attack
 from tests.opening.test_changed import HAS_TRIGGERS
@@ -76,6 +77,8 @@ def test_a_text_that_is_not_utf_8_is_refused(mine):
     assert replace_bytes(mine / "atlas.duckdb", b"a needle of some length: 3", b"a needle of some \xff\xff")
     with pytest.raises(AtlasError, match=r"fine_tunes.detail holds a text that is not UTF-8"):
         copied(mine)
+    with Atlas(mine) as opened, pytest.raises(AtlasError, match="is damaged .it holds a text that is not UTF-8"):
+        opened.show("org/model-2")
 
 
 def test_null_where_it_must_not_be_is_refused(mine, unnoticed):
@@ -97,6 +100,8 @@ def test_what_schema_sql_does_not_make_does_not_pass(mine, name):
 
 def test_rows_pass_and_views_macros_and_comments_stay_behind(mine):
     before = rows_of(mine / "atlas.duckdb")
+    shutil.copy(mine / "atlas.duckdb", mine / "admitted.duckdb")  # with its log: left by a process that was killed
+    leave_log(mine / "admitted.duckdb", "UPDATE fine_tunes SET author = 'x'")
     attack(mine, [statement for statements in IGNORED.values() for statement in statements[:1]] + ["{models}"])
     gate.admit(mine / "atlas.duckdb", mine / "admitted.duckdb")
     assert {path.name for path in mine.glob("admitted*")} == {"admitted.duckdb"}
