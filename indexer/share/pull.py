@@ -27,6 +27,7 @@ from indexer.errors import AtlasError
 from indexer.network.session import current_session, our_progress_bars
 from indexer.publish.origin import Origin, read_origin, write_origin
 from indexer.publish.staging import note_checksum
+from indexer.publish.verification import contradiction_in
 from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
 from indexer.share.contents import CARRIED, PACKED, files_in, named_files
@@ -292,9 +293,11 @@ class _Pull:
     def _read_database(self, manifest: Manifest) -> set[str]:
         """Read what the atlas consists of; returns the FAISS files that its database names.
 
-        Raises AtlasError if the manifest does not list them with the same checksums.
+        Raises AtlasError if its rows contradict each other, or the manifest lists other files or checksums.
         """
         with Reading(self.database) as connection:
+            if problem := contradiction_in(connection):
+                raise AtlasError(f"its database contradicts itself: {problem}.")
             named = named_files(connection)
             for path, sha256 in named.items():
                 entry = manifest.file(path)

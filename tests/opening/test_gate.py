@@ -77,7 +77,7 @@ def test_a_text_that_is_not_utf_8_is_refused(mine):
     assert replace_bytes(mine / "atlas.duckdb", b"a needle of some length: 3", b"a needle of some \xff\xff")
     with pytest.raises(AtlasError, match=r"fine_tunes.detail holds a text that is not UTF-8"):
         copied(mine)
-    with Atlas(mine) as opened, pytest.raises(AtlasError, match="is damaged .it holds a text that is not UTF-8"):
+    with Atlas(mine) as opened, pytest.raises(AtlasError, match=r"is damaged .it holds a text that is not UTF-8"):
         opened.show("org/model-2")
 
 
