@@ -44,7 +44,7 @@ def test_the_same_file_is_compared_once(mine, comparisons):
     assert len(comparisons) == 1
 
 
-@pytest.mark.parametrize("others_write", ["atlas.duckdb", "."])
+@pytest.mark.parametrize("others_write", ["atlas.duckdb", pytest.param(".", marks=pytest.mark.slow)])
 def test_a_file_of_a_moment_ago_that_others_may_write_to_is_compared_again(
     mine, comparisons, monkeypatch, others_write
 ):
@@ -71,6 +71,7 @@ def test_what_this_user_publishes_is_not_compared(mine, comparisons, monkeypatch
         opened(mine)
 
 
+@pytest.mark.slow
 def test_what_is_published_where_others_may_write_is_compared(mine, comparisons, monkeypatch):
     monkeypatch.setattr(reading, "clock", time.time)
     mine.chmod(0o777)
@@ -148,6 +149,7 @@ def test_a_folder_that_a_colleague_builds_is_read_at_once_and_after_each_publish
         assert len(comparisons) == number
 
 
+@pytest.mark.slow
 def test_a_folder_that_comes_from_another_machine_is_compared_once(mine, comparisons, tmp_path):
     folder = shutil.copytree(mine, tmp_path / "copied")
     with (folder / "checked.json").open("w") as file:  # what it says of itself is not read

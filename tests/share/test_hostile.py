@@ -219,6 +219,7 @@ def test_names_that_no_listing_could_hold_are_refused(ann, atlas, tmp_path, colu
     assert is_untouched(got)
 
 
+@pytest.mark.slow
 def test_rows_of_the_database_pass_one_gate_and_nothing_else_does(ann, atlas, tmp_path):
     rows = rows_of(atlas.database)
     execute(atlas.database, "CREATE OR REPLACE VIEW failures AS SELECT 'evil' AS base FROM read_text('/etc/passwd')")
